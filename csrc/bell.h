@@ -1,0 +1,53 @@
+/* bell.h — an event count: many sleepers, one wake, no lost wake.
+ *
+ * A bell tells workers "look at your ring again".  It carries no data: the rings are the truth,
+ * the bell only ends a sleep.  One 32-bit word holds the epoch (bits 31..1) and the waiter bit
+ * (bit 0: somebody sleeps, or is about to).
+ *
+ * Use, by a sleeper:                        Use, by the ringer:
+ *     ticket = sv_bell_listen(bell);            publish the work (ring tail, release)
+ *     if (nothing to do)                        sv_bell_ring(bell, SV_EVERYONE);
+ *         sv_bell_sleep(bell, ticket, ...);
+ *
+ * Why no wake is lost: listen and ring are both read-modify-writes of the same word, so one of
+ * them comes first in its modification order.  If the ring came first, listen reads its value
+ * (acquire pairs with the ring's release) and the work published before it is visible to the
+ * check that follows.  If listen came first, the ring sees the waiter bit and wakes; and should it
+ * do so before the sleeper is asleep, the epoch has moved and the futex refuses to sleep.
+ * (A separate "sleeping" flag with release stores and acquire loads loses wakes: nothing then
+ * orders the flag's store before the load of the work.)
+ *
+ * No system call is made unless the waiter bit is set.  A ring for everyone clears it.  A ring for
+ * some leaves it set, because the others may still sleep: the next ring then makes one system call
+ * too many (0.3 µs), which is cheaper than counting sleepers.
+ *
+ * A sleeper that dies leaves at most the waiter bit behind, which the next full ring clears.
+ */
+#ifndef SHMVEC_BELL_H
+#define SHMVEC_BELL_H
+
+#include "platform.h"
+
+typedef struct {
+    alignas(SV_CACHE_LINE) _Atomic uint32_t word;
+    _Atomic int64_t rung_at; /* when sleepers were last woken: they learn what a park costs */
+} sv_bell;
+
+/* Announces a sleeper.  Returns the ticket for sv_bell_sleep.  The caller must check for work
+ * between the two calls. */
+uint32_t sv_bell_listen(sv_bell *bell);
+
+/* Sleeps until the bell rings after `ticket` was taken, at most timeout_ns.  `mask` has the
+ * sleeper's bit (see sv_bell_mask).  Returns 0 (maybe spurious), ETIMEDOUT or EINTR. */
+int sv_bell_sleep(sv_bell *bell, uint32_t ticket, uint32_t mask, int64_t timeout_ns);
+
+/* Wakes the sleepers whose mask shares a bit with `mask`; SV_EVERYONE wakes all with one call. */
+void sv_bell_ring(sv_bell *bell, uint32_t mask);
+
+/* The bit of sleeper `index`.  Above 32 sleepers bits are shared: a few wake for nothing. */
+static inline uint32_t sv_bell_mask(uint32_t index)
+{
+    return UINT32_C(1) << (index % 32);
+}
+
+#endif

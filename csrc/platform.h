@@ -1,0 +1,115 @@
+/* platform.h — the only place for atomics, futex, cpu pause, yield and clock.
+ *
+ * Everything that differs between machines is here, so that the rest of csrc is portable C11.
+ * Linux gets real futexes.  Elsewhere a sleeper polls with short naps: correct, only slower.
+ *
+ * Memory shared between processes may be mapped at different addresses, so nothing here stores a
+ * pointer in it, and the futex calls never use FUTEX_PRIVATE_FLAG (a private futex is keyed by
+ * the virtual address and would never meet its waker in another process).
+ */
+#ifndef SHMVEC_PLATFORM_H
+#define SHMVEC_PLATFORM_H
+
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+/* Two 64-byte lines: the adjacent-line prefetcher of x86 pairs them, and Apple and some Arm
+ * cores have 128-byte lines. */
+#define SV_CACHE_LINE 128
+
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "atomics shared between processes must be lock-free");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "atomics shared between processes must be lock-free");
+_Static_assert(sizeof(_Atomic uint32_t) == 4 && sizeof(_Atomic uint64_t) == 8,
+               "a lock-free atomic has the size of its value");
+
+#define SV_NS_PER_S INT64_C(1000000000)
+
+/* Monotonic time in nanoseconds (vDSO: about 20 ns a call). */
+static inline int64_t sv_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * SV_NS_PER_S + now.tv_nsec;
+}
+
+/* Tells the core that this is a spin loop: saves power and the sibling hyper-thread's time. */
+static inline void sv_pause(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");
+#endif
+}
+
+/* Lets another runnable thread have this core, if there is one. */
+static inline void sv_yield(void)
+{
+    sched_yield();
+}
+
+/* The 32-bit half of a 64-bit word that holds its low bits: what a futex can sleep on. */
+static inline _Atomic uint32_t *sv_low_half(_Atomic uint64_t *word)
+{
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    return (_Atomic uint32_t *)(void *)word + 1;
+#else
+    return (_Atomic uint32_t *)(void *)word;
+#endif
+}
+
+#define SV_EVERYONE UINT32_MAX /* mask of sv_futex_wait and sv_futex_wake: all sleepers */
+
+/* Sleeps while *word == expected, at most timeout_ns.
+ * Returns 0 (woken, or the word had changed), ETIMEDOUT or EINTR; 0 may be spurious. */
+static inline int sv_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t timeout_ns,
+                                uint32_t mask)
+{
+#if defined(__linux__)
+    /* FUTEX_WAIT_BITSET takes an absolute CLOCK_MONOTONIC deadline. */
+    int64_t deadline = sv_now_ns() + timeout_ns;
+    struct timespec until = {.tv_sec = (time_t)(deadline / SV_NS_PER_S),
+                             .tv_nsec = (long)(deadline % SV_NS_PER_S)};
+    if (syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, &until, NULL, mask) == 0)
+        return 0;
+    return errno == EAGAIN ? 0 : errno;
+#else
+    (void)mask;
+    int64_t deadline = sv_now_ns() + timeout_ns;
+    /* relaxed: only a hint to stop napping; the caller re-checks what it waits for. */
+    while (atomic_load_explicit(word, memory_order_relaxed) == expected) {
+        if (sv_now_ns() >= deadline)
+            return ETIMEDOUT;
+        struct timespec nap = {.tv_sec = 0, .tv_nsec = 20000};
+        if (nanosleep(&nap, NULL) != 0)
+            return EINTR;
+    }
+    return 0;
+#endif
+}
+
+/* Wakes every sleeper of `word` whose mask shares a bit with `mask`. */
+static inline void sv_futex_wake(_Atomic uint32_t *word, uint32_t mask)
+{
+#if defined(__linux__)
+    syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, mask);
+#else
+    (void)word;
+    (void)mask;
+#endif
+}
+
+#endif

@@ -1,0 +1,271 @@
+/* ring.h — bounded single-producer single-consumer rings in shared memory.
+ *
+ * Two kinds.  sv_ring carries fixed records: requests (parent to worker) and completions (worker
+ * to parent).  sv_byte_ring carries messages of varying length: infos (worker to parent).
+ *
+ * Both have a shared part (tail, written by the producer only; head, written by the consumer only;
+ * each on a cache line of its own) and a private handle in each process.  Positions count up and
+ * wrap at 2**32; `position & mask` is the place.  The payload is written first and the tail is then
+ * stored with release; the consumer's acquire load of the tail makes the payload visible.  The
+ * head travels back the same way, so that a place is reused only after it was read.
+ *
+ * Preconditions: one producer and one consumer at a time; the capacity is a power of two, at most
+ * 2**30.  Never many producers: one that died between taking a ticket and publishing would leave a
+ * hole for ever.
+ *
+ * Trust: capacity, mask and base pointers live in the private handle, and what is read from the
+ * shared part is checked before use.  A corrupt segment gives SV_RING_CORRUPT, never an access out
+ * of bounds.  A handle caches the other side's position, so that a full or an empty ring, not each
+ * operation, costs a cache miss.
+ */
+#ifndef SHMVEC_RING_H
+#define SHMVEC_RING_H
+
+#include <string.h>
+
+#include "platform.h"
+
+typedef struct {
+    alignas(SV_CACHE_LINE) _Atomic uint32_t tail; /* producer's line */
+    alignas(SV_CACHE_LINE) _Atomic uint32_t head; /* consumer's line */
+} sv_ring_shared;
+
+_Static_assert(sizeof(sv_ring_shared) == 2 * SV_CACHE_LINE, "one line a side");
+
+enum { SV_RING_CORRUPT = -1, SV_RING_NO = 0, SV_RING_YES = 1 };
+
+/* ---- fixed records ------------------------------------------------------------------------ */
+
+/* A request for the envs [first, first + count), or the answer to one. */
+typedef struct {
+    uint32_t first;
+    uint32_t count;
+    uint32_t operation; /* request: what to do; completion: flags that say what came of it */
+    uint32_t sequence;  /* the request's number; a completion repeats it */
+} sv_record;
+
+_Static_assert(sizeof(sv_record) == 16, "records tile cache lines");
+
+typedef struct {
+    sv_ring_shared *shared;
+    sv_record *slots;
+    uint32_t capacity;
+    uint32_t mine;   /* my position: tail of the producer, head of the consumer */
+    uint32_t theirs; /* the other side's position when last looked at */
+} sv_ring;
+
+/* Bytes in the segment of a ring of `capacity` records. */
+static inline size_t sv_ring_bytes(uint32_t capacity)
+{
+    return sizeof(sv_ring_shared) + (size_t)capacity * sizeof(sv_record);
+}
+
+static inline void sv_ring_attach_producer(sv_ring *ring, void *base, uint32_t capacity)
+{
+    ring->shared = base;
+    ring->slots = (sv_record *)((char *)base + sizeof(sv_ring_shared));
+    ring->capacity = capacity;
+    /* relaxed: my own position; theirs is looked up when the ring seems full. */
+    ring->mine = atomic_load_explicit(&ring->shared->tail, memory_order_relaxed);
+    ring->theirs = ring->mine - capacity;
+}
+
+static inline void sv_ring_attach_consumer(sv_ring *ring, void *base, uint32_t capacity)
+{
+    ring->shared = base;
+    ring->slots = (sv_record *)((char *)base + sizeof(sv_ring_shared));
+    ring->capacity = capacity;
+    /* relaxed: my own position; theirs is looked up when the ring seems empty. */
+    ring->mine = ring->theirs = atomic_load_explicit(&ring->shared->head, memory_order_relaxed);
+}
+
+/* Producer: appends a record.  SV_RING_NO when the ring is full. */
+static inline int sv_ring_try_push(sv_ring *ring, const sv_record *record)
+{
+    if (ring->mine - ring->theirs >= ring->capacity) {
+        /* acquire: pairs with the release of the head in sv_ring_try_pop: the place was read. */
+        ring->theirs = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
+        uint32_t used = ring->mine - ring->theirs;
+        if (used > ring->capacity)
+            return SV_RING_CORRUPT;
+        if (used == ring->capacity)
+            return SV_RING_NO;
+    }
+    ring->slots[ring->mine & (ring->capacity - 1)] = *record;
+    ring->mine++;
+    /* release: pairs with the acquire of the tail in sv_ring_peek; record and payload first. */
+    atomic_store_explicit(&ring->shared->tail, ring->mine, memory_order_release);
+    return SV_RING_YES;
+}
+
+/* Consumer: whether a record waits. */
+static inline int sv_ring_peek(sv_ring *ring)
+{
+    if (ring->mine == ring->theirs) {
+        /* acquire: pairs with the release of the tail in sv_ring_try_push. */
+        ring->theirs = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
+        uint32_t used = ring->theirs - ring->mine;
+        if (used > ring->capacity) {
+            ring->theirs = ring->mine; /* look again next time, never read the slots */
+            return SV_RING_CORRUPT;
+        }
+        return used > 0;
+    }
+    return SV_RING_YES;
+}
+
+/* Consumer: takes the oldest record.  SV_RING_NO when the ring is empty. */
+static inline int sv_ring_try_pop(sv_ring *ring, sv_record *record)
+{
+    int found = sv_ring_peek(ring);
+    if (found != SV_RING_YES)
+        return found;
+    *record = ring->slots[ring->mine & (ring->capacity - 1)];
+    ring->mine++;
+    /* release: pairs with the acquire of the head in sv_ring_try_push: read before reuse. */
+    atomic_store_explicit(&ring->shared->head, ring->mine, memory_order_release);
+    return SV_RING_YES;
+}
+
+/* ---- messages ----------------------------------------------------------------------------- */
+
+/* A message is an 8-byte header {payload bytes, tag} and its payload, padded to 8 bytes and never
+ * split: where the end of the buffer is too near, a filler (tag SV_FILLER) skips it.  So payloads
+ * are read and written in place, without a copy. */
+
+typedef struct {
+    uint32_t bytes;
+    uint32_t tag;
+} sv_message_header;
+
+#define SV_FILLER UINT32_MAX
+
+typedef struct {
+    sv_ring_shared *shared;
+    char *buffer;
+    uint32_t capacity;
+    uint32_t mine;
+    uint32_t theirs;
+    uint32_t pending; /* bytes of the message reserved or peeked */
+} sv_byte_ring;
+
+static inline size_t sv_byte_ring_bytes(uint32_t capacity)
+{
+    return sizeof(sv_ring_shared) + (size_t)capacity;
+}
+
+static inline void sv_byte_ring_attach_producer(sv_byte_ring *ring, void *base, uint32_t capacity)
+{
+    ring->shared = base;
+    ring->buffer = (char *)base + sizeof(sv_ring_shared);
+    ring->capacity = capacity;
+    ring->pending = 0;
+    /* relaxed: my own position.  Masked: positions are multiples of 8 in a sane segment. */
+    ring->mine = atomic_load_explicit(&ring->shared->tail, memory_order_relaxed) & ~7u;
+    ring->theirs = ring->mine - capacity;
+}
+
+static inline void sv_byte_ring_attach_consumer(sv_byte_ring *ring, void *base, uint32_t capacity)
+{
+    ring->shared = base;
+    ring->buffer = (char *)base + sizeof(sv_ring_shared);
+    ring->capacity = capacity;
+    ring->pending = 0;
+    /* relaxed and masked: as above. */
+    ring->mine = atomic_load_explicit(&ring->shared->head, memory_order_relaxed) & ~7u;
+    ring->theirs = ring->mine;
+}
+
+static inline uint32_t sv_message_bytes(uint32_t payload)
+{
+    return (uint32_t)sizeof(sv_message_header) + ((payload + 7u) & ~7u);
+}
+
+/* The longest payload that always fits into an empty ring: a filler may need as much again. */
+static inline uint32_t sv_message_longest(uint32_t capacity)
+{
+    return capacity / 2 - (uint32_t)sizeof(sv_message_header);
+}
+
+/* Producer: room for a message of `bytes`, or NULL when it does not fit now.  Write the payload,
+ * then sv_byte_ring_commit; reserving again instead abandons it. */
+static inline void *sv_byte_ring_reserve(sv_byte_ring *ring, uint32_t bytes, uint32_t tag)
+{
+    if (bytes > sv_message_longest(ring->capacity))
+        return NULL;
+    uint32_t need = sv_message_bytes(bytes);
+    uint32_t place = ring->mine & (ring->capacity - 1);
+    uint32_t to_end = ring->capacity - place;
+    uint32_t skip = need > to_end ? to_end : 0;
+    if (ring->capacity - (ring->mine - ring->theirs) < need + skip) {
+        /* acquire: pairs with the release of the head in sv_byte_ring_release. */
+        ring->theirs = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
+        uint32_t used = ring->mine - ring->theirs;
+        if (used > ring->capacity || ring->capacity - used < need + skip)
+            return NULL;
+    }
+    if (skip) {
+        sv_message_header filler = {.bytes = skip - (uint32_t)sizeof filler, .tag = SV_FILLER};
+        memcpy(ring->buffer + place, &filler, sizeof filler);
+        place = 0;
+    }
+    sv_message_header header = {.bytes = bytes, .tag = tag};
+    memcpy(ring->buffer + place, &header, sizeof header);
+    ring->pending = skip + need;
+    return ring->buffer + place + sizeof header;
+}
+
+/* Producer: publishes the reserved message. */
+static inline void sv_byte_ring_commit(sv_byte_ring *ring)
+{
+    ring->mine += ring->pending;
+    ring->pending = 0;
+    /* release: pairs with the acquire of the tail in sv_byte_ring_peek. */
+    atomic_store_explicit(&ring->shared->tail, ring->mine, memory_order_release);
+}
+
+/* Consumer: the oldest message in place, valid until sv_byte_ring_release.  *payload, *bytes and
+ * *tag are set on SV_RING_YES. */
+static inline int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, uint32_t *bytes,
+                                    uint32_t *tag)
+{
+    for (;;) {
+        if (ring->mine == ring->theirs) {
+            /* acquire: pairs with the release of the tail in sv_byte_ring_commit. */
+            ring->theirs = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
+            uint32_t used = ring->theirs - ring->mine;
+            if (used > ring->capacity || used % 8 != 0) {
+                ring->theirs = ring->mine;
+                return SV_RING_CORRUPT;
+            }
+            if (used == 0)
+                return SV_RING_NO;
+        }
+        uint32_t place = ring->mine & (ring->capacity - 1);
+        sv_message_header header; /* read once: the writer may be hostile */
+        memcpy(&header, ring->buffer + place, sizeof header);
+        uint32_t available = ring->theirs - ring->mine;
+        if (header.bytes > ring->capacity || sv_message_bytes(header.bytes) > available ||
+            sv_message_bytes(header.bytes) > ring->capacity - place)
+            return SV_RING_CORRUPT;
+        ring->pending = sv_message_bytes(header.bytes);
+        if (header.tag != SV_FILLER) {
+            *payload = ring->buffer + place + sizeof header;
+            *bytes = header.bytes;
+            *tag = header.tag;
+            return SV_RING_YES;
+        }
+        ring->mine += ring->pending;
+    }
+}
+
+/* Consumer: gives the peeked message's room back. */
+static inline void sv_byte_ring_release(sv_byte_ring *ring)
+{
+    ring->mine += ring->pending;
+    ring->pending = 0;
+    /* release: pairs with the acquire of the head in sv_byte_ring_reserve. */
+    atomic_store_explicit(&ring->shared->head, ring->mine, memory_order_release);
+}
+
+#endif

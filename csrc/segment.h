@@ -1,0 +1,94 @@
+/* segment.h — what lies where in the shared segment.
+ *
+ *     header          magic, version, sizes, offsets
+ *     bell            the workers sleep here
+ *     completion      the parent sleeps here
+ *     requests        one ring a worker, parent to worker
+ *     completions     one ring a worker, worker to parent
+ *     infos           one byte ring a worker, worker to parent
+ *     slabs           observations, actions, rewards, ...: laid out by the layer above
+ *
+ * Each part, and each ring, starts on a cache line of its own.  The whole layout follows from
+ * sv_segment_sizes, so opening a segment computes the plan again and compares: a header that does
+ * not fit its own sizes, is larger than the mapping, or was changed by accident is refused.  After that the private copy of
+ * the header is used and the shared one is never read again.
+ */
+#ifndef SHMVEC_SEGMENT_H
+#define SHMVEC_SEGMENT_H
+
+#include "bell.h"
+#include "completion.h"
+#include "ring.h"
+
+#define SV_SEGMENT_MAGIC UINT64_C(0x316365766d6873ff)
+#define SV_SEGMENT_VERSION 1
+
+#define SV_MAX_WORKERS 65536
+#define SV_MAX_ENVS 1048576
+
+typedef struct {
+    uint32_t num_workers;
+    uint32_t num_envs;
+    uint32_t ring_capacity; /* records in a request or completion ring; a power of two */
+    uint32_t info_capacity; /* bytes in an info ring; a power of two */
+    uint64_t slab_bytes;
+} sv_segment_sizes;
+
+typedef struct {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t checksum; /* of everything below */
+    sv_segment_sizes sizes;
+    /* Offsets in bytes from the start of the segment; strides between two workers' rings. */
+    uint64_t bell;
+    uint64_t completion;
+    uint64_t requests;
+    uint64_t completions;
+    uint64_t record_stride;
+    uint64_t infos;
+    uint64_t info_stride;
+    uint64_t slabs;
+    uint64_t total_bytes;
+} sv_segment;
+
+/* Computes the layout.  False when a size is out of range (0, no power of two, or too large). */
+bool sv_segment_plan(const sv_segment_sizes *sizes, sv_segment *plan);
+
+/* Writes the header to a fresh, zeroed mapping of plan->total_bytes. */
+void sv_segment_format(void *base, const sv_segment *plan);
+
+/* Validates the header of a mapping of `mapped` bytes and copies it.  False: not a segment of this
+ * version, or damaged. */
+bool sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy);
+
+/* Sizes a shared-memory descriptor and reserves every page, so that no later write can fail with
+ * SIGBUS.  Returns 0 or an errno: ENOSPC when there is not that much memory. */
+int sv_segment_reserve(int descriptor, uint64_t bytes);
+
+static inline sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
+{
+    return (sv_bell *)((char *)base + plan->bell);
+}
+
+static inline sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
+{
+    return (sv_completion *)((char *)base + plan->completion);
+}
+
+/* Rings of one worker.  Precondition: worker < sizes.num_workers. */
+static inline void *sv_segment_requests(void *base, const sv_segment *plan, uint32_t worker)
+{
+    return (char *)base + plan->requests + worker * plan->record_stride;
+}
+
+static inline void *sv_segment_completions(void *base, const sv_segment *plan, uint32_t worker)
+{
+    return (char *)base + plan->completions + worker * plan->record_stride;
+}
+
+static inline void *sv_segment_infos(void *base, const sv_segment *plan, uint32_t worker)
+{
+    return (char *)base + plan->infos + worker * plan->info_stride;
+}
+
+#endif

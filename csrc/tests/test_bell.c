@@ -1,0 +1,124 @@
+/* test_bell.c — the bell's guarantees: no lost wake, one wake for all, none without a sleeper. */
+#include "bell.h"
+#include "check.h"
+
+#define SLEEPERS 4
+#define LONG (INT64_C(5) * SV_NS_PER_S) /* a lost wake shows as a time-out of this length */
+
+struct shared {
+    sv_bell bell;
+    _Atomic uint32_t work;              /* the last round that was published */
+    _Atomic uint32_t seen[SLEEPERS];    /* the last round each sleeper has seen */
+    uint32_t rounds;
+};
+
+struct sleeper {
+    struct shared *shared;
+    uint32_t index;
+};
+
+static void test_states(void)
+{
+    sv_bell bell = {0};
+    uint32_t before = atomic_load(&bell.word);
+    sv_bell_ring(&bell, SV_EVERYONE);
+    CHECK(atomic_load(&bell.word) != before);
+
+    uint32_t ticket = sv_bell_listen(&bell);
+    CHECK(ticket & 1);
+    CHECK(sv_bell_sleep(&bell, ticket, 1, 1000000) == ETIMEDOUT);
+    sv_bell_ring(&bell, sv_bell_mask(3)); /* for some: the waiter bit stays */
+    CHECK(atomic_load(&bell.word) & 1);
+    CHECK(sv_bell_sleep(&bell, ticket, 1, LONG) == 0); /* rung since: does not sleep */
+    sv_bell_ring(&bell, SV_EVERYONE);
+    CHECK(!(atomic_load(&bell.word) & 1));
+    CHECK(atomic_load(&bell.rung_at) > 0);
+
+    atomic_store(&bell.word, UINT32_MAX - 1); /* the epoch wraps */
+    ticket = sv_bell_listen(&bell);
+    sv_bell_ring(&bell, SV_EVERYONE);
+    CHECK(atomic_load(&bell.word) == 0);
+    CHECK(sv_bell_sleep(&bell, ticket, 1, LONG) == 0);
+    CHECK(sv_bell_mask(0) == 1 && sv_bell_mask(33) == 2);
+}
+
+/* Sleeps at once, every time: budget zero, the hardest case for lost wakes. */
+static void sleep_through(struct shared *shared, uint32_t index)
+{
+    for (uint32_t seen = 0; seen < shared->rounds;) {
+        uint32_t work;
+        while ((work = atomic_load_explicit(&shared->work, memory_order_acquire)) == seen) {
+            uint32_t ticket = sv_bell_listen(&shared->bell);
+            if (atomic_load_explicit(&shared->work, memory_order_acquire) != seen)
+                continue;
+            CHECK(sv_bell_sleep(&shared->bell, ticket, sv_bell_mask(index), LONG) != ETIMEDOUT);
+        }
+        seen = work;
+        atomic_store_explicit(&shared->seen[index], seen, memory_order_release);
+    }
+}
+
+static void *sleeper_thread(void *argument)
+{
+    struct sleeper *sleeper = argument;
+    sleep_through(sleeper->shared, sleeper->index);
+    return NULL;
+}
+
+static void sleeper_process(void *argument)
+{
+    sleeper_thread(argument);
+}
+
+static void ring_through(struct shared *shared, uint32_t num_sleepers)
+{
+    for (uint32_t round = 1; round <= shared->rounds; round++) {
+        atomic_store_explicit(&shared->work, round, memory_order_release);
+        /* By turns for everyone at once and for each alone. */
+        if (round % 2)
+            sv_bell_ring(&shared->bell, SV_EVERYONE);
+        else
+            for (uint32_t i = 0; i < num_sleepers; i++)
+                sv_bell_ring(&shared->bell, sv_bell_mask(i));
+        for (uint32_t i = 0; i < num_sleepers; i++)
+            while (atomic_load_explicit(&shared->seen[i], memory_order_acquire) != round)
+                sv_yield();
+    }
+}
+
+static void test_no_lost_wake(bool processes, uint32_t num_sleepers, uint32_t rounds)
+{
+    struct shared *shared = shared_memory(sizeof *shared);
+    struct sleeper sleepers[SLEEPERS];
+    pthread_t threads[SLEEPERS];
+    pid_t children[SLEEPERS];
+    shared->rounds = rounds;
+    atomic_store(&shared->bell.word, UINT32_MAX - rounds); /* wraps half-way */
+    for (uint32_t i = 0; i < num_sleepers; i++) {
+        sleepers[i] = (struct sleeper){shared, i};
+        if (processes)
+            children[i] = start_process(sleeper_process, &sleepers[i]);
+        else
+            threads[i] = start_thread(sleeper_thread, &sleepers[i]);
+    }
+    ring_through(shared, num_sleepers);
+    for (uint32_t i = 0; i < num_sleepers; i++) {
+        if (processes)
+            join_process(children[i]);
+        else
+            join_thread(threads[i]);
+    }
+    munmap(shared, sizeof *shared);
+}
+
+int main(int argc, char **argv)
+{
+    uint32_t rounds = rounds_or(argc, argv, 20000);
+    start_deadline();
+    test_states();
+    test_no_lost_wake(false, 1, rounds);
+    test_no_lost_wake(false, SLEEPERS, rounds / 4);
+    test_no_lost_wake(true, 1, rounds);
+    test_no_lost_wake(true, SLEEPERS, rounds / 4);
+    return 0;
+}

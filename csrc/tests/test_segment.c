@@ -1,0 +1,100 @@
+/* test_segment.c — the layout is aligned and disjoint; a damaged header is refused. */
+#include "segment.h"
+#include "check.h"
+
+#include <fcntl.h>
+
+static const sv_segment_sizes SIZES = {.num_workers = 3,
+                                       .num_envs = 7,
+                                       .ring_capacity = 64,
+                                       .info_capacity = 4096,
+                                       .slab_bytes = 1000};
+
+static void test_plan(void)
+{
+    sv_segment plan;
+    CHECK(sv_segment_plan(&SIZES, &plan));
+    const uint64_t offsets[] = {0,          sizeof plan,  plan.bell,       plan.completion,
+                                plan.requests, plan.completions, plan.infos, plan.slabs,
+                                plan.total_bytes};
+    for (size_t i = 1; i < sizeof offsets / sizeof *offsets; i++)
+        CHECK(offsets[i] > offsets[i - 1]);
+    for (size_t i = 2; i < sizeof offsets / sizeof *offsets; i++)
+        CHECK(offsets[i] % SV_CACHE_LINE == 0);
+    CHECK(plan.record_stride % SV_CACHE_LINE == 0 && plan.info_stride % SV_CACHE_LINE == 0);
+    CHECK(plan.requests + 3 * plan.record_stride == plan.completions);
+    CHECK(plan.infos + 3 * plan.info_stride == plan.slabs);
+    CHECK(plan.total_bytes >= plan.slabs + 1000);
+}
+
+static void test_bad_sizes(void)
+{
+    sv_segment plan;
+    sv_segment_sizes bad;
+#define REFUSED(field, value)                                                                     \
+    bad = SIZES;                                                                                  \
+    bad.field = value;                                                                            \
+    CHECK(!sv_segment_plan(&bad, &plan))
+    REFUSED(num_workers, 0);
+    REFUSED(num_workers, SV_MAX_WORKERS + 1);
+    REFUSED(num_envs, 0);
+    REFUSED(num_envs, SV_MAX_ENVS + 1);
+    REFUSED(ring_capacity, 0);
+    REFUSED(ring_capacity, 100);
+    REFUSED(ring_capacity, UINT32_C(1) << 31);
+    REFUSED(info_capacity, 4097);
+    REFUSED(info_capacity, 32);
+    REFUSED(slab_bytes, UINT64_MAX);
+    bad = SIZES; /* the largest that is allowed must not overflow */
+    bad.num_workers = SV_MAX_WORKERS;
+    bad.ring_capacity = bad.info_capacity = 1u << 30;
+    bad.slab_bytes = UINT64_C(1) << 46;
+    CHECK(sv_segment_plan(&bad, &plan) && plan.total_bytes < UINT64_C(1) << 56);
+}
+
+static void test_open(void)
+{
+    sv_segment plan, copy;
+    CHECK(sv_segment_plan(&SIZES, &plan));
+    unsigned char *base = shared_memory(plan.total_bytes);
+    CHECK(!sv_segment_open(base, plan.total_bytes, &copy)); /* all zero */
+    sv_segment_format(base, &plan);
+    CHECK(sv_segment_open(base, plan.total_bytes, &copy));
+    CHECK(memcmp(&plan, &copy, sizeof plan) == 0);
+    CHECK(!sv_segment_open(base, plan.total_bytes - 1, &copy));
+    CHECK(!sv_segment_open(base, 10, &copy));
+    /* Any flipped bit of the header is noticed. */
+    for (size_t bit = 0; bit < sizeof plan * 8; bit++) {
+        base[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        CHECK(!sv_segment_open(base, plan.total_bytes, &copy));
+        base[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    CHECK(sv_segment_open(base, plan.total_bytes, &copy));
+    /* Rings lie where the plan says, each worker's its own. */
+    CHECK((char *)sv_segment_requests(base, &plan, 1) - (char *)base ==
+          (ptrdiff_t)(plan.requests + plan.record_stride));
+    CHECK((char *)sv_segment_infos(base, &plan, 2) - (char *)base ==
+          (ptrdiff_t)(plan.infos + 2 * plan.info_stride));
+    munmap(base, plan.total_bytes);
+}
+
+static void test_reserve(void)
+{
+    char name[] = "/tmp/shmvec-test-XXXXXX";
+    int descriptor = mkstemp(name);
+    CHECK(descriptor >= 0 && unlink(name) == 0);
+    CHECK(sv_segment_reserve(descriptor, 100000) == 0);
+    CHECK(lseek(descriptor, 0, SEEK_END) == 100000);
+    CHECK(close(descriptor) == 0);
+    CHECK(sv_segment_reserve(-1, 100) == EBADF);
+}
+
+int main(void)
+{
+    start_deadline();
+    test_plan();
+    test_bad_sizes();
+    test_open();
+    test_reserve();
+    return 0;
+}

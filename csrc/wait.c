@@ -1,0 +1,151 @@
+/* wait.c — see wait.h for the policy. */
+#include "wait.h"
+
+#define US INT64_C(1000)
+
+/* What a park is thought to cost before the first one was measured, and the bounds within which
+ * measurements are believed (a sleeper that was scheduled late says nothing about parking). */
+#define PARK_COST_FIRST (40 * US)
+#define PARK_COST_MIN (5 * US)
+#define PARK_COST_MAX (100 * US)
+
+#define LENGTH_MAX (2000 * US) /* longer waits count as this long */
+#define TOKEN_SPIN (1 * US)    /* spun even when it is not expected to help */
+#define LEARNING_SHIFT 3       /* moving averages over about 2**3 waits */
+#define PAUSES_PER_LOOK 8      /* between two readings of the clock */
+
+void sv_waiter_init(sv_waiter *waiter, int64_t pause_cap, int64_t yield_cap, int64_t patience)
+{
+    *waiter = (sv_waiter){.pause_cap = pause_cap,
+                          .yield_cap = yield_cap,
+                          .patience = patience,
+                          .typical = 0,
+                          .park_cost = PARK_COST_FIRST};
+}
+
+static int64_t clamp(int64_t value, int64_t low, int64_t high)
+{
+    return value < low ? low : value > high ? high : value;
+}
+
+static int64_t average(int64_t old, int64_t sample)
+{
+    return old + ((sample - old) >> LEARNING_SHIFT);
+}
+
+/* Ends the wait in progress.  `asked_at` is when the waker called, 0 if nobody had to. */
+static void learn(sv_waiter *waiter, int64_t asked_at)
+{
+    int64_t now = sv_now_ns();
+    /* Clipped, so that one long break (an evaluation, a debugger) is soon forgotten. */
+    int64_t length = clamp(now - waiter->since, 0, LENGTH_MAX);
+    waiter->typical = average(waiter->typical, length);
+    if (asked_at > waiter->since && asked_at < now)
+        waiter->park_cost = average(waiter->park_cost,
+                                    clamp(now - asked_at, PARK_COST_MIN, PARK_COST_MAX));
+    waiter->since = 0;
+}
+
+/* How long to spin in a phase that may last `cap`, where a spin is worth `worth` park costs. */
+static int64_t budget(const sv_waiter *waiter, int64_t cap, int64_t worth)
+{
+    int64_t limit = worth * waiter->park_cost;
+    if (limit > cap)
+        limit = cap;
+    if (waiter->typical > limit + waiter->park_cost && limit > TOKEN_SPIN)
+        limit = TOKEN_SPIN;
+    return limit;
+}
+
+/* What is waited for: > 0 ready, 0 not yet, < 0 corrupt. */
+typedef int (*sv_ready)(void *what);
+
+/* The pause and yield phases. */
+static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
+{
+    int found;
+    waiter->waits++;
+    waiter->since = sv_now_ns();
+    int64_t pause_until = waiter->since + budget(waiter, waiter->pause_cap, waiter->patience);
+    int64_t yield_until = pause_until + budget(waiter, waiter->yield_cap, 1);
+    int64_t now = waiter->since;
+    while (now < pause_until) {
+        for (int i = 0; i < PAUSES_PER_LOOK; i++) {
+            sv_pause();
+            if ((found = ready(what)) != 0)
+                return found;
+        }
+        now = sv_now_ns();
+    }
+    while (now < yield_until) {
+        sv_yield();
+        if ((found = ready(what)) != 0)
+            return found;
+        now = sv_now_ns();
+    }
+    return 0;
+}
+
+static int request_ready(void *what)
+{
+    return sv_ring_peek(what);
+}
+
+int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
+                    int64_t slice_ns)
+{
+    int found = sv_ring_peek(requests);
+    if (found != 0 && waiter->since == 0)
+        return found;
+    int64_t asked_at = 0;
+    if (found == 0 && waiter->since == 0)
+        found = spin(waiter, request_ready, requests);
+    if (found == 0) {
+        uint32_t ticket = sv_bell_listen(bell);
+        found = sv_ring_peek(requests); /* between listen and sleep: see bell.h */
+        if (found == 0) {
+            waiter->parks++;
+            sv_bell_sleep(bell, ticket, sv_bell_mask(index), slice_ns);
+            found = sv_ring_peek(requests);
+            if (found == 0)
+                return SV_WAIT_SLICE;
+            /* relaxed: only a measurement. */
+            asked_at = atomic_load_explicit(&bell->rung_at, memory_order_relaxed);
+        }
+    }
+    learn(waiter, asked_at);
+    return found;
+}
+
+struct completion_wait {
+    sv_completion *completion;
+    uint32_t target;
+};
+
+static int completion_ready(void *what)
+{
+    const struct completion_wait *wait = what;
+    return sv_completion_check(wait->completion, wait->target);
+}
+
+int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,
+                       int64_t slice_ns)
+{
+    struct completion_wait wait = {completion, target};
+    bool found = sv_completion_check(completion, target);
+    if (found && waiter->since == 0)
+        return SV_WAIT_READY;
+    int64_t asked_at = 0;
+    if (!found && waiter->since == 0)
+        found = spin(waiter, completion_ready, &wait);
+    if (!found && sv_completion_arm(completion, target)) {
+        waiter->parks++;
+        sv_completion_sleep(completion, target, slice_ns);
+        if (!sv_completion_check(completion, target))
+            return SV_WAIT_SLICE;
+        /* relaxed: only a measurement. */
+        asked_at = atomic_load_explicit(&completion->woken_at, memory_order_relaxed);
+    }
+    learn(waiter, asked_at);
+    return SV_WAIT_READY;
+}

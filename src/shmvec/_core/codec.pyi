@@ -1,0 +1,56 @@
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy.typing as npt
+
+ACTION_ITEMSIZE: int
+
+class Codec:
+    """Reads and writes values of one space, for one env or for all, in the slabs."""
+
+    def put(self, env: int, value: Any) -> None:
+        """Writes the value of one env."""
+    def get(self, env: int) -> Any:
+        """The value of one env, as a copy."""
+    def put_batch(self, values: Any) -> None:
+        """Writes the values of all envs.
+
+        Raises:
+            ValueError: Their number or shape is wrong.
+            TypeError: Their dtype is.
+        """
+    def batch(self, copy: bool) -> Any:
+        """The values of all envs, batched as Gymnasium does; views if not ``copy``."""
+
+class ArrayCodec(Codec):
+    """Observations of spaces that are one array."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None: ...
+
+class ActionCodec(Codec):
+    """Actions of spaces that are one array, in the dtype of the caller."""
+
+    def __init__(
+        self,
+        memory: npt.NDArray[Any],
+        code: npt.NDArray[Any],
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        space: gym.Space[Any],
+    ) -> None: ...
+
+class TextCodec(Codec):
+    """Strings of Text spaces."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None: ...
+
+class DictCodec(Codec):
+    """Dict spaces."""
+
+    def __init__(self, codecs: Mapping[str, Codec]) -> None: ...
+
+class TupleCodec(Codec):
+    """Tuple spaces."""
+
+    def __init__(self, codecs: Sequence[Codec]) -> None: ...

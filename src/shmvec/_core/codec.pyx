@@ -1,0 +1,387 @@
+"""Values of Gymnasium spaces in slabs: one codec a leaf, nested as the space is.
+
+A codec serves both directions.  Workers write the observations and read the actions of one env;
+the parent reads the observations and writes the actions of all.  Results are those of
+``SyncVectorEnv``: the same containers, dtypes and scalar types.
+"""
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_WRITABLE,
+    Py_buffer,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from libc.stdint cimport uint8_t, uint32_t
+from libc.string cimport memcpy, strcmp
+
+import numpy as np
+
+cdef extern from "Python.h":
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    uint32_t *PyUnicode_AsUCS4(object text, uint32_t *buffer, Py_ssize_t size,
+                               int copy_null) except NULL
+    object PyUnicode_FromKindAndData(int kind, const void *buffer, Py_ssize_t size)
+    int PyUnicode_4BYTE_KIND
+
+cdef object _ndarray = np.ndarray
+
+
+cdef class Codec:
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        raise NotImplementedError
+
+    cdef object read(self, Py_ssize_t env):
+        raise NotImplementedError
+
+    cpdef object batch(self, bint copy):
+        raise NotImplementedError
+
+    cdef int write_batch(self, object values) except -1:
+        raise NotImplementedError
+
+    def put(self, Py_ssize_t env, value):
+        self.write(env, value)
+
+    def get(self, Py_ssize_t env):
+        return self.read(env)
+
+    def put_batch(self, values):
+        self.write_batch(values)
+
+
+cdef class _Rows:
+    """An array (num_envs, ...) in a slab and the address of its first row."""
+
+    cdef object array
+    cdef char *base
+    cdef Py_ssize_t row_bytes
+    cdef Py_ssize_t num_envs
+    cdef Py_buffer _export
+
+    def __cinit__(self, array):
+        PyObject_GetBuffer(array, &self._export, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE
+                           | PyBUF_FORMAT)
+        self.array = array
+        self.base = <char *>self._export.buf
+        self.num_envs = len(array)
+        self.row_bytes = array.nbytes // self.num_envs
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self._export)
+
+    cdef bint copy_from(self, object value, char *target, Py_ssize_t nbytes):
+        """Copies an array of exactly this format and size; False if it is another."""
+        cdef Py_buffer view
+        if type(value) is not _ndarray:
+            return False
+        if PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0:
+            return False
+        cdef bint fits = view.len == nbytes and strcmp(view.format, self._export.format) == 0
+        if fits:
+            memcpy(target, view.buf, nbytes)
+        PyBuffer_Release(&view)
+        return fits
+
+
+cdef class ArrayCodec(Codec):
+    """Observations of Box, Discrete, MultiDiscrete and MultiBinary."""
+
+    cdef _Rows rows
+    cdef bint scalar
+    cdef object shape
+    cdef object dtype
+    cdef Py_ssize_t size
+
+    def __init__(self, array):
+        self.rows = _Rows(array)
+        self.shape = array.shape[1:]
+        self.scalar = self.shape == ()
+        self.dtype = array.dtype
+        self.size = array[0].size
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        if self.scalar:
+            self.rows.array[env] = value
+            return 0
+        try:
+            if self.rows.copy_from(value, self.rows.base + env * self.rows.row_bytes,
+                                   self.rows.row_bytes):
+                return 0
+        except (BufferError, ValueError):
+            pass  # not contiguous, or of a dtype without a buffer format
+        array = np.asarray(value, dtype=self.dtype)
+        if array.size != self.size:
+            raise ValueError(
+                f"the observation has shape {array.shape} but the observation space needs "
+                f"{self.shape}"
+            )
+        self.rows.array[env] = array.reshape(self.shape)
+        return 0
+
+    cdef object read(self, Py_ssize_t env):
+        return self.rows.array[env] if self.scalar else self.rows.array[env].copy()
+
+    cpdef object batch(self, bint copy):
+        return self.rows.array.copy() if copy else self.rows.array
+
+    cdef int write_batch(self, object values) except -1:
+        raise NotImplementedError("observations are written env by env")
+
+
+# The dtypes in which actions may travel.  Their position is the code in shared memory.
+cdef tuple _FORMATS = tuple([
+    np.dtype(name) for name in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8",
+                                "f2", "f4", "f8", "longdouble")
+])
+cdef dict _FORMAT_CODES = {dtype: code for code, dtype in enumerate(_FORMATS)}
+ACTION_ITEMSIZE = 8  # what a slot has room for at least, an element
+cdef dict _RANK = {"b": 0, "u": 1, "i": 1, "f": 2}
+
+
+cdef class ActionCodec(Codec):
+    """Actions of Box, Discrete, MultiDiscrete and MultiBinary.
+
+    An env gets its action in the dtype that the caller used, as from ``SyncVectorEnv``: a float64
+    action for a float32 space is not rounded on its way.  So the slab has room for wider elements
+    than the space's, and a byte beside it says which dtype it holds.
+    """
+
+    cdef object memory
+    cdef object shape
+    cdef object batch_shape
+    cdef object dtype
+    cdef Py_ssize_t num_envs
+    cdef object space
+    cdef uint8_t[::1] code
+    cdef list rows_of       # a _Rows for each format, made when first used
+    cdef _Rows rows         # of the format last used
+    cdef int rows_code
+    cdef list slots         # one view a row, for vector actions
+    cdef bint scalar
+
+    def __init__(self, memory, code, shape, dtype, space):
+        """Takes a byte array (num_envs, row capacity) and a one-byte array for the code."""
+        self.memory = memory
+        self.code = code
+        self.shape = shape
+        self.scalar = shape == ()
+        self.dtype = np.dtype(dtype)
+        self.num_envs = len(memory)
+        self.batch_shape = (self.num_envs, *shape)
+        self.space = space
+        self.rows_of = [None] * len(_FORMATS)
+        self.rows_code = -1
+        self._use(_FORMAT_CODES[self.dtype])
+
+    cdef int _use(self, int code) except -1:
+        """Makes `rows` an array of the format `code` over the slab."""
+        if code == self.rows_code:
+            return 0
+        if not 0 <= code < len(_FORMATS):
+            raise RuntimeError(f"the segment is damaged: action format {code}")
+        dtype = _FORMATS[code]
+        if self.rows_of[code] is None:
+            flat = self.memory.reshape(-1)
+            count = self.num_envs * int(np.prod(self.shape))
+            array = flat[: count * dtype.itemsize].view(dtype)
+            self.rows_of[code] = _Rows(array.reshape(self.batch_shape))
+        self.rows = self.rows_of[code]
+        self.slots = None if self.scalar else list(self.rows.array)
+        self.rows_code = code
+        return 0
+
+    cdef object read(self, Py_ssize_t env):
+        if self.code[0] != self.rows_code:
+            self._use(self.code[0])
+        # A copy: the env may keep its action, and the slab is written again.
+        return self.rows.array[env] if self.scalar else self.slots[env].copy()
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        raise NotImplementedError("actions are written for all envs at once")
+
+    cpdef object batch(self, bint copy):
+        return self.rows.array.copy() if copy else self.rows.array
+
+    cdef int write_batch(self, object values) except -1:
+        if type(values) is _ndarray and values.shape == self.batch_shape:
+            try:
+                if self.rows.copy_from(values, self.rows.base,
+                                       self.num_envs * self.rows.row_bytes):
+                    self.code[0] = self.rows_code
+                    return 0
+            except (BufferError, ValueError):
+                pass  # not contiguous
+        return self._write_other(values)
+
+    cdef int _write_other(self, object values) except -1:
+        try:
+            array = np.asarray(values)
+        except (ValueError, TypeError) as error:
+            raise self._wrong(f"they are no array of numbers ({error})") from error
+        cdef object kind = array.dtype.kind
+        if kind not in _RANK:
+            raise self._wrong(f"they have dtype {array.dtype}", TypeError)
+        if array.ndim == 0:
+            raise self._wrong(f"they are one {type(values).__name__}", TypeError)
+        if len(array) != self.num_envs:
+            raise self._wrong(f"there are {len(array)}")
+        if array.shape != self.batch_shape:
+            raise self._wrong(f"they have shape {array.shape}")
+        if _RANK[kind] > _RANK[self.dtype.kind] and not (
+            # a Box of bools takes 0 and 1
+            self.dtype.kind == "b" and kind in "iu"
+        ):
+            raise self._wrong(f"they have dtype {array.dtype}", TypeError)
+        native = array.dtype.newbyteorder("=")
+        room = self.memory.shape[1] // max(1, int(np.prod(self.shape)))
+        if native not in _FORMAT_CODES or native.itemsize > room:
+            native = self.dtype
+        self._use(_FORMAT_CODES[native])
+        self.rows.array[...] = array
+        self.code[0] = self.rows_code
+        return 0
+
+    cdef object _wrong(self, what, kind=ValueError):
+        return kind(
+            f"wrong actions: {what}. {self.num_envs} envs with action space {self.space} need "
+            f"an array of shape {self.batch_shape} and dtype {self.dtype}"
+            " (or one that converts to it without loss of kind). Nothing was sent to any env."
+        )
+
+
+cdef class TextCodec(Codec):
+    """Strings of Text spaces: a length and code points, so that any character travels."""
+
+    cdef _Rows rows
+    cdef Py_ssize_t longest
+
+    def __init__(self, array):
+        """Takes a uint32 array (num_envs, 1 + longest text)."""
+        self.rows = _Rows(array)
+        self.longest = array.shape[1] - 1
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        cdef uint32_t *row = <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
+        if not isinstance(value, str):
+            raise TypeError(f"a Text space needs a str, got {type(value).__name__}: {value!r}")
+        cdef Py_ssize_t length = PyUnicode_GET_LENGTH(value)
+        if length > self.longest:
+            raise ValueError(
+                f"a text of {length} characters does not fit a Text space with "
+                f"max_length={self.longest}: {value!r}"
+            )
+        if length > 0:
+            PyUnicode_AsUCS4(value, row + 1, length, 0)
+        row[0] = <uint32_t>length
+        return 0
+
+    cdef object read(self, Py_ssize_t env):
+        cdef uint32_t *row = <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
+        cdef Py_ssize_t length = min(<Py_ssize_t>row[0], self.longest)
+        return PyUnicode_FromKindAndData(PyUnicode_4BYTE_KIND, row + 1, length)
+
+    cpdef object batch(self, bint copy):
+        cdef Py_ssize_t env
+        return tuple([self.read(env) for env in range(self.rows.num_envs)])
+
+    cdef int write_batch(self, object values) except -1:
+        texts = tuple(values)
+        if len(texts) != self.rows.num_envs:
+            raise ValueError(
+                f"wrong actions: there are {len(texts)} texts for {self.rows.num_envs} envs. "
+                "Nothing was sent to any env."
+            )
+        cdef Py_ssize_t env
+        for env in range(self.rows.num_envs):
+            try:
+                self.write(env, texts[env])
+            except (TypeError, ValueError) as error:
+                raise type(error)(
+                    f"wrong action for env {env}: {error}. Nothing was sent to any env."
+                ) from error
+        return 0
+
+
+cdef class DictCodec(Codec):
+    """A Dict space: a plain dict in the space's order of keys, as from Gymnasium."""
+
+    cdef tuple keys
+    cdef tuple codecs
+
+    def __init__(self, codecs):
+        self.keys = tuple(codecs)
+        self.codecs = tuple(codecs.values())
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.keys)):
+            (<Codec>self.codecs[i]).write(env, value[self.keys[i]])
+        return 0
+
+    cdef object read(self, Py_ssize_t env):
+        cdef Py_ssize_t i
+        cdef dict values = {}
+        for i in range(len(self.keys)):
+            values[self.keys[i]] = (<Codec>self.codecs[i]).read(env)
+        return values
+
+    cpdef object batch(self, bint copy):
+        cdef Py_ssize_t i
+        cdef dict values = {}
+        for i in range(len(self.keys)):
+            values[self.keys[i]] = (<Codec>self.codecs[i]).batch(copy)
+        return values
+
+    cdef int write_batch(self, object values) except -1:
+        cdef Py_ssize_t i
+        for key in self.keys:
+            try:
+                values[key]
+            except (KeyError, TypeError, IndexError) as error:
+                raise type(error)(
+                    f"wrong actions: a Dict action space needs a mapping with the keys "
+                    f"{list(self.keys)}, each holding the values of all envs; {key!r} is "
+                    "missing. Nothing was sent to any env."
+                ) from error
+        for i in range(len(self.keys)):
+            (<Codec>self.codecs[i]).write_batch(values[self.keys[i]])
+        return 0
+
+
+cdef class TupleCodec(Codec):
+    """A Tuple space."""
+
+    cdef tuple codecs
+
+    def __init__(self, codecs):
+        self.codecs = tuple(codecs)
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        cdef Py_ssize_t i
+        if len(value) != len(self.codecs):
+            raise ValueError(
+                f"a Tuple space of {len(self.codecs)} parts got a value of {len(value)}"
+            )
+        for i in range(len(self.codecs)):
+            (<Codec>self.codecs[i]).write(env, value[i])
+        return 0
+
+    cdef object read(self, Py_ssize_t env):
+        return tuple([(<Codec>codec).read(env) for codec in self.codecs])
+
+    cpdef object batch(self, bint copy):
+        return tuple([(<Codec>codec).batch(copy) for codec in self.codecs])
+
+    cdef int write_batch(self, object values) except -1:
+        cdef Py_ssize_t i
+        if len(values) != len(self.codecs):
+            raise ValueError(
+                f"wrong actions: a Tuple action space of {len(self.codecs)} parts needs a tuple "
+                f"of that many, each holding the values of all envs; got {len(values)}. "
+                "Nothing was sent to any env."
+            )
+        for i in range(len(self.codecs)):
+            (<Codec>self.codecs[i]).write_batch(values[i])
+        return 0

@@ -1,0 +1,98 @@
+"""The boundary to csrc: every C name that Cython uses is declared here, and nowhere else."""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+
+cdef extern from "platform.h" nogil:
+    int64_t sv_now_ns()
+    const uint32_t SV_EVERYONE
+
+
+cdef extern from "bell.h" nogil:
+    ctypedef struct sv_bell:
+        pass
+    void sv_bell_ring(sv_bell *bell, uint32_t mask)
+    uint32_t sv_bell_mask(uint32_t index)
+
+
+cdef extern from "completion.h" nogil:
+    ctypedef struct sv_completion:
+        pass
+    bint sv_completion_check(sv_completion *completion, uint32_t target)
+    bint sv_completion_add(sv_completion *completion)
+
+
+cdef extern from "ring.h" nogil:
+    enum:
+        SV_RING_CORRUPT
+        SV_RING_NO
+        SV_RING_YES
+
+    ctypedef struct sv_record:
+        uint32_t first
+        uint32_t count
+        uint32_t operation
+        uint32_t sequence
+
+    ctypedef struct sv_ring:
+        pass
+    void sv_ring_attach_producer(sv_ring *ring, void *base, uint32_t capacity)
+    void sv_ring_attach_consumer(sv_ring *ring, void *base, uint32_t capacity)
+    int sv_ring_try_push(sv_ring *ring, const sv_record *record)
+    int sv_ring_try_pop(sv_ring *ring, sv_record *record)
+
+    ctypedef struct sv_byte_ring:
+        pass
+    void sv_byte_ring_attach_producer(sv_byte_ring *ring, void *base, uint32_t capacity)
+    void sv_byte_ring_attach_consumer(sv_byte_ring *ring, void *base, uint32_t capacity)
+    void *sv_byte_ring_reserve(sv_byte_ring *ring, uint32_t nbytes, uint32_t tag)
+    void sv_byte_ring_commit(sv_byte_ring *ring)
+    int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, uint32_t *nbytes,
+                          uint32_t *tag)
+    void sv_byte_ring_release(sv_byte_ring *ring)
+
+
+cdef extern from "wait.h" nogil:
+    enum:
+        SV_WAIT_READY
+        SV_WAIT_SLICE
+        SV_WAIT_CORRUPT
+
+    ctypedef struct sv_waiter:
+        int64_t typical
+        int64_t park_cost
+        uint64_t waits
+        uint64_t parks
+    void sv_waiter_init(sv_waiter *waiter, int64_t pause_cap, int64_t yield_cap,
+                        int64_t patience)
+    int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
+                        int64_t slice_ns)
+    int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,
+                           int64_t slice_ns)
+
+
+cdef extern from "segment.h" nogil:
+    enum:
+        SV_MAX_WORKERS
+        SV_MAX_ENVS
+
+    ctypedef struct sv_segment_sizes:
+        uint32_t num_workers
+        uint32_t num_envs
+        uint32_t ring_capacity
+        uint32_t info_capacity
+        uint64_t slab_bytes
+
+    ctypedef struct sv_segment:
+        sv_segment_sizes sizes
+        uint64_t slabs
+        uint64_t total_bytes
+    bint sv_segment_plan(const sv_segment_sizes *sizes, sv_segment *plan)
+    void sv_segment_format(void *base, const sv_segment *plan)
+    bint sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy)
+    int sv_segment_reserve(int descriptor, uint64_t nbytes)
+    sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
+    sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
+    void *sv_segment_requests(void *base, const sv_segment *plan, uint32_t worker)
+    void *sv_segment_completions(void *base, const sv_segment *plan, uint32_t worker)
+    void *sv_segment_infos(void *base, const sv_segment *plan, uint32_t worker)

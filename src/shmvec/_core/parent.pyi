@@ -1,0 +1,69 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import VectorEnv
+
+from shmvec._core.codec import Codec
+from shmvec._core.segment import Segment
+
+class ParentLoop:
+    """The parent's ends of all rings: post, wait, collect."""
+
+    pending: bool
+    def __init__(
+        self,
+        segment: Segment,
+        ranges: Sequence[tuple[int, int]],
+        observations: Codec,
+        actions: Codec,
+        rewards: npt.NDArray[Any],
+        terminations: npt.NDArray[Any],
+        truncations: npt.NDArray[Any],
+        look: Callable[[], None],
+        copy: bool = True,
+        inline: Callable[[], None] | None = None,
+        pause_ns: int = 0,
+        yield_ns: int = 0,
+        patience: int = 1,
+    ) -> None: ...
+    def post_step(self, actions: Any) -> None:
+        """Writes the actions and asks every worker to step its envs.
+
+        Raises:
+            ValueError: The number or shape of the actions is wrong; nothing was sent.
+            TypeError: Their dtype is; nothing was sent.
+        """
+    def post_reset(self) -> None:
+        """Asks every worker to reset its envs, without seed or options."""
+    def post_command(self) -> None:
+        """Asks every worker to read a command from its pipe; send that next."""
+    def post_close(self) -> None:
+        """Asks every worker to close its envs and end."""
+    def wait(self, timeout: float | None) -> bool:
+        """Waits until all that was posted is done; False when the time is up first."""
+    def collect(self) -> list[int] | None:
+        """Waits for all that was posted and takes the answers.
+
+        Returns:
+            The workers whose pipe holds a late message; None if there is none.
+        """
+    def infos(
+        self, vector_env: VectorEnv[Any, Any, Any], late: list[tuple[int, dict[str, Any]]] | None
+    ) -> dict[str, Any]:
+        """Gymnasium's dict of arrays of the step or reset just collected."""
+    def observe(self) -> Any:
+        """The batch of observations."""
+    def results(
+        self, infos: dict[str, Any]
+    ) -> tuple[
+        Any,
+        npt.NDArray[np.float64],
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.bool_],
+        dict[str, Any],
+    ]:
+        """What ``step`` returns, given its infos."""
+    def wait_figures(self) -> dict[str, int]:
+        """What the parent's waits have been like."""

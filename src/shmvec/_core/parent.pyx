@@ -1,0 +1,259 @@
+"""The parent's hot loop: write the actions, post one request a worker, wait, gather.
+
+``ParentLoop`` speaks the protocol and knows nothing of processes: whoever owns them passes
+``look``, called at least every 50 ms of waiting, which raises when a worker is gone.
+"""
+
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport calloc, free
+
+from shmvec._core.codec cimport Codec
+from shmvec._core.csrc cimport (
+    SV_EVERYONE,
+    SV_RING_YES,
+    SV_WAIT_READY,
+    sv_bell,
+    sv_bell_mask,
+    sv_bell_ring,
+    sv_completion,
+    sv_completion_check,
+    sv_now_ns,
+    sv_record,
+    sv_ring,
+    sv_ring_attach_consumer,
+    sv_ring_attach_producer,
+    sv_ring_try_pop,
+    sv_ring_try_push,
+    sv_segment_bell,
+    sv_segment_completion,
+    sv_segment_completions,
+    sv_segment_requests,
+    sv_wait_completion,
+    sv_waiter,
+    sv_waiter_init,
+)
+from shmvec._core.infos cimport Columns, InfoDecoder
+from shmvec._core.protocol cimport CLOSE, COMMAND, INFOS, LATE, RESET, STEP
+from shmvec._core.segment cimport Segment
+
+from gymnasium.vector import VectorEnv
+
+cdef int64_t SLICE_NS = 50_000_000
+
+cdef object _plain_add_info = VectorEnv._add_info
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+
+cdef class ParentLoop:
+    """The parent's ends of all rings."""
+
+    cdef Segment segment
+    cdef sv_ring *requests
+    cdef sv_ring *completions
+    cdef sv_bell *bell
+    cdef sv_completion *completion
+    cdef sv_waiter waiter
+    cdef list decoders
+    cdef Columns columns
+    cdef Codec observations
+    cdef Codec actions
+    cdef object rewards
+    cdef object terminations
+    cdef object truncations
+    cdef bint copy
+    cdef object look
+    cdef object inline
+    cdef uint32_t num_workers
+    cdef list ranges
+    cdef uint32_t *firsts
+    cdef uint32_t *counts
+    cdef uint32_t *flags
+    cdef uint32_t sequence
+    cdef uint32_t issued
+    cdef readonly bint pending    # something was posted and not collected yet
+
+    def __cinit__(self, Segment segment, ranges, *args, **kwargs):
+        cdef uint32_t worker
+        cdef uint32_t capacity = segment.plan.sizes.ring_capacity
+        self.num_workers = len(ranges)
+        if self.num_workers != segment.plan.sizes.num_workers:
+            raise ValueError("one range of envs a worker")
+        self.requests = <sv_ring *>calloc(self.num_workers, sizeof(sv_ring))
+        self.completions = <sv_ring *>calloc(self.num_workers, sizeof(sv_ring))
+        self.firsts = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
+        self.counts = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
+        self.flags = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
+        if (self.requests is NULL or self.completions is NULL or self.firsts is NULL
+                or self.counts is NULL or self.flags is NULL):
+            raise MemoryError
+        self.segment = segment
+        self.columns = Columns()
+        self.decoders = []
+        for worker in range(self.num_workers):
+            self.firsts[worker], self.counts[worker] = ranges[worker]
+            sv_ring_attach_producer(
+                &self.requests[worker],
+                sv_segment_requests(segment.base, &segment.plan, worker), capacity)
+            sv_ring_attach_consumer(
+                &self.completions[worker],
+                sv_segment_completions(segment.base, &segment.plan, worker), capacity)
+            self.decoders.append(InfoDecoder(segment, worker, self.columns))
+        self.bell = sv_segment_bell(segment.base, &segment.plan)
+        self.completion = sv_segment_completion(segment.base, &segment.plan)
+
+    def __dealloc__(self):
+        free(self.requests)
+        free(self.completions)
+        free(self.firsts)
+        free(self.counts)
+        free(self.flags)
+
+    def __init__(self, segment, ranges, Codec observations, Codec actions, rewards,
+                 terminations, truncations, look, copy=True, inline=None, pause_ns=0,
+                 yield_ns=0, patience=1):
+        self.observations = observations
+        self.actions = actions
+        self.rewards = rewards
+        self.terminations = terminations
+        self.truncations = truncations
+        self.look = look
+        self.copy = copy
+        self.inline = inline
+        sv_waiter_init(&self.waiter, pause_ns, yield_ns, patience)
+
+    # ---- posting -----------------------------------------------------------------------------
+
+    def post_step(self, actions):
+        """Writes the actions and asks every worker to step its envs."""
+        if self.pending:
+            raise RuntimeError("collect() what was posted first: the slabs are in use")
+        self.actions.write_batch(actions)
+        self.post(STEP)
+
+    def post_reset(self):
+        self.post(RESET)
+
+    def post_command(self):
+        self.post(COMMAND)
+
+    def post_close(self):
+        self.post(CLOSE)
+
+    cdef int post(self, uint32_t operation) except -1:
+        cdef sv_record request
+        cdef uint32_t worker
+        self.sequence += 1
+        self.pending = True
+        request.operation = operation
+        request.sequence = self.sequence
+        for worker in range(self.num_workers):
+            request.first = self.firsts[worker]
+            request.count = self.counts[worker]
+            if sv_ring_try_push(&self.requests[worker], &request) != SV_RING_YES:
+                raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
+            self.issued += 1
+        if self.inline is None:
+            sv_bell_ring(self.bell, SV_EVERYONE)
+        return 0
+
+    # ---- waiting -----------------------------------------------------------------------------
+
+    cpdef bint wait(self, timeout) except -1:
+        """Waits until everything that was posted is done; False when the time is up first."""
+        if self.inline is not None:
+            self.inline()
+        if sv_completion_check(self.completion, self.issued):
+            return True
+        cdef int64_t deadline = -1 if timeout is None else sv_now_ns() + <int64_t>(timeout * 1e9)
+        cdef int64_t slice_ns = SLICE_NS
+        cdef int found
+        while True:
+            if deadline >= 0:
+                slice_ns = min(SLICE_NS, deadline - sv_now_ns())
+                if slice_ns <= 0:
+                    return False
+            with nogil:
+                found = sv_wait_completion(&self.waiter, self.completion, self.issued, slice_ns)
+            if found == SV_WAIT_READY:
+                return True
+            PyErr_CheckSignals()
+            self.look()
+
+    # ---- gathering ---------------------------------------------------------------------------
+
+    def collect(self):
+        """Waits for all that was posted and takes the answers.
+
+        Returns the workers from which a late message must be read; None if there is none.
+        """
+        cdef sv_record answer
+        cdef uint32_t worker
+        cdef uint32_t flags = 0
+        cdef bint answered
+        cdef list late = None
+        self.wait(None)
+        for worker in range(self.num_workers):
+            answered = False
+            while sv_ring_try_pop(&self.completions[worker], &answer) == SV_RING_YES:
+                if answer.operation & LATE:
+                    if late is None:
+                        late = []
+                    late.append(worker)
+                if answer.sequence == self.sequence:
+                    answered = True
+                    self.flags[worker] = answer.operation
+                    flags |= answer.operation
+            if not answered:
+                raise RuntimeError(
+                    f"the segment is damaged: worker {worker} counted a request as done but "
+                    "its completion ring does not hold the answer"
+                )
+        self.pending = False
+        return late
+
+    def infos(self, vector_env, late):
+        """Gymnasium's dict of arrays; `late` are infos [(env, info)] that came over the pipe."""
+        cdef uint32_t worker
+        cdef dict infos = {}
+        cdef InfoDecoder decoder
+        cdef bint plain = not late and type(vector_env)._add_info is _plain_add_info
+        if plain:
+            try:
+                for worker in range(self.num_workers):
+                    if self.flags[worker] & INFOS:
+                        decoder = self.decoders[worker]
+                        decoder.add_to(infos, self.sequence, vector_env)
+            finally:
+                self.columns.finish()
+            return infos
+        # By env, each as the env returned it: for subclasses that gather infos their own way.
+        returned = list(late or ())
+        for decoder in self.decoders:
+            returned += decoder.drain(self.sequence)
+        for env, info in sorted(returned, key=_env):
+            infos = vector_env._add_info(infos, info, env)
+        return infos
+
+    def observe(self):
+        """The observations: copies, or the live slabs, as the vector env was made."""
+        return self.observations.batch(self.copy)
+
+    def results(self, infos):
+        """What step() returns: observations, rewards, terminations, truncations, infos."""
+        return (self.observations.batch(self.copy), self.rewards.copy(),
+                self.terminations.copy(), self.truncations.copy(), infos)
+
+    def wait_figures(self):
+        """What the parent's waits have been like; for benchmarks."""
+        return {
+            "waits": self.waiter.waits,
+            "parks": self.waiter.parks,
+            "typical_ns": self.waiter.typical,
+            "park_cost_ns": self.waiter.park_cost,
+        }
+
+
+def _env(item):
+    return item[0]

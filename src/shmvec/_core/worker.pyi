@@ -1,0 +1,47 @@
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy.typing as npt
+
+from shmvec._core.codec import Codec
+from shmvec._core.segment import Segment
+
+# Seeds, options and mask (which envs to reset), the first and the last one item an env.
+ResetArguments = tuple[Sequence[int | None] | None, dict[str, Any] | None, Sequence[bool] | None]
+
+class Host(Protocol):
+    """What the loop leaves to Python: the rare things."""
+
+    def command(self) -> tuple[ResetArguments | None, Any]:
+        """Takes a command from the pipe: (arguments of a reset or None, results)."""
+    def send_late(
+        self,
+        infos: list[tuple[int, dict[str, Any]]],
+        failures: list[tuple[int, str, BaseException]],
+        results: Any,
+    ) -> None:
+        """Sends the parent what does not fit the rings."""
+
+class WorkerLoop:
+    """Serves the envs ``first_env`` and up from a worker's request ring."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        index: int,
+        first_env: int,
+        envs: Sequence[gym.Env[Any, Any]],
+        host: Host,
+        observations: Codec,
+        actions: Codec,
+        rewards: npt.NDArray[Any],
+        terminations: npt.NDArray[Any],
+        truncations: npt.NDArray[Any],
+        pause_ns: int,
+        yield_ns: int,
+    ) -> None: ...
+    def serve(self, parent_alive: Callable[[], bool]) -> bool:
+        """Serves until told to close (True) or until the parent is gone (False)."""
+    def serve_pending(self) -> bool:
+        """Serves what was requested so far; False after a request to close."""

@@ -1,0 +1,90 @@
+"""How many cores there are, how many workers to start, and how each side may wait.
+
+The phases of a wait, and why they are safe, are explained in csrc/wait.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["WaitBudgets", "split_evenly", "usable_cores", "wait_budgets"]
+
+_US = 1_000
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, limited by the cgroup's CPU quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = _cgroup_quota()
+    if quota is not None:
+        cores = min(cores, max(1, math.ceil(quota)))
+    return cores
+
+
+def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """CPU quota in cores, of cgroup v2 or v1; None if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        limit, period = (root / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        limit = (root / "cpu/cpu.cfs_quota_us").read_text()
+        period = (root / "cpu/cpu.cfs_period_us").read_text()
+        return None if int(limit) <= 0 else int(limit) / int(period)
+    return None
+
+
+def split_evenly(num_envs: int, num_workers: int) -> list[range]:
+    """The envs of each worker: neighbours, and no two workers differ by more than one.
+
+    >>> split_evenly(7, 2)
+    [range(0, 4), range(4, 7)]
+    """
+    small, larger = divmod(num_envs, num_workers)
+    ranges, start = [], 0
+    for worker in range(num_workers):
+        stop = start + small + (worker < larger)
+        ranges.append(range(start, stop))
+        start = stop
+    return ranges
+
+
+@dataclass(frozen=True)
+class WaitBudgets:
+    """The longest that each side may pause and yield before it parks, in ns.
+
+    Attributes:
+        parent_pause: The parent's limit for pausing.
+        parent_yield: The parent's limit for yielding.
+        parent_patience: How many times the cost of a park its pause may last.
+        worker_pause: A worker's limit for pausing.
+        worker_yield: A worker's limit for yielding.
+    """
+
+    parent_pause: int
+    parent_yield: int
+    parent_patience: int
+    worker_pause: int
+    worker_yield: int
+
+
+def wait_budgets(num_workers: int, cores: int) -> WaitBudgets:
+    """Budgets for so many workers, their parent and so many usable cores.
+
+    With a core for everybody, everybody may pause, and the parent for long: it takes one core
+    that nobody else wants. Workers stop after about what a park costs: while they wait the parent
+    may be computing, with as many threads as there are cores. As soon as one more process wants
+    to run than there are cores, a pause takes a core from somebody who has work: then waiters
+    only yield.
+    """
+    if num_workers < cores:
+        return WaitBudgets(400 * _US, 0, 20, 50 * _US, 0)
+    if num_workers == cores:
+        return WaitBudgets(0, 5 * _US, 1, 0, 60 * _US)
+    return WaitBudgets(0, 5 * _US, 1, 0, 5 * _US)

@@ -1,0 +1,316 @@
+"""A worker process: builds its envs, serves the parent, answers commands, goes with the parent.
+
+``EnvHost`` is the part that also works in the calling process (``num_workers=0``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+
+from shmvec._core.segment import Segment
+from shmvec._core.worker import WorkerLoop
+from shmvec.faults import Failure
+from shmvec.layout import Layout
+from shmvec.memory import map_memory
+from shmvec.pipes import InlinePipe, Pipe
+
+if TYPE_CHECKING:
+    from shmvec._core.worker import ResetArguments
+
+__all__ = ["Attachment", "EnvFn", "EnvHost", "Late", "Report", "run_worker"]
+
+EnvFn = Callable[[], gym.Env[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker says of its envs once they are built.
+
+    Attributes:
+        observation_space: That of its first env.
+        action_space: That of its first env.
+        metadata: That of its first env.
+        render_mode: That of its first env.
+        unequal: Envs whose spaces differ from its first env's: (env, which space, space).
+    """
+
+    observation_space: Any
+    action_space: Any
+    metadata: dict[str, Any]
+    render_mode: str | None
+    unequal: list[tuple[int, str, Any]]
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What a worker needs to attach to the segment, whose descriptor follows.
+
+    Attributes:
+        layout: What lies in the slabs.
+        nbytes: Size of the segment.
+        pause_ns: The longest that the worker may pause when it waits.
+        yield_ns: The longest that it may yield.
+    """
+
+    layout: Layout
+    nbytes: int
+    pause_ns: int
+    yield_ns: int
+
+
+@dataclass(frozen=True)
+class Late:
+    """What did not fit the rings.
+
+    Attributes:
+        infos: (env, info), larger than the info ring takes.
+        failures: Exceptions in envs.
+        results: Of a command: one packed value an env, None where it failed.
+    """
+
+    infos: list[tuple[int, Any]]
+    failures: list[Failure]
+    results: list[Any] | None
+
+
+class EnvHost:
+    """The envs of one worker, and what is done with them besides stepping."""
+
+    def __init__(self, index: int, first_env: int, pipe: Pipe | InlinePipe) -> None:
+        """Prepares a host for the envs ``first_env`` and up.
+
+        Args:
+            index: The worker's index.
+            first_env: Index of its first env.
+            pipe: To the parent.
+        """
+        self.index = index
+        self.first_env = first_env
+        self.pipe = pipe
+        self.envs: list[gym.Env[Any, Any]] = []
+        self._look: Callable[[], object] = lambda: None
+
+    def build(self, env_fns: Sequence[EnvFn]) -> Report | Failure:
+        """Builds the envs. After a failure those that were built are closed again."""
+        try:
+            for env_fn in env_fns:
+                env = env_fn()
+                missing = [
+                    name
+                    for name in ("reset", "step", "observation_space", "action_space")
+                    if not hasattr(env, name)
+                ]
+                if missing:
+                    raise TypeError(
+                        f"env_fns[{self.first_env + len(self.envs)}]() returned a "
+                        f"{type(env).__name__} without {', '.join(missing)}; it must return a "
+                        "gymnasium.Env"
+                    )
+                self.envs.append(env)
+        except BaseException as error:
+            failure = self._failure(self.first_env + len(self.envs), "make", error)
+            self.close()
+            return failure
+        first = self.envs[0]
+        return Report(
+            first.observation_space,
+            first.action_space,
+            dict(getattr(first, "metadata", None) or {}),
+            getattr(first, "render_mode", None),
+            [
+                (self.first_env + i, which, getattr(env, which))
+                for i, env in enumerate(self.envs)
+                for which in ("observation_space", "action_space")
+                if getattr(env, which) != getattr(first, which)
+            ],
+        )
+
+    def loop(self, segment: Segment, attachment: Attachment) -> WorkerLoop:
+        """The hot loop over these envs."""
+        slabs = attachment.layout.attach(segment)
+        return WorkerLoop(
+            segment,
+            self.index,
+            self.first_env,
+            self.envs,
+            self,
+            slabs.observations,
+            slabs.actions,
+            slabs.rewards,
+            slabs.terminations,
+            slabs.truncations,
+            attachment.pause_ns,
+            attachment.yield_ns,
+        )
+
+    def wait_for_parent_with(self, look: Callable[[], object]) -> None:
+        """Sets what is called while waiting for the parent; it raises if that is gone."""
+        self._look = look
+
+    def command(self) -> tuple[ResetArguments | None, list[Any] | None]:
+        """Takes a command from the pipe and carries it out, resets excepted."""
+        name, payload = self.pipe.receive(self._look)
+        if name == "reset":
+            return payload, None
+        if name == "call":
+            attribute, args, kwargs = payload
+
+            def run(env: gym.Env[Any, Any], value: Any) -> Any:
+                found = env.get_wrapper_attr(attribute)
+                return found(*args, **kwargs) if callable(found) else found
+
+            return None, self._for_each(run, [None] * len(self.envs), attribute)
+        assert name == "set_attr", name
+        attribute, values = payload
+
+        def assign(env: gym.Env[Any, Any], value: Any) -> None:
+            env.set_wrapper_attr(attribute, value)
+
+        return None, self._for_each(assign, values, f"set_attr({attribute!r})")
+
+    def _for_each(
+        self, run: Callable[[gym.Env[Any, Any], Any], Any], values: Sequence[Any], name: str
+    ) -> list[Any]:
+        """One packed result, or the Failure, an env."""
+        results: list[Any] = []
+        for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
+            try:
+                results.append(self.pipe.pack(run(env, value)))
+            except BaseException as error:
+                results.append(self._failure(self.first_env + i, name, error))
+        return results
+
+    def send_late(
+        self,
+        infos: list[tuple[int, dict[str, Any]]],
+        failures: list[tuple[int, str, BaseException]],
+        results: list[Any] | None,
+    ) -> None:
+        """Sends the parent what does not fit the rings."""
+        failed = [self._failure(*failure) for failure in failures]
+        failed += [result for result in results or () if isinstance(result, Failure)]
+        if results is not None:
+            results = [None if isinstance(r, Failure) else r for r in results]
+        packed_infos = []
+        for env, info in infos:
+            try:
+                packed_infos.append((env, self.pipe.pack(info)))
+            except Exception as error:
+                failed.append(self._failure(env, "info", error))
+        self.pipe.send(self.pipe.pack(Late(packed_infos, failed, results)))
+
+    def close(self) -> list[Failure]:
+        """Closes all envs, whatever some of them raise."""
+        failures = []
+        for i, env in enumerate(self.envs):
+            try:
+                env.close()
+            except BaseException as error:
+                failures.append(self._failure(self.first_env + i, "close", error))
+        self.envs = []
+        return failures
+
+    def _failure(self, env: int, operation: str, error: BaseException) -> Failure:
+        return Failure.of(error, env, self.index, operation)
+
+
+class _ParentWatch:
+    """Tells whether the parent process still lives."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._poll: select.poll | None = None
+        # A pidfd tells of this very process, and under every start method; the parent of a
+        # worker that a fork server started is the server.
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self._descriptor = os.pidfd_open(pid)
+                self._poll = select.poll()
+                self._poll.register(self._descriptor, select.POLLIN)
+
+    def alive(self) -> bool:
+        if self._poll is not None:
+            return not self._poll.poll(0)
+        try:
+            os.kill(self._pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def look(self) -> None:
+        if not self.alive():
+            raise _Orphaned
+
+
+class _Orphaned(BaseException):
+    """The parent is gone."""
+
+
+def run_worker(
+    index: int,
+    first_env: int,
+    env_fns: Sequence[EnvFn] | bytes,
+    connection: Connection,
+    parent_pid: int,
+    inherited: Sequence[Connection],
+) -> None:
+    """The main function of a worker process.
+
+    Args:
+        index: The worker's index.
+        first_env: Index of its first env.
+        env_fns: Make its envs; cloudpickled unless they were inherited by a fork.
+        connection: The worker's end of its control pipe.
+        parent_pid: Process id of the parent.
+        inherited: Pipe ends of the parent that a fork copied; left open they would hide its end.
+    """
+    if hasattr(signal, "SIGINT"):
+        # Ctrl-C goes to the whole foreground group; the parent decides what becomes of it. A
+        # handler, not SIG_IGN: what an env executes must not inherit deafness.
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+    for other in inherited:
+        other.close()
+    watch = _ParentWatch(parent_pid)
+    pipe = Pipe(connection)
+    host = EnvHost(index, first_env, pipe)
+    host.wait_for_parent_with(watch.look)
+    with contextlib.suppress(_Orphaned, EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            _serve(host, pipe, env_fns, watch)
+        finally:
+            failures = host.close()
+            pipe.send(pipe.pack(failures))
+    pipe.close()
+
+
+def _serve(host: EnvHost, pipe: Pipe, env_fns: Sequence[EnvFn] | bytes, watch: _ParentWatch) -> None:
+    try:
+        if isinstance(env_fns, bytes):
+            env_fns = pickle.loads(env_fns)
+        report = host.build(env_fns)  # type: ignore[arg-type]
+    except BaseException as error:  # unpickling env_fns runs imports of the user's modules
+        report = Failure.of(error, host.first_env, host.index, "unpickle env_fns")
+    pipe.send(pipe.pack(report))
+    if isinstance(report, Failure):
+        return
+    attachment = pipe.receive(watch.look)
+    if attachment is None:  # another worker failed
+        return
+    descriptor = pipe.receive_descriptor()
+    try:
+        memory = map_memory(descriptor, attachment.nbytes)
+    finally:
+        os.close(descriptor)
+    loop = host.loop(Segment.open(memory), attachment)
+    pipe.send(pipe.pack(True))
+    loop.serve(watch.alive)
