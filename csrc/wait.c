@@ -14,12 +14,13 @@
 #define LEARNING_SHIFT 3       /* moving averages over about 2**3 waits */
 #define PAUSES_PER_LOOK 8      /* between two readings of the clock */
 
-void sv_waiter_init(sv_waiter *waiter, int64_t pause_cap, int64_t yield_cap, int64_t patience)
+void sv_waiter_init(sv_waiter *waiter, sv_budget when_brief, sv_budget when_long,
+                    int64_t brief_below)
 {
-    *waiter = (sv_waiter){.pause_cap = pause_cap,
-                          .yield_cap = yield_cap,
-                          .patience = patience,
-                          .typical = 0,
+    *waiter = (sv_waiter){.when_brief = when_brief,
+                          .when_long = when_long,
+                          .brief_below = brief_below,
+                          .brief = brief_below > 0,
                           .park_cost = PARK_COST_FIRST};
 }
 
@@ -40,21 +41,19 @@ static void learn(sv_waiter *waiter, int64_t asked_at)
     /* Clipped, so that one long break (an evaluation, a debugger) is soon forgotten. */
     int64_t length = clamp(now - waiter->since, 0, LENGTH_MAX);
     waiter->typical = average(waiter->typical, length);
+    if (waiter->brief_below > 0)
+        waiter->brief = waiter->typical < waiter->brief_below;
     if (asked_at > waiter->since && asked_at < now)
         waiter->park_cost = average(waiter->park_cost,
                                     clamp(now - asked_at, PARK_COST_MIN, PARK_COST_MAX));
     waiter->since = 0;
 }
 
-/* How long to spin in a phase that may last `cap`, where a spin is worth `worth` park costs. */
-static int64_t budget(const sv_waiter *waiter, int64_t cap, int64_t worth)
+/* How long to spin in a phase that may last `most`. */
+static int64_t worthwhile(const sv_waiter *waiter, int64_t most)
 {
-    int64_t limit = worth * waiter->park_cost;
-    if (limit > cap)
-        limit = cap;
-    if (waiter->typical > limit + waiter->park_cost && limit > TOKEN_SPIN)
-        limit = TOKEN_SPIN;
-    return limit;
+    bool too_long = waiter->typical > most + waiter->park_cost;
+    return too_long && most > TOKEN_SPIN ? TOKEN_SPIN : most;
 }
 
 /* What is waited for: > 0 ready, 0 not yet, < 0 corrupt. */
@@ -66,8 +65,9 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
     int found;
     waiter->waits++;
     waiter->since = sv_now_ns();
-    int64_t pause_until = waiter->since + budget(waiter, waiter->pause_cap, waiter->patience);
-    int64_t yield_until = pause_until + budget(waiter, waiter->yield_cap, 1);
+    const sv_budget *budget = waiter->brief ? &waiter->when_brief : &waiter->when_long;
+    int64_t pause_until = waiter->since + worthwhile(waiter, budget->pause);
+    int64_t yield_until = pause_until + worthwhile(waiter, budget->yield);
     int64_t now = waiter->since;
     while (now < pause_until) {
         for (int i = 0; i < PAUSES_PER_LOOK; i++) {

@@ -14,16 +14,24 @@
  *
  * Budgets are in time.  Each waiter learns two numbers:
  *
- *     park_cost  what a park costs, from the waker's clock reading to the sleeper's.  It limits
- *                the spin: one that ends in a park has then cost at most twice the better choice.
- *                A waiter with a core of its own may be patient: it pauses up to `patience` park
- *                costs, for there the spin costs nobody anything and the park costs a batch step.
- *     typical    how long its waits last (moving average).  Waits that are typically longer than
- *                the limit are not worth spinning for: only a token spin is made.  The length of
- *                a wait that ended in a park includes that park, so one park cost is allowed on
- *                top: else a waiter that once began to park would never stop.
+ *     typical    how long its waits last (moving average).  A wait that is typically longer than
+ *                a phase's budget is not worth spinning for: only a token spin is made.
+ *     park_cost  what a park costs, from the waker's clock reading to the sleeper's.  The length
+ *                of a wait that ended in a park includes that park, so that much is allowed on top
+ *                of the budget: else a waiter that once began to park would never stop.
  *
- * Every wait teaches, spun or parked, so the budget follows when the other side changes its pace.
+ * Every wait teaches, spun or parked, so a waiter follows when the other side changes its pace: a
+ * spin that ends in a park is wasted, but after a few of them only tokens are spun.
+ *
+ * A waiter has two sets of budgets, for brief waits and for long ones.  Which is in force matters
+ * when there are just as many workers as cores (measured, two workers on two cores): batch steps
+ * of a few µs are fastest when all yield and nobody parks (4 µs; parent parking 12 to 25), while
+ * for long ones yielding misleads the scheduler, which may put both workers on one core (500 to
+ * 900 µs instead of 470 when workers pause a little and the parent parks at once).  And the sides
+ * must agree: a parent that yields against workers that pause gets no core until they give up.
+ * So the parent, whose waits are the batch steps, decides, and tells the workers with each
+ * request.
+ *
  * A waiter is private to its process; nothing of it is shared.
  */
 #ifndef SHMVEC_WAIT_H
@@ -39,19 +47,28 @@ enum {
     SV_WAIT_CORRUPT = -1,    /* the segment holds nonsense */
 };
 
+/* The longest that each phase may last, in ns; 0 leaves it out.  Both 0: park at once. */
 typedef struct {
-    int64_t pause_cap; /* ns; 0: never pause */
-    int64_t yield_cap; /* ns; 0: never yield */
-    int64_t patience;  /* how many park costs a pause may last; at least 1 */
-    int64_t typical;   /* ns; learned */
-    int64_t park_cost; /* ns; learned */
-    int64_t since;     /* start of the wait in progress; 0: none */
-    uint64_t waits;    /* waits that did not find everything ready at once */
-    uint64_t parks;    /* of these, the ones that slept */
+    int64_t pause;
+    int64_t yield;
+} sv_budget;
+
+typedef struct {
+    sv_budget when_brief;
+    sv_budget when_long;
+    int64_t brief_below; /* parent: waits are brief while typical is below; workers: 0 */
+    bool brief;          /* which budget is in force */
+    int64_t typical;     /* ns; learned */
+    int64_t park_cost;   /* ns; learned */
+    int64_t since;       /* start of the wait in progress; 0: none */
+    uint64_t waits;      /* waits that did not find everything ready at once */
+    uint64_t parks;      /* of these, the ones that slept */
 } sv_waiter;
 
-/* `pause_cap` and `yield_cap` in ns; 0 leaves a phase out.  Both 0: park at once. */
-void sv_waiter_init(sv_waiter *waiter, int64_t pause_cap, int64_t yield_cap, int64_t patience);
+/* A parent passes brief_below and gets `brief` set; a worker passes 0 and sets `brief` to what
+ * the parent told it. */
+void sv_waiter_init(sv_waiter *waiter, sv_budget when_brief, sv_budget when_long,
+                    int64_t brief_below);
 
 /* Worker: waits until its request ring has a record, at most about slice_ns.  `index` is the
  * worker's, for its bit of the bell.  Call again after SV_WAIT_SLICE: the wait goes on parked. */

@@ -16,7 +16,7 @@ struct shared {
     alignas(SV_CACHE_LINE) char requests[sizeof(sv_ring_shared) + CAPACITY * sizeof(sv_record)];
     alignas(SV_CACHE_LINE) char messages[sizeof(sv_ring_shared) + 65536];
     uint32_t rounds;
-    int64_t pause_cap, yield_cap;
+    sv_budget budget;
 };
 
 static int by_value(const void *a, const void *b)
@@ -50,7 +50,7 @@ static void serve(void *argument)
     sv_ring requests;
     sv_waiter waiter;
     sv_ring_attach_consumer(&requests, shared->requests, CAPACITY);
-    sv_waiter_init(&waiter, shared->pause_cap, shared->yield_cap, 1);
+    sv_waiter_init(&waiter, shared->budget, shared->budget, 0);
     for (uint32_t round = 0; round < shared->rounds * REPEATS; round++) {
         sv_record record;
         while (sv_wait_request(&waiter, &shared->bell, &requests, 0, 50000000) != SV_WAIT_READY)
@@ -60,17 +60,16 @@ static void serve(void *argument)
     }
 }
 
-static void round_trip(const char *name, uint32_t rounds, int64_t pause_cap, int64_t yield_cap)
+static void round_trip(const char *name, uint32_t rounds, sv_budget budget)
 {
     struct shared *shared = shared_memory(sizeof *shared);
     shared->rounds = rounds;
-    shared->pause_cap = pause_cap;
-    shared->yield_cap = yield_cap;
+    shared->budget = budget;
     pid_t child = start_process(serve, shared);
     sv_ring requests;
     sv_waiter waiter;
     sv_ring_attach_producer(&requests, shared->requests, CAPACITY);
-    sv_waiter_init(&waiter, pause_cap, yield_cap, 1);
+    sv_waiter_init(&waiter, budget, budget, 0);
     uint32_t target = 0;
     sv_record record = {0};
     MEASURE(name, rounds, {
@@ -122,9 +121,9 @@ int main(void)
     });
     sv_segment_plan(&sizes, &plan);
     MEASURE("segment: open (validate)", 1000000, sv_segment_open(&plan, UINT64_MAX, &copy));
-    round_trip("round trip between processes, pause", 200000, 1000000, 0);
-    round_trip("round trip between processes, yield", 50000, 0, 1000000);
-    round_trip("round trip between processes, park", 10000, 0, 0);
+    round_trip("round trip between processes, pause", 200000, (sv_budget){1000000, 0});
+    round_trip("round trip between processes, yield", 50000, (sv_budget){0, 1000000});
+    round_trip("round trip between processes, park", 10000, (sv_budget){0, 0});
     munmap(shared, sizeof *shared);
     return 0;
 }

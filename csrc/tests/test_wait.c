@@ -12,7 +12,7 @@ struct shared {
     sv_completion completion;
     alignas(SV_CACHE_LINE) char requests[WORKERS][4096];
     uint32_t rounds;
-    int64_t pause_cap, yield_cap;
+    sv_budget budget;
 };
 
 _Static_assert(sizeof(sv_ring_shared) + CAPACITY * sizeof(sv_record) <= 4096, "fits");
@@ -29,7 +29,7 @@ static void serve(void *argument)
     sv_ring requests;
     sv_waiter waiter;
     sv_ring_attach_consumer(&requests, shared->requests[worker->index], CAPACITY);
-    sv_waiter_init(&waiter, shared->pause_cap, shared->yield_cap, 1);
+    sv_waiter_init(&waiter, shared->budget, shared->budget, 0);
     for (uint32_t round = 1; round <= shared->rounds; round++) {
         int found;
         int64_t start = sv_now_ns();
@@ -49,8 +49,8 @@ static void *serve_thread(void *argument)
     return NULL;
 }
 
-static void test_rounds(bool processes, uint32_t num_workers, int64_t pause_cap,
-                        int64_t yield_cap, uint32_t rounds)
+static void test_rounds(bool processes, uint32_t num_workers, sv_budget budget,
+                        uint32_t rounds)
 {
     struct shared *shared = shared_memory(sizeof *shared);
     struct worker workers[WORKERS];
@@ -59,9 +59,8 @@ static void test_rounds(bool processes, uint32_t num_workers, int64_t pause_cap,
     sv_ring requests[WORKERS];
     sv_waiter waiter;
     shared->rounds = rounds;
-    shared->pause_cap = pause_cap;
-    shared->yield_cap = yield_cap;
-    sv_waiter_init(&waiter, pause_cap, yield_cap, 1);
+    shared->budget = budget;
+    sv_waiter_init(&waiter, budget, budget, 20000);
     for (uint32_t i = 0; i < num_workers; i++) {
         sv_ring_attach_producer(&requests[i], shared->requests[i], CAPACITY);
         workers[i] = (struct worker){shared, i};
@@ -96,8 +95,9 @@ static void test_learning(void)
 {
     sv_completion completion = {0};
     sv_waiter waiter;
-    sv_waiter_init(&waiter, 50000, 0, 1);
-    CHECK(waiter.typical == 0);
+    sv_budget pause = {50000, 0}, yield = {0, 50000};
+    sv_waiter_init(&waiter, yield, pause, 20000);
+    CHECK(waiter.typical == 0 && waiter.brief);
     /* Waits that time out do not teach; the one that ends does, and long waits end the spinning. */
     for (uint32_t target = 1; target <= 40; target++) {
         CHECK(sv_wait_completion(&waiter, &completion, target, MS) == SV_WAIT_SLICE);
@@ -106,7 +106,8 @@ static void test_learning(void)
         CHECK(sv_wait_completion(&waiter, &completion, target, MS) == SV_WAIT_READY);
         CHECK(waiter.since == 0);
     }
-    CHECK(waiter.typical > 2 * waiter.park_cost);
+    CHECK(waiter.typical > 50000 + waiter.park_cost);
+    CHECK(!waiter.brief);
     CHECK(waiter.waits == 40 && waiter.parks == 40);
     /* What is ready at once costs no wait. */
     CHECK(sv_wait_completion(&waiter, &completion, 40, MS) == SV_WAIT_READY);
@@ -120,11 +121,11 @@ int main(int argc, char **argv)
     test_learning();
     for (int processes = 0; processes < 2; processes++) {
         for (uint32_t num_workers = 1; num_workers <= WORKERS; num_workers++) {
-            test_rounds(processes, num_workers, 0, 0, rounds);
-            test_rounds(processes, num_workers, 0, 10000, rounds);
+            test_rounds(processes, num_workers, (sv_budget){0, 0}, rounds);
+            test_rounds(processes, num_workers, (sv_budget){0, 10000}, rounds);
         }
-        test_rounds(processes, 1, 20000, 0, rounds);
-        test_rounds(processes, 1, 2000, 2000, rounds);
+        test_rounds(processes, 1, (sv_budget){20000, 0}, rounds);
+        test_rounds(processes, 1, (sv_budget){2000, 2000}, rounds);
     }
     return 0;
 }

@@ -10,6 +10,10 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shmvec._core.worker import Budgets
 
 __all__ = ["WaitBudgets", "split_evenly", "usable_cores", "wait_budgets"]
 
@@ -57,21 +61,17 @@ def split_evenly(num_envs: int, num_workers: int) -> list[range]:
 
 @dataclass(frozen=True)
 class WaitBudgets:
-    """The longest that each side may pause and yield before it parks, in ns.
+    """The longest that each side may (pause, yield) in ns, when waits are brief and when long.
 
     Attributes:
-        parent_pause: The parent's limit for pausing.
-        parent_yield: The parent's limit for yielding.
-        parent_patience: How many times the cost of a park its pause may last.
-        worker_pause: A worker's limit for pausing.
-        worker_yield: A worker's limit for yielding.
+        parent: Of the parent, which waits for a batch step.
+        worker: Of a worker, which waits for a request.
+        brief_below: Waits are brief while the parent's typically last less than so many ns.
     """
 
-    parent_pause: int
-    parent_yield: int
-    parent_patience: int
-    worker_pause: int
-    worker_yield: int
+    parent: Budgets
+    worker: Budgets
+    brief_below: int = 20 * _US
 
 
 def wait_budgets(num_workers: int, cores: int) -> WaitBudgets:
@@ -79,12 +79,17 @@ def wait_budgets(num_workers: int, cores: int) -> WaitBudgets:
 
     With a core for everybody, everybody may pause, and the parent for long: it takes one core
     that nobody else wants. Workers stop after about what a park costs: while they wait the parent
-    may be computing, with as many threads as there are cores. As soon as one more process wants
-    to run than there are cores, a pause takes a core from somebody who has work: then waiters
-    only yield.
+    may be computing, with as many threads as there are cores. With as many workers as cores, a
+    pausing parent would take a core from a worker that has work; with more, so would any.
     """
+    if os.environ.get("SHMVEC_EXP"):
+        return WaitBudgets(*eval(os.environ["SHMVEC_EXP"]))
     if num_workers < cores:
-        return WaitBudgets(400 * _US, 0, 20, 50 * _US, 0)
+        return WaitBudgets(
+            parent=((400 * _US, 0), (400 * _US, 0)), worker=((50 * _US, 0), (50 * _US, 0))
+        )
     if num_workers == cores:
-        return WaitBudgets(0, 5 * _US, 1, 0, 60 * _US)
-    return WaitBudgets(0, 5 * _US, 1, 0, 5 * _US)
+        return WaitBudgets(
+            parent=((0, 50 * _US), (0, 0)), worker=((0, 200 * _US), (50 * _US, 0))
+        )
+    return WaitBudgets(parent=((0, 50 * _US), (0, 50 * _US)), worker=((0, 50 * _US), (0, 50 * _US)))

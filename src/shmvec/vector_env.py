@@ -171,11 +171,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         descriptor = reserve_memory(nbytes)
         try:
             segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
-            workers.attach(
-                Attachment(layout, nbytes, budgets.worker_pause, budgets.worker_yield),
-                descriptor,
-                segment,
-            )
+            workers.attach(Attachment(layout, nbytes, budgets.worker), descriptor, segment)
         finally:
             os.close(descriptor)
         slabs = layout.attach(segment)
@@ -188,11 +184,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             slabs.terminations,
             slabs.truncations,
             look=workers.look,
+            waiting=budgets.parent,
+            brief_below=budgets.brief_below,
             copy=self.copy,
             inline=workers.inline,
-            pause_ns=budgets.parent_pause,
-            yield_ns=budgets.parent_yield,
-            patience=budgets.parent_patience,
         )
 
     def _checked_spaces(self, reports: Sequence[Report]) -> Report:

@@ -25,7 +25,7 @@ from shmvec.memory import map_memory
 from shmvec.pipes import InlinePipe, Pipe
 
 if TYPE_CHECKING:
-    from shmvec._core.worker import ResetArguments
+    from shmvec._core.worker import Budgets, ResetArguments
 
 __all__ = ["Attachment", "EnvFn", "EnvHost", "Late", "Report", "run_worker"]
 
@@ -58,14 +58,12 @@ class Attachment:
     Attributes:
         layout: What lies in the slabs.
         nbytes: Size of the segment.
-        pause_ns: The longest that the worker may pause when it waits.
-        yield_ns: The longest that it may yield.
+        waiting: How long the worker may pause and yield when it waits.
     """
 
     layout: Layout
     nbytes: int
-    pause_ns: int
-    yield_ns: int
+    waiting: Budgets
 
 
 @dataclass(frozen=True)
@@ -149,8 +147,7 @@ class EnvHost:
             slabs.rewards,
             slabs.terminations,
             slabs.truncations,
-            attachment.pause_ns,
-            attachment.yield_ns,
+            attachment.waiting,
         )
 
     def wait_for_parent_with(self, look: Callable[[], object]) -> None:

@@ -58,13 +58,18 @@ cdef extern from "wait.h" nogil:
         SV_WAIT_SLICE
         SV_WAIT_CORRUPT
 
+    ctypedef struct sv_budget:
+        int64_t pause
+        int64_t yield_ "yield"
+
     ctypedef struct sv_waiter:
+        bint brief
         int64_t typical
         int64_t park_cost
         uint64_t waits
         uint64_t parks
-    void sv_waiter_init(sv_waiter *waiter, int64_t pause_cap, int64_t yield_cap,
-                        int64_t patience)
+    void sv_waiter_init(sv_waiter *waiter, sv_budget when_brief, sv_budget when_long,
+                        int64_t brief_below)
     int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
                         int64_t slice_ns)
     int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,

@@ -7,6 +7,7 @@ from gymnasium.vector import VectorEnv
 
 from shmvec._core.codec import Codec
 from shmvec._core.segment import Segment
+from shmvec._core.worker import Budgets
 
 class ParentLoop:
     """The parent's ends of all rings: post, wait, collect."""
@@ -22,11 +23,10 @@ class ParentLoop:
         terminations: npt.NDArray[Any],
         truncations: npt.NDArray[Any],
         look: Callable[[], None],
+        waiting: Budgets,
+        brief_below: int,
         copy: bool = True,
         inline: Callable[[], None] | None = None,
-        pause_ns: int = 0,
-        yield_ns: int = 0,
-        patience: int = 1,
     ) -> None: ...
     def post_step(self, actions: Any) -> None:
         """Writes the actions and asks every worker to step its envs.

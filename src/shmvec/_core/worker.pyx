@@ -27,11 +27,11 @@ from shmvec._core.csrc cimport (
     sv_segment_requests,
     sv_wait_request,
     sv_waiter,
-    sv_waiter_init,
 )
 from shmvec._core.infos cimport InfoEncoder
-from shmvec._core.protocol cimport CLOSE, COMMAND, INFOS, LATE, RESET, STEP
+from shmvec._core.protocol cimport BRIEF, CLOSE, COMMAND, INFOS, LATE, RESET, STEP
 from shmvec._core.segment cimport Segment
+from shmvec._core.waiting cimport init_waiter
 
 cdef int64_t SLICE_NS = 50_000_000  # between two looks at the parent
 
@@ -65,7 +65,7 @@ cdef class WorkerLoop:
     cdef list failures
 
     def __init__(self, Segment segment, index, first_env, envs, host, Codec observations,
-                 Codec actions, rewards, terminations, truncations, pause_ns, yield_ns):
+                 Codec actions, rewards, terminations, truncations, waiting):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
@@ -77,7 +77,7 @@ cdef class WorkerLoop:
             capacity)
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
-        sv_waiter_init(&self.waiter, pause_ns, yield_ns, 1)
+        init_waiter(&self.waiter, waiting, 0)
         self.infos = InfoEncoder(segment, index, first_env, len(envs))
         self.observations = observations
         self.actions = actions
@@ -125,19 +125,21 @@ cdef class WorkerLoop:
         cdef Py_ssize_t end = begin + request.count
         if begin < 0 or end > len(self.envs):
             raise RuntimeError("the segment is damaged: a request names envs of another worker")
+        cdef uint32_t operation = request.operation & ~<uint32_t>BRIEF
+        self.waiter.brief = request.operation & BRIEF
         self.sequence = request.sequence
         self.flags = 0
-        if request.operation == STEP:
+        if operation == STEP:
             self.step_range(begin, end)
-        elif request.operation == RESET:
+        elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
-        elif request.operation == COMMAND:
+        elif operation == COMMAND:
             arguments, results = self.host.command()
             if arguments is not None:
                 seeds, options, mask = arguments
                 self.reset_range(begin, end, seeds, options, mask)
-        elif request.operation != CLOSE:
-            raise RuntimeError(f"the segment is damaged: operation {request.operation}")
+        elif operation != CLOSE:
+            raise RuntimeError(f"the segment is damaged: operation {operation}")
         if self.late_infos or self.failures or results is not None:
             self.flags |= LATE
         self.complete(request)
@@ -146,7 +148,7 @@ cdef class WorkerLoop:
             self.host.send_late(self.late_infos, self.failures, results)
             self.late_infos = []
             self.failures = []
-        return request.operation != CLOSE
+        return operation != CLOSE
 
     cdef int complete(self, sv_record *request) except -1:
         cdef sv_record answer = request[0]
