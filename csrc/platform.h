@@ -112,4 +112,52 @@ static inline void sv_futex_wake(_Atomic uint32_t *word, uint32_t mask)
 #endif
 }
 
+/* Where a sleeper wants to be woken: the scheduler is told by an affinity that lasts as long as
+ * the sleep.  `saved` holds what was allowed before; the number 0 says that nothing was changed. */
+typedef struct {
+#if defined(__linux__)
+    cpu_set_t allowed;
+    cpu_set_t home;
+#endif
+    int count;
+} sv_affinity;
+
+/* Restricts this thread to the `index`-th of the cores that it may use, modulo their number. */
+static inline void sv_affinity_narrow(sv_affinity *saved, uint32_t index)
+{
+    saved->count = 0;
+#if defined(__linux__)
+    if (sched_getaffinity(0, sizeof saved->allowed, &saved->allowed) != 0)
+        return;
+    int count = CPU_COUNT(&saved->allowed);
+    if (count < 2)
+        return;
+    uint32_t skip = index % (uint32_t)count;
+    for (size_t core = 0; core < CPU_SETSIZE; core++) {
+        if (CPU_ISSET(core, &saved->allowed) && skip-- == 0) {
+            CPU_ZERO(&saved->home);
+            CPU_SET(core, &saved->home);
+            break;
+        }
+    }
+    if (sched_setaffinity(0, sizeof saved->home, &saved->home) == 0)
+        saved->count = count;
+#else
+    (void)index;
+#endif
+}
+
+/* Takes the restriction back, unless somebody else has changed the affinity meanwhile. */
+static inline void sv_affinity_widen(const sv_affinity *saved)
+{
+#if defined(__linux__)
+    cpu_set_t now;
+    if (saved->count > 0 && sched_getaffinity(0, sizeof now, &now) == 0 &&
+        CPU_EQUAL(&now, &saved->home))
+        sched_setaffinity(0, sizeof saved->allowed, &saved->allowed);
+#else
+    (void)saved;
+#endif
+}
+
 #endif

@@ -14,14 +14,9 @@
 #define LEARNING_SHIFT 3       /* moving averages over about 2**3 waits */
 #define PAUSES_PER_LOOK 8      /* between two readings of the clock */
 
-void sv_waiter_init(sv_waiter *waiter, sv_budget when_brief, sv_budget when_long,
-                    int64_t brief_below)
+void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing)
 {
-    *waiter = (sv_waiter){.when_brief = when_brief,
-                          .when_long = when_long,
-                          .brief_below = brief_below,
-                          .brief = brief_below > 0,
-                          .park_cost = PARK_COST_FIRST};
+    *waiter = (sv_waiter){.budget = budget, .homing = homing, .park_cost = PARK_COST_FIRST};
 }
 
 static int64_t clamp(int64_t value, int64_t low, int64_t high)
@@ -41,8 +36,6 @@ static void learn(sv_waiter *waiter, int64_t asked_at)
     /* Clipped, so that one long break (an evaluation, a debugger) is soon forgotten. */
     int64_t length = clamp(now - waiter->since, 0, LENGTH_MAX);
     waiter->typical = average(waiter->typical, length);
-    if (waiter->brief_below > 0)
-        waiter->brief = waiter->typical < waiter->brief_below;
     if (asked_at > waiter->since && asked_at < now)
         waiter->park_cost = average(waiter->park_cost,
                                     clamp(now - asked_at, PARK_COST_MIN, PARK_COST_MAX));
@@ -65,9 +58,8 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
     int found;
     waiter->waits++;
     waiter->since = sv_now_ns();
-    const sv_budget *budget = waiter->brief ? &waiter->when_brief : &waiter->when_long;
-    int64_t pause_until = waiter->since + worthwhile(waiter, budget->pause);
-    int64_t yield_until = pause_until + worthwhile(waiter, budget->yield);
+    int64_t pause_until = waiter->since + worthwhile(waiter, waiter->budget.pause);
+    int64_t yield_until = pause_until + worthwhile(waiter, waiter->budget.yield);
     int64_t now = waiter->since;
     while (now < pause_until) {
         for (int i = 0; i < PAUSES_PER_LOOK; i++) {
@@ -104,8 +96,13 @@ int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_
         uint32_t ticket = sv_bell_listen(bell);
         found = sv_ring_peek(requests); /* between listen and sleep: see bell.h */
         if (found == 0) {
+            sv_affinity affinity = {.count = 0};
             waiter->parks++;
+            if (waiter->homing)
+                sv_affinity_narrow(&affinity, index);
             sv_bell_sleep(bell, ticket, sv_bell_mask(index), slice_ns);
+            if (waiter->homing)
+                sv_affinity_widen(&affinity);
             found = sv_ring_peek(requests);
             if (found == 0)
                 return SV_WAIT_SLICE;

@@ -6,7 +6,7 @@
  * through three phases:
  *
  *     pause   spin on the core's pause instruction.  Only with a core to spare: the caller sets
- *             pause_cap to 0 unless fewer participants can run than there are usable cores.
+ *             pause budget to 0 unless fewer participants can run than there are usable cores.
  *     yield   spin on sched_yield: whoever else wants this core gets it at once, so it is safe
  *             with every core taken; each turn costs 0.5 µs.
  *     park    sleep on a futex, in slices, so that the caller can look after signals, deadlines
@@ -23,14 +23,17 @@
  * Every wait teaches, spun or parked, so a waiter follows when the other side changes its pace: a
  * spin that ends in a park is wasted, but after a few of them only tokens are spun.
  *
- * A waiter has two sets of budgets, for brief waits and for long ones.  Which is in force matters
- * when there are just as many workers as cores (measured, two workers on two cores): batch steps
- * of a few µs are fastest when all yield and nobody parks (4 µs; parent parking 12 to 25), while
- * for long ones yielding misleads the scheduler, which may put both workers on one core (500 to
- * 900 µs instead of 470 when workers pause a little and the parent parks at once).  And the sides
- * must agree: a parent that yields against workers that pause gets no core until they give up.
- * So the parent, whose waits are the batch steps, decides, and tells the workers with each
- * request.
+ * Which phases to use (measured, two workers on two cores, no work: µs a batch step).  Whoever
+ * spins must let those who have work run.  Workers that pause against a parent that yields keep it
+ * off the cores until they give up (54); a parent that parks is woken late (12 to 25); when all
+ * yield, the core passes between them at once (4).
+ *
+ * Where to wake up.  A worker that is woken while the parent still runs finds no idle core, and the
+ * scheduler may queue it behind the other worker, on the core that the parent is about to free
+ * being none the wiser: two workers then run one after the other, for as long as both park between
+ * steps (HalfCheetah, 32 envs: 480 to 700 µs instead of 470).  So with as many workers as cores a
+ * worker is `homing`: while it sleeps, and only then, it is bound to a core of its own.  Awake it
+ * may run anywhere, and so may the threads and processes that its envs start.
  *
  * A waiter is private to its process; nothing of it is shared.
  */
@@ -54,21 +57,16 @@ typedef struct {
 } sv_budget;
 
 typedef struct {
-    sv_budget when_brief;
-    sv_budget when_long;
-    int64_t brief_below; /* parent: waits are brief while typical is below; workers: 0 */
-    bool brief;          /* which budget is in force */
-    int64_t typical;     /* ns; learned */
-    int64_t park_cost;   /* ns; learned */
-    int64_t since;       /* start of the wait in progress; 0: none */
-    uint64_t waits;      /* waits that did not find everything ready at once */
-    uint64_t parks;      /* of these, the ones that slept */
+    sv_budget budget;
+    bool homing;       /* worker: sleep bound to a core of its own */
+    int64_t typical;   /* ns; learned */
+    int64_t park_cost; /* ns; learned */
+    int64_t since;     /* start of the wait in progress; 0: none */
+    uint64_t waits;    /* waits that did not find everything ready at once */
+    uint64_t parks;    /* of these, the ones that slept */
 } sv_waiter;
 
-/* A parent passes brief_below and gets `brief` set; a worker passes 0 and sets `brief` to what
- * the parent told it. */
-void sv_waiter_init(sv_waiter *waiter, sv_budget when_brief, sv_budget when_long,
-                    int64_t brief_below);
+void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing);
 
 /* Worker: waits until its request ring has a record, at most about slice_ns.  `index` is the
  * worker's, for its bit of the bell.  Call again after SV_WAIT_SLICE: the wait goes on parked. */

@@ -50,7 +50,7 @@ static void serve(void *argument)
     sv_ring requests;
     sv_waiter waiter;
     sv_ring_attach_consumer(&requests, shared->requests, CAPACITY);
-    sv_waiter_init(&waiter, shared->budget, shared->budget, 0);
+    sv_waiter_init(&waiter, shared->budget, false);
     for (uint32_t round = 0; round < shared->rounds * REPEATS; round++) {
         sv_record record;
         while (sv_wait_request(&waiter, &shared->bell, &requests, 0, 50000000) != SV_WAIT_READY)
@@ -69,7 +69,7 @@ static void round_trip(const char *name, uint32_t rounds, sv_budget budget)
     sv_ring requests;
     sv_waiter waiter;
     sv_ring_attach_producer(&requests, shared->requests, CAPACITY);
-    sv_waiter_init(&waiter, budget, budget, 0);
+    sv_waiter_init(&waiter, budget, false);
     uint32_t target = 0;
     sv_record record = {0};
     MEASURE(name, rounds, {

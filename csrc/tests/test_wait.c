@@ -13,6 +13,7 @@ struct shared {
     alignas(SV_CACHE_LINE) char requests[WORKERS][4096];
     uint32_t rounds;
     sv_budget budget;
+    bool homing;
 };
 
 _Static_assert(sizeof(sv_ring_shared) + CAPACITY * sizeof(sv_record) <= 4096, "fits");
@@ -29,7 +30,7 @@ static void serve(void *argument)
     sv_ring requests;
     sv_waiter waiter;
     sv_ring_attach_consumer(&requests, shared->requests[worker->index], CAPACITY);
-    sv_waiter_init(&waiter, shared->budget, shared->budget, 0);
+    sv_waiter_init(&waiter, shared->budget, shared->homing);
     for (uint32_t round = 1; round <= shared->rounds; round++) {
         int found;
         int64_t start = sv_now_ns();
@@ -60,7 +61,8 @@ static void test_rounds(bool processes, uint32_t num_workers, sv_budget budget,
     sv_waiter waiter;
     shared->rounds = rounds;
     shared->budget = budget;
-    sv_waiter_init(&waiter, budget, budget, 20000);
+    shared->homing = budget.yield == 0; /* with the budgets that park most */
+    sv_waiter_init(&waiter, budget, false);
     for (uint32_t i = 0; i < num_workers; i++) {
         sv_ring_attach_producer(&requests[i], shared->requests[i], CAPACITY);
         workers[i] = (struct worker){shared, i};
@@ -95,9 +97,8 @@ static void test_learning(void)
 {
     sv_completion completion = {0};
     sv_waiter waiter;
-    sv_budget pause = {50000, 0}, yield = {0, 50000};
-    sv_waiter_init(&waiter, yield, pause, 20000);
-    CHECK(waiter.typical == 0 && waiter.brief);
+    sv_waiter_init(&waiter, (sv_budget){50000, 0}, false);
+    CHECK(waiter.typical == 0);
     /* Waits that time out do not teach; the one that ends does, and long waits end the spinning. */
     for (uint32_t target = 1; target <= 40; target++) {
         CHECK(sv_wait_completion(&waiter, &completion, target, MS) == SV_WAIT_SLICE);
@@ -107,11 +108,40 @@ static void test_learning(void)
         CHECK(waiter.since == 0);
     }
     CHECK(waiter.typical > 50000 + waiter.park_cost);
-    CHECK(!waiter.brief);
     CHECK(waiter.waits == 40 && waiter.parks == 40);
     /* What is ready at once costs no wait. */
     CHECK(sv_wait_completion(&waiter, &completion, 40, MS) == SV_WAIT_READY);
     CHECK(waiter.waits == 40);
+}
+
+static void test_affinity(void)
+{
+#if defined(__linux__)
+    cpu_set_t before, now;
+    sv_affinity affinity;
+    CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
+    for (uint32_t index = 0; index < 5; index++) {
+        sv_affinity_narrow(&affinity, index);
+        CHECK(sched_getaffinity(0, sizeof now, &now) == 0);
+        CHECK(CPU_COUNT(&now) == 1);
+        sv_affinity_widen(&affinity);
+        CHECK(sched_getaffinity(0, sizeof now, &now) == 0);
+        CHECK(CPU_EQUAL(&before, &now));
+    }
+    if (CPU_COUNT(&before) < 2)
+        return;
+    /* What somebody else sets meanwhile is respected. */
+    cpu_set_t other = before;
+    sv_affinity_narrow(&affinity, 0);
+    for (size_t core = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &affinity.home))
+            CPU_CLR(core, &other);
+    CHECK(sched_setaffinity(0, sizeof other, &other) == 0);
+    sv_affinity_widen(&affinity);
+    CHECK(sched_getaffinity(0, sizeof now, &now) == 0);
+    CHECK(CPU_EQUAL(&now, &other));
+    CHECK(sched_setaffinity(0, sizeof before, &before) == 0);
+#endif
 }
 
 int main(int argc, char **argv)
@@ -119,6 +149,7 @@ int main(int argc, char **argv)
     uint32_t rounds = rounds_or(argc, argv, 4000);
     start_deadline();
     test_learning();
+    test_affinity();
     for (int processes = 0; processes < 2; processes++) {
         for (uint32_t num_workers = 1; num_workers <= WORKERS; num_workers++) {
             test_rounds(processes, num_workers, (sv_budget){0, 0}, rounds);

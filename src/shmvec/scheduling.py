@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shmvec._core.worker import Budgets
+    from shmvec._core.worker import Budget
 
 __all__ = ["WaitBudgets", "split_evenly", "usable_cores", "wait_budgets"]
 
@@ -61,17 +61,17 @@ def split_evenly(num_envs: int, num_workers: int) -> list[range]:
 
 @dataclass(frozen=True)
 class WaitBudgets:
-    """The longest that each side may (pause, yield) in ns, when waits are brief and when long.
+    """How long each side may (pause, yield) when it waits, in ns, before it parks.
 
     Attributes:
-        parent: Of the parent, which waits for a batch step.
-        worker: Of a worker, which waits for a request.
-        brief_below: Waits are brief while the parent's typically last less than so many ns.
+        parent: The parent, which waits for a batch step.
+        worker: A worker, which waits for a request.
+        homing: Whether each worker sleeps bound to a core of its own.
     """
 
-    parent: Budgets
-    worker: Budgets
-    brief_below: int = 20 * _US
+    parent: Budget
+    worker: Budget
+    homing: bool
 
 
 def wait_budgets(num_workers: int, cores: int) -> WaitBudgets:
@@ -79,17 +79,11 @@ def wait_budgets(num_workers: int, cores: int) -> WaitBudgets:
 
     With a core for everybody, everybody may pause, and the parent for long: it takes one core
     that nobody else wants. Workers stop after about what a park costs: while they wait the parent
-    may be computing, with as many threads as there are cores. With as many workers as cores, a
-    pausing parent would take a core from a worker that has work; with more, so would any.
+    may be computing, with as many threads as there are cores. With as many workers as cores, or
+    more, a pause would take a core from somebody who has work: all yield instead.
     """
-    if os.environ.get("SHMVEC_EXP"):
-        return WaitBudgets(*eval(os.environ["SHMVEC_EXP"]))
     if num_workers < cores:
-        return WaitBudgets(
-            parent=((400 * _US, 0), (400 * _US, 0)), worker=((50 * _US, 0), (50 * _US, 0))
-        )
+        return WaitBudgets(parent=(400 * _US, 0), worker=(50 * _US, 0), homing=False)
     if num_workers == cores:
-        return WaitBudgets(
-            parent=((0, 50 * _US), (0, 0)), worker=((0, 200 * _US), (50 * _US, 0))
-        )
-    return WaitBudgets(parent=((0, 50 * _US), (0, 50 * _US)), worker=((0, 50 * _US), (0, 50 * _US)))
+        return WaitBudgets(parent=(0, 50 * _US), worker=(0, 200 * _US), homing=True)
+    return WaitBudgets(parent=(0, 50 * _US), worker=(0, 50 * _US), homing=False)

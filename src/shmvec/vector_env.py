@@ -171,7 +171,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         descriptor = reserve_memory(nbytes)
         try:
             segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
-            workers.attach(Attachment(layout, nbytes, budgets.worker), descriptor, segment)
+            workers.attach(Attachment(layout, nbytes, budgets), descriptor, segment)
         finally:
             os.close(descriptor)
         slabs = layout.attach(segment)
@@ -185,7 +185,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             slabs.truncations,
             look=workers.look,
             waiting=budgets.parent,
-            brief_below=budgets.brief_below,
             copy=self.copy,
             inline=workers.inline,
         )

@@ -23,9 +23,10 @@ from shmvec.faults import Failure
 from shmvec.layout import Layout
 from shmvec.memory import map_memory
 from shmvec.pipes import InlinePipe, Pipe
+from shmvec.scheduling import WaitBudgets
 
 if TYPE_CHECKING:
-    from shmvec._core.worker import Budgets, ResetArguments
+    from shmvec._core.worker import ResetArguments
 
 __all__ = ["Attachment", "EnvFn", "EnvHost", "Late", "Report", "run_worker"]
 
@@ -63,7 +64,7 @@ class Attachment:
 
     layout: Layout
     nbytes: int
-    waiting: Budgets
+    waiting: WaitBudgets
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ class EnvHost:
             slabs.rewards,
             slabs.terminations,
             slabs.truncations,
-            attachment.waiting,
+            attachment.waiting.worker,
+            attachment.waiting.homing,
         )
 
     def wait_for_parent_with(self, look: Callable[[], object]) -> None:

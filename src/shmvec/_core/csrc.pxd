@@ -63,13 +63,11 @@ cdef extern from "wait.h" nogil:
         int64_t yield_ "yield"
 
     ctypedef struct sv_waiter:
-        bint brief
         int64_t typical
         int64_t park_cost
         uint64_t waits
         uint64_t parks
-    void sv_waiter_init(sv_waiter *waiter, sv_budget when_brief, sv_budget when_long,
-                        int64_t brief_below)
+    void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bint homing)
     int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
                         int64_t slice_ns)
     int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,

@@ -7,7 +7,7 @@ from gymnasium.vector import VectorEnv
 
 from shmvec._core.codec import Codec
 from shmvec._core.segment import Segment
-from shmvec._core.worker import Budgets
+from shmvec._core.worker import Budget
 
 class ParentLoop:
     """The parent's ends of all rings: post, wait, collect."""
@@ -23,8 +23,7 @@ class ParentLoop:
         terminations: npt.NDArray[Any],
         truncations: npt.NDArray[Any],
         look: Callable[[], None],
-        waiting: Budgets,
-        brief_below: int,
+        waiting: Budget,
         copy: bool = True,
         inline: Callable[[], None] | None = None,
     ) -> None: ...

@@ -13,8 +13,8 @@ from shmvec._core.csrc cimport (
     SV_RING_YES,
     SV_WAIT_READY,
     sv_bell,
-    sv_bell_mask,
     sv_bell_ring,
+    sv_budget,
     sv_completion,
     sv_completion_check,
     sv_now_ns,
@@ -30,11 +30,11 @@ from shmvec._core.csrc cimport (
     sv_segment_requests,
     sv_wait_completion,
     sv_waiter,
+    sv_waiter_init,
 )
 from shmvec._core.infos cimport Columns, InfoDecoder
-from shmvec._core.protocol cimport BRIEF, CLOSE, COMMAND, INFOS, LATE, RESET, STEP
+from shmvec._core.protocol cimport CLOSE, COMMAND, INFOS, LATE, RESET, STEP
 from shmvec._core.segment cimport Segment
-from shmvec._core.waiting cimport init_waiter
 
 from gymnasium.vector import VectorEnv
 
@@ -111,8 +111,7 @@ cdef class ParentLoop:
         free(self.flags)
 
     def __init__(self, segment, ranges, Codec observations, Codec actions, rewards,
-                 terminations, truncations, look, waiting, brief_below, copy=True,
-                 inline=None):
+                 terminations, truncations, look, waiting, copy=True, inline=None):
         self.observations = observations
         self.actions = actions
         self.rewards = rewards
@@ -121,7 +120,9 @@ cdef class ParentLoop:
         self.look = look
         self.copy = copy
         self.inline = inline
-        init_waiter(&self.waiter, waiting, brief_below)
+        cdef sv_budget budget
+        budget.pause, budget.yield_ = waiting
+        sv_waiter_init(&self.waiter, budget, False)
 
     # ---- posting -----------------------------------------------------------------------------
 
@@ -146,7 +147,7 @@ cdef class ParentLoop:
         cdef uint32_t worker
         self.sequence += 1
         self.pending = True
-        request.operation = operation | BRIEF if self.waiter.brief else operation
+        request.operation = operation
         request.sequence = self.sequence
         for worker in range(self.num_workers):
             request.first = self.firsts[worker]

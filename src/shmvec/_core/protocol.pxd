@@ -6,9 +6,6 @@ cdef enum Operation:
     COMMAND = 3   # a message on the pipe says what to do
     CLOSE = 4     # close the envs and end
 
-cdef enum:
-    BRIEF = 0x100  # added to an operation: the next wait will be brief, see csrc/wait.h
-
 cdef enum Flag:
     INFOS = 1     # the info ring holds infos of this sequence
     LATE = 2      # a message follows on the pipe: errors, infos too large, a command's results

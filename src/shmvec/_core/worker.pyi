@@ -10,8 +10,8 @@ from shmvec._core.segment import Segment
 # Seeds, options and mask (which envs to reset), the first and the last one item an env.
 ResetArguments = tuple[Sequence[int | None] | None, dict[str, Any] | None, Sequence[bool] | None]
 
-# (pause, yield) in ns, for brief waits and for long ones; see csrc/wait.h.
-Budgets = tuple[tuple[int, int], tuple[int, int]]
+# How long a wait may pause and how long it may yield, in ns; see csrc/wait.h.
+Budget = tuple[int, int]
 
 class Host(Protocol):
     """What the loop leaves to Python: the rare things."""
@@ -41,7 +41,8 @@ class WorkerLoop:
         rewards: npt.NDArray[Any],
         terminations: npt.NDArray[Any],
         truncations: npt.NDArray[Any],
-        waiting: Budgets,
+        waiting: Budget,
+        homing: bool,
     ) -> None: ...
     def serve(self, parent_alive: Callable[[], bool]) -> bool:
         """Serves until told to close (True) or until the parent is gone (False)."""

@@ -13,6 +13,7 @@ from shmvec._core.csrc cimport (
     SV_WAIT_CORRUPT,
     SV_WAIT_SLICE,
     sv_bell,
+    sv_budget,
     sv_completion,
     sv_completion_add,
     sv_record,
@@ -27,11 +28,11 @@ from shmvec._core.csrc cimport (
     sv_segment_requests,
     sv_wait_request,
     sv_waiter,
+    sv_waiter_init,
 )
 from shmvec._core.infos cimport InfoEncoder
-from shmvec._core.protocol cimport BRIEF, CLOSE, COMMAND, INFOS, LATE, RESET, STEP
+from shmvec._core.protocol cimport CLOSE, COMMAND, INFOS, LATE, RESET, STEP
 from shmvec._core.segment cimport Segment
-from shmvec._core.waiting cimport init_waiter
 
 cdef int64_t SLICE_NS = 50_000_000  # between two looks at the parent
 
@@ -65,7 +66,7 @@ cdef class WorkerLoop:
     cdef list failures
 
     def __init__(self, Segment segment, index, first_env, envs, host, Codec observations,
-                 Codec actions, rewards, terminations, truncations, waiting):
+                 Codec actions, rewards, terminations, truncations, waiting, homing):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
@@ -77,7 +78,9 @@ cdef class WorkerLoop:
             capacity)
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
-        init_waiter(&self.waiter, waiting, 0)
+        cdef sv_budget budget
+        budget.pause, budget.yield_ = waiting
+        sv_waiter_init(&self.waiter, budget, homing)
         self.infos = InfoEncoder(segment, index, first_env, len(envs))
         self.observations = observations
         self.actions = actions
@@ -125,8 +128,7 @@ cdef class WorkerLoop:
         cdef Py_ssize_t end = begin + request.count
         if begin < 0 or end > len(self.envs):
             raise RuntimeError("the segment is damaged: a request names envs of another worker")
-        cdef uint32_t operation = request.operation & ~<uint32_t>BRIEF
-        self.waiter.brief = request.operation & BRIEF
+        cdef uint32_t operation = request.operation
         self.sequence = request.sequence
         self.flags = 0
         if operation == STEP:
