@@ -255,9 +255,7 @@ def run(
     for number, (name, n) in enumerate(cells, 1):
         missing = WORKLOADS[name].missing()
         if missing:
-            left_out[name] = (
-                f"{' and '.join(missing)} not installed; pip install 'shmvec[bench]'"
-            )
+            left_out[name] = f"{' and '.join(missing)} not installed; pip install 'shmvec[bench]'"
             continue
         say = _Progress(progress, f"[{number}/{len(cells)}] {name}, {n} envs")
         rows += _measure(name, n, num_workers, seconds, compute, cores, say)
@@ -297,7 +295,10 @@ def _measure(
     try:
         for contender, build in (
             (_LIMIT, lambda: _LimitContender(make, cores)),
-            (_SHM, lambda: _VectorContender(shmvec.ShmVectorEnv(fns, num_workers=workers), compute)),
+            (
+                _SHM,
+                lambda: _VectorContender(shmvec.ShmVectorEnv(fns, num_workers=workers), compute),
+            ),
             (_ASYNC, lambda: _VectorContender(AsyncVectorEnv(fns), compute)),
             (_SYNC, lambda: _VectorContender(SyncVectorEnv(fns), compute)),
         ):
@@ -408,5 +409,3 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
     for name, why in results["left_out"].items():
         yield f"\n{name} is left out: {why}"
-
-

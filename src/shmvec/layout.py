@@ -109,7 +109,7 @@ class Layout:
                 return make(TupleCodec, [observation(s) for s in space.spaces])
             if isinstance(space, spaces.Text):
                 return make(TextCodec, place((n, 1 + space.max_length), np.uint32))
-            return make(ArrayCodec, place((n, *_shape(space)), space.dtype))
+            return make(ArrayCodec, place((n, *_shape(space)), np.dtype(space.dtype)))
 
         def action(space: gym.Space[Any]) -> Any:
             if isinstance(space, spaces.Dict):

@@ -62,11 +62,15 @@ class Supervisor:
         self._doing = "starting"
         fork = context.get_start_method() == "fork"
         loads = [list(env_fns[envs.start : envs.stop]) for envs in self.ranges]
-        pickled = loads if fork else [_pickled(fns, envs) for fns, envs in zip(loads, ranges)]
+        pickled = (
+            loads
+            if fork
+            else [_pickled(fns, envs) for fns, envs in zip(loads, ranges, strict=True)]
+        )
         ends: list[Any] = []
         try:
             with clear_mpi_env_vars():
-                for index, (envs, fns) in enumerate(zip(self.ranges, pickled)):
+                for index, (envs, fns) in enumerate(zip(self.ranges, pickled, strict=True)):
                     mine, theirs = context.Pipe(duplex=True)
                     ends.append(mine)
                     self._pipes.append(Pipe(mine))
@@ -92,7 +96,7 @@ class Supervisor:
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
         packed = Pipe.pack(attachment)
-        for pipe, process in zip(self._pipes, self.processes):
+        for pipe, process in zip(self._pipes, self.processes, strict=True):
             pipe.send(packed)
             pipe.send_descriptor(descriptor, process.pid)
         for index in range(len(self._pipes)):
@@ -123,7 +127,7 @@ class Supervisor:
             return
         ended = [
             (index, envs, process.exitcode)
-            for index, (envs, process) in enumerate(zip(self.ranges, self.processes))
+            for index, (envs, process) in enumerate(zip(self.ranges, self.processes, strict=True))
             if not process.is_alive()
         ]
         if ended:
@@ -153,7 +157,7 @@ class Supervisor:
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
         sentinels = {process.sentinel for process in self.processes}
-        open_pipes = {pipe.connection: pipe for pipe in self._pipes}
+        open_pipes: dict[Any, Pipe] = {pipe.connection: pipe for pipe in self._pipes}
         while sentinels and (deadline is None or time.monotonic() < deadline):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             for ready in wait_for_any([*sentinels, *open_pipes], left):
@@ -232,7 +236,7 @@ def _pickled(env_fns: Sequence[EnvFn], envs: range) -> bytes:
     try:
         return bytes(cloudpickle.dumps(env_fns))
     except Exception as error:
-        for index, env_fn in zip(envs, env_fns):
+        for index, env_fn in zip(envs, env_fns, strict=True):
             try:
                 cloudpickle.dumps(env_fn)
             except Exception as cause:

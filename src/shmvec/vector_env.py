@@ -142,9 +142,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         failures = [report for report in reports if isinstance(report, Failure)]
         try:
             raise_failures(failures)
-            first = self._checked_spaces([r for r in reports if isinstance(r, Report)])
+            built = [report for report in reports if isinstance(report, Report)]
+            first = built[0]
             layout = Layout(first.observation_space, first.action_space, self.num_envs)
             layout.check()
+            self._check_spaces(workers.ranges, built)
         except BaseException:
             workers.dismiss()
             self._finalizer.detach()
@@ -189,11 +191,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             inline=workers.inline,
         )
 
-    def _checked_spaces(self, reports: Sequence[Report]) -> Report:
-        """The first worker's report, if all envs have its spaces."""
+    def _check_spaces(self, ranges: Sequence[range], reports: Sequence[Report]) -> None:
+        """Raises RuntimeError if the spaces of some env are not those of the first."""
         first = reports[0]
-        assert self._workers is not None
-        for envs, report in zip(self._workers.ranges, reports, strict=True):
+        for envs, report in zip(ranges, reports, strict=True):
             unequal = list(report.unequal)
             for which in ("action_space", "observation_space"):
                 if getattr(report, which) != getattr(first, which):
@@ -204,14 +205,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                     f"All envs must have equal spaces, but the {which.replace('_', ' ')} of env "
                     f"{env} is {space} and that of env 0 is {getattr(first, which)}."
                 )
-        return first
 
     @property
     def processes(self) -> list[Any]:
         """The worker processes, one for each worker; empty if ``num_workers`` is 0."""
         return self._workers.processes if self._workers is not None else []
 
-    @property
+    @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """A copy of the random generator of each env."""
         return self.get_attr("np_random")
@@ -221,7 +221,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """The seed of each env's random generator."""
         return self.get_attr("np_random_seed")
 
-    def reset(  # type: ignore[override]
+    def reset(
         self,
         *,
         seed: int | Sequence[int | None] | None = None,
@@ -297,7 +297,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         loop.post_step(actions)
         return loop.results(self._gather(loop)[0])
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every env, in parallel, or gets an attribute.
 
         Args:

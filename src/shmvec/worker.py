@@ -292,7 +292,9 @@ def run_worker(
     pipe.close()
 
 
-def _serve(host: EnvHost, pipe: Pipe, env_fns: Sequence[EnvFn] | bytes, watch: _ParentWatch) -> None:
+def _serve(
+    host: EnvHost, pipe: Pipe, env_fns: Sequence[EnvFn] | bytes, watch: _ParentWatch
+) -> None:
     try:
         if isinstance(env_fns, bytes):
             env_fns = pickle.loads(env_fns)

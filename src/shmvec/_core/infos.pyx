@@ -91,7 +91,8 @@ cdef class Field:
     cdef Column column    # the parent's, where it is packed out
 
     def __reduce__(self):
-        return _field, (self.key, self.type, <int>self.kind, self.dtype, self.format, self.shape,
+        # The parent needs no type but to tell float from np.float64; others may not unpickle.
+        return _field, (self.key, float if self.type is float else None, <int>self.kind, self.dtype, self.format, self.shape,
                         self.nbytes, self.children)
 
 
@@ -111,16 +112,14 @@ def _field(key, type_, kind, dtype, format_, shape, nbytes, children):
 cdef Field _describe(object key, object value):
     """The field for a value, or None where the whole info must be pickled."""
     kind_of = type(value)
-    if type(key) is not str or key.startswith("_"):
-        return None  # "_key" may meet the mask of "key"
+    if type(key) is not str or key.startswith("_") or key == "final_obs":
+        return None  # "_key" may meet the mask of "key"; "final_obs" has rules of its own
     if kind_of is dict:
         children = _describe_all(value)
         return None if children is None else _field(key, dict, NESTED, None, None, None, 0,
                                                     children)
     if isinstance(value, dict):
         return None
-    if key == "final_obs":
-        return _field(key, kind_of, PICKLED, None, None, None, 0, None)
     if kind_of is float or kind_of is _float64:
         return _field(key, kind_of, FLOAT, np.dtype(float), None, (), 8, None)
     if kind_of is int:
@@ -369,8 +368,9 @@ cdef class Column:
                 mask = np.zeros(num_envs, np.bool_)
                 infos[self.key] = array
                 infos[self.mask_key] = mask
-            elif type(array) is not _ndarray or type(mask) is not _ndarray:
-                return False
+            elif (type(array) is not _ndarray or type(mask) is not _ndarray
+                  or mask.dtype != np.bool_ or mask.shape != (num_envs,)):
+                return False  # a key "_key" of the user's has taken the mask's place
             self.dtype = array.dtype
             self.shape = array.shape[1:]
             self.nbytes = array.nbytes // num_envs

@@ -1,8 +1,8 @@
-from collections.abc import Buffer
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Buffer
 
 def segment_bytes(
     num_workers: int, num_envs: int, records: int, info_bytes: int, slab_bytes: int

@@ -1,0 +1,82 @@
+"""Every test has a deadline and leaves nothing behind: processes, descriptors, shared memory."""
+
+import faulthandler
+import gc
+import multiprocessing.resource_tracker
+import os
+import subprocess
+import time
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+
+DEADLINE_S = 120
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{name} -> {os.readlink(f'/proc/self/fd/{name}')}")
+        except OSError:
+            pass
+    return {descriptor for descriptor in found if _is_ours(descriptor)}
+
+
+def _children() -> dict[int, str]:
+    """Child processes but those that Python keeps for itself (resource tracker, fork server)."""
+    listing = subprocess.run(
+        ["ps", "-o", "pid=,stat=,args=", "--ppid", str(os.getpid())],
+        capture_output=True,
+        text=True,
+    ).stdout
+    children = {}
+    for line in listing.splitlines():
+        pid, status, command = line.split(None, 2)
+        keeps = ("resource_tracker", "forkserver", "ps -o pid=")
+        if not any(word in command for word in keeps):
+            children[int(pid)] = f"{status} {command}"
+    return children
+
+
+def _shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _settled(look, allowed):
+    """What `look` shows beyond `allowed`, once it has stopped changing; at most two seconds."""
+    until = time.monotonic() + 2
+    while True:
+        extra = set(look()) - allowed
+        if not extra or time.monotonic() > until:
+            return extra
+        gc.collect()
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind():
+    # Started on first use, these stay for good; they are not the test's.
+    multiprocessing.resource_tracker.ensure_running()
+    faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
+    gc.collect()
+    before = set(_descriptors()), set(_children()), _shared_memory()
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    gc.collect()
+    assert not _settled(_children, before[1]), f"processes are left: {_children()}"
+    assert not _settled(_shared_memory, before[2]), "shared memory is left"
+    descriptors = _settled(_descriptors, before[0])
+    assert not descriptors, f"descriptors are left: {descriptors}"
+
+
+def _is_ours(descriptor: str) -> bool:
+    """Whether a descriptor is of a kind that vector envs open, and not kept by multiprocessing."""
+    number, target = descriptor.split(" -> ")
+    if "/pym-" in target:
+        return False  # the heap behind the arrays of Gymnasium's AsyncVectorEnv: never freed
+    if int(number) == forkserver._forkserver._forkserver_alive_fd:
+        return False  # open as long as the fork server runs
+    return any(kind in target for kind in ("socket:", "pipe:", "memfd:", "/dev/shm", "pidfd"))

@@ -1,0 +1,127 @@
+"""Envs for the tests: importable, so that spawned workers find them."""
+
+import os
+
+import gymnasium as gym
+import numpy as np
+
+
+class Counter(gym.Env):
+    """Counts its steps; every observation, reward and info says which env and step it is."""
+
+    def __init__(self, length=5, offset=0, size=4, infos=True):
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
+        self.action_space = gym.spaces.Discrete(4)
+        self.length = length
+        self.offset = offset
+        self.infos = infos
+        self.resets = 0
+        self.received = []
+
+    def _observation(self, action=-1):
+        observation = np.zeros(self.observation_space.shape)
+        observation[:3] = self.count, action, self.noise
+        return observation
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        self.resets += 1
+        self.noise = self.np_random.random()
+        self.received.append(options)
+        return self._observation(), {"reset": self.resets} if self.infos else {}
+
+    def step(self, action):
+        self.count += 1
+        self.noise = self.np_random.random()
+        terminated = self.count >= self.length
+        info = {"count": self.count, "action": action} if self.infos else {}
+        return self._observation(action), self.count + self.offset, terminated, False, info
+
+
+class Spaces(gym.Env):
+    """Samples observations of any space; takes actions of any space and shows them in its info."""
+
+    def __init__(self, observation_space, action_space=None, length=3, seed=0):
+        self.observation_space = observation_space
+        self.action_space = gym.spaces.Discrete(2) if action_space is None else action_space
+        self.length = length
+        self.observation_space.seed(seed)
+        self.actions = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.count = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.count += 1
+        self.actions.append(action)
+        return self.observation_space.sample(), 1.0, self.count >= self.length, False, {}
+
+
+class Infos(gym.Env):
+    """Returns the infos it is given, one a step."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, infos):
+        self.sequence = list(infos)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.turn = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        info = self.sequence[self.turn % len(self.sequence)]
+        self.turn += 1
+        return np.zeros(1, np.float32), 0.0, False, False, info
+
+
+class TwoArguments(Exception):
+    """An exception whose constructor does not take what ends up in `args`."""
+
+    def __init__(self, code, reason):
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise TypeError("not me")
+
+
+class Failing(Counter):
+    """Raises, exits or dies in the given operation, at the given count of steps or resets."""
+
+    def __init__(self, operation, error, at=2):
+        super().__init__(length=1000)
+        self.operation, self.error, self.at = operation, error, at
+
+    def _fail(self):
+        if self.error == "kill":
+            os.kill(os.getpid(), 9)
+        if self.error == "exit":
+            os._exit(3)
+        raise self.error
+
+    def reset(self, **kwargs):
+        if self.operation == "reset" and self.resets + 1 == self.at:
+            self.resets += 1
+            self._fail()
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        if self.operation == "step" and self.count + 1 == self.at:
+            self.count += 1
+            self._fail()
+        return super().step(action)
+
+    def close(self):
+        if self.operation == "close":
+            self._fail()

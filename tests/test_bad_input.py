@@ -1,0 +1,296 @@
+"""Bad input: a clear exception that names the env, before anything is sent, and nothing left."""
+
+import copy
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter, Failing, Infos, Spaces, TwoArguments, Unpicklable
+
+from shmvec import RemoteTraceback, ShmVectorEnv, WorkerCrashError
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2])
+
+
+def make_counter():
+    return Counter(9)
+
+
+@pytest.mark.parametrize(
+    ("env_fns", "error", "message"),
+    [
+        ([], ValueError, "env_fns is empty"),
+        ([make_counter, 3], TypeError, r"env_fns\[1\] is a int"),
+        ([Counter(9)], TypeError, r"env_fns\[0\] is a Counter, not a function"),
+    ],
+)
+def test_env_fns(env_fns, error, message):
+    with pytest.raises(error, match=message):
+        ShmVectorEnv(env_fns)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "error"),
+    [(-1, ValueError), (3, ValueError), (True, ValueError), ("2", TypeError), (1.5, TypeError)],
+)
+def test_num_workers(num_workers, error):
+    with pytest.raises(error, match="num_workers must be"):
+        ShmVectorEnv([make_counter] * 2, num_workers=num_workers)
+
+
+def test_context():
+    with pytest.raises(ValueError, match="cannot find context"):
+        ShmVectorEnv([make_counter], context="thread")
+
+
+@WORKERS
+def test_an_env_fn_raises(num_workers):
+    def broken():
+        raise TwoArguments(4, "no licence")
+
+    with pytest.raises(TwoArguments, match="4: no licence") as caught:
+        ShmVectorEnv([make_counter, broken], num_workers=num_workers)
+    assert caught.value.code == 4 and caught.value.reason == "no licence"
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert "make() of env 1" in str(caught.value.__cause__)
+    assert "in broken" in str(caught.value.__cause__)
+
+
+@WORKERS
+def test_an_env_fn_returns_no_env(num_workers):
+    with pytest.raises(TypeError, match=r"env_fns\[1\]\(\) returned a NoneType without reset"):
+        ShmVectorEnv([make_counter, lambda: None], num_workers=num_workers)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_a_worker_dies_while_it_builds_its_envs(context):
+    def deadly():
+        import os
+
+        os._exit(7)
+
+    with pytest.raises(WorkerCrashError, match=r"worker 1 \(envs 1 to 1\) exit code 7"):
+        ShmVectorEnv([make_counter, deadly], num_workers=2, context=context)
+
+
+def test_an_env_fn_that_cannot_be_pickled():
+    import threading
+
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be pickled"):
+        ShmVectorEnv([make_counter, lambda: lock and None], context="spawn", num_workers=1)
+
+
+@WORKERS
+@pytest.mark.parametrize("which", ["observation_space", "action_space"])
+def test_unequal_spaces(num_workers, which):
+    def other():
+        env = Counter(9)
+        setattr(env, which, gym.spaces.Discrete(77))
+        return env
+
+    with pytest.raises(RuntimeError, match=f"{which.replace('_', ' ')} of env 2 is Discrete.77"):
+        ShmVectorEnv([make_counter, make_counter, other], num_workers=num_workers)
+
+
+@WORKERS
+def test_spaces_that_cannot_be_laid_out(num_workers):
+    graph = gym.spaces.Graph(gym.spaces.Box(0, 1, (2,)), None)
+    for space in (
+        graph,
+        gym.spaces.Sequence(gym.spaces.Discrete(2)),
+        gym.spaces.OneOf([gym.spaces.Discrete(2)]),
+        gym.Space((2,), np.float32),
+    ):
+        nested = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=gym.spaces.Tuple([space]))
+        with pytest.raises(ValueError, match=r"observation space\['b'\]\[0\] cannot be laid out"):
+            ShmVectorEnv([lambda: Spaces(nested)] * 2, num_workers=num_workers)  # noqa: B023
+        with pytest.raises(ValueError, match="the action space cannot be laid out"):
+            ShmVectorEnv(
+                [lambda: Spaces(gym.spaces.Discrete(2), space)] * 2,  # noqa: B023
+                num_workers=num_workers,
+            )
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        ([0, 1], ValueError, "there are 2"),
+        ([0, 1, 2, 3], ValueError, "there are 4"),
+        (np.zeros((3, 1), int), ValueError, r"shape \(3, 1\)"),
+        (1, TypeError, "one int"),
+        ([0.5, 1.5, 2.5], TypeError, "dtype float64"),
+        (np.zeros(3, complex), TypeError, "dtype complex128"),
+        (["a", "b", "c"], TypeError, "dtype <U1"),
+        (None, TypeError, "dtype object"),
+        ([0, [1, 2], 3], ValueError, "no array of numbers"),
+        ({"a": 1}, TypeError, "dtype object"),
+    ],
+)
+def test_wrong_actions_are_not_sent(num_workers, actions, error, message):
+    envs = ShmVectorEnv([make_counter] * 3, num_workers=num_workers)
+    envs.reset(seed=1)
+    with pytest.raises(error, match=f"wrong actions: .*{message}.*\n*.*Nothing was sent"):
+        envs.step(actions)
+    assert envs.step([1, 2, 3])[0][:, :2].tolist() == [[1, 1], [1, 2], [1, 3]]
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_wrong_nested_actions(num_workers):
+    space = gym.spaces.Dict(
+        a=gym.spaces.Discrete(3), b=gym.spaces.Tuple([gym.spaces.Text(3), gym.spaces.Box(0, 1)])
+    )
+    envs = ShmVectorEnv(
+        [lambda: Spaces(gym.spaces.Discrete(2), space)] * 2, num_workers=num_workers
+    )
+    envs.reset()
+    good = {"a": [0, 1], "b": (("x", "yz"), np.zeros((2, 1)))}
+    for bad, error, message in (
+        ({"a": [0, 1]}, KeyError, "'b' is missing"),
+        ([0, 1], TypeError, "needs a mapping"),
+        ({**good, "a": [0, 1, 2]}, ValueError, "there are 3"),
+        ({**good, "b": (("x", "yz"),)}, ValueError, "Tuple action space of 2 parts"),
+        ({**good, "b": (("x",), np.zeros((2, 1)))}, ValueError, "1 texts for 2 envs"),
+        ({**good, "b": (("x", "long"), np.zeros((2, 1)))}, ValueError, "wrong action for env 1"),
+        ({**good, "b": (("x", 3), np.zeros((2, 1)))}, TypeError, "wrong action for env 1"),
+    ):
+        with pytest.raises(error, match=message):
+            envs.step(bad)
+    envs.step(good)
+    (seen,), _ = envs.get_attr("actions")
+    assert seen["a"] == 0 and seen["b"][0] == "x"
+    envs.close()
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("seed", "error", "message"),
+    [
+        ([1, 2], ValueError, "must match num_envs=3 but got length=2"),
+        ([1, "b", 3], TypeError, "seed of env 1"),
+        ([1, 2, 3.5], TypeError, "seed of env 2"),
+    ],
+)
+def test_wrong_seeds(num_workers, seed, error, message):
+    envs = ShmVectorEnv([make_counter] * 3, num_workers=num_workers)
+    with pytest.raises(error, match=message):
+        envs.reset(seed=seed)
+    envs.reset(seed=4)
+    envs.close()
+
+
+def test_wrong_masks():
+    envs = ShmVectorEnv([make_counter] * 2, num_workers=1)
+    for mask, error in (
+        ([True, False], TypeError),
+        (np.array([True]), ValueError),
+        (np.array([1, 0]), TypeError),
+        (np.array([False, False]), ValueError),
+    ):
+        with pytest.raises(error, match="reset_mask"):
+            envs.reset(options={"reset_mask": mask})
+    envs.close()
+
+
+@WORKERS
+@pytest.mark.parametrize("operation", ["step", "reset"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("plain", 3),
+        TwoArguments(1, "two"),
+        KeyboardInterrupt(),
+        SystemExit(4),
+        OSError(2, "No such file", "x"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_env_raises(num_workers, operation, error):
+    error = copy.deepcopy(error) if type(error) is not TwoArguments else TwoArguments(1, "two")
+    make = [make_counter, lambda: Failing(operation, error), make_counter]
+    envs = ShmVectorEnv(make, num_workers=num_workers)
+    envs.reset(seed=1)
+    with pytest.raises(type(error)) as caught:
+        envs.step([0, 0, 0])
+        if operation == "step":
+            envs.step([0, 0, 0])
+        else:
+            envs.reset(seed=3)
+    assert caught.value.args == error.args and vars(caught.value) == vars(error)
+    assert f"{operation}() of env 1" in str(caught.value.__cause__)
+    assert "_fail" in str(caught.value.__cause__)
+    envs.reset(seed=3)  # usable again
+    assert envs.step([1, 1, 1])[1].tolist() == [1, 1, 1]
+    envs.close()
+
+
+@WORKERS
+def test_an_exception_that_cannot_be_pickled(num_workers):
+    def failing():
+        error = Unpicklable("lost")
+        error.resource = threading.Lock()
+        return Failing("step", error, at=1)
+
+    envs = ShmVectorEnv([failing, make_counter], num_workers=num_workers)
+    envs.reset()
+    with pytest.raises(RuntimeError, match="env 0 raised an exception that cannot be pickled"):
+        envs.step([0, 0])
+    envs.close()
+
+
+def test_several_envs_raise():
+    make = [make_counter] + [lambda: Failing("step", ValueError("first"), at=1)] * 2
+    envs = ShmVectorEnv(make, num_workers=2)
+    envs.reset()
+    with pytest.raises(ValueError, match="first") as caught:
+        envs.step([0, 0, 0])
+    assert "env 1" in str(caught.value.__cause__)
+    if hasattr(caught.value, "__notes__"):
+        assert "env 2: ValueError: first" in caught.value.__notes__[0]
+    envs.close()
+
+
+@WORKERS
+def test_close_raises(num_workers):
+    envs = ShmVectorEnv(
+        [make_counter, lambda: Failing("close", ValueError("stuck"))], num_workers=num_workers
+    )
+    with pytest.raises(ValueError, match="stuck") as caught:
+        envs.close()
+    assert "close() of env 1" in str(caught.value.__cause__)
+    assert envs.closed
+    envs.close()
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ((0, 0.0, False, {}), "returned 4 values"),
+        ((np.zeros(3), 0.0, False, False, {}), r"has shape \(3,\)"),
+        ((np.zeros(1), "high", False, False, {}), "could not convert string"),
+        ((np.zeros(1), 0.0, False, False, None), "info must be a dict"),
+    ],
+)
+def test_an_env_returns_nonsense(num_workers, result, message):
+    class Nonsense(Infos):
+        def step(self, action):
+            return result
+
+    envs = ShmVectorEnv([lambda: Nonsense([{}])] * 2, num_workers=num_workers)
+    envs.reset()
+    with pytest.raises((ValueError, TypeError), match=message):
+        envs.step([0, 0])
+    envs.close()
+
+
+def test_a_step_before_a_reset_is_the_envs_to_judge():
+    envs = ShmVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
+    with pytest.raises(gym.error.ResetNeeded):
+        envs.step([0, 0])
+    envs.reset()
+    envs.step([0, 0])
+    envs.close()

@@ -1,0 +1,59 @@
+"""Cores, splits and budgets."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shmvec import scheduling
+from shmvec.scheduling import split_evenly, usable_cores, wait_budgets
+
+
+@given(st.integers(1, 200), st.integers(1, 50))
+def test_split(num_envs, num_workers):
+    num_workers = min(num_workers, num_envs)
+    ranges = split_evenly(num_envs, num_workers)
+    assert [env for envs in ranges for env in envs] == list(range(num_envs))
+    sizes = {len(envs) for envs in ranges}
+    assert len(ranges) == num_workers and max(sizes) - min(sizes) <= 1
+
+
+def test_usable_cores_follow_the_affinity():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"cpu.max": "nonsense"}, None),
+        ({}, None),
+    ],
+)
+def test_cgroup_quota(tmp_path, monkeypatch, files, quota):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert scheduling._cgroup_quota(tmp_path) == quota
+    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: quota)
+    assert usable_cores() >= 1
+    if quota == 0.5:
+        assert usable_cores() == 1
+
+
+def test_nobody_pauses_without_a_core_to_spare():
+    for cores in (1, 2, 16):
+        for num_workers in (1, 2, 8, 16, 100):
+            budgets = wait_budgets(num_workers, cores)
+            pauses = budgets.parent[0] > 0, budgets.worker[0] > 0
+            assert pauses == (num_workers < cores,) * 2
+            assert budgets.homing == (num_workers == cores)

@@ -1,0 +1,397 @@
+"""ShmVectorEnv: results equal SyncVectorEnv's whatever the workers, and its lifecycle."""
+
+import gc
+import pickle
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter, Infos, Spaces
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+import shmvec
+from shmvec import ShmVectorEnv
+from shmvec.scheduling import usable_cores
+
+
+def fns(*lengths):
+    return [lambda length=length, i=i: Counter(length, i) for i, length in enumerate(lengths)]
+
+
+def assert_same_run(ours, theirs, steps=30, seed=7, actions=None):
+    """Steps both with the same actions and compares everything that they return."""
+    mine, reference = ours.reset(seed=seed), theirs.reset(seed=seed)
+    assert data_equivalence(mine, reference), (mine, reference)
+    theirs.action_space.seed(seed)
+    for turn in range(steps):
+        action = theirs.action_space.sample() if actions is None else actions[turn]
+        mine, reference = ours.step(action), theirs.step(action)
+        assert data_equivalence(mine, reference), (turn, mine, reference)
+        assert list(mine[4]) == list(reference[4])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3, 7])
+def test_equals_sync_for_any_split(num_workers):
+    lengths = (3, 5, 4, 1, 7, 2, 6)
+    ours = ShmVectorEnv(fns(*lengths), num_workers=num_workers)
+    theirs = SyncVectorEnv(fns(*lengths))
+    assert len(ours.processes) == ours.num_workers == num_workers
+    assert_same_run(ours, theirs)
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_start_methods(context):
+    ours = ShmVectorEnv(fns(3, 4, 5), num_workers=2, context=context)
+    theirs = SyncVectorEnv(fns(3, 4, 5))
+    assert_same_run(ours, theirs, steps=8)
+    ours.close()
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Blackjack-v1"])
+def test_real_envs_equal_sync(id):
+    make = [lambda: gym.make(id)] * 5
+    ours, theirs = ShmVectorEnv(make, num_workers=2), SyncVectorEnv(make)
+    assert_same_run(ours, theirs, steps=250)
+    ours.close()
+    theirs.close()
+
+
+def test_spaces_and_metadata_are_those_of_sync():
+    ours, theirs = ShmVectorEnv(fns(3, 3), num_workers=1), SyncVectorEnv(fns(3, 3))
+    for name in (
+        "num_envs",
+        "observation_space",
+        "action_space",
+        "single_observation_space",
+        "single_action_space",
+        "metadata",
+        "render_mode",
+        "spec",
+        "closed",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert gym.vector.VectorEnv in ShmVectorEnv.__bases__
+    assert str(ours) == "ShmVectorEnv(num_envs=2)"
+    ours.close()
+
+
+def test_default_number_of_workers():
+    envs = ShmVectorEnv(fns(*[3] * (usable_cores() + 1)))
+    assert envs.num_workers == usable_cores()
+    envs.close()
+    envs = ShmVectorEnv(fns(3))
+    assert envs.num_workers == 1
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_seeding(num_workers):
+    def noise(result):
+        return result[0][:, 2].tolist()
+
+    envs = ShmVectorEnv(fns(9, 9, 9), num_workers=num_workers)
+    by_int = noise(envs.reset(seed=5))
+    assert len(set(by_int)) == 3
+    assert noise(envs.reset(seed=[5, 6, 7])) == by_int
+    assert noise(envs.reset(seed=np.int64(5))) == by_int
+    assert noise(envs.reset()) != by_int
+    mixed = noise(envs.reset(seed=[None, 6, None]))
+    assert mixed[1] == by_int[1] and mixed[0] != by_int[0]
+    big = 2**70
+    assert noise(envs.reset(seed=big)) == noise(envs.reset(seed=[big, big + 1, big + 2]))
+    assert envs.np_random_seed == (big, big + 1, big + 2)
+    assert all(isinstance(r, np.random.Generator) for r in envs.np_random)
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_reset_options_and_mask(num_workers):
+    envs = ShmVectorEnv(fns(9, 9, 9), num_workers=num_workers)
+    envs.reset(options={"level": 3})
+    assert [got[-1] for got in envs.get_attr("received")] == [{"level": 3}] * 3
+    envs.step([0, 0, 0])
+    options = {"reset_mask": np.array([False, True, False]), "level": 4}
+    observations, infos = envs.reset(options=options)
+    assert observations[:, 0].tolist() == [1, 0, 1]
+    assert infos["reset"].tolist() == [0, 2, 0] and infos["_reset"].tolist() == [0, 1, 0]
+    assert "reset_mask" in options
+    assert envs.get_attr("received")[1][-1] == {"level": 4}
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_call_get_set_render(num_workers):
+    envs = ShmVectorEnv(fns(9, 8, 7), num_workers=num_workers)
+    envs.reset()
+    assert envs.get_attr("length") == (9, 8, 7)
+    envs.set_attr("length", [1, 2, 3])
+    assert envs.call("get_wrapper_attr", "length") == (1, 2, 3)
+    envs.set_attr("length", 4)
+    assert envs.get_attr("length") == (4, 4, 4)
+    assert envs.call("has_wrapper_attr", name="missing") == (False,) * 3
+    with pytest.raises(AttributeError, match="missing"):
+        envs.get_attr("missing")
+    with pytest.raises(ValueError, match="use `step` directly"):
+        envs.call("step", 1)
+    with pytest.raises(ValueError, match="length equal"):
+        envs.set_attr("length", [1, 2])
+    assert envs.step([1, 1, 1])[1].tolist() == [1, 2, 3]
+    envs.close()
+    envs = ShmVectorEnv(
+        [lambda: gym.make("CartPole-v1", render_mode="rgb_array")] * 2, num_workers=num_workers
+    )
+    assert envs.render_mode == "rgb_array"
+    try:
+        import pygame  # noqa: F401
+    except ImportError:
+        pass
+    else:
+        envs.reset()
+        assert [frame.shape for frame in envs.render()] == [(400, 600, 3)] * 2
+    envs.close()
+
+
+def test_a_long_result_does_not_block():
+    """Larger than any pipe's buffer, from both workers at once."""
+    envs = ShmVectorEnv(fns(9, 9), num_workers=2)
+    envs.set_attr("blob", [b"a" * 3_000_000, b"b" * 3_000_000])
+    first, second = envs.get_attr("blob")
+    assert first == b"a" * 3_000_000 and second == b"b" * 3_000_000
+    envs.close()
+
+
+def test_infos_larger_than_the_ring():
+    big = np.arange(100_000.0)
+    sequence = [{"small": 1, "big": big}, {"small": 2}, {"big": big * 2, "text": "x" * 200_000}]
+    make = [lambda: Infos(sequence)] * 3
+    ours, theirs = ShmVectorEnv(make, num_workers=2), SyncVectorEnv(make)
+    assert_same_run(ours, theirs, steps=6)
+    ours.close()
+
+
+def test_an_overridden_add_info_is_used():
+    class ListEnv(ShmVectorEnv):
+        def _add_info(self, vector_infos, env_info, env_num):
+            vector_infos.setdefault("seen", []).append((env_num, dict(env_info)))
+            return vector_infos
+
+    envs = ListEnv(fns(9, 9, 9), num_workers=2)
+    envs.reset(seed=1)
+    infos = envs.step([1, 2, 3])[4]
+    assert infos == {"seen": [(i, {"count": 1, "action": i + 1}) for i in range(3)]}
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_copies_are_the_users(num_workers):
+    envs = ShmVectorEnv(fns(9, 9), num_workers=num_workers)
+    first, _ = envs.reset(seed=1)
+    kept = first.copy()
+    results = envs.step([1, 1])
+    assert (first == kept).all() and first is not results[0]
+    for array in results[:4]:
+        assert array.flags.owndata and array.flags.writeable
+    rewards = results[1]
+    envs.step([1, 1])
+    assert rewards.tolist() == [1, 2]
+    envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_views_live_as_documented(num_workers):
+    envs = ShmVectorEnv(fns(9, 9), num_workers=num_workers, copy=False)
+    first, _ = envs.reset(seed=1)
+    second = envs.step([1, 1])[0]
+    assert first is second and first[:, 0].tolist() == [1, 1]
+    envs.step([2, 2])
+    assert first[:, 0].tolist() == [2, 2]
+    envs.close()
+    gc.collect()
+    assert first[:, :2].tolist() == [[2, 2], [2, 2]]
+    first[:] = 5  # still memory that may be written
+    assert first.sum() == 5 * first.size
+
+
+def test_views_of_nested_observations_outlive_the_env():
+    space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (3,)), t=gym.spaces.Text(5))
+    envs = ShmVectorEnv([lambda: Spaces(space)] * 3, num_workers=2, copy=False)
+    observations, _ = envs.reset(seed=3)
+    again, _ = envs.reset(seed=3)
+    assert observations["a"] is again["a"] and observations["t"] == again["t"]
+    kept = observations["a"].copy()
+    envs.close()
+    del envs
+    gc.collect()
+    assert (observations["a"] == kept).all()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_close(num_workers):
+    envs = ShmVectorEnv(fns(9, 9), num_workers=num_workers)
+    envs.reset()
+    processes = envs.processes
+    envs.close()
+    assert envs.closed and not any(process.is_alive() for process in processes)
+    envs.close()
+    for use in (
+        envs.reset,
+        lambda: envs.step([0, 0]),
+        lambda: envs.call("length"),
+        lambda: envs.get_attr("length"),
+        lambda: envs.set_attr("length", 1),
+        envs.render,
+    ):
+        with pytest.raises(ClosedEnvironmentError, match="after a call to `close"):
+            use()
+
+
+def test_close_without_reset_and_with_terminate():
+    ShmVectorEnv(fns(9, 9), num_workers=2).close()
+    ShmVectorEnv(fns(9, 9), num_workers=2).close(terminate=True)
+    ShmVectorEnv(fns(9, 9), num_workers=2).close(timeout=10)
+
+
+def test_a_forgotten_env_leaves_nothing():
+    envs = ShmVectorEnv(fns(9, 9), num_workers=2)
+    processes = envs.processes
+    del envs
+    gc.collect()
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_two_vector_envs_at_once():
+    one, two = (ShmVectorEnv(fns(3, 4, 5), num_workers=n) for n in (1, 2))
+    assert_same_run(one, SyncVectorEnv(fns(3, 4, 5)), steps=5)
+    assert_same_run(two, SyncVectorEnv(fns(3, 4, 5)), steps=5)
+    one.close()
+    two.reset()
+    two.close()
+
+
+def test_record_episode_statistics_on_top():
+    ours = RecordEpisodeStatistics(ShmVectorEnv(fns(3, 4), num_workers=2))
+    theirs = RecordEpisodeStatistics(SyncVectorEnv(fns(3, 4)))
+    ours.reset(seed=1), theirs.reset(seed=1)
+    for _ in range(12):
+        mine, reference = ours.step([1, 1])[4], theirs.step([1, 1])[4]
+        if "episode" in mine:
+            mine["episode"].pop("t"), reference["episode"].pop("t")
+        assert data_equivalence(mine, reference)
+    ours.close()
+
+
+def test_make_vec():
+    envs = shmvec.make_vec("CartPole-v1", num_envs=3, vector_kwargs={"num_workers": 2})
+    assert envs.num_envs == 3 and envs.num_workers == 2
+    assert envs.spec.id == "CartPole-v1" and envs.spec.kwargs["num_envs"] == 3
+    again = shmvec.make_vec(envs.spec)
+    assert again.num_envs == 3 and again.num_workers == 2
+    assert_same_run(again, gym.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"))
+    envs.close()
+    again.close()
+
+
+def test_make_vec_arguments():
+    envs = shmvec.make_vec(
+        "CartPole-v1",
+        2,
+        wrappers=[lambda env: gym.wrappers.TimeAwareObservation(env)],
+        max_episode_steps=3,
+    )
+    reference = gym.make_vec(
+        "CartPole-v1",
+        2,
+        vectorization_mode="sync",
+        wrappers=[lambda env: gym.wrappers.TimeAwareObservation(env)],
+        max_episode_steps=3,
+    )
+    assert_same_run(envs, reference, steps=10)
+    assert "max_episode_steps" in envs.spec.kwargs and "wrappers" in envs.spec.kwargs
+    envs.close()
+    with pytest.raises(gym.error.Error):
+        shmvec.make_vec("NoSuchEnv-v0", 2)
+    with pytest.raises(gym.error.Error, match="Invalid id type"):
+        shmvec.make_vec(3)
+    with pytest.raises(ValueError, match="num_envs must be at least 1"):
+        shmvec.make_vec("CartPole-v1", 0)
+
+
+def test_actions_keep_the_dtype_of_the_caller():
+    def seen(envs):
+        return [
+            [(type(a), getattr(a, "dtype", None)) for a in env] for env in envs.get_attr("actions")
+        ]
+
+    box = gym.spaces.Box(-1, 1, (2,), np.float32)
+    make = [lambda: Spaces(gym.spaces.Discrete(3), box, length=99)] * 3
+    ours, theirs = ShmVectorEnv(make, num_workers=2), SyncVectorEnv(make)
+    ours.reset(seed=1), theirs.reset(seed=1)
+    for dtype in ("f4", "f8", "f2", "i8", "?", ">f8", "longdouble"):
+        action = np.linspace(0, 1, 6).reshape(3, 2).astype(dtype)
+        ours.step(action), theirs.step(action)
+    ours.step(np.asfortranarray(np.ones((3, 2), np.float32)))
+    theirs.step(np.asfortranarray(np.ones((3, 2), np.float32)))
+    wide = {np.dtype(">f8"): np.dtype("f8"), np.dtype("longdouble"): np.dtype("f4")}
+    for mine, reference in zip(ours.get_attr("actions"), theirs.get_attr("actions"), strict=True):
+        for a, b in zip(mine, reference, strict=True):
+            assert a.dtype == wide.get(b.dtype, b.dtype) and (a == b.astype(a.dtype)).all()
+    assert all(kind is np.ndarray for env in seen(ours) for kind, _ in env)
+    ours.close()
+
+
+def test_actions_are_the_envs_to_keep():
+    """An env may store its action: the next step must not change it."""
+    box = gym.spaces.Box(-1, 1, (2,), np.float32)
+    envs = ShmVectorEnv([lambda: Spaces(gym.spaces.Discrete(3), box, 99)] * 2, num_workers=1)
+    envs.reset()
+    for value in (0.25, 0.5, 0.75):
+        envs.step(np.full((2, 2), value, np.float32))
+    assert [[a[0] for a in env] for env in envs.get_attr("actions")] == [[0.25, 0.5, 0.75]] * 2
+    envs.close()
+
+
+def test_many_envs_and_workers():
+    """More of everything than there are cores, for long enough to wrap the rings."""
+    lengths = [3 + i % 5 for i in range(40)]
+    ours, theirs = ShmVectorEnv(fns(*lengths), num_workers=12), SyncVectorEnv(fns(*lengths))
+    assert_same_run(ours, theirs, steps=300)
+    ours.close()
+
+
+def test_env_fns_travel_by_cloudpickle():
+    local = {"length": 4}
+
+    def make():
+        return Counter(local["length"])
+
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(make)
+    envs = ShmVectorEnv([make] * 2, num_workers=2, context="spawn")
+    assert envs.get_attr("length") == (4, 4)
+    envs.close()
+
+
+def test_works_in_the_debugger_process():
+    """num_workers=0: the env runs under the caller's frames."""
+
+    class Introspecting(Counter):
+        def step(self, action):
+            frame, names = sys._getframe(), []
+            while frame is not None:
+                names.append(frame.f_code.co_name)
+                frame = frame.f_back
+            self.found = "test_works_in_the_debugger_process" in names
+            return super().step(action)
+
+    envs = ShmVectorEnv([Introspecting], num_workers=0)
+    envs.reset()
+    envs.step([0])
+    assert envs.get_attr("found") == (True,)
+    envs.close()
