@@ -1,9 +1,9 @@
-/* bench.c — what each primitive costs: ns an operation, and round trips between two processes.
+/* primitives.c — what each primitive costs: ns an operation, and round trips between two processes.
  *
  * Prints one line a measurement: name, median and worst of several repetitions, in ns. */
 #include <stdio.h>
 
-#include "../tests/check.h"
+#include "check.h"
 #include "segment.h"
 #include "wait.h"
 

@@ -1,0 +1,100 @@
+"""The sdist builds a wheel from a clean checkout, and the wheel works without the sources."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command, cwd, **environment):
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of what git tracks, or of everything but build output where there is no git."""
+    target = tmp_path_factory.mktemp("checkout") / "shmvec"
+    ignore = shutil.ignore_patterns(
+        "*.so", "build", "dist", "*.egg-info", "__pycache__", ".venv", ".git", ".*_cache"
+    )
+    shutil.copytree(ROOT, target, ignore=ignore, dirs_exist_ok=True)
+    for generated in (target / "src" / "shmvec" / "_core").glob("*.c"):
+        generated.unlink()
+    return target
+
+
+def test_sdist_and_wheel(checkout, tmp_path):
+    pytest.importorskip("build")
+    out = tmp_path / "dist"
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out)]
+    run(*build, "--sdist", cwd=checkout)
+    (sdist,) = out.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+        archive.extractall(tmp_path, filter="data")
+    assert {"csrc/ring.h", "csrc/wait.c", "src/shmvec/_core/parent.pyx", "LICENSE"} <= names
+    assert {"src/shmvec/_core/csrc.pxd", "src/shmvec/py.typed", "tests/conftest.py"} <= names
+    assert not [name for name in names if name.endswith(".so")]
+    assert not [name for name in names if re.match(r"src/.*\.c$", name)], "generated C"
+
+    source = tmp_path / sdist.name.removesuffix(".tar.gz")
+    run(*build, "--wheel", cwd=source)
+    (wheel,) = out.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "site")
+    assert {"shmvec/py.typed", "shmvec/_core/parent.pyi", "shmvec/__init__.py"} <= names
+    assert len([name for name in names if name.endswith(".so")]) == 5
+    assert not [name for name in names if name.endswith((".c", ".h", ".pyx", ".pxd"))]
+    program = (
+        "import shmvec; assert 'site' in shmvec.__file__\n"
+        "envs = shmvec.make_vec('CartPole-v1', 3)\n"
+        "print(envs.reset(seed=1)[0].shape); envs.close()"
+    )
+    site = str(tmp_path / "site")
+    assert run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=site) == "(3, 4)\n"
+
+
+def test_an_unbuilt_tree_says_what_to_do(checkout, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", "import shmvec"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "compiled core is missing" in done.stderr and "pip install -e ." in done.stderr
+
+
+def test_readme_commands():
+    """CI runs the test command of the README, to the letter."""
+    readme = (ROOT / "README.md").read_text()
+    command = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
+    assert command.endswith("-m pytest") and command in readme
+    assert ".venv/bin/python -m shmvec bench" in readme
+
+
+def test_version_is_said_once_and_the_same():
+    import shmvec
+
+    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert declared and declared.group(1) == shmvec.__version__
