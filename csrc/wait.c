@@ -125,6 +125,19 @@ static int completion_ready(void *what)
     return sv_completion_check(wait->completion, wait->target);
 }
 
+/* Sleeps until `target` requests are done.  False: the slice is over first. */
+static bool park_for(sv_waiter *waiter, sv_completion *completion, uint32_t target,
+                     int64_t slice_ns, int64_t *asked_at)
+{
+    if (!sv_completion_arm(completion, target))
+        return true;
+    waiter->parks++;
+    sv_completion_sleep(completion, target, slice_ns);
+    /* relaxed: only a measurement. */
+    *asked_at = atomic_load_explicit(&completion->woken_at, memory_order_relaxed);
+    return sv_completion_check(completion, target);
+}
+
 int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,
                        int64_t slice_ns)
 {
@@ -133,16 +146,20 @@ int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t ta
     if (found && waiter->since == 0)
         return SV_WAIT_READY;
     int64_t asked_at = 0;
-    if (!found && waiter->since == 0)
+    if (!found && waiter->since == 0) {
         found = spin(waiter, completion_ready, &wait);
-    if (!found && sv_completion_arm(completion, target)) {
-        waiter->parks++;
-        sv_completion_sleep(completion, target, slice_ns);
-        if (!sv_completion_check(completion, target))
-            return SV_WAIT_SLICE;
-        /* relaxed: only a measurement. */
-        asked_at = atomic_load_explicit(&completion->woken_at, memory_order_relaxed);
+        waiter->early = waiter->budget.linger > 0;
     }
+    if (!found && waiter->early) {
+        if (!park_for(waiter, completion, target - 1, slice_ns, &asked_at))
+            return SV_WAIT_SLICE;
+        waiter->early = false;
+        int64_t until = sv_now_ns() + waiter->budget.linger;
+        while (!(found = sv_completion_check(completion, target)) && sv_now_ns() < until)
+            sv_yield();
+    }
+    if (!found && !park_for(waiter, completion, target, slice_ns, &asked_at))
+        return SV_WAIT_SLICE;
     learn(waiter, asked_at);
     return SV_WAIT_READY;
 }

@@ -35,6 +35,11 @@
  * worker is `homing`: while it sleeps, and only then, it is bound to a core of its own.  Awake it
  * may run anywhere, and so may the threads and processes that its envs start.
  *
+ * When to wake up.  With as many workers as cores, the first core is free when one worker is done
+ * and the others are not.  So the parent has itself woken when all requests but one are done, and
+ * `linger`s there, yielding, for the last: its waking up then passes while that still works, and
+ * the last worker makes no system call (5 % of a batch step of CartPole with 32 envs).
+ *
  * A waiter is private to its process; nothing of it is shared.
  */
 #ifndef SHMVEC_WAIT_H
@@ -50,15 +55,17 @@ enum {
     SV_WAIT_CORRUPT = -1,    /* the segment holds nonsense */
 };
 
-/* The longest that each phase may last, in ns; 0 leaves it out.  Both 0: park at once. */
+/* The longest that each phase may last, in ns; 0 leaves it out.  All 0: park at once. */
 typedef struct {
     int64_t pause;
     int64_t yield;
+    int64_t linger; /* parent only: see "When to wake up" above */
 } sv_budget;
 
 typedef struct {
     sv_budget budget;
     bool homing;       /* worker: sleep bound to a core of its own */
+    bool early;        /* parent: the wait in progress sleeps for all requests but one */
     int64_t typical;   /* ns; learned */
     int64_t park_cost; /* ns; learned */
     int64_t since;     /* start of the wait in progress; 0: none */

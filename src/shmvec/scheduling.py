@@ -61,7 +61,7 @@ def split_evenly(num_envs: int, num_workers: int) -> list[range]:
 
 @dataclass(frozen=True)
 class WaitBudgets:
-    """How long each side may (pause, yield) when it waits, in ns, before it parks.
+    """How long each side may (pause, yield, linger) when it waits, in ns, before it parks.
 
     Attributes:
         parent: The parent, which waits for a batch step.
@@ -83,7 +83,8 @@ def wait_budgets(num_workers: int, cores: int) -> WaitBudgets:
     more, a pause would take a core from somebody who has work: all yield instead.
     """
     if num_workers < cores:
-        return WaitBudgets(parent=(400 * _US, 0), worker=(50 * _US, 0), homing=False)
+        return WaitBudgets(parent=(400 * _US, 0, 0), worker=(50 * _US, 0, 0), homing=False)
     if num_workers == cores:
-        return WaitBudgets(parent=(0, 50 * _US), worker=(0, 200 * _US), homing=True)
-    return WaitBudgets(parent=(0, 50 * _US), worker=(0, 50 * _US), homing=False)
+        linger = 50 * _US if num_workers > 1 else 0
+        return WaitBudgets(parent=(0, 50 * _US, linger), worker=(0, 200 * _US, 0), homing=True)
+    return WaitBudgets(parent=(0, 50 * _US, 0), worker=(0, 50 * _US, 0), homing=False)

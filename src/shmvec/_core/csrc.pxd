@@ -61,6 +61,7 @@ cdef extern from "wait.h" nogil:
     ctypedef struct sv_budget:
         int64_t pause
         int64_t yield_ "yield"
+        int64_t linger
 
     ctypedef struct sv_waiter:
         int64_t typical

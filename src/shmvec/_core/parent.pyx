@@ -121,7 +121,7 @@ cdef class ParentLoop:
         self.copy = copy
         self.inline = inline
         cdef sv_budget budget
-        budget.pause, budget.yield_ = waiting
+        budget.pause, budget.yield_, budget.linger = waiting
         sv_waiter_init(&self.waiter, budget, False)
 
     # ---- posting -----------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from shmvec._core.segment import Segment
 # Seeds, options and mask (which envs to reset), the first and the last one item an env.
 ResetArguments = tuple[Sequence[int | None] | None, dict[str, Any] | None, Sequence[bool] | None]
 
-# How long a wait may pause and how long it may yield, in ns; see csrc/wait.h.
-Budget = tuple[int, int]
+# How long a wait may pause, yield and linger, in ns; see csrc/wait.h.
+Budget = tuple[int, int, int]
 
 class Host(Protocol):
     """What the loop leaves to Python: the rare things."""

@@ -79,7 +79,7 @@ cdef class WorkerLoop:
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
         cdef sv_budget budget
-        budget.pause, budget.yield_ = waiting
+        budget.pause, budget.yield_, budget.linger = waiting
         sv_waiter_init(&self.waiter, budget, homing)
         self.infos = InfoEncoder(segment, index, first_env, len(envs))
         self.observations = observations
