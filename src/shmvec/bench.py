@@ -3,7 +3,8 @@
 The contenders take turns, in slices, in one run. For each the median over the slices is given:
 the time of a batch step, env steps a second (resets made by autoreset are not steps), the share of
 the limit, and how many times faster than AsyncVectorEnv. The spread is that of the slices' batch
-times: (largest - smallest) / median.
+times: (largest - smallest) / median. With --compute, "parent slowed by" compares the parent's
+computing with that beside SyncVectorEnv, which has no workers.
 
 The limit: free-running loops, one env and one process a core, without any communication. A vector
 env cannot be faster on these cores.
@@ -129,13 +130,6 @@ class _Compute:
         for _ in range(self._turns):
             pass
         return (time.perf_counter_ns() - start) / 1000
-
-    def alone(self, seconds: float) -> float:
-        """Mean time of a turn while all others are idle, in µs."""
-        until, taken = time.perf_counter() + seconds, []
-        while time.perf_counter() < until:
-            taken.append(self())
-        return statistics.fmean(taken)
 
 
 class _VectorContender:
@@ -291,7 +285,6 @@ def _measure(
     workers = None if num_workers is None else min(num_workers, n)
     contenders: dict[str, _LimitContender | _VectorContender] = {}
     slices: dict[str, list[_Slice]] = {}
-    alone = []
     try:
         for contender, build in (
             (_LIMIT, lambda: _LimitContender(make, cores)),
@@ -308,8 +301,6 @@ def _measure(
             say(f"round {turn + 1} of {_ROUNDS}")
             for contender, runner in contenders.items():
                 slices.setdefault(contender, []).append(runner.run(seconds / _ROUNDS))
-            if compute is not None:
-                alone.append(compute.alone(seconds / _ROUNDS / 4))
     finally:
         for runner in contenders.values():
             runner.close()
@@ -333,9 +324,11 @@ def _measure(
             row["spread"] = (max(batch) - min(batch)) / median
             row["times_async"] = reference / median
             if compute is not None:
-                busy = statistics.median(s.compute_us for s in measured)
-                row["compute_us"] = busy
-                row["compute_slowdown"] = busy / statistics.median(alone) - 1
+                row["compute_us"] = statistics.median(s.compute_us for s in measured)
+                row["compute_slowdown"] = statistics.median(
+                    mine.compute_us / undisturbed.compute_us - 1
+                    for mine, undisturbed in zip(measured, slices[_SYNC], strict=True)
+                )
         rows.append(row)
     return rows
 
