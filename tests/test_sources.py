@@ -1,7 +1,7 @@
 """The habits of the code base: lint, types, and files that a reader can take in."""
 
+import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ SOURCES = [
 
 @pytest.mark.parametrize("command", [["ruff", "check", "."], ["mypy"]], ids=lambda c: c[0])
 def test_tool_is_content(command):
-    if shutil.which(command[0]) is None:
+    if importlib.util.find_spec(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed (the dev extra has it)")
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=110
