@@ -16,6 +16,8 @@
  *
  *     typical    how long its waits last (moving average).  A wait that is typically longer than
  *                a phase's budget is not worth spinning for: only a token spin is made.
+ *                (One yield can be all it takes: it hands the core to whoever has work, and comes
+ *                back when that is done.  Without it CartPole with 32 envs takes 15 % longer.)
  *     park_cost  what a park costs, from the waker's clock reading to the sleeper's.  The length
  *                of a wait that ended in a park includes that park, so that much is allowed on top
  *                of the budget: else a waiter that once began to park would never stop.
