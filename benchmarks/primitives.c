@@ -65,7 +65,8 @@ static void round_trip(const char *name, uint32_t rounds, sv_budget budget)
     struct shared *shared = shared_memory(sizeof *shared);
     shared->rounds = rounds;
     shared->budget = budget;
-    pid_t child = start_process(serve, shared);
+    runner server;
+    run(&server, true, serve, shared);
     sv_ring requests;
     sv_waiter waiter;
     sv_ring_attach_producer(&requests, shared->requests, CAPACITY);
@@ -80,7 +81,7 @@ static void round_trip(const char *name, uint32_t rounds, sv_budget budget)
                SV_WAIT_READY)
             ;
     });
-    join_process(child);
+    join(&server);
     munmap(shared, sizeof *shared);
 }
 

@@ -1,4 +1,4 @@
-/* check.h — what the C tests share: checks, threads that end, and processes over one mapping. */
+/* check.h — what the C tests share: checks, a deadline, and threads and processes over one mapping. */
 #ifndef SHMVEC_CHECK_H
 #define SHMVEC_CHECK_H
 
@@ -27,18 +27,6 @@ static inline void start_deadline(void)
     alarm(DEADLINE_S); /* SIGALRM ends the process: the runner sees the signal */
 }
 
-static inline pthread_t start_thread(void *(*body)(void *), void *argument)
-{
-    pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, body, argument) == 0);
-    return thread;
-}
-
-static inline void join_thread(pthread_t thread)
-{
-    CHECK(pthread_join(thread, NULL) == 0);
-}
-
 /* Zeroed memory that a fork shares. */
 static inline void *shared_memory(size_t bytes)
 {
@@ -47,22 +35,46 @@ static inline void *shared_memory(size_t bytes)
     return memory;
 }
 
-static inline pid_t start_process(void (*body)(void *), void *argument)
+/* Somebody who runs beside the test: a thread (which sanitizers watch) or a process. */
+typedef struct {
+    void (*body)(void *);
+    void *argument;
+    bool is_process;
+    pthread_t thread;
+    pid_t process;
+} runner;
+
+static inline void *runner_thread(void *argument)
 {
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
+    runner *self = argument;
+    self->body(self->argument);
+    return NULL;
+}
+
+static inline void run(runner *self, bool as_process, void (*body)(void *), void *argument)
+{
+    *self = (runner){.body = body, .argument = argument, .is_process = as_process};
+    if (!as_process) {
+        CHECK(pthread_create(&self->thread, NULL, runner_thread, self) == 0);
+        return;
+    }
+    self->process = fork();
+    CHECK(self->process >= 0);
+    if (self->process == 0) {
         start_deadline(); /* alarms are not inherited */
         body(argument);
         _exit(0);
     }
-    return child;
 }
 
-static inline void join_process(pid_t child)
+static inline void join(runner *self)
 {
+    if (!self->is_process) {
+        CHECK(pthread_join(self->thread, NULL) == 0);
+        return;
+    }
     int status;
-    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(waitpid(self->process, &status, 0) == self->process);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 

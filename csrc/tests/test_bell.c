@@ -58,16 +58,10 @@ static void sleep_through(struct shared *shared, uint32_t index)
     }
 }
 
-static void *sleeper_thread(void *argument)
+static void sleeper_body(void *argument)
 {
     struct sleeper *sleeper = argument;
     sleep_through(sleeper->shared, sleeper->index);
-    return NULL;
-}
-
-static void sleeper_process(void *argument)
-{
-    sleeper_thread(argument);
 }
 
 static void ring_through(struct shared *shared, uint32_t num_sleepers)
@@ -90,24 +84,16 @@ static void test_no_lost_wake(bool processes, uint32_t num_sleepers, uint32_t ro
 {
     struct shared *shared = shared_memory(sizeof *shared);
     struct sleeper sleepers[SLEEPERS];
-    pthread_t threads[SLEEPERS];
-    pid_t children[SLEEPERS];
+    runner runners[SLEEPERS];
     shared->rounds = rounds;
     atomic_store(&shared->bell.word, UINT32_MAX - rounds); /* wraps half-way */
     for (uint32_t i = 0; i < num_sleepers; i++) {
         sleepers[i] = (struct sleeper){shared, i};
-        if (processes)
-            children[i] = start_process(sleeper_process, &sleepers[i]);
-        else
-            threads[i] = start_thread(sleeper_thread, &sleepers[i]);
+        run(&runners[i], processes, sleeper_body, &sleepers[i]);
     }
     ring_through(shared, num_sleepers);
-    for (uint32_t i = 0; i < num_sleepers; i++) {
-        if (processes)
-            join_process(children[i]);
-        else
-            join_thread(threads[i]);
-    }
+    for (uint32_t i = 0; i < num_sleepers; i++)
+        join(&runners[i]);
     munmap(shared, sizeof *shared);
 }
 

@@ -8,7 +8,6 @@
 struct shared {
     sv_completion completion;
     alignas(SV_CACHE_LINE) _Atomic uint32_t round;
-    uint32_t first_done; /* where the count starts: near its wrap */
     uint32_t rounds;
 };
 
@@ -50,26 +49,15 @@ static void work(void *argument)
     }
 }
 
-static void *work_thread(void *argument)
-{
-    work(argument);
-    return NULL;
-}
-
 static void test_no_lost_wake(bool processes, uint32_t num_workers, uint32_t start,
                               uint32_t rounds)
 {
     struct shared *shared = shared_memory(sizeof *shared);
-    pthread_t threads[WORKERS];
-    pid_t children[WORKERS];
+    runner runners[WORKERS];
     shared->rounds = rounds;
     atomic_store(&shared->completion.word, (uint64_t)start << 32);
-    for (uint32_t i = 0; i < num_workers; i++) {
-        if (processes)
-            children[i] = start_process(work, shared);
-        else
-            threads[i] = start_thread(work_thread, shared);
-    }
+    for (uint32_t i = 0; i < num_workers; i++)
+        run(&runners[i], processes, work, shared);
     uint32_t target = start;
     for (uint32_t round = 1; round <= rounds; round++) {
         atomic_store_explicit(&shared->round, round, memory_order_release);
@@ -78,12 +66,8 @@ static void test_no_lost_wake(bool processes, uint32_t num_workers, uint32_t sta
             if (sv_completion_arm(&shared->completion, target))
                 CHECK(sv_completion_sleep(&shared->completion, target, LONG) != ETIMEDOUT);
     }
-    for (uint32_t i = 0; i < num_workers; i++) {
-        if (processes)
-            join_process(children[i]);
-        else
-            join_thread(threads[i]);
-    }
+    for (uint32_t i = 0; i < num_workers; i++)
+        join(&runners[i]);
     munmap(shared, sizeof *shared);
 }
 

@@ -125,12 +125,6 @@ static void produce(void *argument)
     }
 }
 
-static void *produce_thread(void *argument)
-{
-    produce(argument);
-    return NULL;
-}
-
 static void consume(struct shared *shared)
 {
     sv_ring ring;
@@ -165,15 +159,10 @@ static void test_stream(bool process, uint32_t start, uint32_t rounds)
         atomic_store(&rings[i]->tail, start & ~7u);
         atomic_store(&rings[i]->head, start & ~7u);
     }
-    if (process) {
-        pid_t child = start_process(produce, shared);
-        consume(shared);
-        join_process(child);
-    } else {
-        pthread_t thread = start_thread(produce_thread, shared);
-        consume(shared);
-        join_thread(thread);
-    }
+    runner producer;
+    run(&producer, process, produce, shared);
+    consume(shared);
+    join(&producer);
     munmap(shared, sizeof *shared);
 }
 

@@ -44,19 +44,12 @@ static void serve(void *argument)
     }
 }
 
-static void *serve_thread(void *argument)
-{
-    serve(argument);
-    return NULL;
-}
-
 static void test_rounds(bool processes, uint32_t num_workers, sv_budget budget,
                         uint32_t rounds)
 {
     struct shared *shared = shared_memory(sizeof *shared);
     struct worker workers[WORKERS];
-    pthread_t threads[WORKERS];
-    pid_t children[WORKERS];
+    runner runners[WORKERS];
     sv_ring requests[WORKERS];
     sv_waiter waiter;
     shared->rounds = rounds;
@@ -66,10 +59,7 @@ static void test_rounds(bool processes, uint32_t num_workers, sv_budget budget,
     for (uint32_t i = 0; i < num_workers; i++) {
         sv_ring_attach_producer(&requests[i], shared->requests[i], CAPACITY);
         workers[i] = (struct worker){shared, i};
-        if (processes)
-            children[i] = start_process(serve, &workers[i]);
-        else
-            threads[i] = start_thread(serve_thread, &workers[i]);
+        run(&runners[i], processes, serve, &workers[i]);
     }
     for (uint32_t round = 1; round <= rounds; round++) {
         sv_record record = {.sequence = round};
@@ -83,12 +73,8 @@ static void test_rounds(bool processes, uint32_t num_workers, sv_budget budget,
                SV_WAIT_SLICE)
             CHECK(sv_now_ns() - start < 20 * SV_NS_PER_S);
     }
-    for (uint32_t i = 0; i < num_workers; i++) {
-        if (processes)
-            join_process(children[i]);
-        else
-            join_thread(threads[i]);
-    }
+    for (uint32_t i = 0; i < num_workers; i++)
+        join(&runners[i]);
     CHECK(waiter.parks <= 2 * waiter.waits + 20);
     munmap(shared, sizeof *shared);
 }

@@ -102,30 +102,27 @@ class Layout:
         """Visits every array in the order in which they lie in the segment."""
         n = self.num_envs
 
-        def observation(space: gym.Space[Any]) -> Any:
+        def walk(space: gym.Space[Any], leaf: Callable[[gym.Space[Any]], Any]) -> Any:
             if isinstance(space, spaces.Dict):
-                return make(DictCodec, {k: observation(s) for k, s in space.spaces.items()})
+                return make(DictCodec, {k: walk(s, leaf) for k, s in space.spaces.items()})
             if isinstance(space, spaces.Tuple):
-                return make(TupleCodec, [observation(s) for s in space.spaces])
+                return make(TupleCodec, [walk(s, leaf) for s in space.spaces])
             if isinstance(space, spaces.Text):
                 return make(TextCodec, place((n, 1 + space.max_length), np.uint32))
+            return leaf(space)
+
+        def observation(space: gym.Space[Any]) -> Any:
             return make(ArrayCodec, place((n, *_shape(space)), np.dtype(space.dtype)))
 
         def action(space: gym.Space[Any]) -> Any:
-            if isinstance(space, spaces.Dict):
-                return make(DictCodec, {k: action(s) for k, s in space.spaces.items()})
-            if isinstance(space, spaces.Tuple):
-                return make(TupleCodec, [action(s) for s in space.spaces])
-            if isinstance(space, spaces.Text):
-                return make(TextCodec, place((n, 1 + space.max_length), np.uint32))
             shape = _shape(space)
             itemsize = max(ACTION_ITEMSIZE, np.dtype(space.dtype).itemsize)
             memory = place((n, math.prod(shape) * itemsize), np.uint8)
             return make(ActionCodec, memory, place((1,), np.uint8), shape, space.dtype, space)
 
         return (
-            observation(self.observation_space),
-            action(self.action_space),
+            walk(self.observation_space, observation),
+            walk(self.action_space, action),
             place((n,), np.float64),
             place((n,), np.bool_),
             place((n,), np.bool_),
