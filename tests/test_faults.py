@@ -100,6 +100,20 @@ def test_ctrl_c_interrupts_a_step_and_its_results_are_dropped():
     envs.close()
 
 
+def test_what_an_interrupted_step_raised_is_dropped_but_a_death_is_not():
+    envs = ShmVectorEnv([lambda: Failing("step", SystemExit(5), at=1), make_counter])
+    envs.reset()
+    envs._loop.post_step([0, 0])  # as if Ctrl-C had interrupted the wait for it
+    assert envs.reset(seed=2)[0][:, 0].tolist() == [0, 0]
+    envs.close()
+    envs = ShmVectorEnv([lambda: Failing("step", "kill", at=1), make_counter], num_workers=2)
+    envs.reset()
+    envs._loop.post_step([0, 0])
+    with pytest.raises(WorkerCrashError):
+        envs.reset()
+    envs.close()
+
+
 def run_script(body: str) -> subprocess.Popen:
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
     return subprocess.Popen(
@@ -154,8 +168,8 @@ def test_ctrl_c_ends_a_script_without_a_word_from_the_workers():
         if __name__ == "__main__":
             envs = shmvec.ShmVectorEnv([Counter] * 3, num_workers=3)
             envs.reset()
-            print(*[process.pid for process in envs.processes], flush=True)
             try:
+                print(*[process.pid for process in envs.processes], flush=True)
                 while True:
                     envs.step([0, 0, 0])
             except KeyboardInterrupt:

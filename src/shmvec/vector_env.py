@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import operator
 import os
@@ -384,8 +383,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
         if loop.pending:  # a wait was interrupted, by Ctrl-C for example: drop its results
-            with contextlib.suppress(Exception):
-                self._gather(loop)
+            self._collect(loop)
         return loop
 
     def _command(self, loop: ParentLoop, name: str, payload: Callable[[range], Any]) -> None:
@@ -399,23 +397,25 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         for index, message in enumerate(packed):
             workers.send(index, message)
 
-    def _gather(self, loop: ParentLoop) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """Infos and results of what was posted; raises what envs raised.
-
-        Closes the vector env if a worker died.
-        """
+    def _collect(self, loop: ParentLoop) -> list[Late] | None:
+        """Waits for what was posted; closes the vector env if a worker died."""
         workers = self._workers
         assert workers is not None
         try:
-            late_workers = loop.collect()
-            if late_workers is None:
-                return loop.infos(self, None), ()
-            messages: list[Late] = [workers.receive(index) for index in late_workers]
+            late = loop.collect()
+            return None if late is None else [workers.receive(index) for index in late]
         except WorkerCrashError:
             self._abandon()
             raise
+
+    def _gather(self, loop: ParentLoop) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """Infos and results of what was posted; raises what envs raised."""
+        messages = self._collect(loop)
+        if messages is None:
+            return loop.infos(self, None), ()
         raise_failures([failure for late in messages for failure in late.failures])
-        unpack = workers.unpack
+        assert self._workers is not None
+        unpack = self._workers.unpack
         infos = [(env, unpack(info)) for late in messages for env, info in late.infos]
         results = [unpack(result) for late in messages for result in late.results or ()]
         return loop.infos(self, infos), tuple(results)
