@@ -50,10 +50,17 @@ def test_cgroup_quota(tmp_path, monkeypatch, files, quota):
         assert usable_cores() == 1
 
 
-def test_nobody_pauses_without_a_core_to_spare():
+def test_nobody_pauses_without_a_core_to_spare(monkeypatch):
     for cores in (1, 2, 16):
+        monkeypatch.setattr(scheduling, "_allowed_cores", lambda cores=cores: cores)
         for num_workers in (1, 2, 8, 16, 100):
             budgets = wait_budgets(num_workers, cores)
             pauses = budgets.parent[0] > 0, budgets.worker[0] > 0
             assert pauses == (num_workers < cores,) * 2
             assert budgets.homing == (num_workers == cores)
+
+
+def test_no_homing_under_a_quota(monkeypatch):
+    """Else all containers of a machine would wake their workers on its first cores."""
+    monkeypatch.setattr(scheduling, "_allowed_cores", lambda: 64)
+    assert not wait_budgets(2, cores=2).homing

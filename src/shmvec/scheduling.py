@@ -22,14 +22,18 @@ _US = 1_000
 
 def usable_cores() -> int:
     """Cores that this process may use: its affinity, limited by the cgroup's CPU quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores = _allowed_cores()
     quota = _cgroup_quota()
     if quota is not None:
         cores = min(cores, max(1, math.ceil(quota)))
     return cores
+
+
+def _allowed_cores() -> int:
+    """Cores in the affinity of this process."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
@@ -86,5 +90,7 @@ def wait_budgets(num_workers: int, cores: int) -> WaitBudgets:
         return WaitBudgets(parent=(400 * _US, 0, 0), worker=(50 * _US, 0, 0), homing=False)
     if num_workers == cores:
         linger = 50 * _US if num_workers > 1 else 0
-        return WaitBudgets(parent=(0, 50 * _US, linger), worker=(0, 200 * _US, 0), homing=True)
+        # Under a quota there are more cores than workers, and others live on the first of them.
+        homing = num_workers == _allowed_cores()
+        return WaitBudgets(parent=(0, 50 * _US, linger), worker=(0, 200 * _US, 0), homing=homing)
     return WaitBudgets(parent=(0, 50 * _US, 0), worker=(0, 50 * _US, 0), homing=False)

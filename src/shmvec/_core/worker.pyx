@@ -1,7 +1,7 @@
 """A worker's hot loop: wait for a request, step the envs of its range, answer.
 
 What is rare (commands, errors, infos too large for the ring) goes through the ``host``, Python
-code with two methods: ``command(message) -> (reset arguments or None, results)`` and
+code with two methods: ``command() -> (reset arguments or None, results)`` and
 ``send_late(infos, failures, results)``.
 """
 
