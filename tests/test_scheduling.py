@@ -43,7 +43,7 @@ def test_cgroup_quota(tmp_path, monkeypatch, files, quota):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert scheduling._cgroup_quota(tmp_path) == quota
+    assert scheduling._cgroup_quota(tmp_path, tmp_path / "none") == quota
     monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: quota)
     assert usable_cores() >= 1
     if quota == 0.5:
@@ -64,3 +64,16 @@ def test_no_homing_under_a_quota(monkeypatch):
     """Else all containers of a machine would wake their workers on its first cores."""
     monkeypatch.setattr(scheduling, "_allowed_cores", lambda: 64)
     assert not wait_budgets(2, cores=2).homing
+
+
+def test_the_tightest_quota_around_a_process_counts(tmp_path):
+    membership = tmp_path / "membership"
+    membership.write_text("0::/user/job\n")
+    (tmp_path / "user" / "job").mkdir(parents=True)
+    (tmp_path / "user" / "job" / "cpu.max").write_text("400000 100000")
+    assert scheduling._cgroup_quota(tmp_path, membership) == 4
+    (tmp_path / "user" / "cpu.max").write_text("250000 100000")
+    assert scheduling._cgroup_quota(tmp_path, membership) == 2.5
+    membership.write_text("0::/\n")
+    (tmp_path / "cpu.max").write_text("max 100000")
+    assert scheduling._cgroup_quota(tmp_path, membership) is None

@@ -36,16 +36,36 @@ def _allowed_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """CPU quota in cores, of cgroup v2 or v1; None if there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        limit, period = (root / "cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
+def _cgroup_quota(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """CPU quota in cores, of cgroup v2 or v1; None if there is none.
+
+    The tightest of this process's cgroup and those around it. A container usually sees its own
+    cgroup as the root.
+    """
+    quotas = []
+    for folder in _own_cgroups(root, membership):
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            limit, period = (folder / "cpu.max").read_text().split()
+            if limit != "max":
+                quotas.append(int(limit) / int(period))
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
         limit = (root / "cpu/cpu.cfs_quota_us").read_text()
         period = (root / "cpu/cpu.cfs_period_us").read_text()
-        return None if int(limit) <= 0 else int(limit) / int(period)
-    return None
+        if int(limit) > 0:
+            quotas.append(int(limit) / int(period))
+    return min(quotas, default=None)
+
+
+def _own_cgroups(root: Path, membership: Path) -> list[Path]:
+    """The folders of this process's cgroup (v2) and of all around it, up to the root."""
+    with contextlib.suppress(OSError):
+        for line in membership.read_text().splitlines():
+            if line.startswith("0::/"):
+                own = Path(line.removeprefix("0::/"))
+                return [root / own, *(root / outer for outer in own.parents)]
+    return [root]
 
 
 def split_evenly(num_envs: int, num_workers: int) -> list[range]:
