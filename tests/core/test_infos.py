@@ -60,6 +60,7 @@ def gathered(per_env):
 @example([[{"a": 1}, {"a": 1.5}, {"a": np.float32(2)}]])
 @example([[{"a": {"b": 1}}, {"a": 3}, {}], [{"a": 3}, {"a": {"b": 1}}, {}]])
 @example([[{"a": 1}, {"_a": 5}, {"a": 2, "_a": 3}]])
+@example([[{"_b": None, "b": 1}, {"b": 2}, {}]])
 @example([[{"a": 2**70}, {}, {}], [{"a": "\ud800"}, {}, {}]])
 @example([[{"a": np.zeros(2)}, {"a": np.zeros(3)}, {}]])
 @example([[{"a": None}, {"a": 1}, {"a": "x"}], [{"a": 1}, {"a": None}, {}]])
