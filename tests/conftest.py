@@ -26,15 +26,15 @@ def _descriptors() -> set[str]:
 
 def _children() -> dict[int, str]:
     """Child processes but those that Python keeps for itself (resource tracker, fork server)."""
-    listing = subprocess.run(
-        ["ps", "-o", "pid=,stat=,args=", "--ppid", str(os.getpid())],
+    listing = subprocess.run(  # -ww: without it ps cuts a command at 80 columns, "forkserver" too
+        ["ps", "-ww", "-o", "pid=,stat=,args=", "--ppid", str(os.getpid())],
         capture_output=True,
         text=True,
     ).stdout
     children = {}
     for line in listing.splitlines():
         pid, status, command = line.split(None, 2)
-        keeps = ("resource_tracker", "forkserver", "ps -o pid=")
+        keeps = ("resource_tracker", "forkserver", "ps -ww -o pid=")
         if not any(word in command for word in keeps):
             children[int(pid)] = f"{status} {command}"
     return children
