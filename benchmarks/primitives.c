@@ -94,7 +94,7 @@ int main(void)
     const void *payload;
     uint32_t bytes, tag;
     sv_segment plan, copy;
-    sv_segment_sizes sizes = {1, 1, 64, 4096, 100};
+    sv_segment_sizes sizes = {1, 1, 64, 4096, 64, 0, 100};
     sv_ring_attach_producer(&producer, shared->requests, CAPACITY);
     sv_ring_attach_consumer(&consumer, shared->requests, CAPACITY);
     sv_byte_ring_attach_producer(&writer, shared->messages, 65536);

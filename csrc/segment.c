@@ -34,7 +34,8 @@ bool sv_segment_plan(const sv_segment_sizes *sizes, sv_segment *plan)
 {
     if (sizes->num_workers == 0 || sizes->num_workers > SV_MAX_WORKERS || sizes->num_envs == 0 ||
         sizes->num_envs > SV_MAX_ENVS || !is_capacity(sizes->ring_capacity) ||
-        !is_capacity(sizes->info_capacity) || sizes->slab_bytes > MAX_SLAB_BYTES)
+        !is_capacity(sizes->info_capacity) || !is_capacity(sizes->action_capacity) ||
+        sizes->reserved != 0 || sizes->slab_bytes > MAX_SLAB_BYTES)
         return false;
     memset(plan, 0, sizeof *plan);
     plan->magic = SV_SEGMENT_MAGIC;
@@ -42,12 +43,14 @@ bool sv_segment_plan(const sv_segment_sizes *sizes, sv_segment *plan)
     plan->sizes = *sizes;
     plan->record_stride = aligned(sv_ring_bytes(sizes->ring_capacity));
     plan->info_stride = aligned(sv_byte_ring_bytes(sizes->info_capacity));
+    plan->action_stride = aligned(sv_byte_ring_bytes(sizes->action_capacity));
     plan->bell = aligned(sizeof *plan);
     plan->completion = plan->bell + aligned(sizeof(sv_bell));
     plan->requests = plan->completion + aligned(sizeof(sv_completion));
     plan->completions = plan->requests + sizes->num_workers * plan->record_stride;
     plan->infos = plan->completions + sizes->num_workers * plan->record_stride;
-    plan->slabs = plan->infos + sizes->num_workers * plan->info_stride;
+    plan->actions = plan->infos + sizes->num_workers * plan->info_stride;
+    plan->slabs = plan->actions + sizes->num_workers * plan->action_stride;
     plan->total_bytes = plan->slabs + aligned(sizes->slab_bytes);
     plan->checksum = checksum(plan);
     return true;

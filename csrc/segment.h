@@ -5,13 +5,15 @@
  *     completion      the parent sleeps here
  *     requests        one ring a worker, parent to worker
  *     completions     one ring a worker, worker to parent
- *     infos           one byte ring a worker, worker to parent
+ *     infos           one byte ring a worker, worker to parent: infos, and observations of spaces
+ *                     that have no fixed size
+ *     actions         one byte ring a worker, parent to worker: actions of such spaces
  *     slabs           observations, actions, rewards, ...: laid out by the layer above
  *
  * Each part, and each ring, starts on a cache line of its own.  The whole layout follows from
  * sv_segment_sizes, so opening a segment computes the plan again and compares: a header that does
- * not fit its own sizes, is larger than the mapping, or was changed by accident is refused.  After that the private copy of
- * the header is used and the shared one is never read again.
+ * not fit its own sizes, is larger than the mapping, or was changed by accident is refused.  After
+ * that the private copy of the header is used and the shared one is never read again.
  */
 #ifndef SHMVEC_SEGMENT_H
 #define SHMVEC_SEGMENT_H
@@ -21,7 +23,7 @@
 #include "ring.h"
 
 #define SV_SEGMENT_MAGIC UINT64_C(0x316365766d6873ff)
-#define SV_SEGMENT_VERSION 1
+#define SV_SEGMENT_VERSION 2
 
 #define SV_MAX_WORKERS 65536
 #define SV_MAX_ENVS 1048576
@@ -31,6 +33,8 @@ typedef struct {
     uint32_t num_envs;
     uint32_t ring_capacity; /* records in a request or completion ring; a power of two */
     uint32_t info_capacity; /* bytes in an info ring; a power of two */
+    uint32_t action_capacity; /* bytes in an action ring; a power of two */
+    uint32_t reserved;        /* zero: no padding in what the checksum covers */
     uint64_t slab_bytes;
 } sv_segment_sizes;
 
@@ -47,6 +51,8 @@ typedef struct {
     uint64_t record_stride;
     uint64_t infos;
     uint64_t info_stride;
+    uint64_t actions;
+    uint64_t action_stride;
     uint64_t slabs;
     uint64_t total_bytes;
 } sv_segment;
@@ -89,6 +95,11 @@ static inline void *sv_segment_completions(void *base, const sv_segment *plan, u
 static inline void *sv_segment_infos(void *base, const sv_segment *plan, uint32_t worker)
 {
     return (char *)base + plan->infos + worker * plan->info_stride;
+}
+
+static inline void *sv_segment_actions(void *base, const sv_segment *plan, uint32_t worker)
+{
+    return (char *)base + plan->actions + worker * plan->action_stride;
 }
 
 #endif

@@ -1,6 +1,7 @@
 """Envs for the tests: importable, so that spawned workers find them."""
 
 import os
+from copy import deepcopy
 
 import gymnasium as gym
 import numpy as np
@@ -60,6 +61,57 @@ class Spaces(gym.Env):
         self.count += 1
         self.actions.append(action)
         return self.observation_space.sample(), 1.0, self.count >= self.length, False, {}
+
+
+class Scripted(gym.Env):
+    """Samples observations; episodes of the given lengths, infos as given, one a reset or step."""
+
+    def __init__(self, observation_space, action_space, lengths, infos=({},)):
+        self.observation_space = deepcopy(observation_space)
+        self.action_space = action_space
+        self.lengths = list(lengths)
+        self.infos = list(infos)
+        self.turn = 0
+        self.episode = 0
+        self.actions = []
+
+    def _info(self):
+        self.turn += 1
+        return self.infos[self.turn % len(self.infos)]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.count = 0
+        self.episode += 1
+        return self.observation_space.sample(), self._info()
+
+    def step(self, action):
+        self.count += 1
+        self.actions.append(action)
+        over = self.count >= self.lengths[self.episode % len(self.lengths)]
+        terminated = over and self.episode % 2 == 0
+        reward = float(self.np_random.random())
+        return self.observation_space.sample(), reward, terminated, over != terminated, self._info()
+
+
+class Words(gym.Space):
+    """A space of a class of the user's, which Gymnasium does not know."""
+
+    def __init__(self):
+        super().__init__()
+
+    def sample(self, mask=None, probability=None):
+        return ("word", self.np_random.integers(10).item())
+
+    def contains(self, x):
+        return isinstance(x, tuple)
+
+    def __eq__(self, other):
+        return isinstance(other, Words)
+
+    __hash__ = None
 
 
 class Infos(gym.Env):

@@ -1,7 +1,8 @@
-"""Hypothesis strategies: spaces that can be laid out, and infos."""
+"""Hypothesis strategies: spaces, those that can be laid out and others, and infos."""
 
 import gymnasium as gym
 import numpy as np
+from envs import Words
 from hypothesis import strategies as st
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -30,6 +31,21 @@ leaves = st.one_of(
 )
 
 names = st.text("abc", min_size=1, max_size=2)
+
+
+small_boxes = st.builds(lambda n: gym.spaces.Box(-1, 1, (n,)), st.integers(1, 3))
+
+unsized_leaves = st.one_of(
+    leaves,
+    st.builds(
+        lambda space, stack: gym.spaces.Sequence(space, stack=stack),
+        st.one_of(small_boxes, st.builds(gym.spaces.Discrete, st.integers(1, 4))),
+        st.booleans(),
+    ),
+    st.builds(lambda n, e: gym.spaces.Graph(n, e), small_boxes, st.none() | small_boxes),
+    st.lists(leaves, min_size=1, max_size=3).map(gym.spaces.OneOf),
+    st.builds(Words),
+)
 
 
 def spaces(leaf=leaves):

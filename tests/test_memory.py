@@ -67,7 +67,7 @@ def test_reserve_reports_the_systems_error():
 
 
 def test_segment():
-    sizes = (2, 5, 10, 5000, 1000)
+    sizes = (2, 5, 10, 5000, 64, 1000)
     memory = bytearray(segment_bytes(*sizes))
     with pytest.raises(ValueError, match="no shmvec segment"):
         Segment.open(memory)
@@ -82,14 +82,14 @@ def test_segment():
             created.array(offset, shape, np.int16)
     with pytest.raises(ValueError, match="needs"):
         Segment.create(memory[:-200], *sizes)
-    for bad in ((0, 5, 10, 10, 10), (2, 0, 10, 10, 10), (2, 5, 2**40, 10, 10)):
+    for bad in ((0, 5, 10, 10, 9, 10), (2, 0, 10, 10, 9, 10), (2, 5, 2**40, 10, 9, 10)):
         with pytest.raises((ValueError, OverflowError)):
             segment_bytes(*bad)
     del array
 
 
 def test_a_damaged_header_is_refused():
-    sizes = (2, 5, 10, 5000, 1000)
+    sizes = (2, 5, 10, 5000, 64, 1000)
     memory = bytearray(segment_bytes(*sizes))
     Segment.create(memory, *sizes)
     for position in range(0, 100, 3):

@@ -8,6 +8,7 @@ static const sv_segment_sizes SIZES = {.num_workers = 3,
                                        .num_envs = 7,
                                        .ring_capacity = 64,
                                        .info_capacity = 4096,
+                                       .action_capacity = 256,
                                        .slab_bytes = 1000};
 
 static void test_plan(void)
@@ -15,7 +16,7 @@ static void test_plan(void)
     sv_segment plan;
     CHECK(sv_segment_plan(&SIZES, &plan));
     const uint64_t offsets[] = {0,          sizeof plan,  plan.bell,       plan.completion,
-                                plan.requests, plan.completions, plan.infos, plan.slabs,
+                                plan.requests, plan.completions, plan.infos, plan.actions, plan.slabs,
                                 plan.total_bytes};
     for (size_t i = 1; i < sizeof offsets / sizeof *offsets; i++)
         CHECK(offsets[i] > offsets[i - 1]);
@@ -23,7 +24,8 @@ static void test_plan(void)
         CHECK(offsets[i] % SV_CACHE_LINE == 0);
     CHECK(plan.record_stride % SV_CACHE_LINE == 0 && plan.info_stride % SV_CACHE_LINE == 0);
     CHECK(plan.requests + 3 * plan.record_stride == plan.completions);
-    CHECK(plan.infos + 3 * plan.info_stride == plan.slabs);
+    CHECK(plan.infos + 3 * plan.info_stride == plan.actions);
+    CHECK(plan.actions + 3 * plan.action_stride == plan.slabs);
     CHECK(plan.total_bytes >= plan.slabs + 1000);
 }
 
@@ -44,6 +46,8 @@ static void test_bad_sizes(void)
     REFUSED(ring_capacity, UINT32_C(1) << 31);
     REFUSED(info_capacity, 4097);
     REFUSED(info_capacity, 32);
+    REFUSED(action_capacity, 100);
+    REFUSED(reserved, 1);
     REFUSED(slab_bytes, UINT64_MAX);
     bad = SIZES; /* the largest that is allowed must not overflow */
     bad.num_workers = SV_MAX_WORKERS;
@@ -75,6 +79,8 @@ static void test_open(void)
           (ptrdiff_t)(plan.requests + plan.record_stride));
     CHECK((char *)sv_segment_infos(base, &plan, 2) - (char *)base ==
           (ptrdiff_t)(plan.infos + 2 * plan.info_stride));
+    CHECK((char *)sv_segment_actions(base, &plan, 1) - (char *)base ==
+          (ptrdiff_t)(plan.actions + plan.action_stride));
     munmap(base, plan.total_bytes);
 }
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector.utils import batch_space, create_shared_memory
 
 from shmvec._core.codec import (
     ACTION_ITEMSIZE,
@@ -22,14 +24,17 @@ from shmvec._core.codec import (
     ArrayCodec,
     Codec,
     DictCodec,
+    MessageCodec,
     TextCodec,
     TupleCodec,
 )
 from shmvec._core.segment import Segment
 
-__all__ = ["Layout", "Slabs"]
+__all__ = ["Layout", "Slabs", "check_shared_memory", "has_fixed_size"]
 
 _ALIGNMENT = 128  # a cache line and its neighbour, as in csrc/platform.h
+_UNKNOWN_BYTES = 8192  # what a value of a space without a fixed size is guessed to need
+_MESSAGE_BYTES = 256  # what a message needs beside its value
 
 # Takes an array's shape and dtype, gives the array (or nothing, while sizes are only added up).
 _Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
@@ -42,6 +47,7 @@ class Slabs:
     Attributes:
         observations: Codec of the observations.
         actions: Codec of the actions.
+        finals: Codec of the last observations of episodes; None unless resets overwrite them.
         rewards: Rewards of the last step.
         terminations: Whether it ended an episode.
         truncations: Whether it cut one short.
@@ -49,6 +55,7 @@ class Slabs:
 
     observations: Codec
     actions: Codec
+    finals: Codec | None
     rewards: npt.NDArray[np.float64]
     terminations: npt.NDArray[np.bool_]
     truncations: npt.NDArray[np.bool_]
@@ -62,16 +69,17 @@ class Layout:
         observation_space: Observation space of one env.
         action_space: Action space of one env.
         num_envs: Number of envs, the first dimension of every array.
+        observation_messages: Whether observations travel as messages, not in slabs.
+        action_messages: Whether actions do.
+        final_observations: Whether there is a slab for the last observations of episodes.
     """
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     num_envs: int
-
-    def check(self) -> None:
-        """Raises ValueError, naming the part, if a space cannot be laid out."""
-        _check(self.observation_space, "observation space")
-        _check(self.action_space, "action space")
+    observation_messages: bool = False
+    action_messages: bool = False
+    final_observations: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -84,6 +92,30 @@ class Layout:
 
         self._walk(place, lambda kind, *arguments: None)
         return _aligned(total)
+
+    @property
+    def observation_message_bytes(self) -> int:
+        """About how many bytes of messages an env's observation takes in a step."""
+        if not self.observation_messages:
+            return 0
+        one = _MESSAGE_BYTES + self._bytes_of_one(self.observation_space)
+        return 2 * one if self.final_observations else one
+
+    @property
+    def action_message_bytes(self) -> int:
+        """About how many bytes of messages an env's action takes."""
+        if not self.action_messages:
+            return 0
+        return _MESSAGE_BYTES + self._bytes_of_one(self.action_space)
+
+    def _bytes_of_one(self, space: gym.Space[Any]) -> int:
+        if not has_fixed_size(space):
+            return _UNKNOWN_BYTES
+        alone = replace(
+            self, observation_space=space, num_envs=1, observation_messages=False,
+            action_messages=True, final_observations=False,
+        )  # fmt: skip
+        return alone.nbytes
 
     def attach(self, segment: Segment) -> Slabs:
         """The slabs of a segment that was made with this layout's ``nbytes``."""
@@ -104,7 +136,10 @@ class Layout:
 
         def walk(space: gym.Space[Any], leaf: Callable[[gym.Space[Any]], Any]) -> Any:
             if isinstance(space, spaces.Dict):
-                return make(DictCodec, {k: walk(s, leaf) for k, s in space.spaces.items()})
+                # Gymnasium hands out actions in the order of the batched space, which may differ.
+                batched: Any = batch_space(space, 1)
+                keys = batched.spaces if leaf is action else space.spaces
+                return make(DictCodec, {key: walk(space.spaces[key], leaf) for key in keys})
             if isinstance(space, spaces.Tuple):
                 return make(TupleCodec, [walk(s, leaf) for s in space.spaces])
             if isinstance(space, spaces.Text):
@@ -120,13 +155,80 @@ class Layout:
             memory = place((n, math.prod(shape) * itemsize), np.uint8)
             return make(ActionCodec, memory, place((1,), np.uint8), shape, space.dtype, space)
 
+        def message(space: gym.Space[Any]) -> Any:
+            return make(MessageCodec, space, n)
+
+        in_slabs = not self.observation_messages
         return (
-            walk(self.observation_space, observation),
-            walk(self.action_space, action),
+            walk(self.observation_space, observation)
+            if in_slabs
+            else message(self.observation_space),
+            message(self.action_space) if self.action_messages else walk(self.action_space, action),
+            walk(self.observation_space, observation)
+            if in_slabs and self.final_observations
+            else None,
             place((n,), np.float64),
             place((n,), np.bool_),
             place((n,), np.bool_),
         )
+
+
+class DynamicShapeError(TypeError, ValueError):
+    """A space whose values have no fixed shape was to lie in shared memory.
+
+    Gymnasium raises TypeError for these and ValueError for other spaces; code may catch either.
+    """
+
+
+def has_fixed_size(space: gym.Space[Any]) -> bool:
+    """Whether values of the space can lie in a slab."""
+    if isinstance(space, spaces.Dict):
+        return all(map(has_fixed_size, space.spaces.values()))
+    if isinstance(space, spaces.Tuple):
+        return all(map(has_fixed_size, space.spaces))
+    return isinstance(
+        space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Text)
+    )
+
+
+def check_shared_memory(space: gym.Space[Any], path: str = "observation space") -> None:
+    """Raises what Gymnasium raises for an observation space under ``shared_memory=True``.
+
+    Args:
+        space: The space.
+        path: What it is called in messages.
+
+    Raises:
+        ValueError: It is of a class of the user's; a Sequence or Graph raises TypeError, too.
+    """
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            check_shared_memory(part, f"{path}[{key!r}]")
+    elif isinstance(space, (spaces.Tuple, spaces.OneOf)):
+        for index, part in enumerate(space.spaces):
+            check_shared_memory(part, f"{path}[{index}]")
+    elif isinstance(space, (spaces.Graph, spaces.Sequence)):
+        raise DynamicShapeError(
+            f"As {space} has a dynamic shape so its not possible to make a static shared memory. "
+            f"For `AsyncVectorEnv`, disable `shared_memory`. This is the {path}; for "
+            "`ShmVectorEnv` as well, use `shared_memory=False`: observations then travel as "
+            "messages, through shared memory all the same."
+        )
+    elif create_shared_memory.dispatch(type(space)) in _UNREGISTERED:
+        raise ValueError(
+            "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this "
+            "feature with `shared_memory=False` however this is slower. "
+            f"The {path} is {space}, of a class that Gymnasium does not know."
+        ) from CustomSpaceError(
+            f"Space of type `{type(space)}` doesn't have an registered `create_shared_memory` "
+            f"function. Register `{type(space)}` for `create_shared_memory` to support it."
+        )
+
+
+_UNREGISTERED = (
+    create_shared_memory.dispatch(object),
+    create_shared_memory.dispatch(gym.Space),
+)
 
 
 def _aligned(nbytes: int) -> int:
@@ -136,22 +238,3 @@ def _aligned(nbytes: int) -> int:
 def _shape(space: gym.Space[Any]) -> tuple[int, ...]:
     assert space.shape is not None
     return tuple(int(size) for size in space.shape)
-
-
-def _check(space: gym.Space[Any], path: str) -> None:
-    if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            _check(part, f"{path}[{key!r}]")
-    elif isinstance(space, spaces.Tuple):
-        for index, part in enumerate(space.spaces):
-            _check(part, f"{path}[{index}]")
-    elif not isinstance(
-        space,
-        (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Text),
-    ):
-        raise ValueError(
-            f"the {path} cannot be laid out in shared memory: {space} is a "
-            f"{type(space).__name__}, which has no fixed size. Use Box, Discrete, MultiDiscrete, "
-            "MultiBinary, Text, or Dict and Tuple of these (a gymnasium wrapper such as "
-            "FlattenObservation or TransformObservation can convert it)."
-        )

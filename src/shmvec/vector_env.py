@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import copy as copying
 import multiprocessing
-import operator
 import os
+import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.error import ClosedEnvironmentError
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium import logger
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from shmvec._core.parent import ParentLoop
 from shmvec._core.segment import Segment, segment_bytes
+from shmvec.arguments import (
+    AutoresetMode,
+    checked_autoreset_mode,
+    checked_env_fns,
+    checked_mask,
+    checked_max_concurrency,
+    checked_num_workers,
+    checked_observation_mode,
+    checked_seeds,
+)
 from shmvec.faults import Failure, WorkerCrashError, raise_failures
-from shmvec.layout import Layout
+from shmvec.layout import Layout, check_shared_memory, has_fixed_size
 from shmvec.memory import map_memory, reserve_memory
 from shmvec.scheduling import split_evenly, usable_cores, wait_budgets
 from shmvec.supervisor import InlineWorker, Supervisor
@@ -29,24 +45,32 @@ __all__ = ["ShmVectorEnv"]
 
 _INFO_BYTES_PER_ENV = 4096
 _INFO_BYTES_LEAST = 65536
+_MESSAGE_RING_MOST = 1 << 28  # what is larger goes over the pipe
+
+_DEFAULT = AsyncState.DEFAULT
+_STEP = AsyncState.WAITING_STEP
+_RESET = AsyncState.WAITING_RESET
+_CALL = AsyncState.WAITING_CALL
 
 
 class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     """Steps ordinary Gymnasium envs in parallel worker processes, through shared memory.
 
-    Results are those of :class:`gymnasium.vector.SyncVectorEnv`, bit for bit, for any number of
-    workers. An episode that ends is reset by the next step (``AutoresetMode.NEXT_STEP``).
+    A drop-in for :class:`gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, results
+    and exceptions; docs/differences.md lists where it does better. Results are those of
+    :class:`gymnasium.vector.SyncVectorEnv`, bit for bit, for any number of workers.
 
     Attributes:
         num_envs: Number of envs.
         num_workers: Number of worker processes; 0 if the envs live in this process.
-        processes: The worker processes.
+        processes: The worker processes, one for each worker.
         single_observation_space: Observation space of one env.
         observation_space: Observation space of the batch.
         single_action_space: Action space of one env.
         action_space: Action space of the batch.
-        metadata: The first env's, with ``autoreset_mode``.
+        metadata: A copy of the first env's, with ``autoreset_mode``.
         render_mode: The first env's.
+        closed: Whether the vector env has been closed.
 
     Example:
         >>> import gymnasium as gym
@@ -64,32 +88,52 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
-        *,
-        num_workers: int | None = None,
+        shared_memory: bool = True,
         copy: bool = True,
         context: str | None = None,
         daemon: bool = True,
+        worker: Callable[..., None] | None = None,
+        observation_mode: str | tuple[gym.Space[Any], gym.Space[Any]] = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        *,
+        num_workers: int | None = None,
     ) -> None:
         """Starts the workers and builds the envs, all in parallel.
 
         Args:
-            env_fns: One function for each env; env ``i`` is ``env_fns[i]()``. Unless the workers
-                are forked they are sent by cloudpickle.
-            num_workers: Processes that hold the envs, split as evenly as possible. None: one for
-                each usable core (CPU affinity and cgroup quota), at most one for each env. 0: the
-                envs live in the calling process, for debuggers and profilers.
+            env_fns: One function for each env; env ``i`` is ``env_fns[i]()``, built once, in its
+                worker. Unless the workers are forked they are sent by cloudpickle.
+            shared_memory: Whether observations and actions lie in arrays in shared memory. False:
+                they travel as messages, through shared memory as well, which is slower but takes
+                values of any space, Sequence, Graph and classes of your own included.
             copy: Whether observations are returned as copies. False: as views of shared memory,
                 the same arrays each time, which the next ``step`` or ``reset`` overwrites; after
                 ``close`` they stay readable and keep the last values.
             context: How processes are started: "fork", "spawn", "forkserver", or None for
                 Python's default.
             daemon: Whether the workers are daemonic: they may then not start processes.
+            worker: A worker function for ``AsyncVectorEnv``, which takes over how an env is
+                stepped and reset. It runs as it is, in a thread for each env, and is fed by
+                pipes: slower than the default.
+            observation_mode: "same": all observation spaces are equal. "different": they may
+                differ in bounds, not in shape and dtype. A pair of spaces: the batched and the
+                single one.
+            autoreset_mode: NEXT_STEP: the step after an episode's end resets. SAME_STEP: the step
+                that ends it resets; what it ended with is in ``infos["final_obs"]`` and
+                ``infos["final_info"]``. DISABLED: you do, with ``options["reset_mask"]``.
+            max_concurrency: At most so many envs are stepped at the same time: a limit to the
+                number of workers.
+            num_workers: Processes that hold the envs, split as evenly as possible. None: one for
+                each usable core (CPU affinity and cgroup quota), at most one for each env. 0: the
+                envs live in the calling process, for debuggers and profilers.
 
         Raises:
-            ValueError: No env_fns, a bad ``num_workers`` or ``context``, or a space that cannot be
-                laid out in memory.
+            ValueError: No env_fns; a bad ``num_workers``, ``max_concurrency``, ``context`` or
+                mode; an observation space that cannot be shared memory.
             TypeError: Something in ``env_fns`` is not callable, returns no env, or cannot be
-                pickled; or ``num_workers`` is no integer.
+                pickled; ``num_workers`` is no integer; the pair of spaces holds none; a Sequence
+                or Graph was to be shared memory.
             RuntimeError: Spaces of the envs differ.
             OSError: There is not enough shared memory.
             WorkerCrashError: A worker process died while it built its envs.
@@ -99,23 +143,23 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         # Set first: close() and __del__ must work whatever fails below.
         self._workers: Supervisor | InlineWorker | None = None
         self._loop: ParentLoop | None = None
+        self._state = _DEFAULT
+        self._held: Callable[[], object] | None = None
 
-        self.env_fns = list(env_fns)
+        self.env_fns = checked_env_fns(env_fns)
         self.num_envs = len(self.env_fns)
+        self.shared_memory = shared_memory
         self.copy = copy
         self.context = context
         self.daemon = daemon
-        self.autoreset_mode = AutoresetMode.NEXT_STEP
-        if not self.env_fns:
-            raise ValueError("env_fns is empty: a vector env needs at least one env")
-        for index, env_fn in enumerate(self.env_fns):
-            if not callable(env_fn):
-                raise TypeError(
-                    f"env_fns[{index}] is a {type(env_fn).__name__}, not a function that makes "
-                    "an env (write `lambda: gym.make(...)`)"
-                )
+        self.worker = worker
+        self.observation_mode = observation_mode
+        self.autoreset_mode = checked_autoreset_mode(autoreset_mode)
+        self.max_concurrency = max_concurrency
+        checked_observation_mode(observation_mode)
+        checked_max_concurrency(max_concurrency)
         cores = usable_cores()
-        self.num_workers = _checked_num_workers(num_workers, self.num_envs, cores)
+        self.num_workers = checked_num_workers(num_workers, self.num_envs, cores, max_concurrency)
 
         if self.num_workers == 0:
             self._workers = InlineWorker(self.env_fns)
@@ -138,71 +182,106 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _start(self, workers: Supervisor | InlineWorker, cores: int) -> None:
         """Takes the workers' reports, makes the segment and hands it to them."""
         reports = workers.reports()
-        failures = [report for report in reports if isinstance(report, Failure)]
         try:
-            raise_failures(failures)
+            raise_failures([report for report in reports if isinstance(report, Failure)])
             built = [report for report in reports if isinstance(report, Report)]
-            first = built[0]
-            layout = Layout(first.observation_space, first.action_space, self.num_envs)
-            layout.check()
-            self._check_spaces(workers.ranges, built)
+            self._take_spaces(workers.ranges, built)
+            layout = Layout(
+                self.single_observation_space,
+                self.single_action_space,
+                self.num_envs,
+                not self.shared_memory or not has_fixed_size(self.single_observation_space),
+                not self.shared_memory or not has_fixed_size(self.single_action_space),
+                self.autoreset_mode is AutoresetMode.SAME_STEP,
+            )
+            nbytes_of_slabs = layout.nbytes
         except BaseException:
             workers.dismiss()
             self._finalizer.detach()
             workers.stop(10.0)  # they only close their envs
             raise
 
-        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = first.render_mode
-        self.single_observation_space = first.observation_space
-        self.single_action_space = first.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-
         most_envs = max(len(envs) for envs in workers.ranges)
+        info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
+        action_bytes = most_envs * 2 * layout.action_message_bytes
         sizes = (
             len(workers.ranges),
             self.num_envs,
             2 * most_envs + 2,
-            max(_INFO_BYTES_LEAST, most_envs * _INFO_BYTES_PER_ENV),
-            layout.nbytes,
+            min(max(info_bytes, _INFO_BYTES_LEAST), _MESSAGE_RING_MOST),
+            min(action_bytes, _MESSAGE_RING_MOST),
+            nbytes_of_slabs,
         )
         nbytes = segment_bytes(*sizes)
         budgets = wait_budgets(self.num_workers, cores)
         descriptor = reserve_memory(nbytes)
         try:
             segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
-            workers.attach(Attachment(layout, nbytes, budgets), descriptor, segment)
+            attachment = Attachment(layout, nbytes, self.autoreset_mode.value, budgets)
+            workers.attach(attachment, descriptor, segment)
         finally:
             os.close(descriptor)
-        slabs = layout.attach(segment)
         self._loop = ParentLoop(
             segment,
             [(envs.start, len(envs)) for envs in workers.ranges],
-            slabs.observations,
-            slabs.actions,
-            slabs.rewards,
-            slabs.terminations,
-            slabs.truncations,
+            layout.attach(segment),
             look=workers.look,
             waiting=budgets.parent,
             copy=self.copy,
+            may_step_over=self.autoreset_mode is not AutoresetMode.DISABLED,
             inline=workers.inline,
         )
 
-    def _check_spaces(self, ranges: Sequence[range], reports: Sequence[Report]) -> None:
-        """Raises RuntimeError if the spaces of some env are not those of the first."""
+    def _take_spaces(self, ranges: Sequence[range], reports: Sequence[Report]) -> None:
+        """Sets spaces, metadata and render mode; raises if the spaces do not fit together."""
         first = reports[0]
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = first.render_mode
+
+        observation_spaces: list[Any] = []
+        action_spaces: list[Any] = []
         for envs, report in zip(ranges, reports, strict=True):
-            unequal = list(report.unequal)
-            for which in ("action_space", "observation_space"):
-                if getattr(report, which) != getattr(first, which):
-                    unequal.insert(0, (envs.start, which, getattr(report, which)))
-            if unequal:
-                env, which, space = unequal[0]
+            observation_spaces += [report.observation_space] * len(envs)
+            action_spaces += [report.action_space] * len(envs)
+            for env, which, space in report.unequal:
+                (observation_spaces if which == "observation_space" else action_spaces)[env] = space
+
+        self.single_action_space = first.action_space
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        mode, name = self.observation_mode, type(self).__name__
+        if isinstance(mode, tuple):
+            self.observation_space, self.single_observation_space = mode
+        else:
+            self.single_observation_space = first.observation_space
+            self.observation_space = (
+                batch_space(self.single_observation_space, self.num_envs)
+                if mode == "same"
+                else batch_differing_spaces(observation_spaces)
+            )
+        single = self.single_observation_space
+        if self.shared_memory:
+            check_shared_memory(single)
+        for env, space in enumerate(observation_spaces):
+            where = f"The observation space of env {env} is {space}, not {single}."
+            if mode == "same" and space != single:
                 raise RuntimeError(
-                    f"All envs must have equal spaces, but the {which.replace('_', ' ')} of env "
-                    f"{env} is {space} and that of env 0 is {getattr(first, which)}."
+                    f"{name}(..., observation_mode='same') however some of the sub-environments "
+                    "observation spaces are not equivalent. If this is intentional, use "
+                    f"`observation_mode='different'` instead. {where}"
+                )
+            if mode != "same" and not is_space_dtype_shape_equiv(single, space):
+                raise RuntimeError(
+                    f"{name}(..., observation_mode='different' or custom space) however the "
+                    "sub-environment's observation spaces do not share a common shape and dtype. "
+                    f"{where}"
+                )
+        for env, space in enumerate(action_spaces):
+            if space != self.single_action_space:
+                raise RuntimeError(
+                    "Some environments have an action space different from "
+                    f"`{self.single_action_space}`. In order to batch actions, the action spaces "
+                    "from all environments must be equal. "
+                    f"The action space of env {env} is {space}."
                 )
 
     @property
@@ -244,25 +323,53 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
-        loop = self._ready_loop()
-        seeds = self._checked_seeds(seed)
+        self.reset_async(seed, options)
+        return self.reset_wait()
+
+    def reset_async(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Starts to reset all envs and does not wait; see :meth:`reset`.
+
+        Raises:
+            AlreadyPendingCallError: Another call waits for its results.
+        """
+        loop = self._idle_loop("reset_async")
+        seeds = checked_seeds(seed, self.num_envs)
         mask = None
         if options is not None and "reset_mask" in options:
             options = dict(options)
-            mask = self._checked_mask(options.pop("reset_mask"))
+            mask = checked_mask(options.pop("reset_mask"), self.num_envs)
         if seeds is None and options is None:
-            loop.post_reset()
-        else:
-            self._command(
-                loop,
-                "reset",
-                lambda envs: (
-                    None if seeds is None else seeds[envs.start : envs.stop],
-                    options,
-                    None if mask is None else mask[envs.start : envs.stop],
-                ),
-            )
-        infos, _ = self._gather(loop)
+            self._begin(_RESET, loop, loop.post_reset)
+            return
+        command = self._command(
+            "reset",
+            lambda envs: (
+                None if seeds is None else seeds[envs.start : envs.stop],
+                options,
+                None if mask is None else mask[envs.start : envs.stop],
+            ),
+        )
+        self._begin(_RESET, loop, command)
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Waits for what :meth:`reset_async` started.
+
+        Args:
+            timeout: Seconds to wait. None: as long as it takes.
+
+        Returns:
+            As :meth:`reset`.
+
+        Raises:
+            NoAsyncCallError: Nothing was started.
+            multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
+                the next call waits for them first.
+        """
+        loop, infos, _ = self._finish(_RESET, timeout)
         return loop.observe(), infos
 
     def step(
@@ -292,9 +399,54 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env raises, with the worker's traceback as its cause. The other
                 envs have made their step; ``reset`` or ``close`` as you like.
         """
-        loop = self._ready_loop()
-        loop.post_step(actions)
-        return loop.results(self._gather(loop)[0])
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Starts to step all envs and does not wait; see :meth:`step`.
+
+        Raises:
+            AlreadyPendingCallError: Another call waits for its results.
+        """
+        loop = self._idle_loop("step_async")
+        if loop.pending:  # not now: then with the actions as they are now
+            actions = copying.deepcopy(actions)
+            self._begin(_STEP, loop, partial(self._send_actions, loop, actions))
+        else:
+            self._send_actions(loop, actions)
+            self._state = _STEP
+
+    def _send_actions(self, loop: ParentLoop, actions: Any) -> None:
+        late = loop.post_step(actions)
+        if late is not None:
+            assert self._workers is not None
+            for index, items in late.items():
+                self._workers.send(index, self._workers.pack(items))
+
+    def step_wait(
+        self, timeout: float | None = None
+    ) -> tuple[
+        Any,
+        npt.NDArray[np.float64],
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.bool_],
+        dict[str, Any],
+    ]:
+        """Waits for what :meth:`step_async` started.
+
+        Args:
+            timeout: Seconds to wait. None: as long as it takes.
+
+        Returns:
+            As :meth:`step`.
+
+        Raises:
+            NoAsyncCallError: Nothing was started.
+            multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
+                the next call waits for them first.
+        """
+        loop, infos, _ = self._finish(_STEP, timeout)
+        return loop.results(infos)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every env, in parallel, or gets an attribute.
@@ -312,13 +464,37 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             ValueError: For "reset", "step" and "close": use the method of that name.
             Exception: Whatever an env raises, AttributeError included.
         """
-        if name in ("reset", "step", "close"):
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Starts what :meth:`call` does and does not wait.
+
+        Raises:
+            AlreadyPendingCallError: Another call waits for its results.
+        """
+        loop = self._idle_loop("call_async")
+        if name in _NOT_CALLED:
             raise ValueError(
                 f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
             )
-        loop = self._ready_loop()
-        self._command(loop, "call", lambda envs: (name, args, kwargs))
-        return self._gather(loop)[1]
+        self._begin(_CALL, loop, self._command("call", lambda envs: (name, args, kwargs)))
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Waits for what :meth:`call_async` started.
+
+        Args:
+            timeout: Seconds to wait. None: as long as it takes.
+
+        Returns:
+            One result for each env.
+
+        Raises:
+            NoAsyncCallError: Nothing was started.
+            multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
+                the next call waits for them first.
+        """
+        return self._finish(_CALL, timeout)[2]
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """The attribute of every env, as a tuple; see :meth:`call`."""
@@ -334,8 +510,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             ClosedEnvironmentError: After ``close``.
             ValueError: The list has another length than there are envs.
+            AlreadyPendingCallError: Another call waits for its results.
             Exception: Whatever an env raises.
         """
+        loop = self._idle_loop("set_attr")
         if not isinstance(values, (list, tuple)):
             values = [values] * self.num_envs
         if len(values) != self.num_envs:
@@ -343,9 +521,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 "Values must be a list or tuple with length equal to the number of environments. "
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
-        loop = self._ready_loop()
-        self._command(loop, "set_attr", lambda envs: (name, values[envs.start : envs.stop]))
-        self._gather(loop)
+        command = self._command("set_attr", lambda envs: (name, values[envs.start : envs.stop]))
+        self._begin(_CALL, loop, command)
+        self._finish(_CALL, None)
 
     def render(self) -> tuple[Any, ...]:
         """What every env's ``render`` returns, as a tuple."""
@@ -362,6 +540,17 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             Exception: What an env's ``close`` raises, after everything else is closed.
         """
+        state, self._state = self._state, _DEFAULT
+        try:
+            if state is not _DEFAULT:
+                logger.warn(
+                    f"Calling `close` while waiting for a pending call to `{state.value}` to "
+                    "complete."
+                )
+        finally:  # warnings may be errors
+            self._stop(timeout, terminate)
+
+    def _stop(self, timeout: float | None, terminate: bool) -> None:
         workers, loop = self._workers, self._loop
         if workers is None:
             return
@@ -375,30 +564,98 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.closed = True
         raise_failures(workers.stop(0.0 if terminate else timeout))
 
-    def _ready_loop(self) -> ParentLoop:
-        """The core, with nothing in flight."""
-        loop = self._loop
-        if loop is None:
+    def __del__(self) -> None:
+        """Ends the workers of a vector env that was not closed."""
+        if not getattr(self, "closed", True) and getattr(self, "_loop", None) is not None:
+            self.close(terminate=True)
+
+    def _assert_is_running(self) -> None:
+        if self._loop is None:
             raise ClosedEnvironmentError(
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
-        if loop.pending:  # a wait was interrupted, by Ctrl-C for example: drop its results
-            self._collect(loop)
-        return loop
 
-    def _command(self, loop: ParentLoop, name: str, payload: Callable[[range], Any]) -> None:
-        """Sends every worker a command; what cannot be pickled raises before anything is sent."""
-        workers = self._workers
-        assert workers is not None
+    def _idle_loop(self, name: str) -> ParentLoop:
+        """The core, for a call to the method ``name``, unless another one is pending."""
+        self._assert_is_running()
+        if self._state is not _DEFAULT:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to "
+                "complete.",
+                str(self._state.value),
+            )
+        assert self._loop is not None
+        return self._loop
+
+    def _begin(self, state: AsyncState, loop: ParentLoop, send: Callable[[], object]) -> None:
+        """Sends a request; later, if results of a call that timed out are still to come."""
+        if loop.pending:
+            if not self._wait(loop, 0.0):
+                self._held, self._state = send, state
+                return
+            self._collect(loop)
+        send()
+        self._state = state
+
+    def _finish(
+        self, state: AsyncState, timeout: float | None
+    ) -> tuple[ParentLoop, dict[str, Any], tuple[Any, ...]]:
+        """Waits for the results of a request: the core, infos, and results of a command."""
+        self._assert_is_running()
+        if self._state is not state:
+            raise NoAsyncCallError(
+                f"Calling `{state.value}_wait` without any prior call to `{state.value}_async`.",
+                state.value,
+            )
+        loop = self._loop
+        assert loop is not None
+        self._state = _DEFAULT
+        if timeout is not None or self._held is not None:
+            self._wait_until_sent_and_done(loop, state, timeout)
+        return loop, *self._gather(loop)
+
+    def _wait_until_sent_and_done(
+        self, loop: ParentLoop, state: AsyncState, timeout: float | None
+    ) -> None:
+        """Waits; raises TimeoutError, with the results left to be dropped, when the time is up."""
+        held, self._held = self._held, None
+        begin = time.monotonic()
+        done = self._wait(loop, timeout)
+        if done and held is not None:
+            self._collect(loop)  # of a call that timed out: dropped
+            held()
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
+            done = self._wait(loop, left)
+        if not done:
+            raise multiprocessing.TimeoutError(
+                f"The call to `{state.value}_wait` has timed out after {timeout} second(s)."
+            )
+
+    def _command(self, name: str, payload: Callable[[range], Any]) -> Callable[[], None]:
+        """What sends every worker a command; if it cannot be pickled, that is raised now."""
+        loop, workers = self._loop, self._workers
+        assert loop is not None and workers is not None
         packed = [workers.pack((name, payload(envs))) for envs in workers.ranges]
-        # Posted first: a worker reads its pipe only when a request tells it to, and a long
-        # message blocks until it is read.
-        loop.post_command()
-        for index, message in enumerate(packed):
-            workers.send(index, message)
+
+        def send() -> None:
+            # Posted first: a worker reads its pipe only when a request tells it to, and a long
+            # message blocks until it is read.
+            loop.post_command()
+            for index, message in enumerate(packed):
+                workers.send(index, message)
+
+        return send
+
+    def _wait(self, loop: ParentLoop, timeout: float | None) -> bool:
+        """Waits for what was posted; closes the vector env if a worker died."""
+        try:
+            return loop.wait(timeout)
+        except WorkerCrashError:
+            self._abandon()
+            raise
 
     def _collect(self, loop: ParentLoop) -> list[Late] | None:
-        """Waits for what was posted; closes the vector env if a worker died."""
+        """Takes the answers to what was posted; closes the vector env if a worker died."""
         workers = self._workers
         assert workers is not None
         try:
@@ -410,72 +667,49 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _gather(self, loop: ParentLoop) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """Infos and results of what was posted; raises what envs raised."""
-        messages = self._collect(loop)
-        if messages is None:
+        answers = self._collect(loop)
+        if answers is None:
             return loop.infos(self, None), ()
-        raise_failures([failure for late in messages for failure in late.failures])
         assert self._workers is not None
         unpack = self._workers.unpack
-        infos = [(env, unpack(info)) for late in messages for env, info in late.infos]
-        results = [unpack(result) for late in messages for result in late.results or ()]
-        return loop.infos(self, infos), tuple(results)
+        failures = [failure for late in answers for failure in late.failures]
+        try:
+            messages = [
+                (kind, env, unpack(message))
+                for late in answers
+                for kind, env, message in late.messages
+            ]
+            infos = loop.infos(self, messages)
+        finally:
+            if failures:
+                _log_as_gymnasium_does(failures)
+                raise_failures(failures)
+        return infos, tuple(unpack(result) for late in answers for result in late.results or ())
 
     def _abandon(self) -> None:
         """Ends everything at once."""
         self._loop = None
+        self._state = _DEFAULT
         self.closed = True
         self._finalizer()
 
-    def _checked_seeds(self, seed: Any) -> list[int | None] | None:
-        if seed is None:
-            return None
-        try:
-            first = operator.index(seed)
-        except TypeError:
-            pass
-        else:
-            return [first + i for i in range(self.num_envs)]
-        seeds = list(seed)
-        if len(seeds) != self.num_envs:
-            raise ValueError(
-                "If seeds are passed as a list the length must match "
-                f"num_envs={self.num_envs} but got length={len(seeds)}."
-            )
-        for env, value in enumerate(seeds):
-            try:
-                seeds[env] = None if value is None else operator.index(value)
-            except TypeError:
-                raise TypeError(
-                    f"the seed of env {env} must be an int or None, got {value!r}"
-                ) from None
-        return seeds
 
-    def _checked_mask(self, mask: Any) -> list[bool]:
-        name = "`options['reset_mask']`"
-        if not isinstance(mask, np.ndarray):
-            raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
-        if mask.shape != (self.num_envs,):
-            raise ValueError(f"{name} must have shape `({self.num_envs},)`, got {mask.shape}")
-        if mask.dtype != np.bool_:
-            raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
-        if not mask.any():
-            raise ValueError(
-                f"{name} must contain a boolean array with at least one True value, got "
-                f"reset_mask={mask}"
-            )
-        return list(mask.tolist())
+# Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
+_NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
 
 
-def _checked_num_workers(num_workers: Any, num_envs: int, cores: int) -> int:
-    if num_workers is None:
-        return min(cores, num_envs)
-    try:
-        count = operator.index(num_workers)
-    except TypeError:
-        raise TypeError(f"num_workers must be an int or None, got {num_workers!r}") from None
-    if isinstance(num_workers, bool) or not 0 <= count <= num_envs:
-        raise ValueError(
-            f"num_workers must be between 0 (the calling process) and the number of envs "
-            f"({num_envs}), got {num_workers!r}; None chooses one for each usable core"
-        )
-    return count
+def _log_as_gymnasium_does(failures: Sequence[Failure]) -> None:
+    """The lines that AsyncVectorEnv logs, word for word: code matches on them.
+
+    (No worker is shut down here.) Gymnasium logs errors as warnings; where these are errors the
+    env's own exception is still what is raised.
+    """
+    lines = []
+    for failure in failures:
+        lines += [
+            f"Received the following error from Worker-{failure.env} - Shutting it down",
+            failure.text,
+        ]
+    for line in [*lines, "Raising the last exception back to the main process."]:
+        with suppress(Warning):
+            logger.error("%s", line)

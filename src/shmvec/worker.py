@@ -59,11 +59,13 @@ class Attachment:
     Attributes:
         layout: What lies in the slabs.
         nbytes: Size of the segment.
+        autoreset: Value of the ``AutoresetMode``.
         waiting: How long the worker may pause and yield when it waits.
     """
 
     layout: Layout
     nbytes: int
+    autoreset: str
     waiting: WaitBudgets
 
 
@@ -72,12 +74,12 @@ class Late:
     """What did not fit the rings.
 
     Attributes:
-        infos: (env, info), larger than the info ring takes.
+        messages: (kind, env, packed message): infos and observations.
         failures: Exceptions in envs.
         results: Of a command: one packed value an env, None where it failed.
     """
 
-    infos: list[tuple[int, Any]]
+    messages: list[tuple[int, int, Any]]
     failures: list[Failure]
     results: list[Any] | None
 
@@ -136,18 +138,14 @@ class EnvHost:
 
     def loop(self, segment: Segment, attachment: Attachment) -> WorkerLoop:
         """The hot loop over these envs."""
-        slabs = attachment.layout.attach(segment)
         return WorkerLoop(
             segment,
             self.index,
             self.first_env,
             self.envs,
             self,
-            slabs.observations,
-            slabs.actions,
-            slabs.rewards,
-            slabs.terminations,
-            slabs.truncations,
+            attachment.layout.attach(segment),
+            attachment.autoreset,
             attachment.waiting.worker,
             attachment.waiting.homing,
         )
@@ -189,9 +187,14 @@ class EnvHost:
                 results.append(self._failure(self.first_env + i, name, error))
         return results
 
+    def late_actions(self) -> list[tuple[int, Any]]:
+        """Takes from the pipe the actions (env, action) that did not fit the ring."""
+        actions: list[tuple[int, Any]] = self.pipe.receive(self._look)
+        return actions
+
     def send_late(
         self,
-        infos: list[tuple[int, dict[str, Any]]],
+        messages: list[tuple[int, int, dict[str, Any]]],
         failures: list[tuple[int, str, BaseException]],
         results: list[Any] | None,
     ) -> None:
@@ -200,13 +203,13 @@ class EnvHost:
         failed += [result for result in results or () if isinstance(result, Failure)]
         if results is not None:
             results = [None if isinstance(r, Failure) else r for r in results]
-        packed_infos = []
-        for env, info in infos:
+        packed = []
+        for kind, env, message in messages:
             try:
-                packed_infos.append((env, self.pipe.pack(info)))
+                packed.append((kind, env, self.pipe.pack(message)))
             except Exception as error:
                 failed.append(self._failure(env, "info", error))
-        self.pipe.send(self.pipe.pack(Late(packed_infos, failed, results)))
+        self.pipe.send(self.pipe.pack(Late(packed, failed, results)))
 
     def close(self) -> list[Failure]:
         """Closes all envs, whatever some of them raise."""

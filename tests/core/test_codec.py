@@ -15,9 +15,8 @@ from shmvec.layout import Layout
 
 def slabs_for(observation_space, action_space, n):
     layout = Layout(observation_space, action_space, n)
-    layout.check()
     memory = bytearray(layout.nbytes + 100_000)
-    segment = Segment.create(memory, 1, n, 64, 4096, layout.nbytes)
+    segment = Segment.create(memory, 1, n, 64, 4096, 64, layout.nbytes)
     return layout.attach(segment)
 
 

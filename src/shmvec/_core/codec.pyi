@@ -7,7 +7,7 @@ import numpy.typing as npt
 ACTION_ITEMSIZE: int
 
 class Codec:
-    """Reads and writes values of one space, for one env or for all, in the slabs."""
+    """Reads and writes values of one space, for one env or for all."""
 
     def put(self, env: int, value: Any) -> None:
         """Writes the value of one env."""
@@ -54,3 +54,8 @@ class TupleCodec(Codec):
     """Tuple spaces."""
 
     def __init__(self, codecs: Sequence[Codec]) -> None: ...
+
+class MessageCodec(Codec):
+    """Values that are in no slab: they came, or go, as messages."""
+
+    def __init__(self, space: gym.Space[Any], num_envs: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Values of Gymnasium spaces in slabs: one codec a leaf, nested as the space is.
+"""Values of Gymnasium spaces: in slabs, one codec a leaf, nested as the space is; or in messages.
 
 A codec serves both directions.  Workers write the observations and read the actions of one env;
 the parent reads the observations and writes the actions of all.  Results are those of
@@ -16,7 +16,11 @@ from cpython.buffer cimport (
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy, strcmp
 
+from copy import deepcopy
+
 import numpy as np
+from gymnasium.spaces import Dict, Tuple
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
@@ -30,6 +34,10 @@ cdef object _ndarray = np.ndarray
 
 cdef class Codec:
     cdef int write(self, Py_ssize_t env, object value) except -1:
+        raise NotImplementedError
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        """Writes a value that reads back the same in type, dtype and shape; else False."""
         raise NotImplementedError
 
     cdef object read(self, Py_ssize_t env):
@@ -119,6 +127,20 @@ cdef class ArrayCodec(Codec):
             )
         self.rows.array[env] = array.reshape(self.shape)
         return 0
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        if self.scalar:
+            if type(value) is not self.dtype.type:
+                return False
+            self.rows.array[env] = value
+            return True
+        if type(value) is not _ndarray or value.shape != self.shape:
+            return False
+        try:
+            return self.rows.copy_from(value, self.rows.base + env * self.rows.row_bytes,
+                                       self.rows.row_bytes)
+        except (BufferError, ValueError):
+            return False
 
     cdef object read(self, Py_ssize_t env):
         return self.rows.array[env] if self.scalar else self.rows.array[env].copy()
@@ -277,6 +299,12 @@ cdef class TextCodec(Codec):
         row[0] = <uint32_t>length
         return 0
 
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        if type(value) is not str or len(<str>value) > self.longest:
+            return False
+        self.write(env, value)
+        return True
+
     cdef object read(self, Py_ssize_t env):
         cdef uint32_t *row = <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
         cdef Py_ssize_t length = min(<Py_ssize_t>row[0], self.longest)
@@ -319,6 +347,15 @@ cdef class DictCodec(Codec):
         for i in range(len(self.keys)):
             (<Codec>self.codecs[i]).write(env, value[self.keys[i]])
         return 0
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        cdef Py_ssize_t i
+        if type(value) is not dict or tuple(value) != self.keys:
+            return False
+        for i in range(len(self.keys)):
+            if not (<Codec>self.codecs[i]).keep(env, value[self.keys[i]]):
+                return False
+        return True
 
     cdef object read(self, Py_ssize_t env):
         cdef Py_ssize_t i
@@ -368,6 +405,15 @@ cdef class TupleCodec(Codec):
             (<Codec>self.codecs[i]).write(env, value[i])
         return 0
 
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        cdef Py_ssize_t i
+        if type(value) is not tuple or len(value) != len(self.codecs):
+            return False
+        for i in range(len(self.codecs)):
+            if not (<Codec>self.codecs[i]).keep(env, value[i]):
+                return False
+        return True
+
     cdef object read(self, Py_ssize_t env):
         return tuple([(<Codec>codec).read(env) for codec in self.codecs])
 
@@ -385,3 +431,56 @@ cdef class TupleCodec(Codec):
         for i in range(len(self.codecs)):
             (<Codec>self.codecs[i]).write_batch(values[i])
         return 0
+
+
+cdef class MessageCodec(Codec):
+    """Values that are in no slab: they came, or go, as messages, one an env.
+
+    For spaces without a fixed size (Sequence, Graph, OneOf, a class of the user's), and for all if
+    ``shared_memory=False``.  Gymnasium's own functions split and join the batches.
+    """
+
+    def __init__(self, space, num_envs):
+        self.space = space
+        self.batched_space = None  # made when first needed
+        self.values = [_empty(space) for _ in range(num_envs)]
+        self.arrays = create_empty_array(space, num_envs)
+
+    cdef int write(self, Py_ssize_t env, object value) except -1:
+        self.values[env] = value
+        return 0
+
+    cdef bint keep(self, Py_ssize_t env, object value) except -1:
+        return False  # it travels inside the info
+
+    cdef object read(self, Py_ssize_t env):
+        return self.values[env]
+
+    cpdef object batch(self, bint copy):
+        self.arrays = concatenate(self.space, self.values, self.arrays)
+        return deepcopy(self.arrays) if copy else self.arrays
+
+    cdef list split(self, object batch):
+        """The actions of all envs, one by one."""
+        if self.batched_space is None:
+            self.batched_space = batch_space(self.space, len(self.values))
+        try:
+            actions = list(iterate(self.batched_space, batch))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise type(error)(f"wrong actions: {error}. Nothing was sent to any env.") from error
+        if len(actions) != len(self.values):
+            raise ValueError(
+                f"wrong actions: there are {len(actions)} for {len(self.values)} envs. "
+                "Nothing was sent to any env."
+            )
+        return actions
+
+
+cdef object _empty(object space):
+    """What an env shows that was never reset: zeros where the space has them, else None."""
+    if isinstance(space, Dict):
+        return {key: _empty(part) for key, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple([_empty(part) for part in space.spaces])
+    values = create_empty_array(space, 1)
+    return None if values is None else values[0]

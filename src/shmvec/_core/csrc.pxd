@@ -85,6 +85,8 @@ cdef extern from "segment.h" nogil:
         uint32_t num_envs
         uint32_t ring_capacity
         uint32_t info_capacity
+        uint32_t action_capacity
+        uint32_t reserved
         uint64_t slab_bytes
 
     ctypedef struct sv_segment:
@@ -100,3 +102,4 @@ cdef extern from "segment.h" nogil:
     void *sv_segment_requests(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_completions(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_infos(void *base, const sv_segment *plan, uint32_t worker)
+    void *sv_segment_actions(void *base, const sv_segment *plan, uint32_t worker)

@@ -1,22 +1,5 @@
-from libc.stdint cimport uint32_t
-
-from shmvec._core.csrc cimport sv_byte_ring
-
-
-cdef class InfoEncoder:
-    cdef sv_byte_ring ring
-    cdef list schemas
-    cdef dict ids
-    cdef list last
-    cdef Py_ssize_t first_env
-    cdef char *buffer
-    cdef Py_ssize_t used
-    cdef Py_ssize_t room
-    cdef int encode(self, Py_ssize_t env, object info, uint32_t sequence) except -1
-    cdef char *grow(self, Py_ssize_t nbytes) except NULL
-    cdef bint pack(self, list fields, dict info) except -1
-    cdef object learn(self, dict info)
-    cdef bint send(self, uint32_t tag) noexcept
+from shmvec._core.codec cimport Codec
+from shmvec._core.messages cimport Decoder, Field
 
 
 cdef class Columns:
@@ -25,11 +8,11 @@ cdef class Columns:
     cdef int settle(self, list fields) except -1
 
 
-cdef class InfoDecoder:
-    cdef sv_byte_ring ring
-    cdef list schemas
+cdef class InfoDecoder(Decoder):
     cdef Columns columns
-    cdef Py_ssize_t num_envs
-    cdef int next(self, uint32_t sequence, Py_ssize_t *env, const char **payload,
-                  Py_ssize_t *nbytes, uint32_t *tag) except -1
-    cdef dict unpack(self, list fields, const char **cursor, const char *end)
+    cdef Codec observations
+    cdef Codec finals
+    cdef int observe(self) except -1
+    cdef int add_fields(self, Columns columns, list fields, dict infos,
+                        object vector_env) except -1
+    cdef int add_nested(self, Field field, dict infos, object vector_env) except -1

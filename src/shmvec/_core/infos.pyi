@@ -2,12 +2,9 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
+from shmvec._core.codec import Codec
+from shmvec._core.messages import Decoder
 from shmvec._core.segment import Segment
-
-class InfoEncoder:
-    """A worker's side of the info ring; driven by the worker's loop."""
-
-    def __init__(self, segment: Segment, worker: int, first_env: int, num_envs: int) -> None: ...
 
 class Columns:
     """The arrays of the dict that is being built, shared by the decoders of all workers."""
@@ -15,10 +12,18 @@ class Columns:
     def finish(self) -> None:
         """Ends a batch: lets go of its arrays."""
 
-class InfoDecoder:
-    """The parent's side of one worker's info ring."""
+class InfoDecoder(Decoder):
+    """What one worker sends the parent: infos, and observations that are in no slab."""
 
-    def __init__(self, segment: Segment, worker: int, columns: Columns) -> None: ...
+    def __init__(
+        self,
+        segment: Segment,
+        worker: int,
+        from_worker: bool,
+        columns: Columns,
+        observations: Codec | None,
+        finals: Codec | None,
+    ) -> None: ...
     def drain(self, sequence: int) -> list[tuple[int, dict[str, Any]]]:
         """All infos of a sequence as the envs returned them; others are dropped."""
     def add_to(

@@ -5,9 +5,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
-from shmvec._core.codec import Codec
 from shmvec._core.segment import Segment
 from shmvec._core.worker import Budget
+from shmvec.layout import Slabs
 
 class ParentLoop:
     """The parent's ends of all rings: post, wait, collect."""
@@ -17,22 +17,24 @@ class ParentLoop:
         self,
         segment: Segment,
         ranges: Sequence[tuple[int, int]],
-        observations: Codec,
-        actions: Codec,
-        rewards: npt.NDArray[Any],
-        terminations: npt.NDArray[Any],
-        truncations: npt.NDArray[Any],
+        slabs: Slabs,
         look: Callable[[], None],
         waiting: Budget,
         copy: bool = True,
+        may_step_over: bool = True,
         inline: Callable[[], None] | None = None,
     ) -> None: ...
-    def post_step(self, actions: Any) -> None:
+    def post_step(self, actions: Any) -> dict[int, list[tuple[int, Any]]] | None:
         """Writes the actions and asks every worker to step its envs.
+
+        Returns:
+            Actions (env, action) that did not fit the rings, by worker, to be sent over the pipes
+            next; None if there are none.
 
         Raises:
             ValueError: The number or shape of the actions is wrong; nothing was sent.
             TypeError: Their dtype is; nothing was sent.
+            AssertionError: An env's episode is over and nobody resets it; nothing was sent.
         """
     def post_reset(self) -> None:
         """Asks every worker to reset its envs, without seed or options."""
@@ -49,9 +51,16 @@ class ParentLoop:
             The workers whose pipe holds a late message; None if there is none.
         """
     def infos(
-        self, vector_env: VectorEnv[Any, Any, Any], late: list[tuple[int, dict[str, Any]]] | None
+        self,
+        vector_env: VectorEnv[Any, Any, Any],
+        late: list[tuple[int, int, dict[str, Any]]] | None,
     ) -> dict[str, Any]:
-        """Gymnasium's dict of arrays of the step or reset just collected."""
+        """Gymnasium's dict of arrays of the step or reset just collected.
+
+        Args:
+            vector_env: Whose ``_add_info`` defines the result.
+            late: Messages (kind, env, message) that came over the pipe.
+        """
     def observe(self) -> Any:
         """The batch of observations."""
     def results(

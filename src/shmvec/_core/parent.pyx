@@ -7,7 +7,7 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 
-from shmvec._core.codec cimport Codec
+from shmvec._core.codec cimport Codec, MessageCodec
 from shmvec._core.csrc cimport (
     SV_EVERYONE,
     SV_RING_YES,
@@ -33,7 +33,17 @@ from shmvec._core.csrc cimport (
     sv_waiter_init,
 )
 from shmvec._core.infos cimport Columns, InfoDecoder
-from shmvec._core.protocol cimport CLOSE, COMMAND, INFOS, LATE, RESET, STEP
+from shmvec._core.messages cimport Encoder
+from shmvec._core.protocol cimport (
+    ACTION,
+    CLOSE,
+    COMMAND,
+    LATE,
+    MESSAGES,
+    OBSERVATION,
+    RESET,
+    STEP,
+)
 from shmvec._core.segment cimport Segment
 
 from gymnasium.vector import VectorEnv
@@ -56,6 +66,7 @@ cdef class ParentLoop:
     cdef sv_completion *completion
     cdef sv_waiter waiter
     cdef list decoders
+    cdef list encoders            # of actions that are in no slab; None: they are
     cdef Columns columns
     cdef Codec observations
     cdef Codec actions
@@ -63,6 +74,7 @@ cdef class ParentLoop:
     cdef object terminations
     cdef object truncations
     cdef bint copy
+    cdef bint may_step_over       # False: stepping an env that is done is an error
     cdef object look
     cdef object inline
     cdef uint32_t num_workers
@@ -74,7 +86,7 @@ cdef class ParentLoop:
     cdef uint32_t issued
     cdef readonly bint pending    # something was posted and not collected yet
 
-    def __cinit__(self, Segment segment, ranges, *args, **kwargs):
+    def __cinit__(self, Segment segment, ranges, slabs, *args, **kwargs):
         cdef uint32_t worker
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         self.num_workers = len(ranges)
@@ -99,7 +111,8 @@ cdef class ParentLoop:
             sv_ring_attach_consumer(
                 &self.completions[worker],
                 sv_segment_completions(segment.base, &segment.plan, worker), capacity)
-            self.decoders.append(InfoDecoder(segment, worker, self.columns))
+            self.decoders.append(InfoDecoder(
+                segment, worker, True, self.columns, slabs.observations, slabs.finals))
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
 
@@ -110,13 +123,19 @@ cdef class ParentLoop:
         free(self.counts)
         free(self.flags)
 
-    def __init__(self, segment, ranges, Codec observations, Codec actions, rewards,
-                 terminations, truncations, look, waiting, copy=True, inline=None):
-        self.observations = observations
-        self.actions = actions
-        self.rewards = rewards
-        self.terminations = terminations
-        self.truncations = truncations
+    def __init__(self, segment, ranges, slabs, look, waiting, copy=True, may_step_over=True,
+                 inline=None):
+        self.observations = slabs.observations
+        self.actions = slabs.actions
+        self.rewards = slabs.rewards
+        self.terminations = slabs.terminations
+        self.truncations = slabs.truncations
+        if isinstance(self.actions, MessageCodec):
+            self.encoders = [
+                Encoder(segment, worker, first, count, False)
+                for worker, (first, count) in enumerate(ranges)
+            ]
+        self.may_step_over = may_step_over
         self.look = look
         self.copy = copy
         self.inline = inline
@@ -127,29 +146,69 @@ cdef class ParentLoop:
     # ---- posting -----------------------------------------------------------------------------
 
     def post_step(self, actions):
-        """Writes the actions and asks every worker to step its envs."""
+        """Writes the actions and asks every worker to step its envs.
+
+        Returns the actions that did not fit the rings, {worker: [(env, action)]}, to be sent over
+        the pipes; None if there are none.
+        """
         if self.pending:
             raise RuntimeError("collect() what was posted first: the slabs are in use")
-        self.actions.write_batch(actions)
-        self.post(STEP)
+        if not self.may_step_over:
+            self.check_none_over()
+        if self.encoders is None:
+            self.actions.write_batch(actions)
+            self.post(STEP, None)
+            return None
+        late = self.send_actions(actions)
+        self.post(STEP, late)
+        return late or None
 
     def post_reset(self):
-        self.post(RESET)
+        self.post(RESET, None)
 
     def post_command(self):
-        self.post(COMMAND)
+        self.post(COMMAND, None)
 
     def post_close(self):
-        self.post(CLOSE)
+        self.post(CLOSE, None)
 
-    cdef int post(self, uint32_t operation) except -1:
+    cdef dict send_actions(self, actions):
+        """Puts actions into the rings to the workers; what does not fit by worker."""
+        cdef dict late = {}
+        cdef uint32_t worker
+        cdef Py_ssize_t env
+        cdef Encoder encoder
+        cdef list each = (<MessageCodec>self.actions).split(actions)
+        # Counted first: what a failure below leaves in the rings is of no later sequence.
+        self.sequence += 1
+        for worker in range(self.num_workers):
+            encoder = self.encoders[worker]
+            for env in range(self.firsts[worker], self.firsts[worker] + self.counts[worker]):
+                if not encoder.encode(env, ACTION, {"": each[env]}, self.sequence + 1):
+                    late.setdefault(worker, []).append((env, each[env]))
+        return late
+
+    cdef int check_none_over(self) except -1:
+        over = self.terminations | self.truncations
+        if over.any():
+            raise AssertionError(
+                f"the episodes of envs {over.nonzero()[0].tolist()} are over, and with "
+                "AutoresetMode.DISABLED nobody resets them: call "
+                "reset(options={'reset_mask': terminations | truncations}) first. "
+                "Nothing was sent to any env."
+            )
+        return 0
+
+    cdef int post(self, uint32_t operation, dict late) except -1:
         cdef sv_record request
         cdef uint32_t worker
         self.sequence += 1
         self.pending = True
-        request.operation = operation
         request.sequence = self.sequence
         for worker in range(self.num_workers):
+            request.operation = operation
+            if late and worker in late:
+                request.operation |= LATE
             request.first = self.firsts[worker]
             request.count = self.counts[worker]
             if sv_ring_try_push(&self.requests[worker], &request) != SV_RING_YES:
@@ -215,22 +274,29 @@ cdef class ParentLoop:
         return late
 
     def infos(self, vector_env, late):
-        """Gymnasium's dict of arrays; `late` are infos [(env, info)] that came over the pipe."""
+        """Gymnasium's dict of arrays; takes observations that came as messages, too.
+
+        `late` are messages [(kind, env, message)] that came over the pipe.
+        """
         cdef uint32_t worker
         cdef dict infos = {}
         cdef InfoDecoder decoder
-        cdef bint plain = not late and type(vector_env)._add_info is _plain_add_info
-        if plain:
+        cdef list returned = []
+        for kind, env, message in late or ():
+            if kind == OBSERVATION:
+                self.observations.write(env, message[""])
+            else:
+                returned.append((env, message))
+        if not returned and type(vector_env)._add_info is _plain_add_info:
             try:
                 for worker in range(self.num_workers):
-                    if self.flags[worker] & INFOS:
+                    if self.flags[worker] & MESSAGES:
                         decoder = self.decoders[worker]
                         decoder.add_to(infos, self.sequence, vector_env)
             finally:
                 self.columns.finish()
             return infos
         # By env, each as the env returned it: for subclasses that gather infos their own way.
-        returned = list(late or ())
         for decoder in self.decoders:
             returned += decoder.drain(self.sequence)
         for env, info in sorted(returned, key=_env):

@@ -1,11 +1,25 @@
-"""What parent and worker agree on beyond the layout: operations and flags of records."""
+"""What parent and worker agree on beyond the layout: operations, flags, messages, autoreset."""
 
 cdef enum Operation:
     STEP = 1      # step the envs of the range, resetting those that are done
     RESET = 2     # reset them without seed or options
     COMMAND = 3   # a message on the pipe says what to do
     CLOSE = 4     # close the envs and end
+    OPERATION = 7 # mask: flags lie above
 
 cdef enum Flag:
-    INFOS = 1     # the info ring holds infos of this sequence
-    LATE = 2      # a message follows on the pipe: errors, infos too large, a command's results
+    MESSAGES = 8  # completion: the ring to the parent holds messages of this sequence
+    LATE = 16     # a message is on the pipe.  Completion: errors, a command's results, what did
+                  # not fit the ring.  Request: actions that did not
+
+cdef enum MessageKind:
+    INFO = 0         # an info
+    FINAL = 1        # an info, and a final observation in the slab
+    OBSERVATION = 2  # {"": observation}
+    ACTION = 3       # {"": action}
+    KINDS = 4
+
+cdef enum Autoreset:
+    NEXT_STEP = 0
+    SAME_STEP = 1
+    DISABLED = 2

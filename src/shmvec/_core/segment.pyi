@@ -5,9 +5,22 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 def segment_bytes(
-    num_workers: int, num_envs: int, records: int, info_bytes: int, slab_bytes: int
+    num_workers: int,
+    num_envs: int,
+    records: int,
+    info_bytes: int,
+    action_bytes: int,
+    slab_bytes: int,
 ) -> int:
     """Bytes of memory that such a segment needs.
+
+    Args:
+        num_workers: Number of workers, each with rings of its own.
+        num_envs: Number of envs.
+        records: Requests and completions that each ring has room for.
+        info_bytes: Room of each ring of messages from a worker to the parent.
+        action_bytes: Room of each ring of messages from the parent to a worker.
+        slab_bytes: Room for the arrays.
 
     Raises:
         ValueError: A size is out of range.
@@ -31,6 +44,7 @@ class Segment:
         num_envs: int,
         records: int,
         info_bytes: int,
+        action_bytes: int,
         slab_bytes: int,
     ) -> Segment:
         """Formats zeroed memory of at least :func:`segment_bytes` as a segment."""

@@ -17,25 +17,27 @@ import numpy as np
 
 
 cdef bint _plan(sv_segment *plan, num_workers, num_envs, records, info_bytes,
-                slab_bytes) except -1:
+                action_bytes, slab_bytes) except -1:
     """Computes a layout; capacities are rounded up to powers of two."""
     cdef sv_segment_sizes sizes
     sizes.num_workers = num_workers
     sizes.num_envs = num_envs
     sizes.ring_capacity = 1 << max(6, (records - 1).bit_length())
     sizes.info_capacity = 1 << max(12, (info_bytes - 1).bit_length())
+    sizes.action_capacity = 1 << max(6, (action_bytes - 1).bit_length())
+    sizes.reserved = 0
     sizes.slab_bytes = slab_bytes
     if not sv_segment_plan(&sizes, plan):
         raise ValueError(
             f"no segment can hold {num_workers} workers, {num_envs} envs, rings of {records} "
-            f"records and {info_bytes} bytes, and {slab_bytes} bytes of slabs"
+            f"records, {info_bytes} and {action_bytes} bytes, and {slab_bytes} bytes of slabs"
         )
     return True
 
 
-def segment_bytes(num_workers, num_envs, records, info_bytes, slab_bytes):
+def segment_bytes(num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes):
     cdef sv_segment plan
-    _plan(&plan, num_workers, num_envs, records, info_bytes, slab_bytes)
+    _plan(&plan, num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes)
     return plan.total_bytes
 
 
@@ -56,9 +58,9 @@ cdef class Segment:
         PyBuffer_Release(&self._export)
 
     @staticmethod
-    def create(memory, num_workers, num_envs, records, info_bytes, slab_bytes):
+    def create(memory, num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes):
         cdef Segment segment = Segment(memory)
-        _plan(&segment.plan, num_workers, num_envs, records, info_bytes, slab_bytes)
+        _plan(&segment.plan, num_workers, num_envs, records, info_bytes, action_bytes, slab_bytes)
         if <Py_ssize_t>segment.plan.total_bytes > segment._export.len:
             raise ValueError(
                 f"the segment needs {segment.plan.total_bytes} bytes but the mapping has "

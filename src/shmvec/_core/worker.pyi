@@ -2,10 +2,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import gymnasium as gym
-import numpy.typing as npt
 
-from shmvec._core.codec import Codec
 from shmvec._core.segment import Segment
+from shmvec.layout import Slabs
 
 # Seeds, options and mask (which envs to reset), the first and the last one item an env.
 ResetArguments = tuple[Sequence[int | None] | None, dict[str, Any] | None, Sequence[bool] | None]
@@ -13,18 +12,22 @@ ResetArguments = tuple[Sequence[int | None] | None, dict[str, Any] | None, Seque
 # How long a wait may pause, yield and linger, in ns; see csrc/wait.h.
 Budget = tuple[int, int, int]
 
+AUTORESET: dict[str, int]  # values of gymnasium.vector.AutoresetMode and their numbers here
+
 class Host(Protocol):
     """What the loop leaves to Python: the rare things."""
 
     def command(self) -> tuple[ResetArguments | None, Any]:
         """Takes a command from the pipe: (arguments of a reset or None, results)."""
+    def late_actions(self) -> list[tuple[int, Any]]:
+        """Takes from the pipe the actions (env, action) that did not fit the ring."""
     def send_late(
         self,
-        infos: list[tuple[int, dict[str, Any]]],
+        messages: list[tuple[int, int, dict[str, Any]]],
         failures: list[tuple[int, str, BaseException]],
         results: Any,
     ) -> None:
-        """Sends the parent what does not fit the rings."""
+        """Sends the parent what does not fit the rings; messages are (kind, env, message)."""
 
 class WorkerLoop:
     """Serves the envs ``first_env`` and up from a worker's request ring."""
@@ -36,11 +39,8 @@ class WorkerLoop:
         first_env: int,
         envs: Sequence[gym.Env[Any, Any]],
         host: Host,
-        observations: Codec,
-        actions: Codec,
-        rewards: npt.NDArray[Any],
-        terminations: npt.NDArray[Any],
-        truncations: npt.NDArray[Any],
+        slabs: Slabs,
+        autoreset: str,
         waiting: Budget,
         homing: bool,
     ) -> None: ...

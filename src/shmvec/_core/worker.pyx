@@ -1,13 +1,13 @@
 """A worker's hot loop: wait for a request, step the envs of its range, answer.
 
-What is rare (commands, errors, infos too large for the ring) goes through the ``host``, Python
-code with two methods: ``command() -> (reset arguments or None, results)`` and
-``send_late(infos, failures, results)``.
+What is rare (commands, errors, messages too large for the ring) goes through the ``host``, Python
+code with three methods: ``command() -> (reset arguments or None, results)``,
+``late_actions() -> [(env, action)]`` and ``send_late(messages, failures, results)``.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from shmvec._core.codec cimport Codec
+from shmvec._core.codec cimport Codec, MessageCodec
 from shmvec._core.csrc cimport (
     SV_RING_YES,
     SV_WAIT_CORRUPT,
@@ -30,9 +30,27 @@ from shmvec._core.csrc cimport (
     sv_waiter,
     sv_waiter_init,
 )
-from shmvec._core.infos cimport InfoEncoder
-from shmvec._core.protocol cimport CLOSE, COMMAND, INFOS, LATE, RESET, STEP
+from shmvec._core.messages cimport Decoder, Encoder
+from shmvec._core.protocol cimport (
+    CLOSE,
+    COMMAND,
+    DISABLED,
+    FINAL,
+    INFO,
+    LATE,
+    MESSAGES,
+    NEXT_STEP,
+    OBSERVATION,
+    OPERATION,
+    RESET,
+    SAME_STEP,
+    STEP,
+)
 from shmvec._core.segment cimport Segment
+
+from copy import deepcopy
+
+AUTORESET = {"NextStep": NEXT_STEP, "SameStep": SAME_STEP, "Disabled": DISABLED}
 
 cdef int64_t SLICE_NS = 50_000_000  # between two looks at the parent
 
@@ -46,9 +64,12 @@ cdef class WorkerLoop:
     cdef sv_bell *bell
     cdef sv_completion *completion
     cdef sv_waiter waiter
-    cdef InfoEncoder infos
+    cdef Encoder messages
+    cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec observations
     cdef Codec actions
+    cdef Codec finals
+    cdef bint observation_messages
     cdef object rewards
     cdef object terminations
     cdef object truncations
@@ -59,14 +80,17 @@ cdef class WorkerLoop:
     cdef object host
     cdef uint32_t index
     cdef Py_ssize_t first_env
-    cdef bytearray autoreset      # envs whose episode is over: the next step resets
+    cdef int autoreset
+    cdef bytearray over           # NEXT_STEP: envs whose episode is over, to be reset
+    cdef object operation         # what an env is doing, for messages of errors
+    cdef dict undecodable         # errors of actions that could not be unpickled, by env
     cdef uint32_t sequence
     cdef uint32_t flags
-    cdef list late_infos
+    cdef list late                # [(kind, env, message)]: did not fit the ring
     cdef list failures
 
-    def __init__(self, Segment segment, index, first_env, envs, host, Codec observations,
-                 Codec actions, rewards, terminations, truncations, waiting, homing):
+    def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset, waiting,
+                 homing):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
@@ -81,21 +105,27 @@ cdef class WorkerLoop:
         cdef sv_budget budget
         budget.pause, budget.yield_, budget.linger = waiting
         sv_waiter_init(&self.waiter, budget, homing)
-        self.infos = InfoEncoder(segment, index, first_env, len(envs))
-        self.observations = observations
-        self.actions = actions
-        self.rewards = rewards
-        self.terminations = terminations
-        self.truncations = truncations
-        self.reward_of = rewards
-        self.terminated_of = terminations.view("u1")
-        self.truncated_of = truncations.view("u1")
+        self.messages = Encoder(segment, index, first_env, len(envs), True)
+        self.observations = slabs.observations
+        self.actions = slabs.actions
+        self.finals = slabs.finals
+        self.observation_messages = isinstance(self.observations, MessageCodec)
+        if isinstance(self.actions, MessageCodec):
+            self.action_messages = Decoder(segment, index, False)
+        self.rewards = slabs.rewards
+        self.terminations = slabs.terminations
+        self.truncations = slabs.truncations
+        self.reward_of = slabs.rewards
+        self.terminated_of = slabs.terminations.view("u1")
+        self.truncated_of = slabs.truncations.view("u1")
         self.envs = list(envs)
         self.host = host
         self.index = index
         self.first_env = first_env
-        self.autoreset = bytearray(len(envs))
-        self.late_infos = []
+        self.autoreset = AUTORESET[autoreset]
+        self.over = bytearray(len(envs))
+        self.undecodable = {}
+        self.late = []
         self.failures = []
 
     def serve(self, parent_alive):
@@ -128,10 +158,12 @@ cdef class WorkerLoop:
         cdef Py_ssize_t end = begin + request.count
         if begin < 0 or end > len(self.envs):
             raise RuntimeError("the segment is damaged: a request names envs of another worker")
-        cdef uint32_t operation = request.operation
+        cdef uint32_t operation = request.operation & OPERATION
         self.sequence = request.sequence
         self.flags = 0
         if operation == STEP:
+            if self.action_messages is not None:
+                self.receive_actions(request.operation & LATE)
             self.step_range(begin, end)
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
@@ -142,15 +174,31 @@ cdef class WorkerLoop:
                 self.reset_range(begin, end, seeds, options, mask)
         elif operation != CLOSE:
             raise RuntimeError(f"the segment is damaged: operation {operation}")
-        if self.late_infos or self.failures or results is not None:
+        if self.late or self.failures or results is not None:
             self.flags |= LATE
         self.complete(request)
         # After the completion: the parent reads the pipe only then, and a full pipe would block.
         if self.flags & LATE:
-            self.host.send_late(self.late_infos, self.failures, results)
-            self.late_infos = []
+            self.host.send_late(self.late, self.failures, results)
+            self.late = []
             self.failures = []
         return operation != CLOSE
+
+    cdef int receive_actions(self, bint late) except -1:
+        """Takes the actions that come as messages, and from the pipe those that did not fit."""
+        cdef Decoder decoder = self.action_messages
+        self.undecodable.clear()
+        while decoder.next(self.sequence):
+            try:
+                self.actions.write(decoder.env, decoder.take()[""])
+            except Exception as error:  # unpickling runs the user's code
+                self.undecodable[decoder.env] = error
+            finally:
+                decoder.release()
+        if late:
+            for env, action in self.host.late_actions():
+                self.actions.write(env, action)
+        return 0
 
     cdef int complete(self, sv_record *request) except -1:
         cdef sv_record answer = request[0]
@@ -164,12 +212,14 @@ cdef class WorkerLoop:
         cdef Py_ssize_t i
         for i in range(begin, end):
             try:
-                if self.autoreset[i]:
+                if self.over[i]:
+                    self.operation = "reset"
                     self.reset_one(i, None, None, False)
                 else:
+                    self.operation = "step"
                     self.step_one(i)
             except BaseException as error:
-                self.fail(i, "reset" if self.autoreset[i] else "step", error)
+                self.fail(i, error)
         return 0
 
     cdef int reset_range(self, Py_ssize_t begin, Py_ssize_t end, object seeds, object options,
@@ -178,14 +228,17 @@ cdef class WorkerLoop:
         for i in range(begin, end):
             if mask is not None and not mask[i]:
                 continue
+            self.operation = "reset"
             try:
                 self.reset_one(i, None if seeds is None else seeds[i], options, True)
             except BaseException as error:
-                self.fail(i, "reset", error)
+                self.fail(i, error)
         return 0
 
     cdef int step_one(self, Py_ssize_t i) except -1:
         cdef Py_ssize_t env = self.first_env + i
+        if self.undecodable and env in self.undecodable:
+            raise self.undecodable.pop(env)
         result = self.envs[i].step(self.actions.read(env))
         if type(result) is not tuple:
             result = tuple(result)
@@ -195,7 +248,8 @@ cdef class WorkerLoop:
                 "terminated, truncated, info)"
             )
         observation, reward, terminated, truncated, info = <tuple>result
-        self.observations.write(env, observation)
+        if self.autoreset != SAME_STEP:
+            self.observe(env, observation)
         if type(reward) is float:
             self.reward_of[env] = <double>reward
         else:
@@ -208,13 +262,34 @@ cdef class WorkerLoop:
             self.truncated_of[env] = 0
         else:
             self.truncations[env] = truncated
-        self.autoreset[i] = self.terminated_of[env] | self.truncated_of[env]
-        self.send_info(env, info)
+        if self.autoreset == SAME_STEP:
+            if self.terminated_of[env] | self.truncated_of[env]:
+                self.end_and_reset(i, observation, info)
+                return 0
+            self.observe(env, observation)
+        elif self.autoreset == NEXT_STEP:
+            self.over[i] = self.terminated_of[env] | self.truncated_of[env]
+        self.inform(env, INFO, info)
         return 0
 
-    cdef int reset_one(self, Py_ssize_t i, object seed, object options,
-                       bint explicit) except -1:
+    cdef int end_and_reset(self, Py_ssize_t i, object observation, object info) except -1:
+        """SAME_STEP: keeps what the episode ended with, then resets the env."""
         cdef Py_ssize_t env = self.first_env + i
+        cdef bint kept = self.finals is not None and self.finals.keep(env, observation)
+        # Copies: an env may use its arrays again in reset().
+        cdef object final_obs = None if kept else deepcopy(observation)
+        cdef object final_info = deepcopy(info)
+        self.operation = "reset"
+        observation, info = self.reset_env(i, None, None, False)
+        self.observe(env, observation)
+        if kept and "final_obs" not in info:
+            self.inform(env, FINAL, {"final_info": final_info, **info})
+        else:
+            self.inform(env, INFO, {"final_obs": final_obs, "final_info": final_info, **info})
+        return 0
+
+    cdef tuple reset_env(self, Py_ssize_t i, object seed, object options, bint explicit):
+        """The observation and info of a reset."""
         if explicit:
             result = self.envs[i].reset(seed=seed, options=options)
         else:
@@ -224,24 +299,47 @@ cdef class WorkerLoop:
                 f"reset() returned {type(result).__name__}; expected the tuple "
                 "(observation, info)"
             )
-        observation, info = result
-        self.observations.write(env, observation)
+        return result
+
+    cdef int reset_one(self, Py_ssize_t i, object seed, object options,
+                       bint explicit) except -1:
+        cdef Py_ssize_t env = self.first_env + i
+        observation, info = self.reset_env(i, seed, options, explicit)
+        self.observe(env, observation)
         self.reward_of[env] = 0.0
         self.terminated_of[env] = 0
         self.truncated_of[env] = 0
-        self.autoreset[i] = 0
-        self.send_info(env, info)
+        self.over[i] = 0
+        self.inform(env, INFO, info)
         return 0
 
-    cdef int send_info(self, Py_ssize_t env, object info) except -1:
-        if type(info) is dict and len(<dict>info) == 0:
-            return 0
-        if self.infos.encode(env, info, self.sequence):
-            self.flags |= INFOS
+    cdef int observe(self, Py_ssize_t env, object observation) except -1:
+        """Puts an observation where the parent finds it."""
+        if self.observation_messages:
+            self.send(env, OBSERVATION, {"": observation})
         else:
-            self.late_infos.append((env, info))
+            self.observations.write(env, observation)
         return 0
 
-    cdef int fail(self, Py_ssize_t i, operation, error) except -1:
-        self.failures.append((self.first_env + i, operation, error))
+    cdef int inform(self, Py_ssize_t env, uint32_t kind, object info) except -1:
+        """Sends an info."""
+        if type(info) is not dict:
+            if not isinstance(info, dict):
+                raise TypeError(f"the info must be a dict, got {type(info).__name__}: {info!r}")
+        elif len(<dict>info) == 0:
+            return 0
+        self.send(env, kind, info)
+        return 0
+
+    cdef int send(self, Py_ssize_t env, uint32_t kind, object message) except -1:
+        if self.messages.encode(env, kind, message, self.sequence):
+            self.flags |= MESSAGES
+        else:
+            if kind == FINAL:
+                message = {"final_obs": self.finals.read(env), **message}
+            self.late.append((kind, env, message))
+        return 0
+
+    cdef int fail(self, Py_ssize_t i, error) except -1:
+        self.failures.append((self.first_env + i, self.operation, error))
         return 0

@@ -1,0 +1,65 @@
+from libc.stdint cimport uint32_t
+
+from shmvec._core.csrc cimport sv_byte_ring
+
+
+cdef enum Kind:
+    FLOAT    # float and np.float64
+    INT      # int
+    BOOL     # bool
+    NUMBER   # another np.number, copied as its bytes
+    FLOAT32  # np.float32, the commonest of them
+    ARRAY    # np.ndarray of one dtype and shape
+    NONE
+    TEXT
+    NESTED   # dict
+    PICKLED  # any other value
+
+
+cdef class Field:
+    cdef object key
+    cdef object type      # of the value, exactly
+    cdef Kind kind
+    cdef object dtype     # of a column of such infos; None for columns of objects
+    cdef bytes format     # of an ARRAY's buffer
+    cdef tuple shape      # of an ARRAY
+    cdef Py_ssize_t nbytes
+    cdef list children    # of NESTED
+    cdef object column    # the parent's, where infos are packed out
+
+
+cdef class Encoder:
+    cdef sv_byte_ring ring
+    cdef list schemas
+    cdef dict ids
+    cdef list last        # the schema that an env used last for this kind of message
+    cdef Py_ssize_t first_env
+    cdef char *buffer
+    cdef Py_ssize_t used
+    cdef Py_ssize_t room
+    cdef int encode(self, Py_ssize_t env, uint32_t kind, object message,
+                    uint32_t sequence) except -1
+    cdef char *grow(self, Py_ssize_t nbytes) except NULL
+    cdef bint pack(self, list fields, dict message) except -1
+    cdef object learn(self, dict message)
+    cdef bint send(self, uint32_t tag) noexcept
+
+
+cdef class Decoder:
+    cdef sv_byte_ring ring
+    cdef list schemas
+    cdef Py_ssize_t num_envs
+    # Of the message that `next` found:
+    cdef Py_ssize_t env
+    cdef uint32_t kind
+    cdef uint32_t tag
+    cdef const char *cursor
+    cdef const char *end
+    cdef int learned(self, list fields) except -1
+    cdef bint next(self, uint32_t sequence) except -1
+    cdef list schema(self)
+    cdef object take(self)
+    cdef dict unpack(self, list fields)
+    cdef object value(self, Field field)
+    cdef int copy(self, void *target, Py_ssize_t nbytes) except -1
+    cdef int release(self) except -1

@@ -1,0 +1,444 @@
+"""Messages in byte rings: dicts packed by schema, and what no schema describes pickled.
+
+Infos travel so (worker to parent), and observations and actions of spaces that have no fixed size.
+
+The dicts that an env returns look alike from step to step.  The sender learns each look, its
+*schema*: keys, nesting, types, dtypes and shapes.  It sends a schema once, and from then on only
+the packed values with the schema's number.  What a schema cannot describe (a key that is no
+string, a subclass of dict, ...) is pickled whole; what does not fit the ring is left to the caller.
+
+A message: tag (schema number or one of the two below), env, kind, sequence, packed values.
+"""
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_FORMAT,
+    Py_buffer,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_Next
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_AsDouble
+from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int64_t, uint32_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, strcmp
+
+from shmvec._core.csrc cimport (
+    SV_RING_CORRUPT,
+    SV_RING_YES,
+    sv_byte_ring_attach_consumer,
+    sv_byte_ring_attach_producer,
+    sv_byte_ring_commit,
+    sv_byte_ring_peek,
+    sv_byte_ring_release,
+    sv_byte_ring_reserve,
+    sv_segment_actions,
+    sv_segment_infos,
+)
+from shmvec._core.protocol cimport KINDS
+from shmvec._core.segment cimport Segment
+
+import pickle
+
+import cloudpickle
+import numpy as np
+
+cdef extern from "Python.h":
+    int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+    const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
+
+cdef enum:
+    MOST_SCHEMAS = 1000       # then infos are pickled: they do not look alike
+    TAG_PICKLE = 0x7ffffffe
+    TAG_SCHEMA = 0x7ffffffd
+    PREFIX = 12               # env, kind and sequence
+
+cdef object _ndarray = np.ndarray
+cdef object _float32 = np.float32
+cdef object _float64 = np.float64
+cdef object _number = np.number
+
+
+def dumps(value):
+    """Pickles: fast where the type can be imported, by value (cloudpickle) where it cannot."""
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return cloudpickle.dumps(value)
+
+
+cdef class Field:
+    """One key of a schema and how its value is packed."""
+
+    def __reduce__(self):
+        # The parent needs no type but to tell float from np.float64; others may not unpickle.
+        return _field, (self.key, float if self.type is float else None, <int>self.kind,
+                        self.dtype, self.format, self.shape, self.nbytes, self.children)
+
+
+def _field(key, type_, kind, dtype, format_, shape, nbytes, children):
+    cdef Field field = Field()
+    field.key = key
+    field.type = type_
+    field.kind = kind
+    field.dtype = dtype
+    field.format = format_
+    field.shape = shape
+    field.nbytes = nbytes
+    field.children = children
+    return field
+
+
+cdef Field _describe(object key, object value):
+    """The field for a value, or None where the whole info must be pickled."""
+    kind_of = type(value)
+    if type(key) is not str or key.startswith("_") or key == "final_obs":
+        return None  # "_key" may meet the mask of "key"; "final_obs" has rules of its own
+    if kind_of is dict:
+        children = _describe_all(value)
+        return None if children is None else _field(key, dict, NESTED, None, None, None, 0,
+                                                    children)
+    if isinstance(value, dict):
+        return None
+    if kind_of is float or kind_of is _float64:
+        return _field(key, kind_of, FLOAT, np.dtype(float), None, (), 8, None)
+    if kind_of is int:
+        return _field(key, kind_of, INT, np.dtype(int), None, (), 8, None)
+    if kind_of is bool:
+        return _field(key, kind_of, BOOL, np.dtype(bool), None, (), 1, None)
+    if kind_of is _float32:
+        return _field(key, kind_of, FLOAT32, np.dtype(np.float32), None, (), 4, None)
+    if value is None:
+        return _field(key, kind_of, NONE, None, None, None, 0, None)
+    if kind_of is str:
+        return _field(key, kind_of, TEXT, None, None, None, 0, None)
+    if isinstance(value, _number) and kind_of.__module__ == "numpy" and value.dtype.kind != "m":
+        return _field(key, kind_of, NUMBER, value.dtype, None, (), value.dtype.itemsize, None)
+    if kind_of is _ndarray and value.dtype.kind in "biufc" and value.dtype.isnative:
+        view = memoryview(np.empty(0, value.dtype))
+        return _field(key, kind_of, ARRAY, value.dtype, view.format.encode(), value.shape,
+                      value.nbytes, None)
+    if isinstance(value, (_number, _ndarray)):
+        return None  # gives a typed column by rules of its own
+    return _field(key, kind_of, PICKLED, None, None, None, 0, None)
+
+
+cdef list _describe_all(dict info):
+    cdef list fields = []
+    for key, value in info.items():
+        field = _describe(key, value)
+        if field is None:
+            return None
+        fields.append(field)
+    return fields
+
+
+cdef object _look(dict info):
+    """What tells one schema from another, for a lookup."""
+    return tuple([
+        (key, _look(value)) if type(value) is dict
+        else (key, _ndarray, value.dtype, value.shape) if type(value) is _ndarray
+        else (key, type(value))
+        for key, value in info.items()
+    ])
+
+
+cdef class Encoder:
+    """The sending side of a worker's ring to the parent, or of the parent's ring to a worker."""
+
+    def __cinit__(self, Segment segment, worker, first_env, num_envs, to_parent):
+        if to_parent:
+            sv_byte_ring_attach_producer(
+                &self.ring, sv_segment_infos(segment.base, &segment.plan, worker),
+                segment.plan.sizes.info_capacity)
+        else:
+            sv_byte_ring_attach_producer(
+                &self.ring, sv_segment_actions(segment.base, &segment.plan, worker),
+                segment.plan.sizes.action_capacity)
+        self.schemas = []
+        self.ids = {}
+        self.first_env = first_env
+        self.last = [None] * (num_envs * KINDS)
+        self.room = 0
+        self.buffer = NULL
+
+    def __dealloc__(self):
+        free(self.buffer)
+
+    cdef char *grow(self, Py_ssize_t nbytes) except NULL:
+        """Room for that many more bytes of the message."""
+        cdef Py_ssize_t room
+        cdef char *buffer
+        if self.used + nbytes > self.room:
+            room = 2 * (self.used + nbytes) + 256
+            buffer = <char *>realloc(self.buffer, room)
+            if buffer is NULL:
+                raise MemoryError(f"an info of {self.used + nbytes} bytes")
+            self.buffer = buffer
+            self.room = room
+        self.used += nbytes
+        return self.buffer + self.used - nbytes
+
+    cdef int encode(self, Py_ssize_t env, uint32_t kind, object message,
+                    uint32_t sequence) except -1:
+        """Sends a dict of one env.  Returns 0 if the ring has no room for it."""
+        cdef uint32_t prefix[3]
+        prefix[0] = <uint32_t>env
+        prefix[1] = kind
+        prefix[2] = sequence
+        cdef Py_ssize_t habit = (env - self.first_env) * KINDS + kind
+        cdef object known = self.last[habit]
+        cdef Py_ssize_t attempt
+        if type(message) is dict:
+            for attempt in range(2):
+                if known is not None:
+                    self.used = 0
+                    memcpy(self.grow(PREFIX), prefix, PREFIX)
+                    if self.pack((<tuple>known)[1], <dict>message):
+                        self.last[habit] = known
+                        return self.send((<tuple>known)[0])
+                known = self.learn(<dict>message)
+                if known is None:
+                    break
+        self.used = 0
+        memcpy(self.grow(PREFIX), prefix, PREFIX)
+        cdef bytes pickled = dumps(message)
+        memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
+        return self.send(TAG_PICKLE)
+
+    cdef object learn(self, dict message):
+        """The schema (number, fields) for a message, sent ahead when new, or None."""
+        try:
+            look = _look(message)
+            known = self.ids.get(look)
+        except TypeError:
+            return None  # a key or type that cannot be hashed
+        if known is not None or look in self.ids or len(self.ids) >= MOST_SCHEMAS:
+            return known
+        fields = _describe_all(message)
+        if fields is not None:
+            number = len(self.schemas)
+            pickled = cloudpickle.dumps((number, fields))
+            self.used = 0
+            self.grow(PREFIX)
+            memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
+            if not self.send(TAG_SCHEMA):
+                return None  # no room now: try again with the next message
+            known = (number, fields)
+            self.schemas.append(fields)
+        self.ids[look] = known
+        return known
+
+    cdef bint send(self, uint32_t tag) noexcept:
+        cdef char *payload = <char *>sv_byte_ring_reserve(&self.ring, <uint32_t>self.used, tag)
+        if payload is NULL or self.used > 0x7fffffff:
+            return False
+        memcpy(payload, self.buffer, self.used)
+        sv_byte_ring_commit(&self.ring)
+        return True
+
+    cdef bint pack(self, list fields, dict message) except -1:
+        """Appends the values; False if the message does not look like the schema."""
+        cdef PyObject *key
+        cdef PyObject *value
+        cdef Py_ssize_t position = 0
+        cdef Py_ssize_t i = 0
+        cdef Py_ssize_t count = len(fields)
+        cdef Field field
+        cdef int overflow
+        cdef int64_t integer
+        cdef double real
+        cdef float single
+        cdef Py_buffer view
+        cdef const char *text
+        cdef Py_ssize_t length
+        cdef uint32_t size
+        cdef bytes pickled
+        cdef bint same
+        if len(message) != count:
+            return False
+        while PyDict_Next(message, &position, &key, &value):
+            field = <Field>fields[i]
+            i += 1
+            if <PyObject *>field.key is not key and field.key != <object>key:
+                return False
+            if type(<object>value) is not field.type:
+                return False
+            if field.kind == FLOAT:
+                real = PyFloat_AS_DOUBLE(<object>value)
+                memcpy(self.grow(8), &real, 8)
+            elif field.kind == INT:
+                integer = PyLong_AsLongLongAndOverflow(<object>value, &overflow)
+                if overflow:
+                    return False
+                memcpy(self.grow(8), &integer, 8)
+            elif field.kind == BOOL:
+                self.grow(1)[0] = <object>value is True
+            elif field.kind == FLOAT32:
+                single = <float>PyFloat_AsDouble(<object>value)
+                memcpy(self.grow(4), &single, 4)
+            elif field.kind == NUMBER:
+                PyObject_GetBuffer(<object>value, &view, PyBUF_C_CONTIGUOUS)
+                memcpy(self.grow(field.nbytes), view.buf, field.nbytes)
+                PyBuffer_Release(&view)
+            elif field.kind == ARRAY:
+                if (<object>value).shape != field.shape:
+                    return False
+                try:
+                    PyObject_GetBuffer(<object>value, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+                except (BufferError, ValueError):
+                    dense = np.ascontiguousarray(<object>value).reshape(field.shape)
+                    PyObject_GetBuffer(dense, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+                same = (view.len == field.nbytes
+                        and strcmp(view.format, PyBytes_AS_STRING(field.format)) == 0)
+                if same:
+                    memcpy(self.grow(field.nbytes), view.buf, field.nbytes)
+                PyBuffer_Release(&view)
+                if not same:
+                    return False
+            elif field.kind == NONE:
+                pass
+            elif field.kind == TEXT:
+                try:
+                    text = PyUnicode_AsUTF8AndSize(<object>value, &length)
+                except UnicodeEncodeError:
+                    return False  # lone surrogates: pickled
+                size = <uint32_t>length
+                memcpy(self.grow(4), &size, 4)
+                memcpy(self.grow(length), text, length)
+            elif field.kind == NESTED:
+                if not self.pack(field.children, <dict>(<object>value)):
+                    return False
+            else:
+                pickled = dumps(<object>value)
+                size = <uint32_t>PyBytes_GET_SIZE(pickled)
+                memcpy(self.grow(4), &size, 4)
+                memcpy(self.grow(size), PyBytes_AS_STRING(pickled), size)
+        return True
+
+
+cdef class Decoder:
+    """The receiving side."""
+
+    def __cinit__(self, Segment segment, worker, from_worker, *others):
+        if from_worker:
+            sv_byte_ring_attach_consumer(
+                &self.ring, sv_segment_infos(segment.base, &segment.plan, worker),
+                segment.plan.sizes.info_capacity)
+        else:
+            sv_byte_ring_attach_consumer(
+                &self.ring, sv_segment_actions(segment.base, &segment.plan, worker),
+                segment.plan.sizes.action_capacity)
+        self.schemas = []
+        self.num_envs = segment.plan.sizes.num_envs
+
+    cdef int learned(self, list fields) except -1:
+        """Called with each new schema."""
+        return 0
+
+    cdef bint next(self, uint32_t sequence) except -1:
+        """Finds the next message of this sequence; `release` when it is taken.  False: none.
+
+        Learns schemas and drops messages of other sequences on the way.
+        """
+        cdef uint32_t prefix[3]
+        cdef uint32_t size
+        cdef const void *start
+        cdef int found
+        while True:
+            found = sv_byte_ring_peek(&self.ring, &start, &size, &self.tag)
+            if found != SV_RING_YES:
+                if found == SV_RING_CORRUPT:
+                    raise RuntimeError("the segment is damaged: a message ring makes no sense")
+                return False
+            if size < PREFIX:
+                raise RuntimeError("the segment is damaged: a message is cut short")
+            memcpy(prefix, start, PREFIX)
+            self.cursor = <const char *>start + PREFIX
+            self.end = <const char *>start + size
+            if self.tag == TAG_SCHEMA:
+                number, fields = pickle.loads(
+                    PyBytes_FromStringAndSize(self.cursor, self.end - self.cursor))
+                if number != len(self.schemas):
+                    raise RuntimeError("the segment is damaged: a schema is out of order")
+                self.learned(fields)
+                self.schemas.append(fields)
+            elif prefix[2] == sequence:
+                self.env = prefix[0]
+                self.kind = prefix[1]
+                if self.env >= self.num_envs or self.kind >= KINDS or (
+                    self.tag != TAG_PICKLE and self.tag >= <uint32_t>len(self.schemas)
+                ):
+                    raise RuntimeError("the segment is damaged: a message has no env or schema")
+                return True
+            sv_byte_ring_release(&self.ring)
+
+    cdef list schema(self):
+        """The fields of the message that `next` found; None if it was pickled."""
+        return None if self.tag == TAG_PICKLE else <list>self.schemas[self.tag]
+
+    cdef object take(self):
+        """The message that `next` found."""
+        if self.tag == TAG_PICKLE:
+            return pickle.loads(PyBytes_FromStringAndSize(self.cursor, self.end - self.cursor))
+        return self.unpack(self.schemas[self.tag])
+
+    cdef dict unpack(self, list fields):
+        """Takes the packed values of these fields."""
+        cdef dict message = {}
+        cdef Field field
+        for field in fields:
+            message[field.key] = (self.unpack(field.children) if field.kind == NESTED
+                                  else self.value(field))
+        return message
+
+    cdef object value(self, Field field):
+        """Takes one packed value, as the Python object that the env returned."""
+        cdef uint32_t size
+        cdef double real
+        cdef int64_t integer
+        cdef const char *start
+        if field.kind == NONE:
+            return None
+        if field.kind == TEXT or field.kind == PICKLED:
+            if self.end - self.cursor < 4:
+                raise RuntimeError("the segment is damaged: a message is cut short")
+            memcpy(&size, self.cursor, 4)
+            self.cursor += 4
+            if self.end - self.cursor < <Py_ssize_t>size:
+                raise RuntimeError("the segment is damaged: a message is cut short")
+            start = self.cursor
+            self.cursor += size
+            if field.kind == TEXT:
+                return PyUnicode_DecodeUTF8(start, size, NULL)
+            return pickle.loads(PyBytes_FromStringAndSize(start, size))
+        if self.end - self.cursor < field.nbytes:
+            raise RuntimeError("the segment is damaged: a message is cut short")
+        start = self.cursor
+        self.cursor += field.nbytes
+        if field.kind == FLOAT:
+            memcpy(&real, start, 8)
+            return real if field.type is float else _float64(real)
+        if field.kind == INT:
+            memcpy(&integer, start, 8)
+            return integer
+        if field.kind == BOOL:
+            return start[0] != 0
+        array = np.frombuffer(PyBytes_FromStringAndSize(start, field.nbytes), field.dtype)
+        return array.reshape(field.shape).copy() if field.kind == ARRAY else array[0]
+
+    cdef int copy(self, void *target, Py_ssize_t nbytes) except -1:
+        """Takes a packed number or array as it is."""
+        if self.end - self.cursor < nbytes:
+            raise RuntimeError("the segment is damaged: a message is cut short")
+        memcpy(target, self.cursor, nbytes)
+        self.cursor += nbytes
+        return 0
+
+    cdef int release(self) except -1:
+        """Gives the message's room back."""
+        sv_byte_ring_release(&self.ring)
+        return 0

@@ -1,0 +1,148 @@
+"""What the caller passes, checked before anything is started or sent."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode
+else:
+    try:
+        from gymnasium.vector import AutoresetMode
+    except ImportError:  # Gymnasium 1.0 resets at the next step and has no name for it
+
+        class AutoresetMode(Enum):
+            """When an episode's end is followed by a reset."""
+
+            NEXT_STEP = "NextStep"
+            SAME_STEP = "SameStep"
+            DISABLED = "Disabled"
+
+
+__all__ = [
+    "AutoresetMode",
+    "checked_autoreset_mode",
+    "checked_env_fns",
+    "checked_mask",
+    "checked_max_concurrency",
+    "checked_num_workers",
+    "checked_observation_mode",
+    "checked_seeds",
+]
+
+
+def checked_env_fns(env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> list[Any]:
+    """The functions as a list; at least one, all callable."""
+    functions = list(env_fns)
+    if not functions:
+        raise ValueError("env_fns is empty: a vector env needs at least one env")
+    for index, env_fn in enumerate(functions):
+        if not callable(env_fn):
+            raise TypeError(
+                f"env_fns[{index}] is a {type(env_fn).__name__}, not a function that makes "
+                "an env (write `lambda: gym.make(...)`)"
+            )
+    return functions
+
+
+def checked_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
+    """The mode, given as such or as its value ("NextStep", "SameStep", "Disabled")."""
+    return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+
+
+def checked_observation_mode(mode: Any) -> None:
+    """Raises unless it is "same", "different" or a pair of spaces (batched, single)."""
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not isinstance(mode[0], gym.Space) or not isinstance(mode[1], gym.Space):
+            raise TypeError(
+                "Expected both elements of observation_mode to be Spaces, got "
+                f"{type(mode[0])} and {type(mode[1])}"
+            )
+    elif not isinstance(mode, str) or mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
+            f"batch observation space, actual got {mode}"
+        )
+
+
+def checked_max_concurrency(limit: Any) -> None:
+    """Raises unless it is None or a positive integer."""
+    if limit is None:
+        return
+    if not isinstance(limit, (int, np.integer)):
+        raise ValueError(f"`max_concurrency` must be an integer or None, got {type(limit)}.")
+    if limit < 1:
+        raise ValueError(f"`max_concurrency` must be a positive or None, got {limit}.")
+
+
+def checked_num_workers(
+    num_workers: Any, num_envs: int, cores: int, max_concurrency: int | None
+) -> int:
+    """The number of worker processes: as asked for, or one for each usable core."""
+    if num_workers is None:
+        most = cores if max_concurrency is None else min(cores, int(max_concurrency))
+        return min(most, num_envs)
+    try:
+        count = operator.index(num_workers)
+    except TypeError:
+        raise TypeError(f"num_workers must be an int or None, got {num_workers!r}") from None
+    if isinstance(num_workers, bool) or not 0 <= count <= num_envs:
+        raise ValueError(
+            f"num_workers must be between 0 (the calling process) and the number of envs "
+            f"({num_envs}), got {num_workers!r}; None chooses one for each usable core"
+        )
+    if max_concurrency is not None and count > max_concurrency:
+        raise ValueError(
+            f"num_workers={count} would step {count} envs at a time, but "
+            f"max_concurrency={max_concurrency}: leave one of them out"
+        )
+    return count
+
+
+def checked_seeds(seed: Any, num_envs: int) -> list[int | None] | None:
+    """One seed for each env, or None for none at all. Any integer type will do."""
+    if seed is None:
+        return None
+    try:
+        first = operator.index(seed)
+    except TypeError:
+        pass
+    else:
+        return [first + i for i in range(num_envs)]
+    seeds = list(seed)
+    if len(seeds) != num_envs:
+        raise ValueError(
+            "If seeds are passed as a list the length must match "
+            f"num_envs={num_envs} but got length={len(seeds)}."
+        )
+    for env, value in enumerate(seeds):
+        try:
+            seeds[env] = None if value is None else operator.index(value)
+        except TypeError:
+            raise TypeError(
+                f"the seed of env {env} must be an int or None, got {value!r}"
+            ) from None
+    return seeds
+
+
+def checked_mask(mask: Any, num_envs: int) -> list[bool]:
+    """The reset mask as a list."""
+    name = "`options['reset_mask']`"
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"{name} must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            f"{name} must contain a boolean array with at least one True value, got "
+            f"reset_mask={mask}"
+        )
+    return list(mask.tolist())
