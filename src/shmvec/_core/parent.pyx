@@ -184,7 +184,14 @@ cdef class ParentLoop:
         for worker in range(self.num_workers):
             encoder = self.encoders[worker]
             for env in range(self.firsts[worker], self.firsts[worker] + self.counts[worker]):
-                if not encoder.encode(env, ACTION, {"": each[env]}, self.sequence + 1):
+                try:
+                    fits = encoder.encode(env, ACTION, {"": each[env]}, self.sequence + 1)
+                except Exception as error:
+                    raise TypeError(
+                        f"wrong actions: that of env {env} cannot be pickled to send it to its "
+                        f"worker ({error}). Nothing was sent to any env."
+                    ) from error
+                if not fits:
                     late.setdefault(worker, []).append((env, each[env]))
         return late
 

@@ -1,0 +1,256 @@
+"""reset, step and call in two halves: the order they may come in, time limits, late results."""
+
+import multiprocessing
+import threading
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector.async_vector_env import AsyncState
+
+from shmvec import ShmVectorEnv
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 3])
+
+
+class Gated(Counter):
+    """Waits in `step` and `reset` for a gate in shared memory to open."""
+
+    def __init__(self, gate):
+        super().__init__(length=100)
+        self.gate = gate
+
+    def reset(self, **kwargs):
+        assert self.gate.wait(60)
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        assert self.gate.wait(60)
+        return super().step(action)
+
+    def slow(self, value):
+        assert self.gate.wait(60)
+        return value
+
+
+def gated(gate, **kwargs):
+    return ShmVectorEnv([lambda: Gated(gate)] * 3, context="fork", **kwargs)
+
+
+@pytest.fixture
+def gate():
+    event = multiprocessing.get_context("fork").Event()
+    event.set()
+    return event
+
+
+@WORKERS
+def test_two_halves_make_a_whole(num_workers):
+    whole = ShmVectorEnv([Counter] * 3, num_workers=num_workers)
+    halves = ShmVectorEnv([Counter] * 3, num_workers=num_workers)
+    with closing(whole), closing(halves):
+        halves.reset_async(seed=3)
+        assert halves._state is AsyncState.WAITING_RESET
+        np.testing.assert_equal(halves.reset_wait(), whole.reset(seed=3))
+        for action in range(4):
+            halves.step_async([action] * 3)
+            np.testing.assert_equal(halves.step_wait(timeout=60), whole.step([action] * 3))
+        halves.call_async("get_wrapper_attr", "count")
+        assert halves.call_wait(timeout=60) == (4, 4, 4)
+        assert halves._state is AsyncState.DEFAULT
+
+
+PENDING = {
+    "reset": lambda envs: envs.reset_async(),
+    "step": lambda envs: envs.step_async([0, 0, 0]),
+    "call": lambda envs: envs.call_async("count"),
+}
+CALLS = {
+    "reset_async": lambda envs: envs.reset(),
+    "step_async": lambda envs: envs.step([0, 0, 0]),
+    "call_async": lambda envs: envs.call("count"),
+    "set_attr": lambda envs: envs.set_attr("offset", 1),
+}
+
+
+@WORKERS
+@pytest.mark.parametrize("pending", PENDING)
+def test_one_call_at_a_time(num_workers, pending):
+    envs = ShmVectorEnv([Counter] * 3, num_workers=num_workers)
+    with closing(envs):
+        envs.reset()
+        PENDING[pending](envs)
+        for name, call in CALLS.items():
+            message = (
+                f"Calling `{name}` while waiting for a pending call to `{pending}` to complete"
+            )
+            with pytest.raises(AlreadyPendingCallError, match=message) as caught:
+                call(envs)
+            assert caught.value.name == pending
+        for other in {"reset", "step", "call"} - {pending}:
+            with pytest.raises(
+                NoAsyncCallError, match=f"without any prior call to `{other}_async`"
+            ):
+                getattr(envs, f"{other}_wait")()
+        getattr(envs, f"{pending}_wait")()  # none of it did any harm
+        envs.step([0, 0, 0])
+
+
+def test_no_wait_without_a_call():
+    envs = ShmVectorEnv([Counter])
+    with closing(envs):
+        for name in ("reset", "step", "call"):
+            message = f"Calling `{name}_wait` without any prior call to `{name}_async`."
+            with pytest.raises(NoAsyncCallError, match=message) as caught:
+                getattr(envs, f"{name}_wait")()
+            assert caught.value.name == name
+    for use in (
+        envs.reset_async,
+        envs.reset_wait,
+        envs.step_wait,
+        envs.call_wait,
+        lambda: envs.step_async([0]),
+        lambda: envs.call_async("count"),
+        lambda: envs.set_attr("offset", 1),
+    ):
+        with pytest.raises(ClosedEnvironmentError, match="Trying to operate on `ShmVectorEnv`"):
+            use()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_late_results_are_dropped(gate, num_workers, shared_memory):
+    envs = gated(gate, num_workers=num_workers, shared_memory=shared_memory)
+    with closing(envs):
+        envs.reset(seed=0)
+        gate.clear()
+        envs.step_async([1, 1, 1])
+        message = r"The call to `step_wait` has timed out after 0.01 second\(s\)."
+        with pytest.raises(multiprocessing.TimeoutError, match=message):
+            envs.step_wait(timeout=0.01)
+        # Nothing was lost, nothing hangs: the next call queues behind the one that is late ...
+        actions = np.array([2, 2, 2])
+        envs.step_async(actions)
+        actions[:] = 3  # the caller's array is the caller's
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0.01)
+        # ... and was not sent when its own time was up before that.
+        envs.call_async("slow", 7)
+        with pytest.raises(multiprocessing.TimeoutError, match="`call_wait`"):
+            envs.call_wait(timeout=0)
+        gate.set()
+        envs.step_async([0, 1, 3])
+        observations, _, _, _, infos = envs.step_wait(timeout=60)
+        assert observations[:, :2].tolist() == [[2, 0], [2, 1], [2, 3]]
+        assert infos["count"].tolist() == [2, 2, 2]
+        assert envs.call("slow", 5) == (5, 5, 5)
+
+
+def test_a_held_call_is_sent_when_the_late_one_is_in(gate):
+    with closing(gated(gate, num_workers=3)) as envs:
+        envs.reset(seed=0)
+        gate.clear()
+        envs.step_async([1, 1, 1])
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0)
+        actions = np.array([2, 2, 2])
+        envs.step_async(actions)
+        actions[:] = 3
+        opener = threading.Timer(0.05, gate.set)
+        opener.start()
+        observations = envs.step_wait(timeout=60)[0]
+        opener.join()
+        assert observations[:, :2].tolist() == [[2, 2]] * 3
+
+
+def test_bad_actions_of_a_held_call_raise_when_it_is_sent(gate):
+    with closing(gated(gate, num_workers=1)) as envs:
+        envs.reset(seed=0)
+        gate.clear()
+        envs.step_async([1, 1, 1])
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0)
+        envs.step_async([1, 1])
+        gate.set()
+        with pytest.raises(ValueError, match="there are 2"):
+            envs.step_wait(timeout=60)
+        assert envs.step([0, 0, 0])[0][:, 0].tolist() == [2, 2, 2]
+
+
+def test_what_a_late_call_raised_is_dropped_with_it(gate):
+    class Raising(Gated):
+        def step(self, action):
+            super().step(action)
+            raise ValueError("late")
+
+    with closing(ShmVectorEnv([lambda: Raising(gate)], context="fork")) as envs:
+        envs.reset()
+        gate.clear()
+        envs.step_async([0])
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0)
+        gate.set()
+        assert envs.call("slow", 1) == (1,)
+
+
+@pytest.mark.parametrize("terminate", [True, False])
+@pytest.mark.parametrize("pending", PENDING)
+def test_close_with_a_call_pending_warns(pending, terminate):
+    envs = ShmVectorEnv([Counter] * 3, num_workers=2)
+    envs.reset()
+    PENDING[pending](envs)
+    message = f"Calling `close` while waiting for a pending call to `{pending}` to complete."
+    with pytest.warns(UserWarning, match=message):
+        envs.close(terminate=terminate)
+    assert envs.closed
+    envs.close()
+
+
+def test_close_with_a_call_pending_closes_even_if_warnings_are_errors():
+    envs = ShmVectorEnv([Counter] * 3, num_workers=2)
+    envs.reset_async()
+    with pytest.raises(UserWarning, match="pending call to `reset`"):
+        envs.close()
+    assert not any(process.is_alive() for process in envs.processes)
+
+
+def test_close_after_a_late_call_takes_no_longer_than_its_timeout(gate):
+    envs = gated(gate, num_workers=3)
+    gate.clear()
+    envs.reset_async()
+    with pytest.raises(multiprocessing.TimeoutError, match="`reset_wait` has timed out after 0"):
+        envs.reset_wait(timeout=0)
+    envs.close(timeout=0.1)
+    assert not any(process.is_alive() for process in envs.processes)
+
+
+def test_a_subclass_may_override_either_half():
+    class Doubling(ShmVectorEnv):
+        def step_async(self, actions):
+            super().step_async(np.asarray(actions) * 2)
+
+        def step_wait(self, timeout=None):
+            observations, *rest = super().step_wait(timeout)
+            return observations[:, 1], *rest
+
+    with closing(Doubling([Counter] * 2)) as envs:
+        envs.reset()
+        assert envs.step([0, 1])[0].tolist() == [0, 2]
+
+
+def test_del_closes():
+    envs = ShmVectorEnv([Counter] * 2, num_workers=2)
+    envs.reset_async()
+    with pytest.warns(UserWarning, match="pending call"):
+        envs.__del__()
+    assert envs.closed
+    envs.__del__()
+    ShmVectorEnv.__new__(ShmVectorEnv).__del__()  # construction failed at its very beginning
+
+
+def test_a_state_of_gymnasiums():
+    envs = gym.vector.AsyncVectorEnv.__mro__[1:]
+    assert ShmVectorEnv.__mro__[1:] == envs  # direct bases, as skrl looks at them
