@@ -1,13 +1,22 @@
 """shmvec: step ordinary Gymnasium environments in parallel, through shared memory.
 
 ``ShmVectorEnv`` takes the place of ``gymnasium.vector.AsyncVectorEnv``; ``make_vec`` that of
-``gymnasium.make_vec``.
+``gymnasium.make_vec``. ``install`` puts the former in that place for code that cannot be changed.
 """
 
 from shmvec.faults import RemoteTraceback, WorkerCrashError
+from shmvec.installation import install, uninstall
 from shmvec.registration import make_vec
 from shmvec.vector_env import ShmVectorEnv
 
 __version__ = "0.1.0"
 
-__all__ = ["RemoteTraceback", "ShmVectorEnv", "WorkerCrashError", "__version__", "make_vec"]
+__all__ = [
+    "RemoteTraceback",
+    "ShmVectorEnv",
+    "WorkerCrashError",
+    "__version__",
+    "install",
+    "make_vec",
+    "uninstall",
+]

@@ -40,6 +40,7 @@ from shmvec.memory import map_memory, reserve_memory
 from shmvec.scheduling import split_evenly, usable_cores, wait_budgets
 from shmvec.supervisor import InlineWorker, Supervisor
 from shmvec.worker import Attachment, Late, Report
+from shmvec.worker_env import WorkerEnv, checked_worker
 
 __all__ = ["ShmVectorEnv"]
 
@@ -158,14 +159,21 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.max_concurrency = max_concurrency
         checked_observation_mode(observation_mode)
         checked_max_concurrency(max_concurrency)
+        functions = self.env_fns
+        if worker is not None:
+            checked_worker(worker)
+            functions = [
+                partial(WorkerEnv, worker, index, env_fn, self.autoreset_mode)
+                for index, env_fn in enumerate(functions)
+            ]
         cores = usable_cores()
         self.num_workers = checked_num_workers(num_workers, self.num_envs, cores, max_concurrency)
 
         if self.num_workers == 0:
-            self._workers = InlineWorker(self.env_fns)
+            self._workers = InlineWorker(functions)
         else:
             self._workers = Supervisor(
-                self.env_fns,
+                functions,
                 split_evenly(self.num_envs, self.num_workers),
                 multiprocessing.get_context(context),
                 daemon,
@@ -186,13 +194,15 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             raise_failures([report for report in reports if isinstance(report, Failure)])
             built = [report for report in reports if isinstance(report, Report)]
             self._take_spaces(workers.ranges, built)
+            # A worker of the user's resets as it likes; to the hot loop its envs are plain ones.
+            mode = AutoresetMode.DISABLED if self.worker is not None else self.autoreset_mode
             layout = Layout(
                 self.single_observation_space,
                 self.single_action_space,
                 self.num_envs,
                 not self.shared_memory or not has_fixed_size(self.single_observation_space),
                 not self.shared_memory or not has_fixed_size(self.single_action_space),
-                self.autoreset_mode is AutoresetMode.SAME_STEP,
+                mode is AutoresetMode.SAME_STEP,
             )
             nbytes_of_slabs = layout.nbytes
         except BaseException:
@@ -217,7 +227,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         descriptor = reserve_memory(nbytes)
         try:
             segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
-            attachment = Attachment(layout, nbytes, self.autoreset_mode.value, budgets)
+            attachment = Attachment(layout, nbytes, mode.value, budgets)
             workers.attach(attachment, descriptor, segment)
         finally:
             os.close(descriptor)
@@ -228,7 +238,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             look=workers.look,
             waiting=budgets.parent,
             copy=self.copy,
-            may_step_over=self.autoreset_mode is not AutoresetMode.DISABLED,
+            may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
             inline=workers.inline,
         )
 

@@ -1,0 +1,84 @@
+"""``install``: lets ``gymnasium.vector.AsyncVectorEnv`` mean ``ShmVectorEnv``.
+
+Code that cannot be changed then runs on shared memory: ``gymnasium.make_vec(...,
+vectorization_mode="async")``, and libraries that name the class.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+import gymnasium.vector
+
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["Installation", "install", "uninstall"]
+
+_NAME = "AsyncVectorEnv"
+_ORIGINAL = gymnasium.vector.AsyncVectorEnv
+
+
+class Installation:
+    """What :func:`install` returns: a context manager that ends what it began."""
+
+    def __init__(self, began: bool) -> None:
+        """Remembers whether there was anything to install."""
+        self._began = began
+
+    def __enter__(self) -> Installation:
+        """Does nothing more."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Uninstalls, unless it was installed before."""
+        if self._began:
+            uninstall()
+
+
+def install() -> Installation:
+    """Lets ``gymnasium.vector.AsyncVectorEnv`` mean :class:`ShmVectorEnv`, everywhere.
+
+    The name is bound anew in ``gymnasium.vector`` and in every module that has imported it by this
+    name before. Vector envs that exist, and classes derived from the original, stay what they are.
+    Installing twice is as good as once.
+
+    Returns:
+        A context manager; at the end of its block everything is as it was before.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> import shmvec
+        >>> with shmvec.install():
+        ...     envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async")
+        ...     isinstance(envs, gym.vector.AsyncVectorEnv), type(envs).__name__
+        (True, 'ShmVectorEnv')
+        >>> envs.close()
+        >>> gym.vector.AsyncVectorEnv.__name__
+        'AsyncVectorEnv'
+    """
+    return Installation(_rebind(_ORIGINAL, ShmVectorEnv))
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`; harmless if nothing is installed."""
+    _rebind(ShmVectorEnv, _ORIGINAL)
+
+
+def _rebind(old: type[Any], new: type[Any]) -> bool:
+    """Replaces the class wherever it goes by the name; says whether it was anywhere."""
+    found = False
+    for name, module in list(sys.modules.items()):
+        namespace = getattr(module, "__dict__", None)
+        if name.split(".")[0] == "shmvec" or not isinstance(namespace, dict):
+            continue
+        if namespace.get(_NAME) is old:
+            namespace[_NAME] = new
+            found = True
+    return found
