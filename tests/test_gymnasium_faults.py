@@ -1,0 +1,242 @@
+"""What AsyncVectorEnv of Gymnasium 1.4.0 gets wrong: each reproduced there, each right here.
+
+docs/differences.md lists them. Hangs are bounded by the deadline that every test has.
+"""
+
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+import warnings
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter, Failing, Scripted, TwoArguments, Unpicklable
+from equality import same
+from gymnasium.vector import SyncVectorEnv
+
+from shmvec import RemoteTraceback, ShmVectorEnv, WorkerCrashError
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+SHARED = pytest.mark.parametrize("shared_memory", [True, False])
+
+
+@WORKERS
+@SHARED
+@pytest.mark.parametrize(
+    "space",
+    [gym.spaces.Text(6), gym.spaces.OneOf([gym.spaces.Discrete(50), gym.spaces.Text(5)])],
+    ids=["Text", "OneOf"],
+)
+def test_text_and_one_of_are_updated_in_shared_memory(num_workers, shared_memory, space):
+    make = [lambda: Scripted(space, gym.spaces.Discrete(2), [9])] * 3
+    envs = ShmVectorEnv(make, shared_memory=shared_memory, num_workers=num_workers)
+    with closing(envs), closing(SyncVectorEnv(make)) as sync:
+        assert same(envs.reset(seed=1), sync.reset(seed=1))
+        seen = set()
+        for _ in range(4):
+            mine = envs.step([0, 0, 0])
+            assert same(mine, sync.step([0, 0, 0]))
+            seen.add(str(mine[0]))
+        assert len(seen) == 4
+
+
+@WORKERS
+@SHARED
+def test_a_reset_clears_the_autoreset_flag(num_workers, shared_memory):
+    envs = ShmVectorEnv(
+        [lambda: Counter(1)] * 2, shared_memory=shared_memory, num_workers=num_workers
+    )
+    with closing(envs):
+        envs.reset()
+        assert envs.step([0, 0])[2].all()
+        envs.reset()
+        assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]  # a step, not another reset
+
+
+@WORKERS
+def test_an_exception_that_cannot_be_pickled_does_not_hang(num_workers):
+    class Holding(Exception):
+        """Its argument cannot be pickled, either."""
+
+    make = [
+        lambda: Failing("step", Unpicklable("x"), at=2),
+        lambda: Failing("step", Holding(threading.Lock()), at=4),
+    ]
+    with closing(ShmVectorEnv(make, num_workers=num_workers)) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        with pytest.raises(Unpicklable, match="x"):  # its type and arguments can be
+            envs.step([0, 0])
+        envs.step([0, 0])
+        with pytest.raises(RuntimeError, match="env 1 raised .* cannot be pickled: .*Holding"):
+            envs.step([0, 0])
+
+
+@WORKERS
+def test_a_percent_sign_in_a_traceback(num_workers):
+    make = [lambda: Failing("step", ValueError("100 % of %d and %s"), at=2)]
+    with closing(ShmVectorEnv(make, num_workers=min(1, num_workers))) as envs:
+        envs.reset()
+        envs.step([0])
+        with pytest.raises(ValueError, match="100 % of %d and %s"):
+            envs.step([0])
+        envs.step([0])  # the state does not stick
+
+
+@WORKERS
+def test_an_exception_with_arguments_of_its_own(num_workers):
+    make = [Counter, lambda: Failing("step", TwoArguments(7, "so"), at=1), Counter]
+    envs = ShmVectorEnv(make, num_workers=num_workers)
+    envs.reset()
+    with pytest.raises(TwoArguments, match="7: so") as caught:
+        envs.step([0, 0, 0])
+    assert (caught.value.code, caught.value.reason) == (7, "so")
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert "env 1" in str(caught.value.__cause__) and "_fail" in str(caught.value.__cause__)
+    envs.close()
+
+
+def test_a_killed_worker_is_named_and_close_is_harmless():
+    envs = ShmVectorEnv([Counter] * 4, num_workers=2)
+    envs.reset()
+    os.kill(envs.processes[1].pid, signal.SIGKILL)
+    with pytest.raises(WorkerCrashError, match=r"worker 1 \(envs 2 to 3\) killed by SIGKILL"):
+        while True:
+            envs.step([0] * 4)
+    assert envs.closed
+    envs.close()
+
+
+@WORKERS
+@SHARED
+def test_too_few_actions_step_nobody(num_workers, shared_memory):
+    envs = ShmVectorEnv([Counter] * 3, shared_memory=shared_memory, num_workers=num_workers)
+    with closing(envs):
+        envs.reset()
+        for wrong in ([0, 0], [0, 0, 0, 0], np.zeros(2, int)):
+            with pytest.raises(ValueError, match=f"there are {len(wrong)}"):
+                envs.step(wrong)
+        assert envs.step([0, 0, 0])[0][:, 0].tolist() == [1, 1, 1]
+
+
+@SHARED
+def test_after_a_timeout_the_next_step_returns_its_own_result(shared_memory):
+    class Slow(Counter):
+        def step(self, action):
+            time.sleep(0.05)
+            return super().step(action)
+
+    envs = ShmVectorEnv([Slow] * 2, shared_memory=shared_memory)
+    with closing(envs):
+        envs.reset()
+        envs.step_async([1, 1])
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0)
+        assert envs.step([2, 3])[0][:, :2].tolist() == [[2, 2], [2, 3]]
+
+
+@WORKERS
+def test_infos_that_gymnasium_cannot_gather_do_no_harm(num_workers):
+    class Odd(Counter):
+        def step(self, action):
+            observation, reward, terminated, truncated, _ = super().step(action)
+            info = {"a": {1, 2, 3} if action == 2 else np.zeros(int(action))}
+            return observation, reward, terminated, truncated, info
+
+    envs = ShmVectorEnv([Odd] * 3, num_workers=num_workers)
+    envs.reset()
+    envs.step([1, 1, 1])
+    with pytest.raises((TypeError, ValueError)):
+        envs.step([1, 3, 2])  # arrays of two shapes, and a set
+    infos = envs.step([1, 1, 1])[4]
+    assert infos["a"].tolist() == [[0]] * 3
+    envs.close()
+
+
+@WORKERS
+@SHARED
+def test_a_masked_first_reset(num_workers, shared_memory):
+    envs = ShmVectorEnv([Counter] * 3, shared_memory=shared_memory, num_workers=num_workers)
+    with closing(envs):
+        mask = np.array([False, True, False])
+        options = {"reset_mask": mask, "other": 1}
+        observations, infos = envs.reset(seed=5, options=options)
+        assert observations[:, 1].tolist() == [0, -1, 0]  # zeros where nobody was reset
+        assert infos["_reset"].tolist() == [False, True, False]
+        assert options == {"reset_mask": mask, "other": 1}  # the caller's dict
+        assert envs.get_attr("received") == ([], [{"other": 1}], [])
+
+
+@WORKERS
+@pytest.mark.parametrize("seed", [np.int64(3), [np.int32(3), 4, np.uint8(5)], np.array([3, 4, 5])])
+def test_seeds_of_any_integer_type(num_workers, seed):
+    envs = ShmVectorEnv([Counter] * 3, num_workers=num_workers)
+    with closing(envs):
+        expected = envs.reset(seed=3)
+        assert same(envs.reset(seed=seed)[0], expected[0])
+        assert envs.np_random_seed == (3, 4, 5)
+
+
+@WORKERS
+def test_an_env_fn_that_raises_in_its_worker(num_workers):
+    def fails():
+        raise LookupError("no ROM")
+
+    with pytest.raises(LookupError, match="no ROM") as caught:
+        ShmVectorEnv([Counter, fails], num_workers=num_workers)
+    assert "In make() of env 1" in str(caught.value.__cause__)
+    assert "in fails" in str(caught.value.__cause__)
+
+
+@WORKERS
+@pytest.mark.parametrize("name", ["reset", "step", "close", "_setattr", "_check_spaces"])
+def test_calling_what_is_no_method_to_call(num_workers, name):
+    envs = ShmVectorEnv([Counter] * 2, num_workers=num_workers)
+    with closing(envs):
+        envs.reset()
+        message = f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+        with pytest.raises(ValueError, match=message):
+            envs.call(name)
+        envs.step([0, 0])
+
+
+@WORKERS
+def test_a_missing_attribute_is_an_attribute_error(num_workers):
+    envs = ShmVectorEnv([Counter] * 2, num_workers=num_workers)
+    with closing(envs):
+        with pytest.raises(AttributeError, match="missing"):
+            envs.get_attr("missing")
+        envs.reset()
+
+
+def test_processes_end_when_the_spaces_differ():
+    before = set(multiprocessing.active_children())
+    with pytest.raises(RuntimeError, match="env 1"):
+        ShmVectorEnv([Counter, lambda: Counter(size=7)], num_workers=2)
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_errors_are_logged_word_for_word():
+    """Lines that code matches on; Gymnasium's logger turns them into warnings."""
+    make = [Counter, *[lambda i=i: Failing("step", ValueError(f"bad {i} %"), at=1) for i in (1, 2)]]
+    with closing(ShmVectorEnv(make, num_workers=2)) as envs:
+        envs.reset()
+        with warnings.catch_warnings(record=True) as logged:
+            warnings.simplefilter("always")
+            with pytest.raises(ValueError, match="bad 1 %"):
+                envs.step([0, 0, 0])
+    texts = [str(warning.message) for warning in logged]
+    red = "\x1b[31mERROR: {}\x1b[0m"
+    assert len(texts) == 5
+    for i in (1, 2):
+        line = red.format(f"Received the following error from Worker-{i} - Shutting it down")
+        at = texts.index(line)
+        trace = red.format("Traceback (most recent call last):") + ".*"
+        pattern = re.escape("\x1b[31mERROR: Traceback (most recent call last):\n")
+        assert re.match(rf"{pattern}(?s:.*)ValueError: bad {i} %\n", texts[at + 1]), trace
+    assert texts[4] == red.format("Raising the last exception back to the main process.")
