@@ -1,0 +1,273 @@
+"""PPO on CartPole in one file: the same script, and the same learning curve, on either class.
+
+    pip install 'shmvec[examples]'
+    python examples/ppo.py                      # shmvec.ShmVectorEnv
+    python examples/ppo.py --vector-env async   # gymnasium.vector.AsyncVectorEnv
+    tensorboard --logdir runs
+
+The last line names the learning curve by a digest of all episodes' returns: the same seed gives
+the same digest with every class, whatever the number of workers.
+
+The algorithm is Schulman et al., 2017 (arXiv:1707.06347), with generalised advantages. Vector envs
+reset at the step after an episode's end (``AutoresetMode.NEXT_STEP``): that step's action is not
+used, so it is left out of the batch; and the observation returned at the end is the episode's own,
+so that the value behind a truncation can be bootstrapped from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from torch import nn
+from torch.distributions import Categorical
+
+import shmvec
+
+VECTOR_ENVS = {
+    "shm": shmvec.ShmVectorEnv,
+    "async": gym.vector.AsyncVectorEnv,
+    "sync": gym.vector.SyncVectorEnv,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training run came to."""
+
+    episodes: int
+    mean_return: float  # of the last 100 episodes
+    digest: str  # of all episodes' returns
+    steps_per_second: float
+
+
+class Agent(nn.Module):
+    """Two small networks: a policy over discrete actions, and a value function."""
+
+    def __init__(self, observation_size: int, num_actions: int) -> None:
+        """Initialises orthogonally, the policy's last layer close to uniform."""
+        super().__init__()
+        self.policy = _network(observation_size, num_actions, gain=0.01)
+        self.value = _network(observation_size, 1, gain=1.0)
+
+
+def _network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for size, width, scale in ((inputs, 64, 2**0.5), (64, 64, 2**0.5), (64, outputs, gain)):
+        layer = nn.Linear(size, width)
+        nn.init.orthogonal_(layer.weight, scale)
+        nn.init.zeros_(layer.bias)
+        layers += [layer, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+@dataclass
+class Rollout:
+    """Transitions, ``(steps, envs)`` each; ``valid`` is False where a step was a reset."""
+
+    observations: torch.Tensor
+    actions: torch.Tensor
+    log_probs: torch.Tensor
+    values: torch.Tensor
+    rewards: torch.Tensor
+    terminations: torch.Tensor
+    ends: torch.Tensor
+    valid: torch.Tensor
+
+    @classmethod
+    def empty(cls, steps: int, envs: int, observation_size: int) -> Rollout:
+        """Room for so many transitions."""
+        zeros = [torch.zeros(steps, envs) for _ in range(7)]
+        return cls(torch.zeros(steps, envs, observation_size), *zeros)
+
+    def advantages(self, next_value: torch.Tensor, gamma: float, gae: float) -> torch.Tensor:
+        """Generalised advantage estimates; sums stop where an episode ends."""
+        values = torch.cat([self.values, next_value[None]])
+        advantages = torch.zeros_like(self.rewards)
+        carried = torch.zeros_like(next_value)
+        for t in reversed(range(len(self.rewards))):
+            bootstrapped = gamma * values[t + 1] * (1 - self.terminations[t])
+            delta = self.rewards[t] + bootstrapped - values[t]
+            carried = delta + gamma * gae * (1 - self.ends[t]) * carried
+            advantages[t] = carried
+        return advantages
+
+
+def update(
+    agent: Agent,
+    optimizer: torch.optim.Optimizer,
+    rollout: Rollout,
+    advantages: torch.Tensor,
+    options: argparse.Namespace,
+    clip: float,
+) -> dict[str, float]:
+    """Some epochs of minibatches over a rollout; returns the last minibatch's losses."""
+    valid = rollout.valid.flatten().bool()
+    observations = rollout.observations.flatten(0, 1)[valid]
+    actions, old_log_probs, old_values, gains = (
+        part.flatten()[valid]
+        for part in (rollout.actions, rollout.log_probs, rollout.values, advantages)
+    )
+    returns = gains + old_values
+    clipped: list[float] = []
+    for _ in range(options.epochs):
+        for batch in torch.randperm(len(actions)).split(options.minibatch_size):
+            policy = Categorical(logits=agent.policy(observations[batch]))
+            log_ratio = policy.log_prob(actions[batch]) - old_log_probs[batch]
+            ratio = log_ratio.exp()
+            gain = gains[batch]
+            if len(gain) > 1:
+                gain = (gain - gain.mean()) / (gain.std() + 1e-8)
+            surrogate = torch.min(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain)
+            value_loss = 0.5 * (agent.value(observations[batch])[:, 0] - returns[batch]).square()
+            entropy = policy.entropy().mean()
+            loss = (
+                -surrogate.mean()
+                + options.value_coefficient * value_loss.mean()
+                - options.entropy_coefficient * entropy
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), options.max_grad_norm)
+            optimizer.step()
+            clipped.append(((ratio - 1).abs() > clip).float().mean().item())
+    unexplained = (returns - old_values).var() / returns.var().clamp_min(1e-8)
+    return {
+        "losses/policy_loss": -surrogate.mean().item(),
+        "losses/value_loss": value_loss.mean().item(),
+        "losses/entropy": entropy.item(),
+        "losses/old_approx_kl": -log_ratio.mean().item(),
+        "losses/approx_kl": (ratio - 1 - log_ratio).mean().item(),
+        "losses/clipfrac": float(np.mean(clipped)),
+        "losses/explained_variance": 1 - unexplained.item(),
+    }
+
+
+def train(options: argparse.Namespace) -> Result:
+    """Trains, and logs on the way."""
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(1)  # the networks are tiny, and the cores are the envs'
+    envs = RecordEpisodeStatistics(
+        VECTOR_ENVS[options.vector_env]([lambda: gym.make(options.env_id)] * options.num_envs)
+    )
+    observation_size = int(np.prod(envs.single_observation_space.shape))
+    agent = Agent(observation_size, int(envs.single_action_space.n))
+    optimizer = torch.optim.Adam(agent.parameters(), lr=options.learning_rate, eps=1e-5)
+    writer = _writer(options)
+
+    iterations = max(1, options.total_steps // (options.num_envs * options.num_steps))
+    returns: list[float] = []
+    recent: deque[float] = deque(maxlen=100)
+    start = time.perf_counter()
+    step = 0
+    observation = _tensor(envs.reset(seed=options.seed)[0])
+    ended = torch.zeros(options.num_envs)
+    for iteration in range(iterations):
+        left = 1 - iteration / iterations
+        optimizer.param_groups[0]["lr"] = left * options.learning_rate
+        rollout = Rollout.empty(options.num_steps, options.num_envs, observation_size)
+        for t in range(options.num_steps):
+            with torch.no_grad():
+                policy = Categorical(logits=agent.policy(observation))
+                action = policy.sample()
+                rollout.log_probs[t] = policy.log_prob(action)
+                rollout.values[t] = agent.value(observation)[:, 0]
+            rollout.observations[t], rollout.actions[t] = observation, action
+            rollout.valid[t] = 1 - ended  # after an end this step is a reset
+            results = envs.step(action.numpy())
+            observation, rewards, terminations, truncations, infos = results
+            observation = _tensor(observation)
+            rollout.rewards[t] = _tensor(rewards)
+            rollout.terminations[t] = _tensor(terminations)
+            rollout.ends[t] = ended = _tensor(terminations | truncations)
+            step += int(rollout.valid[t].sum())
+            for env in np.flatnonzero(infos.get("_episode", ())):
+                returns.append(float(infos["episode"]["r"][env]))
+                recent.append(returns[-1])
+                if writer is not None:
+                    writer.add_scalar("charts/episodic_return", returns[-1], step)
+                    writer.add_scalar("charts/episodic_length", infos["episode"]["l"][env], step)
+        with torch.no_grad():
+            next_value = agent.value(observation)[:, 0]
+        advantages = rollout.advantages(next_value, options.gamma, options.gae_lambda)
+        losses = update(agent, optimizer, rollout, advantages, options, left * options.clip)
+        rate = step / (time.perf_counter() - start)
+        if writer is not None:
+            writer.add_scalar("charts/learning_rate", left * options.learning_rate, step)
+            writer.add_scalar("charts/SPS", rate, step)
+            for name, loss in losses.items():
+                writer.add_scalar(name, loss, step)
+        if iteration % max(1, iterations // 20) == 0 or iteration == iterations - 1:
+            mean = f"{np.mean(recent):6.1f}" if recent else "     -"
+            print(f"{step:8,} steps  mean return {mean}  {rate:7,.0f} steps/s", flush=True)
+    envs.close()
+    if writer is not None:
+        writer.close()
+    digest = hashlib.sha256(np.asarray(returns, np.float64).tobytes()).hexdigest()[:16]
+    mean_return = float(np.mean(recent)) if recent else 0.0
+    return Result(len(returns), mean_return, digest, step / (time.perf_counter() - start))
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    return torch.as_tensor(np.asarray(array), dtype=torch.float32)
+
+
+def _writer(options: argparse.Namespace) -> Any:
+    """TensorBoard's writer; None if not wanted, or not there."""
+    if not options.log_dir:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        print("no TensorBoard: pip install 'shmvec[examples]' brings it", file=sys.stderr)
+        return None
+    name = f"{options.env_id}-{options.vector_env}-{options.seed}-{time.strftime('%H%M%S')}"
+    writer = SummaryWriter(f"{options.log_dir}/{name}")
+    lines = "\n".join(f"|{name}|{value}|" for name, value in vars(options).items())
+    writer.add_text("hyperparameters", f"|name|value|\n|-|-|\n{lines}")
+    return writer
+
+
+def main(arguments: Sequence[str] | None = None) -> Result:
+    """Runs from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--env-id", default="CartPole-v1")
+    parser.add_argument("--vector-env", choices=VECTOR_ENVS, default="shm")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--total-steps", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log-dir", default="runs", help="TensorBoard's folder; '' for none")
+    parser.add_argument("--num-steps", type=int, default=32, help="steps of each env in a rollout")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--minibatch-size", type=int, default=256)
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="falls to 0")
+    parser.add_argument("--clip", type=float, default=0.2, help="falls to 0")
+    parser.add_argument("--gamma", type=float, default=0.98)
+    parser.add_argument("--gae-lambda", type=float, default=0.8)
+    parser.add_argument("--value-coefficient", type=float, default=0.5)
+    parser.add_argument("--entropy-coefficient", type=float, default=0.0)
+    parser.add_argument("--max-grad-norm", type=float, default=0.5)
+    options = parser.parse_args(arguments)
+    result = train(options)
+    print(
+        f"{options.vector_env}, seed {options.seed}: {result.episodes} episodes, mean return of "
+        f"the last 100 {result.mean_return:.1f}, {result.steps_per_second:,.0f} steps/s, learning "
+        f"curve {result.digest}"
+    )
+    return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The examples run, learn, and learn the same with AsyncVectorEnv."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name, *arguments):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_cross_entropy_learns():
+    lines = run("cross_entropy.py")
+    means = [float(line.split()[3].strip(",")) for line in lines[:-1]]
+    assert means[0] < 100 and means[-1] > 300
+
+
+def test_ppo_gets_the_same_curve_on_every_class():
+    pytest.importorskip("torch")
+    curves = set()
+    for vector_env in ("shm", "async", "sync"):
+        options = ("--vector-env", vector_env, "--total-steps", "4000", "--log-dir", "")
+        last = run("ppo.py", *options)[-1]
+        episodes, curve = re.search(r"(\d+) episodes.* curve (\w{16})$", last).groups()
+        assert int(episodes) > 50
+        curves.add(curve)
+    assert len(curves) == 1
+
+
+def test_ppo_logs_what_tensorboard_users_expect(tmp_path):
+    pytest.importorskip("torch")
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run("ppo.py", "--total-steps", "1000", "--log-dir", str(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    events = accumulators.EventAccumulator(str(folder))
+    events.Reload()
+    charts = {"episodic_return", "episodic_length", "learning_rate", "SPS"}
+    losses = {"policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"}
+    assert {f"charts/{name}" for name in charts} <= set(events.Tags()["scalars"])
+    assert {f"losses/{name}" for name in losses} <= set(events.Tags()["scalars"])
