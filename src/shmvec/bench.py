@@ -61,6 +61,19 @@ class NoopEnv(gym.Env[Any, Any]):
         return self._observation, 0.0, False, False, {}
 
 
+class InfosEnv(NoopEnv):
+    """An env that does nothing but return eight floats in its info, as MuJoCo's do."""
+
+    def __init__(self) -> None:
+        """Makes the one info of which it returns copies."""
+        super().__init__()
+        self._info = {f"reward_{part}": 0.5 for part in "abcdefgh"}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Copies the info."""
+        return self._observation, 0.0, False, False, self._info.copy()
+
+
 def _make_cartpole() -> gym.Env[Any, Any]:
     return gym.make("CartPole-v1")
 
@@ -104,6 +117,7 @@ WORKLOADS = {
     "HalfCheetah-v5": Workload(_make_half_cheetah, ("mujoco",)),
     "ALE/Pong-v5": Workload(_make_pong, ("ale_py", "cv2")),
     "Noop": Workload(NoopEnv),
+    "Noop-8-infos": Workload(InfosEnv),
 }
 DEFAULT_WORKLOADS = ("CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5")
 

@@ -73,9 +73,10 @@ cdef class Column:
             self.array = array
             self.mask = mask
             columns.entered.append(self)
-        if self.dtype is None or field.dtype is None:
-            return self.dtype is field.dtype
-        return self.dtype == field.dtype and self.shape == field.shape
+        if self.dtype is field.dtype:
+            return field.dtype is None or self.shape is field.shape or self.shape == field.shape
+        return (self.dtype is not None and field.dtype is not None
+                and self.dtype == field.dtype and self.shape == field.shape)
 
 
 cdef void *_address(object array) except? NULL:
@@ -98,6 +99,8 @@ cdef class Columns:
         """Gives every field of a schema its column."""
         cdef Field field
         for field in fields:
+            if field.dtype is not None:  # NumPy's own instance again: equality is identity then
+                field.dtype = np.empty(0, field.dtype.type).dtype
             if field.key not in self.by_key:
                 self.by_key[field.key] = Column(field.key)
             field.column = self.by_key[field.key]

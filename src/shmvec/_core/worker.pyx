@@ -250,7 +250,7 @@ cdef class WorkerLoop:
         observation, reward, terminated, truncated, info = <tuple>result
         if self.autoreset != SAME_STEP:
             self.observe(env, observation)
-        if type(reward) is float:
+        if isinstance(reward, float):  # np.float64 is one
             self.reward_of[env] = <double>reward
         else:
             self.rewards[env] = reward
