@@ -209,6 +209,18 @@ def test_close_with_a_call_pending_warns(pending, terminate):
     envs.close()
 
 
+def test_close_drops_what_the_pending_call_raised():
+    class Raising(Counter):
+        def step(self, action):
+            raise ValueError("never seen")
+
+    envs = ShmVectorEnv([Raising] * 2, num_workers=2)
+    envs.reset()
+    envs.step_async([0, 0])
+    with pytest.warns(UserWarning, match="pending call to `step`"):
+        envs.close()
+
+
 def test_close_with_a_call_pending_closes_even_if_warnings_are_errors():
     envs = ShmVectorEnv([Counter] * 3, num_workers=2)
     envs.reset_async()

@@ -38,7 +38,7 @@ def test_gymnasiums_own_worker_gives_the_results_of_sync(num_workers, mode):
             assert same(mine[:4], reference[:4])
 
 
-def resets_twice(index, env_fn, pipe, parent_pipe, shared_memory, errors, mode, semaphore):
+def resets_twice(index, env_fn, pipe, parent_pipe, *others):
     """A worker with rules of its own: a reset takes two, and it knows no "_setattr"."""
     env = env_fn()
     parent_pipe.close()

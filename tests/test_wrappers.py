@@ -94,7 +94,7 @@ def test_every_wrapper_of_gymnasium_is_here():
         "GrayscaleObservation",  # below
         "ResizeObservation",
     }
-    assert set(wrappers.__all__) == WRAPPERS.keys() | elsewhere
+    assert set(wrappers.__all__) <= WRAPPERS.keys() | elsewhere
 
 
 def test_wrappers_of_images():
