@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -47,6 +47,11 @@ __all__ = ["ShmVectorEnv"]
 _INFO_BYTES_PER_ENV = 4096
 _INFO_BYTES_LEAST = 65536
 _MESSAGE_RING_MOST = 1 << 28  # what is larger goes over the pipe
+
+# Observations, rewards, terminations, truncations, infos.
+StepResults: TypeAlias = tuple[
+    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
+]
 
 _DEFAULT = AsyncState.DEFAULT
 _STEP = AsyncState.WAITING_STEP
@@ -382,15 +387,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         loop, infos, _ = self._finish(_RESET, timeout)
         return loop.observe(), infos
 
-    def step(
-        self, actions: Any
-    ) -> tuple[
-        Any,
-        npt.NDArray[np.float64],
-        npt.NDArray[np.bool_],
-        npt.NDArray[np.bool_],
-        dict[str, Any],
-    ]:
+    def step(self, actions: Any) -> StepResults:
         """Steps all envs, in parallel. An env whose episode had ended is reset instead.
 
         Args:
@@ -433,15 +430,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             for index, items in late.items():
                 self._workers.send(index, self._workers.pack(items))
 
-    def step_wait(
-        self, timeout: float | None = None
-    ) -> tuple[
-        Any,
-        npt.NDArray[np.float64],
-        npt.NDArray[np.bool_],
-        npt.NDArray[np.bool_],
-        dict[str, Any],
-    ]:
+    def step_wait(self, timeout: float | None = None) -> StepResults:
         """Waits for what :meth:`step_async` started.
 
         Args:
