@@ -16,7 +16,7 @@ int sv_bell_sleep(sv_bell *bell, uint32_t ticket, uint32_t mask, int64_t timeout
     return sv_futex_wait(&bell->word, ticket, timeout_ns, mask);
 }
 
-void sv_bell_ring(sv_bell *bell, uint32_t mask)
+bool sv_bell_ring(sv_bell *bell, uint32_t mask)
 {
     uint32_t before;
     if (mask == SV_EVERYONE) {
@@ -31,9 +31,10 @@ void sv_bell_ring(sv_bell *bell, uint32_t mask)
         /* acq_rel: as above.  The waiter bit stays: others may still sleep. */
         before = atomic_fetch_add_explicit(&bell->word, EPOCH, memory_order_acq_rel);
     }
-    if (before & WAITER) {
-        /* relaxed: only a measurement; the system call that follows orders it well enough. */
-        atomic_store_explicit(&bell->rung_at, sv_now_ns(), memory_order_relaxed);
-        sv_futex_wake(&bell->word, mask);
-    }
+    if (!(before & WAITER))
+        return false;
+    /* relaxed: only a measurement; the system call that follows orders it well enough. */
+    atomic_store_explicit(&bell->rung_at, sv_now_ns(), memory_order_relaxed);
+    sv_futex_wake(&bell->word, mask);
+    return true;
 }

@@ -41,8 +41,9 @@ uint32_t sv_bell_listen(sv_bell *bell);
  * sleeper's bit (see sv_bell_mask).  Returns 0 (maybe spurious), ETIMEDOUT or EINTR. */
 int sv_bell_sleep(sv_bell *bell, uint32_t ticket, uint32_t mask, int64_t timeout_ns);
 
-/* Wakes the sleepers whose mask shares a bit with `mask`; SV_EVERYONE wakes all with one call. */
-void sv_bell_ring(sv_bell *bell, uint32_t mask);
+/* Wakes the sleepers whose mask shares a bit with `mask`; SV_EVERYONE wakes all with one call.
+ * Returns whether that took a system call. */
+bool sv_bell_ring(sv_bell *bell, uint32_t mask);
 
 /* The bit of sleeper `index`.  Above 32 sleepers bits are shared: a few wake for nothing. */
 static inline uint32_t sv_bell_mask(uint32_t index)

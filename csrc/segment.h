@@ -3,6 +3,7 @@
  *     header          magic, version, sizes, offsets
  *     bell            the workers sleep here
  *     completion      the parent sleeps here
+ *     counters        one block a worker: what it has done
  *     requests        one ring a worker, parent to worker
  *     completions     one ring a worker, worker to parent
  *     infos           one byte ring a worker, worker to parent: infos, and observations of spaces
@@ -20,10 +21,11 @@
 
 #include "bell.h"
 #include "completion.h"
+#include "counters.h"
 #include "ring.h"
 
 #define SV_SEGMENT_MAGIC UINT64_C(0x316365766d6873ff)
-#define SV_SEGMENT_VERSION 2
+#define SV_SEGMENT_VERSION 3
 
 #define SV_MAX_WORKERS 65536
 #define SV_MAX_ENVS 1048576
@@ -46,6 +48,7 @@ typedef struct {
     /* Offsets in bytes from the start of the segment; strides between two workers' rings. */
     uint64_t bell;
     uint64_t completion;
+    uint64_t counters;
     uint64_t requests;
     uint64_t completions;
     uint64_t record_stride;
@@ -79,6 +82,11 @@ static inline sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
 static inline sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
 {
     return (sv_completion *)((char *)base + plan->completion);
+}
+
+static inline sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)
+{
+    return (sv_counters *)((char *)base + plan->counters) + worker;
 }
 
 /* Rings of one worker.  Precondition: worker < sizes.num_workers. */

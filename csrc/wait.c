@@ -29,16 +29,28 @@ static int64_t average(int64_t old, int64_t sample)
     return old + ((sample - old) >> LEARNING_SHIFT);
 }
 
+/* Begins a phase of the wait in progress, and ends the one before. */
+static inline void enter(sv_waiter *waiter, int64_t *phase_ns, int64_t now)
+{
+    if (waiter->phase_ns != NULL)
+        *waiter->phase_ns += now - waiter->phase_since;
+    waiter->phase_ns = phase_ns;
+    waiter->phase_since = now;
+}
+
 /* Ends the wait in progress.  `asked_at` is when the waker called, 0 if nobody had to. */
 static void learn(sv_waiter *waiter, int64_t asked_at)
 {
     int64_t now = sv_now_ns();
+    enter(waiter, NULL, now);
     /* Clipped, so that one long break (an evaluation, a debugger) is soon forgotten. */
     int64_t length = clamp(now - waiter->since, 0, LENGTH_MAX);
     waiter->typical = average(waiter->typical, length);
-    if (asked_at > waiter->since && asked_at < now)
+    if (asked_at > waiter->since && asked_at < now) {
+        waiter->late_wakes += now - asked_at > PARK_COST_MAX;
         waiter->park_cost = average(waiter->park_cost,
                                     clamp(now - asked_at, PARK_COST_MIN, PARK_COST_MAX));
+    }
     waiter->since = 0;
 }
 
@@ -61,6 +73,7 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
     int64_t pause_until = waiter->since + worthwhile(waiter, waiter->budget.pause);
     int64_t yield_until = pause_until + worthwhile(waiter, waiter->budget.yield);
     int64_t now = waiter->since;
+    enter(waiter, &waiter->pause_ns, now);
     while (now < pause_until) {
         for (int i = 0; i < PAUSES_PER_LOOK; i++) {
             sv_pause();
@@ -69,12 +82,14 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
         }
         now = sv_now_ns();
     }
+    enter(waiter, &waiter->yield_ns, now);
     while (now < yield_until) {
         sv_yield();
         if ((found = ready(what)) != 0)
             return found;
         now = sv_now_ns();
     }
+    enter(waiter, &waiter->park_ns, now);
     return 0;
 }
 
@@ -154,9 +169,13 @@ int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t ta
         if (!park_for(waiter, completion, target - 1, slice_ns, &asked_at))
             return SV_WAIT_SLICE;
         waiter->early = false;
-        int64_t until = sv_now_ns() + waiter->budget.linger;
-        while (!(found = sv_completion_check(completion, target)) && sv_now_ns() < until)
+        int64_t now = sv_now_ns(), until = now + waiter->budget.linger;
+        enter(waiter, &waiter->yield_ns, now);
+        while (!(found = sv_completion_check(completion, target)) && now < until) {
             sv_yield();
+            now = sv_now_ns();
+        }
+        enter(waiter, &waiter->park_ns, now);
     }
     if (!found && !park_for(waiter, completion, target, slice_ns, &asked_at))
         return SV_WAIT_SLICE;

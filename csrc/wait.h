@@ -71,8 +71,15 @@ typedef struct {
     int64_t typical;   /* ns; learned */
     int64_t park_cost; /* ns; learned */
     int64_t since;     /* start of the wait in progress; 0: none */
-    uint64_t waits;    /* waits that did not find everything ready at once */
-    uint64_t parks;    /* of these, the ones that slept */
+    /* What the waits have been like so far; for statistics only. */
+    uint64_t waits;      /* waits that did not find everything ready at once */
+    uint64_t parks;      /* sleeps: at most one a slice */
+    uint64_t late_wakes; /* sleeps that ended more than 100 us after the waker's call */
+    int64_t pause_ns;    /* spent in each phase */
+    int64_t yield_ns;
+    int64_t park_ns;
+    int64_t *phase_ns;   /* the phase in progress, one of the three above, */
+    int64_t phase_since; /* and when it began */
 } sv_waiter;
 
 void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing);

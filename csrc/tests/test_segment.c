@@ -16,7 +16,7 @@ static void test_plan(void)
     sv_segment plan;
     CHECK(sv_segment_plan(&SIZES, &plan));
     const uint64_t offsets[] = {0,          sizeof plan,  plan.bell,       plan.completion,
-                                plan.requests, plan.completions, plan.infos, plan.actions, plan.slabs,
+                                plan.counters, plan.requests, plan.completions, plan.infos, plan.actions, plan.slabs,
                                 plan.total_bytes};
     for (size_t i = 1; i < sizeof offsets / sizeof *offsets; i++)
         CHECK(offsets[i] > offsets[i - 1]);

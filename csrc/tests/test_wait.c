@@ -95,6 +95,9 @@ static void test_learning(void)
     }
     CHECK(waiter.typical > 50000 + waiter.park_cost);
     CHECK(waiter.waits == 40 && waiter.parks == 40);
+    /* Every moment of a wait belongs to one phase, and none of it to a phase without a budget. */
+    CHECK(waiter.pause_ns > 0 && waiter.yield_ns == 0 && waiter.park_ns >= 39 * MS);
+    CHECK(waiter.phase_ns == NULL && waiter.late_wakes == 0);
     /* What is ready at once costs no wait. */
     CHECK(sv_wait_completion(&waiter, &completion, 40, MS) == SV_WAIT_READY);
     CHECK(waiter.waits == 40);

@@ -38,6 +38,7 @@ from shmvec.faults import Failure, WorkerCrashError, raise_failures
 from shmvec.layout import Layout, check_shared_memory, has_fixed_size
 from shmvec.memory import map_memory, reserve_memory
 from shmvec.scheduling import split_evenly, usable_cores, wait_budgets
+from shmvec.stats import Stats
 from shmvec.supervisor import InlineWorker, Supervisor
 from shmvec.worker import Attachment, Late, Report
 from shmvec.worker_env import WorkerEnv, checked_worker
@@ -527,6 +528,26 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def render(self) -> tuple[Any, ...]:
         """What every env's ``render`` returns, as a tuple."""
         return self.call("render")
+
+    def stats(self) -> Stats:
+        """What has been done so far, and where the time went; costs nothing when not called.
+
+        Example:
+            >>> import shmvec
+            >>> envs = shmvec.make_vec("CartPole-v1", 4)
+            >>> _ = envs.reset()
+            >>> before = envs.stats()
+            >>> _ = envs.step([0, 1, 0, 1])
+            >>> sum(worker.steps for worker in (envs.stats() - before).workers)
+            4
+            >>> envs.close()
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+        """
+        self._assert_is_running()
+        assert self._loop is not None
+        return Stats.of(*self._loop.counters())
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Closes the envs and ends the workers; called by :meth:`close`.

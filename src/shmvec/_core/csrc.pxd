@@ -11,7 +11,7 @@ cdef extern from "platform.h" nogil:
 cdef extern from "bell.h" nogil:
     ctypedef struct sv_bell:
         pass
-    void sv_bell_ring(sv_bell *bell, uint32_t mask)
+    bint sv_bell_ring(sv_bell *bell, uint32_t mask)
     uint32_t sv_bell_mask(uint32_t index)
 
 
@@ -20,6 +20,26 @@ cdef extern from "completion.h" nogil:
         pass
     bint sv_completion_check(sv_completion *completion, uint32_t target)
     bint sv_completion_add(sv_completion *completion)
+
+
+cdef extern from "counters.h" nogil:
+    ctypedef uint64_t sv_counter "_Atomic uint64_t"
+
+    ctypedef struct sv_counters:
+        sv_counter requests
+        sv_counter steps
+        sv_counter resets
+        sv_counter step_ns
+        sv_counter reset_ns
+        sv_counter pause_ns
+        sv_counter yield_ns
+        sv_counter park_ns
+        sv_counter waits
+        sv_counter parks
+        sv_counter late_wakes
+        sv_counter wakes
+    void sv_counter_set(sv_counter *counter, uint64_t value)
+    uint64_t sv_counter_get(const sv_counter *counter)
 
 
 cdef extern from "ring.h" nogil:
@@ -68,6 +88,10 @@ cdef extern from "wait.h" nogil:
         int64_t park_cost
         uint64_t waits
         uint64_t parks
+        uint64_t late_wakes
+        int64_t pause_ns
+        int64_t yield_ns
+        int64_t park_ns
     void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bint homing)
     int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
                         int64_t slice_ns)
@@ -99,6 +123,7 @@ cdef extern from "segment.h" nogil:
     int sv_segment_reserve(int descriptor, uint64_t nbytes)
     sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
     sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
+    sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_requests(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_completions(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_infos(void *base, const sv_segment *plan, uint32_t worker)

@@ -73,5 +73,5 @@ class ParentLoop:
         dict[str, Any],
     ]:
         """What ``step`` returns, given its infos."""
-    def wait_figures(self) -> dict[str, int]:
-        """What the parent's waits have been like."""
+    def counters(self) -> tuple[dict[str, int], list[dict[str, int]]]:
+        """What the parent's waits were like, and what each worker has done; times in ns."""

@@ -4,7 +4,7 @@
 ``look``, called at least every 50 ms of waiting, which raises when a worker is gone.
 """
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from shmvec._core.codec cimport Codec, MessageCodec
@@ -17,6 +17,8 @@ from shmvec._core.csrc cimport (
     sv_budget,
     sv_completion,
     sv_completion_check,
+    sv_counter_get,
+    sv_counters,
     sv_now_ns,
     sv_record,
     sv_ring,
@@ -27,6 +29,7 @@ from shmvec._core.csrc cimport (
     sv_segment_bell,
     sv_segment_completion,
     sv_segment_completions,
+    sv_segment_counters,
     sv_segment_requests,
     sv_wait_completion,
     sv_waiter,
@@ -84,6 +87,7 @@ cdef class ParentLoop:
     cdef uint32_t *flags
     cdef uint32_t sequence
     cdef uint32_t issued
+    cdef uint64_t wakes           # times that ringing the bell took a system call
     cdef readonly bint pending    # something was posted and not collected yet
 
     def __cinit__(self, Segment segment, ranges, slabs, *args, **kwargs):
@@ -222,7 +226,7 @@ cdef class ParentLoop:
                 raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
             self.issued += 1
         if self.inline is None:
-            sv_bell_ring(self.bell, SV_EVERYONE)
+            self.wakes += sv_bell_ring(self.bell, SV_EVERYONE)
         return 0
 
     # ---- waiting -----------------------------------------------------------------------------
@@ -319,14 +323,38 @@ cdef class ParentLoop:
         return (self.observations.batch(self.copy), self.rewards.copy(),
                 self.terminations.copy(), self.truncations.copy(), infos)
 
-    def wait_figures(self):
-        """What the parent's waits have been like; for benchmarks."""
-        return {
+    def counters(self):
+        """What the parent's waits were like, and what each worker has done: (dict, [dict])."""
+        cdef uint32_t worker
+        cdef sv_counters *counters
+        cdef list workers = []
+        for worker in range(self.num_workers):
+            counters = sv_segment_counters(self.segment.base, &self.segment.plan, worker)
+            workers.append({
+                "requests": sv_counter_get(&counters.requests),
+                "steps": sv_counter_get(&counters.steps),
+                "resets": sv_counter_get(&counters.resets),
+                "step_ns": sv_counter_get(&counters.step_ns),
+                "reset_ns": sv_counter_get(&counters.reset_ns),
+                "pause_ns": sv_counter_get(&counters.pause_ns),
+                "yield_ns": sv_counter_get(&counters.yield_ns),
+                "park_ns": sv_counter_get(&counters.park_ns),
+                "waits": sv_counter_get(&counters.waits),
+                "parks": sv_counter_get(&counters.parks),
+                "late_wakes": sv_counter_get(&counters.late_wakes),
+                "wakes": sv_counter_get(&counters.wakes),
+            })
+        parent = {
+            "requests": self.issued,
+            "pause_ns": self.waiter.pause_ns,
+            "yield_ns": self.waiter.yield_ns,
+            "park_ns": self.waiter.park_ns,
             "waits": self.waiter.waits,
             "parks": self.waiter.parks,
-            "typical_ns": self.waiter.typical,
-            "park_cost_ns": self.waiter.park_cost,
+            "late_wakes": self.waiter.late_wakes,
+            "wakes": self.wakes,
         }
+        return parent, workers
 
 
 def _env(item):

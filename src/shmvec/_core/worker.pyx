@@ -5,7 +5,7 @@ code with three methods: ``command() -> (reset arguments or None, results)``,
 ``late_actions() -> [(env, action)]`` and ``send_late(messages, failures, results)``.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shmvec._core.codec cimport Codec, MessageCodec
 from shmvec._core.csrc cimport (
@@ -16,6 +16,9 @@ from shmvec._core.csrc cimport (
     sv_budget,
     sv_completion,
     sv_completion_add,
+    sv_counter_set,
+    sv_counters,
+    sv_now_ns,
     sv_record,
     sv_ring,
     sv_ring_attach_consumer,
@@ -25,6 +28,7 @@ from shmvec._core.csrc cimport (
     sv_segment_bell,
     sv_segment_completion,
     sv_segment_completions,
+    sv_segment_counters,
     sv_segment_requests,
     sv_wait_request,
     sv_waiter,
@@ -64,6 +68,13 @@ cdef class WorkerLoop:
     cdef sv_bell *bell
     cdef sv_completion *completion
     cdef sv_waiter waiter
+    cdef sv_counters *counters    # in the segment; what they hold is counted below
+    cdef uint64_t requests_done
+    cdef uint64_t steps
+    cdef uint64_t resets
+    cdef int64_t step_ns
+    cdef int64_t reset_ns
+    cdef uint64_t wakes
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec observations
@@ -102,6 +113,7 @@ cdef class WorkerLoop:
             capacity)
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
+        self.counters = sv_segment_counters(segment.base, &segment.plan, index)
         cdef sv_budget budget
         budget.pause, budget.yield_, budget.linger = waiting
         sv_waiter_init(&self.waiter, budget, homing)
@@ -161,10 +173,14 @@ cdef class WorkerLoop:
         cdef uint32_t operation = request.operation & OPERATION
         self.sequence = request.sequence
         self.flags = 0
+        cdef int64_t start
+        cdef int64_t reset_ns
         if operation == STEP:
             if self.action_messages is not None:
                 self.receive_actions(request.operation & LATE)
+            start, reset_ns = sv_now_ns(), self.reset_ns
             self.step_range(begin, end)
+            self.step_ns += sv_now_ns() - start - (self.reset_ns - reset_ns)
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
@@ -205,8 +221,25 @@ cdef class WorkerLoop:
         answer.operation = self.flags
         if sv_ring_try_push(&self.completions, &answer) != SV_RING_YES:
             raise RuntimeError("the segment is damaged: the completion ring is full")
-        sv_completion_add(self.completion)
+        self.requests_done += 1
+        self.publish_counters()
+        self.wakes += sv_completion_add(self.completion)
         return 0
+
+    cdef void publish_counters(self) noexcept:
+        cdef sv_counters *counters = self.counters
+        sv_counter_set(&counters.requests, self.requests_done)
+        sv_counter_set(&counters.steps, self.steps)
+        sv_counter_set(&counters.resets, self.resets)
+        sv_counter_set(&counters.step_ns, self.step_ns)
+        sv_counter_set(&counters.reset_ns, self.reset_ns)
+        sv_counter_set(&counters.pause_ns, self.waiter.pause_ns)
+        sv_counter_set(&counters.yield_ns, self.waiter.yield_ns)
+        sv_counter_set(&counters.park_ns, self.waiter.park_ns)
+        sv_counter_set(&counters.waits, self.waiter.waits)
+        sv_counter_set(&counters.parks, self.waiter.parks)
+        sv_counter_set(&counters.late_wakes, self.waiter.late_wakes)
+        sv_counter_set(&counters.wakes, self.wakes)
 
     cdef int step_range(self, Py_ssize_t begin, Py_ssize_t end) except -1:
         cdef Py_ssize_t i
@@ -239,6 +272,7 @@ cdef class WorkerLoop:
         cdef Py_ssize_t env = self.first_env + i
         if self.undecodable and env in self.undecodable:
             raise self.undecodable.pop(env)
+        self.steps += 1
         result = self.envs[i].step(self.actions.read(env))
         if type(result) is not tuple:
             result = tuple(result)
@@ -290,10 +324,15 @@ cdef class WorkerLoop:
 
     cdef tuple reset_env(self, Py_ssize_t i, object seed, object options, bint explicit):
         """The observation and info of a reset."""
-        if explicit:
-            result = self.envs[i].reset(seed=seed, options=options)
-        else:
-            result = self.envs[i].reset()
+        cdef int64_t start = sv_now_ns()
+        self.resets += 1
+        try:
+            if explicit:
+                result = self.envs[i].reset(seed=seed, options=options)
+            else:
+                result = self.envs[i].reset()
+        finally:
+            self.reset_ns += sv_now_ns() - start
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
                 f"reset() returned {type(result).__name__}; expected the tuple "
