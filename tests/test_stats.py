@@ -77,6 +77,26 @@ def test_waits_are_counted_by_phase():
         assert stats.parent.wakes >= 1
 
 
+@pytest.mark.parametrize("policy", ["adaptive", "spin", "park"])
+def test_wait_policies_spend_their_waits_as_named(policy):
+    with closing(ShmVectorEnv([Counter] * 2, num_workers=1, wait_policy=policy)) as envs:
+        assert envs.wait_policy == policy
+        envs.reset()
+        for step in range(1, 30):
+            assert envs.step([0, 1])[0][:, 0].tolist() == [step % 6] * 2
+        stats = envs.stats()
+        for side in (stats.parent, *stats.workers):
+            if policy == "spin":
+                assert side.pause_s > 0 and side.yield_s == 0
+            if policy == "park":
+                assert side.pause_s + side.yield_s < 1e-3 and side.parks >= 1
+
+
+def test_an_unknown_wait_policy():
+    with pytest.raises(ValueError, match="must be one of 'adaptive', 'spin', 'park', got 'block'"):
+        ShmVectorEnv([Counter], wait_policy="block")
+
+
 def test_stats_of_a_closed_env():
     envs = ShmVectorEnv([Counter])
     envs.close()

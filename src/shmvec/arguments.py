@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
+from shmvec.scheduling import WAIT_POLICIES
+
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
 else:
@@ -34,6 +36,7 @@ __all__ = [
     "checked_num_workers",
     "checked_observation_mode",
     "checked_seeds",
+    "checked_wait_policy",
 ]
 
 
@@ -103,6 +106,13 @@ def checked_num_workers(
             f"max_concurrency={max_concurrency}: leave one of them out"
         )
     return count
+
+
+def checked_wait_policy(policy: Any) -> None:
+    """Raises unless it is one of the policies."""
+    if policy not in WAIT_POLICIES:
+        names = ", ".join(map(repr, WAIT_POLICIES))
+        raise ValueError(f"wait_policy must be one of {names}, got {policy!r}")
 
 
 def checked_seeds(seed: Any, num_envs: int) -> list[int | None] | None:

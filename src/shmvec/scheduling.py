@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shmvec._core.worker import Budget
 
-__all__ = ["WaitBudgets", "split_evenly", "usable_cores", "wait_budgets"]
+__all__ = ["WAIT_POLICIES", "WaitBudgets", "split_evenly", "usable_cores", "wait_budgets"]
+
+WAIT_POLICIES = ("adaptive", "spin", "park")
 
 _US = 1_000
+# Less than the slice of 50 ms after which a waiter looks at signals and at the other side; a wait
+# of that length is not made worse by a park at its end. An idle vector env sleeps, in any case.
+_SPIN = 40_000 * _US
 
 
 def usable_cores() -> int:
@@ -98,14 +103,24 @@ class WaitBudgets:
     homing: bool
 
 
-def wait_budgets(num_workers: int, cores: int) -> WaitBudgets:
+def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> WaitBudgets:
     """Budgets for so many workers, their parent and so many usable cores.
+
+    Args:
+        num_workers: Number of worker processes.
+        cores: Number of usable cores.
+        policy: "adaptive", as follows; "spin": everybody pauses, for up to 40 ms, whoever else
+            wants the core; "park": everybody sleeps at once.
 
     With a core for everybody, everybody may pause, and the parent for long: it takes one core
     that nobody else wants. Workers stop after about what a park costs: while they wait the parent
     may be computing, with as many threads as there are cores. With as many workers as cores, or
     more, a pause would take a core from somebody who has work: all yield instead.
     """
+    if policy == "spin":
+        return WaitBudgets(parent=(_SPIN, 0, 0), worker=(_SPIN, 0, 0), homing=False)
+    if policy == "park":
+        return WaitBudgets(parent=(0, 0, 0), worker=(0, 0, 0), homing=False)
     if num_workers < cores:
         return WaitBudgets(parent=(400 * _US, 0, 0), worker=(50 * _US, 0, 0), homing=False)
     if num_workers == cores:

@@ -33,6 +33,7 @@ from shmvec.arguments import (
     checked_num_workers,
     checked_observation_mode,
     checked_seeds,
+    checked_wait_policy,
 )
 from shmvec.faults import Failure, WorkerCrashError, raise_failures
 from shmvec.layout import Layout, check_shared_memory, has_fixed_size
@@ -105,6 +106,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         max_concurrency: int | None = None,
         *,
         num_workers: int | None = None,
+        wait_policy: str = "adaptive",
     ) -> None:
         """Starts the workers and builds the envs, all in parallel.
 
@@ -134,10 +136,14 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             num_workers: Processes that hold the envs, split as evenly as possible. None: one for
                 each usable core (CPU affinity and cgroup quota), at most one for each env. 0: the
                 envs live in the calling process, for debuggers and profilers.
+            wait_policy: How parent and workers wait for each other. "adaptive": spin while it pays
+                and harms nobody, then sleep; right nearly everywhere. "spin": spin up to 40 ms
+                before sleeping: the least delay where every worker and the parent have a core to
+                themselves, ruinous where they have not. "park": sleep at once: the least CPU time.
 
         Raises:
-            ValueError: No env_fns; a bad ``num_workers``, ``max_concurrency``, ``context`` or
-                mode; an observation space that cannot be shared memory.
+            ValueError: No env_fns; a bad ``num_workers``, ``max_concurrency``, ``context``,
+                policy or mode; an observation space that cannot be shared memory.
             TypeError: Something in ``env_fns`` is not callable, returns no env, or cannot be
                 pickled; ``num_workers`` is no integer; the pair of spaces holds none; a Sequence
                 or Graph was to be shared memory.
@@ -164,7 +170,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.autoreset_mode = checked_autoreset_mode(autoreset_mode)
         self.max_concurrency = max_concurrency
         checked_observation_mode(observation_mode)
+        self.wait_policy = wait_policy
         checked_max_concurrency(max_concurrency)
+        checked_wait_policy(wait_policy)
         functions = self.env_fns
         if worker is not None:
             checked_worker(worker)
@@ -229,7 +237,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             nbytes_of_slabs,
         )
         nbytes = segment_bytes(*sizes)
-        budgets = wait_budgets(self.num_workers, cores)
+        budgets = wait_budgets(self.num_workers, cores, self.wait_policy)
         descriptor = reserve_memory(nbytes)
         try:
             segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
