@@ -36,6 +36,7 @@ __all__ = [
     "checked_num_workers",
     "checked_observation_mode",
     "checked_seeds",
+    "checked_threads",
     "checked_wait_policy",
 ]
 
@@ -106,6 +107,21 @@ def checked_num_workers(
             f"max_concurrency={max_concurrency}: leave one of them out"
         )
     return count
+
+
+def checked_threads(threads_per_worker: Any, num_workers: int, cores: int) -> int:
+    """Threads for the libraries in a worker: as asked for, or its share of the cores."""
+    if threads_per_worker is None:
+        return max(1, cores // max(1, num_workers))
+    try:
+        threads = operator.index(threads_per_worker)
+    except TypeError:
+        raise TypeError(
+            f"threads_per_worker must be an int or None, got {threads_per_worker!r}"
+        ) from None
+    if threads < 0:
+        raise ValueError(f"threads_per_worker must not be negative, got {threads}")
+    return threads
 
 
 def checked_wait_policy(policy: Any) -> None:

@@ -20,6 +20,7 @@ from shmvec._core.segment import Segment
 from shmvec._core.worker import WorkerLoop
 from shmvec.faults import Failure, crash
 from shmvec.pipes import InlinePipe, Pipe
+from shmvec.threads import thread_variables
 from shmvec.worker import Attachment, EnvFn, EnvHost, Report, run_worker
 
 __all__ = ["InlineWorker", "Supervisor"]
@@ -41,6 +42,8 @@ class Supervisor:
         context: BaseContext,
         daemon: bool,
         name: str,
+        threads: int,
+        pinned: bool,
     ) -> None:
         """Starts one process for each range of envs.
 
@@ -50,6 +53,8 @@ class Supervisor:
             context: How processes are started.
             daemon: Whether they are daemonic.
             name: Part of the processes' names.
+            threads: Threads that libraries may start in each process; 0: as many as they like.
+            pinned: Whether each process stays on one core.
 
         Raises:
             TypeError: An env_fn cannot be pickled (spawn and forkserver); nothing was started.
@@ -69,7 +74,7 @@ class Supervisor:
         )
         ends: list[Any] = []
         try:
-            with clear_mpi_env_vars():
+            with clear_mpi_env_vars(), thread_variables(threads):
                 for index, (envs, fns) in enumerate(zip(self.ranges, pickled, strict=True)):
                     mine, theirs = context.Pipe(duplex=True)
                     ends.append(mine)
@@ -77,7 +82,16 @@ class Supervisor:
                     process = context.Process(  # type: ignore[attr-defined]
                         target=run_worker,
                         name=f"Worker<{name}>-{index}",
-                        args=(index, envs.start, fns, theirs, self._owner, ends if fork else []),
+                        args=(
+                            index,
+                            envs.start,
+                            fns,
+                            theirs,
+                            self._owner,
+                            ends if fork else [],
+                            threads,
+                            pinned,
+                        ),
                         daemon=daemon,
                     )
                     try:

@@ -33,6 +33,7 @@ from shmvec.arguments import (
     checked_num_workers,
     checked_observation_mode,
     checked_seeds,
+    checked_threads,
     checked_wait_policy,
 )
 from shmvec.faults import Failure, WorkerCrashError, raise_failures
@@ -107,6 +108,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         *,
         num_workers: int | None = None,
         wait_policy: str = "adaptive",
+        threads_per_worker: int | None = None,
+        pin_workers: bool = False,
     ) -> None:
         """Starts the workers and builds the envs, all in parallel.
 
@@ -140,10 +143,15 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 and harms nobody, then sleep; right nearly everywhere. "spin": spin up to 40 ms
                 before sleeping: the least delay where every worker and the parent have a core to
                 themselves, ruinous where they have not. "park": sleep at once: the least CPU time.
+            threads_per_worker: How many threads BLAS, OpenMP, torch and OpenCV may start in a
+                worker. None: its share of the cores. 0: as many as they like. Variables such as
+                ``OMP_NUM_THREADS`` that you have set hold. (A library that was loaded before its
+                worker was forked is reached only if threadpoolctl is installed.)
+            pin_workers: Whether each worker is bound to a core of its own.
 
         Raises:
-            ValueError: No env_fns; a bad ``num_workers``, ``max_concurrency``, ``context``,
-                policy or mode; an observation space that cannot be shared memory.
+            ValueError: No env_fns; a bad number of workers or threads, ``max_concurrency``,
+                ``context``, policy or mode; an observation space that cannot be shared memory.
             TypeError: Something in ``env_fns`` is not callable, returns no env, or cannot be
                 pickled; ``num_workers`` is no integer; the pair of spaces holds none; a Sequence
                 or Graph was to be shared memory.
@@ -183,6 +191,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         cores = usable_cores()
         self.num_workers = checked_num_workers(num_workers, self.num_envs, cores, max_concurrency)
 
+        threads = checked_threads(threads_per_worker, self.num_workers, cores)
+
         if self.num_workers == 0:
             self._workers = InlineWorker(functions)
         else:
@@ -192,6 +202,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 multiprocessing.get_context(context),
                 daemon,
                 type(self).__name__,
+                threads,
+                pin_workers,
             )
         # Ends the workers of an env that is forgotten, and of one that is open at exit.
         self._finalizer = weakref.finalize(self, self._workers.stop, 0.0)

@@ -24,6 +24,7 @@ from shmvec.layout import Layout
 from shmvec.memory import map_memory
 from shmvec.pipes import InlinePipe, Pipe
 from shmvec.scheduling import WaitBudgets
+from shmvec.threads import limit_threads, pin_to_core
 
 if TYPE_CHECKING:
     from shmvec._core.worker import ResetArguments
@@ -265,6 +266,8 @@ def run_worker(
     connection: Connection,
     parent_pid: int,
     inherited: Sequence[Connection],
+    threads: int,
+    pinned: bool,
 ) -> None:
     """The main function of a worker process.
 
@@ -275,6 +278,8 @@ def run_worker(
         connection: The worker's end of its control pipe.
         parent_pid: Process id of the parent.
         inherited: Pipe ends of the parent that a fork copied; left open they would hide its end.
+        threads: Threads that libraries may start in this process; 0: as many as they like.
+        pinned: Whether the process stays on one core.
     """
     if hasattr(signal, "SIGINT"):
         # Ctrl-C goes to the whole foreground group; the parent decides what becomes of it. A
@@ -282,13 +287,16 @@ def run_worker(
         signal.signal(signal.SIGINT, lambda number, frame: None)
     for other in inherited:
         other.close()
+    if pinned:
+        pin_to_core(index)
+    limit_threads(threads)
     watch = _ParentWatch(parent_pid)
     pipe = Pipe(connection)
     host = EnvHost(index, first_env, pipe)
     host.wait_for_parent_with(watch.look)
     with contextlib.suppress(_Orphaned, EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            _serve(host, pipe, env_fns, watch)
+            _serve(host, pipe, env_fns, watch, threads)
         finally:
             failures = host.close()
             pipe.send(pipe.pack(failures))
@@ -296,12 +304,17 @@ def run_worker(
 
 
 def _serve(
-    host: EnvHost, pipe: Pipe, env_fns: Sequence[EnvFn] | bytes, watch: _ParentWatch
+    host: EnvHost,
+    pipe: Pipe,
+    env_fns: Sequence[EnvFn] | bytes,
+    watch: _ParentWatch,
+    threads: int,
 ) -> None:
     try:
         if isinstance(env_fns, bytes):
             env_fns = pickle.loads(env_fns)
         report = host.build(env_fns)  # type: ignore[arg-type]
+        limit_threads(threads)  # again: what building the envs has loaded
     except BaseException as error:  # unpickling env_fns runs imports of the user's modules
         report = Failure.of(error, host.first_env, host.index, "unpickle env_fns")
     pipe.send(pipe.pack(report))

@@ -1,0 +1,101 @@
+"""Workers keep to their share of the cores."""
+
+import os
+from contextlib import closing
+
+import pytest
+from envs import Counter
+
+from shmvec import ShmVectorEnv
+from shmvec.threads import thread_variables
+
+
+def opencv():
+    import cv2
+
+    return cv2
+
+
+class Loads(Counter):
+    """Loads a library with threads of its own, and tells what it finds."""
+
+    def variable(self, name):
+        return os.environ.get(name)
+
+    def opencv_threads(self):
+        return opencv().getNumThreads()
+
+    def cores(self):
+        return sorted(os.sched_getaffinity(0))
+
+
+class LoadsWhenMade(Loads):
+    def __init__(self):
+        super().__init__()
+        opencv()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_variables_of_libraries_are_set_in_workers_only(context, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    before = dict(os.environ)
+    envs = ShmVectorEnv([Loads] * 4, context=context, num_workers=2, threads_per_worker=5)
+    with closing(envs):
+        assert envs.call("variable", "OMP_NUM_THREADS") == ("5",) * 4
+        assert envs.call("variable", "OPENBLAS_NUM_THREADS") == ("3",) * 4  # the user's
+        assert dict(os.environ) == before
+
+
+def test_the_default_is_the_share_of_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    for num_workers in (1, 4):
+        with closing(ShmVectorEnv([Loads] * 4, num_workers=num_workers)) as envs:
+            # No quota can be tighter than one core.
+            share = int(envs.call("variable", "OMP_NUM_THREADS")[0])
+            assert 1 <= share <= max(1, cores // num_workers)
+
+
+def test_opting_out(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with closing(ShmVectorEnv([Loads] * 2, threads_per_worker=0)) as envs:
+        assert envs.call("variable", "OMP_NUM_THREADS") == (None, None)
+    with closing(ShmVectorEnv([Loads] * 2, num_workers=0)) as envs:  # this process is the user's
+        assert envs.call("variable", "OMP_NUM_THREADS") == (None, None)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_opencv_is_limited_though_it_heeds_no_variable_once_loaded(context, monkeypatch):
+    pytest.importorskip("cv2")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    envs = ShmVectorEnv([LoadsWhenMade], context=context, threads_per_worker=1)
+    with closing(envs):
+        assert envs.call("opencv_threads") == (1,)
+
+
+def test_variables_are_put_back_whatever_happens(monkeypatch):
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    with pytest.raises(KeyError):
+        with thread_variables(2):
+            assert os.environ["MKL_NUM_THREADS"] == "2"
+            raise KeyError
+    assert "MKL_NUM_THREADS" not in os.environ
+
+
+def test_pinning():
+    cores = sorted(os.sched_getaffinity(0))
+    with closing(ShmVectorEnv([Loads] * 3, num_workers=3, pin_workers=True)) as envs:
+        envs.reset()
+        envs.step([0, 0, 0])
+        assert envs.call("cores") == tuple([cores[i % len(cores)]] for i in range(3))
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+@pytest.mark.parametrize(
+    ("threads", "error", "message"),
+    [(-1, ValueError, "must not be negative, got -1"), ("2", TypeError, "int or None, got '2'")],
+)
+def test_bad_numbers_of_threads(threads, error, message):
+    with pytest.raises(error, match=message):
+        ShmVectorEnv([Counter], threads_per_worker=threads)
