@@ -21,7 +21,13 @@
  * some leaves it set, because the others may still sleep: the next ring then makes one system call
  * too many (0.3 µs), which is cheaper than counting sleepers.
  *
- * A sleeper that dies leaves at most the waiter bit behind, which the next full ring clears.
+ * Sleeping costs a little, since it is taken in slices.  Who has had nothing to do for long dozes
+ * instead: it says so here, sleeps on a file descriptor of its own, without slices, and the ringer
+ * writes to the descriptors of all when its ring finds the waiter bit and dozers.  The same proof
+ * holds: the count of dozers goes up before the read-modify-write that sets the waiter bit.
+ *
+ * A sleeper that dies leaves at most the waiter bit behind, which the next full ring clears, and
+ * its place among the dozers, which costs the ringer a few writes for nothing.
  */
 #ifndef SHMVEC_BELL_H
 #define SHMVEC_BELL_H
@@ -30,6 +36,7 @@
 
 typedef struct {
     alignas(SV_CACHE_LINE) _Atomic uint32_t word;
+    _Atomic uint32_t dozers;
     _Atomic int64_t rung_at; /* when sleepers were last woken: they learn what a park costs */
 } sv_bell;
 
@@ -44,6 +51,28 @@ int sv_bell_sleep(sv_bell *bell, uint32_t ticket, uint32_t mask, int64_t timeout
 /* Wakes the sleepers whose mask shares a bit with `mask`; SV_EVERYONE wakes all with one call.
  * Returns whether that took a system call. */
 bool sv_bell_ring(sv_bell *bell, uint32_t mask);
+
+/* Announces a dozer.  The caller must check for work before it sleeps on its descriptor, and call
+ * sv_bell_awake when it is awake. */
+static inline void sv_bell_doze(sv_bell *bell)
+{
+    /* relaxed: ordered by the release of sv_bell_listen, which pairs with sv_bell_ring. */
+    atomic_fetch_add_explicit(&bell->dozers, 1, memory_order_relaxed);
+    sv_bell_listen(bell);
+}
+
+static inline void sv_bell_awake(sv_bell *bell)
+{
+    /* relaxed: a count that is too high costs a few writes, no more. */
+    atomic_fetch_sub_explicit(&bell->dozers, 1, memory_order_relaxed);
+}
+
+/* Ringer, after a ring that returned true: whether the descriptors must be written to. */
+static inline bool sv_bell_has_dozers(sv_bell *bell)
+{
+    /* relaxed: ordered by the acquire of sv_bell_ring, which pairs with sv_bell_doze. */
+    return atomic_load_explicit(&bell->dozers, memory_order_relaxed) > 0;
+}
 
 /* The bit of sleeper `index`.  Above 32 sleepers bits are shared: a few wake for nothing. */
 static inline uint32_t sv_bell_mask(uint32_t index)

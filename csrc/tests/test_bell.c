@@ -97,6 +97,53 @@ static void test_no_lost_wake(bool processes, uint32_t num_sleepers, uint32_t ro
     munmap(shared, sizeof *shared);
 }
 
+struct dozer {
+    sv_bell *bell;
+    _Atomic uint32_t *work;
+    _Atomic uint32_t *seen;
+    uint32_t rounds;
+    int descriptor;
+};
+
+static void doze_through(void *argument)
+{
+    struct dozer *dozer = argument;
+    for (uint32_t seen = 0; seen < dozer->rounds;) {
+        uint32_t work;
+        while ((work = atomic_load_explicit(dozer->work, memory_order_acquire)) == seen) {
+            char byte;
+            sv_bell_doze(dozer->bell);
+            if (atomic_load_explicit(dozer->work, memory_order_acquire) == seen)
+                CHECK(read(dozer->descriptor, &byte, 1) == 1); /* a lost wake blocks for ever */
+            sv_bell_awake(dozer->bell);
+        }
+        seen = work;
+        atomic_store_explicit(dozer->seen, seen, memory_order_release);
+    }
+}
+
+static void test_dozing(bool process, uint32_t rounds)
+{
+    struct shared *shared = shared_memory(sizeof *shared);
+    int descriptors[2];
+    runner beside;
+    CHECK(pipe(descriptors) == 0);
+    struct dozer dozer = {&shared->bell, &shared->work, &shared->seen[0], rounds, descriptors[0]};
+    run(&beside, process, doze_through, &dozer);
+    for (uint32_t round = 1; round <= rounds; round++) {
+        atomic_store_explicit(&shared->work, round, memory_order_release);
+        if (sv_bell_ring(&shared->bell, SV_EVERYONE) && sv_bell_has_dozers(&shared->bell))
+            CHECK(write(descriptors[1], "", 1) == 1);
+        while (atomic_load_explicit(&shared->seen[0], memory_order_acquire) != round)
+            sv_yield();
+    }
+    join(&beside);
+    CHECK(!sv_bell_has_dozers(&shared->bell));
+    close(descriptors[0]);
+    close(descriptors[1]);
+    munmap(shared, sizeof *shared);
+}
+
 int main(int argc, char **argv)
 {
     uint32_t rounds = rounds_or(argc, argv, 20000);
@@ -106,5 +153,7 @@ int main(int argc, char **argv)
     test_no_lost_wake(false, SLEEPERS, rounds / 4);
     test_no_lost_wake(true, 1, rounds);
     test_no_lost_wake(true, SLEEPERS, rounds / 4);
+    test_dozing(false, rounds);
+    test_dozing(true, rounds);
     return 0;
 }

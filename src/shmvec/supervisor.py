@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -32,6 +33,7 @@ class Supervisor:
     """The worker processes of one vector env."""
 
     inline = None
+    has_alarms = hasattr(os, "eventfd")  # Linux, Python 3.10
     pack = staticmethod(Pipe.pack)
     unpack = staticmethod(Pipe.unpack)
 
@@ -62,6 +64,7 @@ class Supervisor:
         self.ranges = list(ranges)
         self.processes: list[Any] = []
         self._pipes: list[Pipe] = []
+        self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
         self._owner = os.getpid()
         self._stopped = False
         self._doing = "starting"
@@ -113,9 +116,19 @@ class Supervisor:
         for pipe, process in zip(self._pipes, self.processes, strict=True):
             pipe.send(packed)
             pipe.send_descriptor(descriptor, process.pid)
+            if self.has_alarms:
+                alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._alarms.append(alarm)
+                pipe.send_descriptor(alarm, process.pid)
         for index in range(len(self._pipes)):
             self.receive(index)
         self._doing = "stepping, resetting or waiting for work"
+
+    def rouse(self) -> None:
+        """Wakes workers that have dozed off."""
+        for alarm in self._alarms:
+            with suppress(BlockingIOError):  # full: it has not even looked at the last ones
+                os.eventfd_write(alarm, 1)
 
     def send(self, index: int, packed: Any) -> None:
         """Sends a worker what ``Pipe.pack`` returned."""
@@ -195,12 +208,15 @@ class Supervisor:
             process.join()
         for pipe in self._pipes:
             pipe.close()
+        for alarm in self._alarms:
+            os.close(alarm)
         return failures
 
 
 class InlineWorker:
     """Stands in for a worker process: the envs live in the calling process."""
 
+    has_alarms = False
     pack = staticmethod(InlinePipe.pack)
     unpack = staticmethod(InlinePipe.unpack)
 
@@ -220,6 +236,9 @@ class InlineWorker:
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Makes the worker's loop over the same mapping."""
         self._loop = self._host.loop(segment, attachment)
+
+    def rouse(self) -> None:
+        """Nobody dozes."""
 
     def inline(self) -> None:
         """Serves what was posted."""

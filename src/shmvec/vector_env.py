@@ -253,7 +253,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         descriptor = reserve_memory(nbytes)
         try:
             segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
-            attachment = Attachment(layout, nbytes, mode.value, budgets)
+            attachment = Attachment(layout, nbytes, workers.has_alarms, mode.value, budgets)
             workers.attach(attachment, descriptor, segment)
         finally:
             os.close(descriptor)
@@ -262,6 +262,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             [(envs.start, len(envs)) for envs in workers.ranges],
             layout.attach(segment),
             look=workers.look,
+            rouse=workers.rouse,
             waiting=budgets.parent,
             copy=self.copy,
             may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,

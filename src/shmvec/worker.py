@@ -60,12 +60,14 @@ class Attachment:
     Attributes:
         layout: What lies in the slabs.
         nbytes: Size of the segment.
+        alarm: Whether a second descriptor follows, which wakes the worker when it dozes.
         autoreset: Value of the ``AutoresetMode``.
         waiting: How long the worker may pause and yield when it waits.
     """
 
     layout: Layout
     nbytes: int
+    alarm: bool
     autoreset: str
     waiting: WaitBudgets
 
@@ -254,6 +256,24 @@ class _ParentWatch:
         if not self.alive():
             raise _Orphaned
 
+    def doze_on(self, alarm: int) -> Callable[[], None] | None:
+        """A function that sleeps until there is something on ``alarm``, or the parent is gone.
+
+        None if the system cannot tell of the parent's end through a descriptor.
+        """
+        if self._poll is None:
+            return None
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        poll.register(alarm, select.POLLIN)
+
+        def doze() -> None:
+            poll.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.read(alarm, 8)
+
+        return doze
+
 
 class _Orphaned(BaseException):
     """The parent is gone."""
@@ -329,5 +349,6 @@ def _serve(
     finally:
         os.close(descriptor)
     loop = host.loop(Segment.open(memory), attachment)
+    doze = watch.doze_on(pipe.receive_descriptor()) if attachment.alarm else None
     pipe.send(pipe.pack(True))
-    loop.serve(watch.alive)
+    loop.serve(watch.alive, doze)

@@ -13,6 +13,9 @@ cdef extern from "bell.h" nogil:
         pass
     bint sv_bell_ring(sv_bell *bell, uint32_t mask)
     uint32_t sv_bell_mask(uint32_t index)
+    void sv_bell_doze(sv_bell *bell)
+    void sv_bell_awake(sv_bell *bell)
+    bint sv_bell_has_dozers(sv_bell *bell)
 
 
 cdef extern from "completion.h" nogil:
@@ -58,6 +61,7 @@ cdef extern from "ring.h" nogil:
         pass
     void sv_ring_attach_producer(sv_ring *ring, void *base, uint32_t capacity)
     void sv_ring_attach_consumer(sv_ring *ring, void *base, uint32_t capacity)
+    int sv_ring_peek(sv_ring *ring)
     int sv_ring_try_push(sv_ring *ring, const sv_record *record)
     int sv_ring_try_pop(sv_ring *ring, sv_record *record)
 

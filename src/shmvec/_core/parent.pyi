@@ -19,6 +19,7 @@ class ParentLoop:
         ranges: Sequence[tuple[int, int]],
         slabs: Slabs,
         look: Callable[[], None],
+        rouse: Callable[[], None],
         waiting: Budget,
         copy: bool = True,
         may_step_over: bool = True,

@@ -1,7 +1,8 @@
 """The parent's hot loop: write the actions, post one request a worker, wait, gather.
 
 ``ParentLoop`` speaks the protocol and knows nothing of processes: whoever owns them passes
-``look``, called at least every 50 ms of waiting, which raises when a worker is gone.
+``look``, called at least every 50 ms of waiting, which raises when a worker is gone, and ``rouse``,
+which wakes workers that doze.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -13,6 +14,7 @@ from shmvec._core.csrc cimport (
     SV_RING_YES,
     SV_WAIT_READY,
     sv_bell,
+    sv_bell_has_dozers,
     sv_bell_ring,
     sv_budget,
     sv_completion,
@@ -79,6 +81,7 @@ cdef class ParentLoop:
     cdef bint copy
     cdef bint may_step_over       # False: stepping an env that is done is an error
     cdef object look
+    cdef object rouse
     cdef object inline
     cdef uint32_t num_workers
     cdef list ranges
@@ -127,8 +130,8 @@ cdef class ParentLoop:
         free(self.counts)
         free(self.flags)
 
-    def __init__(self, segment, ranges, slabs, look, waiting, copy=True, may_step_over=True,
-                 inline=None):
+    def __init__(self, segment, ranges, slabs, look, rouse, waiting, copy=True,
+                 may_step_over=True, inline=None):
         self.observations = slabs.observations
         self.actions = slabs.actions
         self.rewards = slabs.rewards
@@ -141,6 +144,7 @@ cdef class ParentLoop:
             ]
         self.may_step_over = may_step_over
         self.look = look
+        self.rouse = rouse
         self.copy = copy
         self.inline = inline
         cdef sv_budget budget
@@ -226,7 +230,10 @@ cdef class ParentLoop:
                 raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
             self.issued += 1
         if self.inline is None:
-            self.wakes += sv_bell_ring(self.bell, SV_EVERYONE)
+            if sv_bell_ring(self.bell, SV_EVERYONE):
+                self.wakes += 1
+                if sv_bell_has_dozers(self.bell):
+                    self.rouse()
         return 0
 
     # ---- waiting -----------------------------------------------------------------------------

@@ -44,7 +44,13 @@ class WorkerLoop:
         waiting: Budget,
         homing: bool,
     ) -> None: ...
-    def serve(self, parent_alive: Callable[[], bool]) -> bool:
-        """Serves until told to close (True) or until the parent is gone (False)."""
+    def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:
+        """Serves until told to close (True) or until the parent is gone (False).
+
+        Args:
+            parent_alive: Asked between slices of sleep.
+            doze: Sleeps until the parent sends something or is gone; called after half a second
+                without a request. None: go on sleeping in slices.
+        """
     def serve_pending(self) -> bool:
         """Serves what was requested so far; False after a request to close."""

@@ -13,6 +13,8 @@ from shmvec._core.csrc cimport (
     SV_WAIT_CORRUPT,
     SV_WAIT_SLICE,
     sv_bell,
+    sv_bell_awake,
+    sv_bell_doze,
     sv_budget,
     sv_completion,
     sv_completion_add,
@@ -23,6 +25,7 @@ from shmvec._core.csrc cimport (
     sv_ring,
     sv_ring_attach_consumer,
     sv_ring_attach_producer,
+    sv_ring_peek,
     sv_ring_try_pop,
     sv_ring_try_push,
     sv_segment_bell,
@@ -57,6 +60,7 @@ from copy import deepcopy
 AUTORESET = {"NextStep": NEXT_STEP, "SameStep": SAME_STEP, "Disabled": DISABLED}
 
 cdef int64_t SLICE_NS = 50_000_000  # between two looks at the parent
+cdef int DOZE_AFTER = 10            # slices without a request: half a second
 
 
 cdef class WorkerLoop:
@@ -140,9 +144,14 @@ cdef class WorkerLoop:
         self.late = []
         self.failures = []
 
-    def serve(self, parent_alive):
-        """Serves requests until CLOSE (returns True) or until the parent is gone (False)."""
+    def serve(self, parent_alive, doze):
+        """Serves requests until CLOSE (returns True) or until the parent is gone (False).
+
+        After half a second without a request it calls `doze`, which sleeps until the parent sends
+        one or is gone; None: go on sleeping in slices.
+        """
         cdef int found
+        cdef int slices = 0
         while True:
             with nogil:
                 found = sv_wait_request(&self.waiter, self.bell, &self.requests, self.index,
@@ -152,8 +161,18 @@ cdef class WorkerLoop:
             if found == SV_WAIT_SLICE:
                 if not parent_alive():
                     return False
-            elif not self.serve_pending():
-                return True
+                slices += 1
+                if doze is not None and slices >= DOZE_AFTER:
+                    sv_bell_doze(self.bell)
+                    try:
+                        if sv_ring_peek(&self.requests) == 0:
+                            doze()
+                    finally:
+                        sv_bell_awake(self.bell)
+            else:
+                slices = 0
+                if not self.serve_pending():
+                    return True
 
     def serve_pending(self):
         """Serves what is in the request ring; False after CLOSE."""

@@ -1,0 +1,93 @@
+"""Workers without work sleep without waking up, and wake for whatever comes."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from envs import Counter
+from test_faults import gone, run_script
+
+from shmvec import ShmVectorEnv, WorkerCrashError
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(os, "eventfd"), reason="sleeps in slices elsewhere"
+)
+
+
+def switches(pid):
+    """How often a process has gone to sleep so far."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("voluntary_ctxt_switches"):
+            return int(line.split()[1])
+    raise AssertionError("no such line")
+
+
+def wait_until_dozing(pids):
+    """Until none of them has gone to sleep anew for six slices."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        before = [switches(pid) for pid in pids]
+        time.sleep(0.3)
+        if before == [switches(pid) for pid in pids]:
+            return
+    raise AssertionError("they still wake up")
+
+
+def dozing(envs):
+    wait_until_dozing([process.pid for process in envs.processes])
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "spin", "park"])
+def test_every_kind_of_call_wakes_them(policy):
+    with closing(ShmVectorEnv([Counter] * 3, num_workers=3, wait_policy=policy)) as envs:
+        envs.reset()
+        dozing(envs)
+        assert envs.step([0, 1, 2])[0][:, :2].tolist() == [[1, 0], [1, 1], [1, 2]]
+        dozing(envs)
+        assert envs.get_attr("count") == (1, 1, 1)
+        dozing(envs)
+        assert envs.reset()[1]["reset"].tolist() == [2, 2, 2]
+        for count in range(1, 4):
+            assert envs.step([0, 0, 0])[0][:, 0].tolist() == [count] * 3
+        dozing(envs)
+    assert not any(process.is_alive() for process in envs.processes)
+
+
+def test_before_the_first_reset():
+    with closing(ShmVectorEnv([Counter] * 2, num_workers=2)) as envs:
+        dozing(envs)
+        envs.reset()
+
+
+def test_the_death_of_one_that_dozes_is_noticed():
+    envs = ShmVectorEnv([Counter] * 2, num_workers=2)
+    envs.reset()
+    dozing(envs)
+    os.kill(envs.processes[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerCrashError, match="worker 0"):
+        envs.step([0, 0])
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_they_end_with_a_killed_parent(context):
+    parent = run_script(f"""
+        from envs import Counter
+        import shmvec, time
+        if __name__ == "__main__":
+            envs = shmvec.ShmVectorEnv([Counter] * 3, num_workers=3, context={context!r})
+            envs.reset()
+            print(*[process.pid for process in envs.processes], flush=True)
+            time.sleep(60)
+    """)
+    try:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        wait_until_dozing(pids)
+    finally:
+        parent.kill()
+    parent.wait(20)
+    assert gone(pids, deadline_s=1.0)
+    assert parent.communicate(timeout=20) == ("", "")
