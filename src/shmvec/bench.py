@@ -30,7 +30,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 import shmvec
 from shmvec.scheduling import usable_cores
 
-__all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "run", "table"]
+__all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "Limit", "machine", "run", "table"]
 
 _ROUNDS = 7  # slices of each contender
 _WARM_UP_S = 0.1
@@ -184,15 +184,21 @@ class _VectorContender:
         self.envs.close()
 
 
-class _LimitContender:
-    """Free-running loops, one process a core."""
+class Limit:
+    """Free-running loops, one process a core: what no vector env can exceed on these cores."""
 
-    def __init__(self, make: Callable[[], gym.Env[Any, Any]], cores: int) -> None:
+    def __init__(self, makes: Sequence[Callable[[], gym.Env[Any, Any]]], cores: int) -> None:
+        """Starts the processes.
+
+        Args:
+            makes: Make the envs that each process steps, by turns.
+            cores: How many processes.
+        """
         context = multiprocessing.get_context("spawn")
         self._pipes, self._processes = [], []
         for _ in range(cores):
             mine, theirs = context.Pipe()
-            process = context.Process(target=_free_run, args=(make, theirs), daemon=True)
+            process = context.Process(target=_free_run, args=(list(makes), theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -200,6 +206,7 @@ class _LimitContender:
         self.run(_WARM_UP_S)
 
     def run(self, seconds: float) -> _Slice:
+        """One turn: the steps a second of all processes together."""
         for pipe in self._pipes:
             pipe.send(seconds)
         rate = 0.0
@@ -209,29 +216,33 @@ class _LimitContender:
         return _Slice(0.0, rate)
 
     def close(self) -> None:
+        """Ends the processes."""
         for pipe in self._pipes:
             pipe.send(None)
         for process in self._processes:
             process.join()
 
 
-def _free_run(make: Callable[[], gym.Env[Any, Any]], pipe: Connection) -> None:
-    """Steps one env for as long as told, again and again; answers (steps, seconds)."""
-    env = make()
-    env.action_space.seed(0)
-    actions = [env.action_space.sample() for _ in range(64)]
-    env.reset(seed=0)
+def _free_run(makes: Sequence[Callable[[], gym.Env[Any, Any]]], pipe: Connection) -> None:
+    """Steps envs for as long as told, again and again; answers (steps, seconds)."""
+    envs = [make() for make in makes]
+    envs[0].action_space.seed(0)
+    actions = [envs[0].action_space.sample() for _ in range(64)]
+    turns = [(envs[turn % len(envs)], action) for turn, action in enumerate(actions)]
+    for env in envs:
+        env.reset(seed=0)
     while (seconds := pipe.recv()) is not None:
-        steps, chunk = 0, 64
+        steps = 0
         start = time.perf_counter()
         while time.perf_counter() - start < seconds:
-            for turn in range(chunk):
-                _, _, terminated, truncated, _ = env.step(actions[turn])
+            for env, action in turns:
+                _, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     env.reset()
-            steps += chunk
+            steps += len(turns)
         pipe.send((steps, time.perf_counter() - start))
-    env.close()
+    for env in envs:
+        env.close()
 
 
 def run(
@@ -272,7 +283,7 @@ def run(
         if progress is not None:
             print(f"{name} is left out: {why}", file=progress)
     return {
-        "machine": _machine(cores),
+        "machine": machine(),
         "settings": {
             "num_workers": num_workers,
             "seconds": seconds,
@@ -297,11 +308,11 @@ def _measure(
     make = WORKLOADS[name].make
     fns = [make] * n
     workers = None if num_workers is None else min(num_workers, n)
-    contenders: dict[str, _LimitContender | _VectorContender] = {}
+    contenders: dict[str, Limit | _VectorContender] = {}
     slices: dict[str, list[_Slice]] = {}
     try:
         for contender, build in (
-            (_LIMIT, lambda: _LimitContender(make, cores)),
+            (_LIMIT, lambda: Limit([make], cores)),
             (
                 _SHM,
                 lambda: _VectorContender(shmvec.ShmVectorEnv(fns, num_workers=workers), compute),
@@ -365,10 +376,11 @@ class _Progress:
             print("\r\x1b[K", end="", file=self._stream, flush=True)
 
 
-def _machine(cores: int) -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """What a measurement belongs to: processor, cores and versions."""
     return {
         "cpu": _cpu_model(),
-        "usable_cores": cores,
+        "usable_cores": usable_cores(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "shmvec": shmvec.__version__,
