@@ -19,6 +19,8 @@ int sv_bell_sleep(sv_bell *bell, uint32_t ticket, uint32_t mask, int64_t timeout
 bool sv_bell_ring(sv_bell *bell, uint32_t mask)
 {
     uint32_t before;
+    /* relaxed: only a measurement. */
+    atomic_store_explicit(&bell->rung_at, sv_now_ns(), memory_order_relaxed);
     if (mask == SV_EVERYONE) {
         /* relaxed: only a first guess for the compare-exchange below. */
         before = atomic_load_explicit(&bell->word, memory_order_relaxed);
@@ -33,8 +35,6 @@ bool sv_bell_ring(sv_bell *bell, uint32_t mask)
     }
     if (!(before & WAITER))
         return false;
-    /* relaxed: only a measurement; the system call that follows orders it well enough. */
-    atomic_store_explicit(&bell->rung_at, sv_now_ns(), memory_order_relaxed);
     sv_futex_wake(&bell->word, mask);
     return true;
 }

@@ -37,7 +37,7 @@
 typedef struct {
     alignas(SV_CACHE_LINE) _Atomic uint32_t word;
     _Atomic uint32_t dozers;
-    _Atomic int64_t rung_at; /* when sleepers were last woken: they learn what a park costs */
+    _Atomic int64_t rung_at; /* when it last rang: those who wait learn how late they heard */
 } sv_bell;
 
 /* Announces a sleeper.  Returns the ticket for sv_bell_sleep.  The caller must check for work

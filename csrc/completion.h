@@ -23,7 +23,7 @@
 
 typedef struct {
     alignas(SV_CACHE_LINE) _Atomic uint64_t word;
-    _Atomic int64_t woken_at; /* when the parent was last woken: it learns what a park costs */
+    _Atomic int64_t done_at; /* when a request was last done: the parent learns how late it saw */
 } sv_completion;
 
 #define SV_COMPLETION_ARMED UINT64_C(1)
@@ -47,6 +47,8 @@ static inline bool sv_completion_check(sv_completion *completion, uint32_t targe
  * Returns whether this call woke the parent. */
 static inline bool sv_completion_add(sv_completion *completion)
 {
+    /* relaxed: only a measurement. */
+    atomic_store_explicit(&completion->done_at, sv_now_ns(), memory_order_relaxed);
     /* acq_rel: release pairs with the acquire of sv_completion_check and sv_completion_arm;
      * acquire sees the parent's arming. */
     uint64_t word = atomic_fetch_add_explicit(&completion->word, SV_COMPLETION_ONE,
@@ -60,8 +62,6 @@ static inline bool sv_completion_add(sv_completion *completion)
                                     memory_order_acq_rel) &
           SV_COMPLETION_ARMED))
         return false;
-    /* relaxed: only a measurement. */
-    atomic_store_explicit(&completion->woken_at, sv_now_ns(), memory_order_relaxed);
     sv_futex_wake(sv_low_half(&completion->word), SV_EVERYONE);
     return true;
 }

@@ -12,6 +12,9 @@
 #define LENGTH_MAX (2000 * US) /* longer waits count as this long */
 #define TOKEN_SPIN (1 * US)    /* spun even when it is not expected to help */
 #define LEARNING_SHIFT 3       /* moving averages over about 2**3 waits */
+#define YIELD_COST_MAX (200 * US) /* a yield that cost more counts as this much */
+#define PROBE_FIRST 64            /* waits until yields that cost too much are tried again */
+#define PROBE_MOST 8192
 #define PAUSES_PER_LOOK 8      /* between two readings of the clock */
 
 void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing)
@@ -38,18 +41,50 @@ static inline void enter(sv_waiter *waiter, int64_t *phase_ns, int64_t now)
     waiter->phase_since = now;
 }
 
-/* Ends the wait in progress.  `asked_at` is when the waker called, 0 if nobody had to. */
+/* What a wait that ended in the yield phase says about yielding. */
+static void learn_yield_cost(sv_waiter *waiter, int64_t cost)
+{
+    int64_t most = 2 * waiter->park_cost;
+    if (waiter->probe_in == 1 && cost <= most) { /* the probe went well: all is forgiven */
+        waiter->yield_cost = cost;
+        waiter->probe_in = waiter->probe_every = 0;
+        return;
+    }
+    waiter->yield_cost = average(waiter->yield_cost, clamp(cost, 0, YIELD_COST_MAX));
+    if (waiter->yield_cost > most) {
+        waiter->probe_every = waiter->probe_every == 0 ? PROBE_FIRST
+                              : waiter->probe_every < PROBE_MOST ? 2 * waiter->probe_every
+                                                                 : PROBE_MOST;
+        waiter->probe_in = waiter->probe_every;
+    }
+}
+
+/* Whether this wait may yield. */
+static bool may_yield(sv_waiter *waiter)
+{
+    if (waiter->probe_in > 1)
+        waiter->probe_in--;
+    return waiter->probe_in <= 1;
+}
+
+/* Ends the wait in progress.  `asked_at` is when the other side called, if that is known. */
 static void learn(sv_waiter *waiter, int64_t asked_at)
 {
     int64_t now = sv_now_ns();
+    int64_t *phase_ns = waiter->phase_ns;
     enter(waiter, NULL, now);
     /* Clipped, so that one long break (an evaluation, a debugger) is soon forgotten. */
     int64_t length = clamp(now - waiter->since, 0, LENGTH_MAX);
     waiter->typical = average(waiter->typical, length);
     if (asked_at > waiter->since && asked_at < now) {
-        waiter->late_wakes += now - asked_at > PARK_COST_MAX;
-        waiter->park_cost = average(waiter->park_cost,
-                                    clamp(now - asked_at, PARK_COST_MIN, PARK_COST_MAX));
+        int64_t cost = now - asked_at;
+        if (phase_ns == &waiter->yield_ns) {
+            learn_yield_cost(waiter, cost);
+        } else if (phase_ns == &waiter->park_ns) {
+            waiter->late_wakes += cost > PARK_COST_MAX;
+            waiter->park_cost =
+                average(waiter->park_cost, clamp(cost, PARK_COST_MIN, PARK_COST_MAX));
+        }
     }
     waiter->since = 0;
 }
@@ -71,7 +106,8 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
     waiter->waits++;
     waiter->since = sv_now_ns();
     int64_t pause_until = waiter->since + worthwhile(waiter, waiter->budget.pause);
-    int64_t yield_until = pause_until + worthwhile(waiter, waiter->budget.yield);
+    int64_t yield = worthwhile(waiter, waiter->budget.yield);
+    int64_t yield_until = pause_until + (yield > 0 && may_yield(waiter) ? yield : 0);
     int64_t now = waiter->since;
     enter(waiter, &waiter->pause_ns, now);
     while (now < pause_until) {
@@ -104,7 +140,6 @@ int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_
     int found = sv_ring_peek(requests);
     if (found != 0 && waiter->since == 0)
         return found;
-    int64_t asked_at = 0;
     if (found == 0 && waiter->since == 0)
         found = spin(waiter, request_ready, requests);
     if (found == 0) {
@@ -113,19 +148,19 @@ int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_
         if (found == 0) {
             sv_affinity affinity = {.count = 0};
             waiter->parks++;
-            if (waiter->homing)
+            bool homing = waiter->homing && waiter->probe_in <= 1;
+            if (homing)
                 sv_affinity_narrow(&affinity, index);
             sv_bell_sleep(bell, ticket, sv_bell_mask(index), slice_ns);
-            if (waiter->homing)
+            if (homing)
                 sv_affinity_widen(&affinity);
             found = sv_ring_peek(requests);
             if (found == 0)
                 return SV_WAIT_SLICE;
-            /* relaxed: only a measurement. */
-            asked_at = atomic_load_explicit(&bell->rung_at, memory_order_relaxed);
         }
     }
-    learn(waiter, asked_at);
+    /* relaxed: only a measurement. */
+    learn(waiter, atomic_load_explicit(&bell->rung_at, memory_order_relaxed));
     return found;
 }
 
@@ -142,14 +177,12 @@ static int completion_ready(void *what)
 
 /* Sleeps until `target` requests are done.  False: the slice is over first. */
 static bool park_for(sv_waiter *waiter, sv_completion *completion, uint32_t target,
-                     int64_t slice_ns, int64_t *asked_at)
+                     int64_t slice_ns)
 {
     if (!sv_completion_arm(completion, target))
         return true;
     waiter->parks++;
     sv_completion_sleep(completion, target, slice_ns);
-    /* relaxed: only a measurement. */
-    *asked_at = atomic_load_explicit(&completion->woken_at, memory_order_relaxed);
     return sv_completion_check(completion, target);
 }
 
@@ -160,13 +193,12 @@ int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t ta
     bool found = sv_completion_check(completion, target);
     if (found && waiter->since == 0)
         return SV_WAIT_READY;
-    int64_t asked_at = 0;
     if (!found && waiter->since == 0) {
         found = spin(waiter, completion_ready, &wait);
-        waiter->early = waiter->budget.linger > 0;
+        waiter->early = waiter->budget.linger > 0 && waiter->probe_in <= 1;
     }
     if (!found && waiter->early) {
-        if (!park_for(waiter, completion, target - 1, slice_ns, &asked_at))
+        if (!park_for(waiter, completion, target - 1, slice_ns))
             return SV_WAIT_SLICE;
         waiter->early = false;
         int64_t now = sv_now_ns(), until = now + waiter->budget.linger;
@@ -175,10 +207,12 @@ int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t ta
             sv_yield();
             now = sv_now_ns();
         }
-        enter(waiter, &waiter->park_ns, now);
+        if (!found)
+            enter(waiter, &waiter->park_ns, now);
     }
-    if (!found && !park_for(waiter, completion, target, slice_ns, &asked_at))
+    if (!found && !park_for(waiter, completion, target, slice_ns))
         return SV_WAIT_SLICE;
-    learn(waiter, asked_at);
+    /* relaxed: only a measurement. */
+    learn(waiter, atomic_load_explicit(&completion->done_at, memory_order_relaxed));
     return SV_WAIT_READY;
 }

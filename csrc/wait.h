@@ -12,7 +12,7 @@
  *     park    sleep on a futex, in slices, so that the caller can look after signals, deadlines
  *             and dead peers between them.
  *
- * Budgets are in time.  Each waiter learns two numbers:
+ * Budgets are in time.  Each waiter learns three numbers:
  *
  *     typical    how long its waits last (moving average).  A wait that is typically longer than
  *                a phase's budget is not worth spinning for: only a token spin is made.
@@ -21,6 +21,15 @@
  *     park_cost  what a park costs, from the waker's clock reading to the sleeper's.  The length
  *                of a wait that ended in a park includes that park, so that much is allowed on top
  *                of the budget: else a waiter that once began to park would never stop.
+ *
+ *     yield_cost what a wait that ended in the yield phase cost, likewise.  Next to nothing, as long
+ *                as those who share the core are our own and yield, too.  But a foreign process, or
+ *                the threads of the parent's own linear algebra (OpenMP's spin for milliseconds
+ *                after each loop), keep the core for a whole time slice when it is yielded to them,
+ *                whereas a sleeper that is woken takes it from them at once (torch with two threads
+ *                on two cores, an empty env: 830 µs a batch step yielding, 19 parking).  While
+ *                yields cost more than parks none is made, but for a probe every now and then, more
+ *                rarely the longer they fail.
  *
  * Every wait teaches, spun or parked, so a waiter follows when the other side changes its pace: a
  * spin that ends in a park is wasted, but after a few of them only tokens are spun.
@@ -35,7 +44,8 @@
  * being none the wiser: two workers then run one after the other, for as long as both park between
  * steps (HalfCheetah, 32 envs: 480 to 700 µs instead of 470).  So with as many workers as cores a
  * worker is `homing`: while it sleeps, and only then, it is bound to a core of its own.  Awake it
- * may run anywhere, and so may the threads and processes that its envs start.
+ * may run anywhere, and so may the threads and processes that its envs start.  While yields cost too
+ * much, others are on the cores, and no core is a worker's own: it sleeps unbound.
  *
  * When to wake up.  With as many workers as cores, the first core is free when one worker is done
  * and the others are not.  So the parent has itself woken when all requests but one are done, and
@@ -69,7 +79,10 @@ typedef struct {
     bool homing;       /* worker: sleep bound to a core of its own */
     bool early;        /* parent: the wait in progress sleeps for all requests but one */
     int64_t typical;   /* ns; learned */
-    int64_t park_cost; /* ns; learned */
+    int64_t park_cost;  /* ns; learned */
+    int64_t yield_cost; /* ns; learned */
+    uint32_t probe_every; /* waits between two probes while yields cost too much, */
+    uint32_t probe_in;    /* and until the next one; 0: yields are fine */
     int64_t since;     /* start of the wait in progress; 0: none */
     /* What the waits have been like so far; for statistics only. */
     uint64_t waits;      /* waits that did not find everything ready at once */
