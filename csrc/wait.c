@@ -41,8 +41,7 @@ static inline void enter(sv_waiter *waiter, int64_t *phase_ns, int64_t now)
     waiter->phase_since = now;
 }
 
-/* What a wait that ended in the yield phase says about yielding. */
-static void learn_yield_cost(sv_waiter *waiter, int64_t cost)
+void sv_waiter_learn_yield(sv_waiter *waiter, int64_t cost)
 {
     int64_t most = 2 * waiter->park_cost;
     if (waiter->probe_in == 1 && cost <= most) { /* the probe went well: all is forgiven */
@@ -59,8 +58,7 @@ static void learn_yield_cost(sv_waiter *waiter, int64_t cost)
     }
 }
 
-/* Whether this wait may yield. */
-static bool may_yield(sv_waiter *waiter)
+bool sv_waiter_may_yield(sv_waiter *waiter)
 {
     if (waiter->probe_in > 1)
         waiter->probe_in--;
@@ -79,7 +77,7 @@ static void learn(sv_waiter *waiter, int64_t asked_at)
     if (asked_at > waiter->since && asked_at < now) {
         int64_t cost = now - asked_at;
         if (phase_ns == &waiter->yield_ns) {
-            learn_yield_cost(waiter, cost);
+            sv_waiter_learn_yield(waiter, cost);
         } else if (phase_ns == &waiter->park_ns) {
             waiter->late_wakes += cost > PARK_COST_MAX;
             waiter->park_cost =
@@ -107,7 +105,7 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
     waiter->since = sv_now_ns();
     int64_t pause_until = waiter->since + worthwhile(waiter, waiter->budget.pause);
     int64_t yield = worthwhile(waiter, waiter->budget.yield);
-    int64_t yield_until = pause_until + (yield > 0 && may_yield(waiter) ? yield : 0);
+    int64_t yield_until = pause_until + (yield > 0 && sv_waiter_may_yield(waiter) ? yield : 0);
     int64_t now = waiter->since;
     enter(waiter, &waiter->pause_ns, now);
     while (now < pause_until) {

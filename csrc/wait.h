@@ -106,4 +106,11 @@ int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_
 int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,
                        int64_t slice_ns);
 
+/* Internal, here for the tests.  A wait that ended in the yield phase ended `cost` ns after it
+ * could have. */
+void sv_waiter_learn_yield(sv_waiter *waiter, int64_t cost);
+
+/* Internal: whether the wait that begins may yield; counts down to the next probe. */
+bool sv_waiter_may_yield(sv_waiter *waiter);
+
 #endif

@@ -103,6 +103,35 @@ static void test_learning(void)
     CHECK(waiter.waits == 40);
 }
 
+static void test_yields_that_cost_too_much(void)
+{
+    sv_waiter waiter;
+    sv_waiter_init(&waiter, (sv_budget){0, 50000, 0}, false);
+    for (int i = 0; i < 1000; i++) { /* the usual, and one mishap in a hundred */
+        CHECK(sv_waiter_may_yield(&waiter));
+        sv_waiter_learn_yield(&waiter, i % 100 == 50 ? 3 * MS : 2000);
+    }
+    /* Others keep the core: yields end soon, and are tried more and more rarely. */
+    int yields = 0, last = 0, gap = 0;
+    for (int i = 0; i < 4000; i++)
+        if (sv_waiter_may_yield(&waiter)) {
+            sv_waiter_learn_yield(&waiter, 3 * MS);
+            CHECK(yields < 8 || i - last > gap);
+            if (++yields >= 8)
+                gap = i - last;
+            last = i;
+        }
+    CHECK(yields >= 8 && yields <= 20);
+    /* They are gone: the next probe finds that out at once. */
+    while (!sv_waiter_may_yield(&waiter))
+        ;
+    sv_waiter_learn_yield(&waiter, 2000);
+    for (int i = 0; i < 100; i++) {
+        CHECK(sv_waiter_may_yield(&waiter));
+        sv_waiter_learn_yield(&waiter, 2000);
+    }
+}
+
 static void test_affinity(void)
 {
 #if defined(__linux__)
@@ -138,6 +167,7 @@ int main(int argc, char **argv)
     uint32_t rounds = rounds_or(argc, argv, 4000);
     start_deadline();
     test_learning();
+    test_yields_that_cost_too_much();
     test_affinity();
     for (int processes = 0; processes < 2; processes++) {
         for (uint32_t num_workers = 1; num_workers <= WORKERS; num_workers++) {

@@ -127,5 +127,5 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
         linger = 50 * _US if num_workers > 1 else 0
         # Under a quota there are more cores than workers, and others live on the first of them.
         homing = num_workers == _allowed_cores()
-        return WaitBudgets(parent=(0, 50 * _US, linger), worker=(0, 200 * _US, 0), homing=homing)
+        return WaitBudgets(parent=(0, 50 * _US, linger), worker=(0, 600 * _US, 0), homing=homing)
     return WaitBudgets(parent=(0, 50 * _US, 0), worker=(0, 50 * _US, 0), homing=False)
