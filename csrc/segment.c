@@ -46,7 +46,8 @@ bool sv_segment_plan(const sv_segment_sizes *sizes, sv_segment *plan)
     plan->action_stride = aligned(sv_byte_ring_bytes(sizes->action_capacity));
     plan->bell = aligned(sizeof *plan);
     plan->completion = plan->bell + aligned(sizeof(sv_bell));
-    plan->counters = plan->completion + aligned(sizeof(sv_completion));
+    plan->policy = plan->completion + aligned(sizeof(sv_completion));
+    plan->counters = plan->policy + aligned(sizeof(sv_policy));
     plan->requests = plan->counters + sizes->num_workers * sizeof(sv_counters);
     plan->completions = plan->requests + sizes->num_workers * plan->record_stride;
     plan->infos = plan->completions + sizes->num_workers * plan->record_stride;

@@ -3,6 +3,7 @@
  *     header          magic, version, sizes, offsets
  *     bell            the workers sleep here
  *     completion      the parent sleeps here
+ *     policy          how long workers may spin when they wait
  *     counters        one block a worker: what it has done
  *     requests        one ring a worker, parent to worker
  *     completions     one ring a worker, worker to parent
@@ -23,9 +24,10 @@
 #include "completion.h"
 #include "counters.h"
 #include "ring.h"
+#include "wait.h"
 
 #define SV_SEGMENT_MAGIC UINT64_C(0x316365766d6873ff)
-#define SV_SEGMENT_VERSION 3
+#define SV_SEGMENT_VERSION 4
 
 #define SV_MAX_WORKERS 65536
 #define SV_MAX_ENVS 1048576
@@ -48,6 +50,7 @@ typedef struct {
     /* Offsets in bytes from the start of the segment; strides between two workers' rings. */
     uint64_t bell;
     uint64_t completion;
+    uint64_t policy;
     uint64_t counters;
     uint64_t requests;
     uint64_t completions;
@@ -82,6 +85,11 @@ static inline sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
 static inline sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
 {
     return (sv_completion *)((char *)base + plan->completion);
+}
+
+static inline sv_policy *sv_segment_policy(void *base, const sv_segment *plan)
+{
+    return (sv_policy *)((char *)base + plan->policy);
 }
 
 static inline sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)

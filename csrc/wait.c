@@ -15,6 +15,7 @@
 #define YIELD_COST_MAX (200 * US) /* a yield that cost more counts as this much */
 #define PROBE_FIRST 64            /* waits until yields that cost too much are tried again */
 #define PROBE_MOST 8192
+#define BUDGET_MAX (50000 * US) /* of what a policy may ask for */
 #define PAUSES_PER_LOOK 8      /* between two readings of the clock */
 
 void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing)
@@ -22,9 +23,37 @@ void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing)
     *waiter = (sv_waiter){.budget = budget, .homing = homing, .park_cost = PARK_COST_FIRST};
 }
 
+void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy)
+{
+    sv_waiter_init(waiter, (sv_budget){0}, false);
+    waiter->policy = policy;
+}
+
+void sv_policy_set(sv_policy *policy, sv_budget budget, bool homing)
+{
+    /* relaxed: see sv_policy. */
+    atomic_store_explicit(&policy->pause, budget.pause, memory_order_relaxed);
+    atomic_store_explicit(&policy->yield, budget.yield, memory_order_relaxed);
+    atomic_store_explicit(&policy->homing, homing, memory_order_relaxed);
+}
+
 static int64_t clamp(int64_t value, int64_t low, int64_t high)
 {
     return value < low ? low : value > high ? high : value;
+}
+
+/* Takes over what the policy says by now. */
+static void follow(sv_waiter *waiter)
+{
+    const sv_policy *policy = waiter->policy;
+    if (policy == NULL)
+        return;
+    /* relaxed: see sv_policy.  Clamped, since a damaged segment may hold anything. */
+    int64_t pause = atomic_load_explicit(&policy->pause, memory_order_relaxed);
+    int64_t yield = atomic_load_explicit(&policy->yield, memory_order_relaxed);
+    waiter->budget.pause = clamp(pause, 0, BUDGET_MAX);
+    waiter->budget.yield = clamp(yield, 0, BUDGET_MAX);
+    waiter->homing = atomic_load_explicit(&policy->homing, memory_order_relaxed);
 }
 
 static int64_t average(int64_t old, int64_t sample)
@@ -85,6 +114,7 @@ static void learn(sv_waiter *waiter, int64_t asked_at)
         }
     }
     waiter->since = 0;
+    waiter->ended = now;
 }
 
 /* How long to spin in a phase that may last `most`. */
@@ -138,8 +168,10 @@ int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_
     int found = sv_ring_peek(requests);
     if (found != 0 && waiter->since == 0)
         return found;
-    if (found == 0 && waiter->since == 0)
+    if (found == 0 && waiter->since == 0) {
+        follow(waiter);
         found = spin(waiter, request_ready, requests);
+    }
     if (found == 0) {
         uint32_t ticket = sv_bell_listen(bell);
         found = sv_ring_peek(requests); /* between listen and sleep: see bell.h */

@@ -52,7 +52,11 @@
  * `linger`s there, yielding, for the last: its waking up then passes while that still works, and
  * the last worker makes no system call (5 % of a batch step of CartPole with 32 envs).
  *
- * A waiter is private to its process; nothing of it is shared.
+ * What may change.  The budgets follow from how many cores there are for how many workers, and that
+ * changes: a quota, an affinity, a container moved.  The parent looks every second and writes the
+ * workers' budgets to the segment, where each worker reads them when a wait begins.
+ *
+ * A waiter is private to its process; of it only the policy is shared.
  */
 #ifndef SHMVEC_WAIT_H
 #define SHMVEC_WAIT_H
@@ -74,7 +78,18 @@ typedef struct {
     int64_t linger; /* parent only: see "When to wake up" above */
 } sv_budget;
 
+/* The workers' budget, in the segment.  All accesses are relaxed: each number is right by itself,
+ * and for one wait an old one is as good as a new one. */
 typedef struct {
+    alignas(SV_CACHE_LINE) _Atomic int64_t pause;
+    _Atomic int64_t yield;
+    _Atomic bool homing;
+} sv_policy;
+
+void sv_policy_set(sv_policy *policy, sv_budget budget, bool homing);
+
+typedef struct {
+    const sv_policy *policy; /* worker: where its budget comes from; NULL: it stays as it is */
     sv_budget budget;
     bool homing;       /* worker: sleep bound to a core of its own */
     bool early;        /* parent: the wait in progress sleeps for all requests but one */
@@ -84,6 +99,7 @@ typedef struct {
     uint32_t probe_every; /* waits between two probes while yields cost too much, */
     uint32_t probe_in;    /* and until the next one; 0: yields are fine */
     int64_t since;     /* start of the wait in progress; 0: none */
+    int64_t ended;     /* end of the last wait */
     /* What the waits have been like so far; for statistics only. */
     uint64_t waits;      /* waits that did not find everything ready at once */
     uint64_t parks;      /* sleeps: at most one a slice */
@@ -95,7 +111,11 @@ typedef struct {
     int64_t phase_since; /* and when it began */
 } sv_waiter;
 
+/* A waiter with a budget of its own. */
 void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing);
+
+/* A waiter that follows a policy. */
+void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy);
 
 /* Worker: waits until its request ring has a record, at most about slice_ns.  `index` is the
  * worker's, for its bit of the bell.  Call again after SV_WAIT_SLICE: the wait goes on parked. */

@@ -1,12 +1,14 @@
 """Cores, splits and budgets."""
 
 import os
+import time
 
+import gymnasium as gym
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmvec import scheduling
+from shmvec import ShmVectorEnv, scheduling
 from shmvec.scheduling import split_evenly, usable_cores, wait_budgets
 
 
@@ -26,6 +28,51 @@ def test_usable_cores_follow_the_affinity():
         assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="there is no core to take away")
+def test_a_vector_env_follows_changes_of_its_affinity():
+    """One worker and a core to spare: it may pause. On one core nobody may."""
+    allowed = os.sched_getaffinity(0)
+    envs = ShmVectorEnv([lambda: gym.make("CartPole-v1")], num_workers=1)
+
+    def step_until(pauses):
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            before = envs.stats()
+            for _ in range(100):
+                envs.step([0])
+            spent = envs.stats() - before
+            if pauses == (spent.parent.pause_s > 0) == (spent.workers[0].pause_s > 0):
+                return
+        pytest.fail(f"still {spent}")
+
+    def allow(cores):
+        for process in (0, envs.processes[0].pid):
+            os.sched_setaffinity(process, cores)
+
+    try:
+        envs.reset(seed=0)
+        step_until(pauses=True)
+        allow({min(allowed)})
+        step_until(pauses=False)
+        allow(allowed)
+        step_until(pauses=True)
+    finally:
+        os.sched_setaffinity(0, allowed)
+        envs.close()
+
+
+def test_cores_of_the_workers_count():
+    allowed = os.sched_getaffinity(0)
+    envs = ShmVectorEnv([lambda: gym.make("CartPole-v1")], num_workers=1)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert usable_cores(envs.processes) == len(allowed)
+    finally:
+        os.sched_setaffinity(0, allowed)
+        envs.close()
+    assert usable_cores(envs.processes) == len(allowed)  # of those that have ended none
 
 
 @pytest.mark.parametrize(
@@ -52,7 +99,7 @@ def test_cgroup_quota(tmp_path, monkeypatch, files, quota):
 
 def test_nobody_pauses_without_a_core_to_spare(monkeypatch):
     for cores in (1, 2, 16):
-        monkeypatch.setattr(scheduling, "_allowed_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(scheduling, "_allowed_cores", lambda cores=cores: set(range(cores)))
         for num_workers in (1, 2, 8, 16, 100):
             budgets = wait_budgets(num_workers, cores)
             pauses = budgets.parent[0] > 0, budgets.worker[0] > 0
@@ -62,7 +109,7 @@ def test_nobody_pauses_without_a_core_to_spare(monkeypatch):
 
 def test_no_homing_under_a_quota(monkeypatch):
     """Else all containers of a machine would wake their workers on its first cores."""
-    monkeypatch.setattr(scheduling, "_allowed_cores", lambda: 64)
+    monkeypatch.setattr(scheduling, "_allowed_cores", lambda: set(range(64)))
     assert not wait_budgets(2, cores=2).homing
 
 

@@ -103,6 +103,46 @@ static void test_learning(void)
     CHECK(waiter.waits == 40);
 }
 
+/* A worker's waits follow the policy from one wait to the next, whatever it says. */
+static void test_policy(void)
+{
+    static sv_policy policy;
+    static sv_bell bell;
+    static alignas(SV_CACHE_LINE) char memory[4096];
+    sv_ring sent, received;
+    sv_record record = {0};
+    sv_waiter waiter;
+    CHECK(sv_ring_bytes(64) <= sizeof memory);
+    sv_ring_attach_producer(&sent, memory, 64);
+    sv_ring_attach_consumer(&received, memory, 64);
+    sv_waiter_follow(&waiter, &policy);
+    const struct {
+        sv_budget budget;
+        bool pauses, yields;
+    } cases[] = {
+        {{0, 0, 0}, false, false},
+        {{MS, 0, 0}, true, false},
+        {{0, MS, 0}, false, true},
+        {{-MS, INT64_MIN, 0}, false, false},
+        {{0, 0, 0}, false, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t pause_ns = waiter.pause_ns, yield_ns = waiter.yield_ns;
+        sv_policy_set(&policy, cases[i].budget, false);
+        CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
+        CHECK(sv_ring_try_push(&sent, &record) == SV_RING_YES);
+        CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_READY);
+        CHECK(sv_ring_try_pop(&received, &record) == SV_RING_YES);
+        /* Phases without a budget end when they begin: a clock reading apart at most. */
+        CHECK((waiter.pause_ns - pause_ns >= MS) == cases[i].pauses);
+        CHECK((waiter.yield_ns - yield_ns >= MS) == cases[i].yields);
+        waiter.typical = 0; /* else it would learn not to spin */
+    }
+    sv_policy_set(&policy, (sv_budget){INT64_MAX, INT64_MAX, 0}, true);
+    CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
+    CHECK(waiter.budget.pause + waiter.budget.yield < 1000 * MS && waiter.homing);
+}
+
 static void test_yields_that_cost_too_much(void)
 {
     sv_waiter waiter;
@@ -167,6 +207,7 @@ int main(int argc, char **argv)
     uint32_t rounds = rounds_or(argc, argv, 4000);
     start_deadline();
     test_learning();
+    test_policy();
     test_yields_that_cost_too_much();
     test_affinity();
     for (int processes = 0; processes < 2; processes++) {

@@ -8,14 +8,22 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from shmvec._core.worker import Budget
+__all__ = [
+    "WAIT_POLICIES",
+    "WaitBudgets",
+    "current_budgets",
+    "split_evenly",
+    "usable_cores",
+    "wait_budgets",
+]
 
-__all__ = ["WAIT_POLICIES", "WaitBudgets", "split_evenly", "usable_cores", "wait_budgets"]
+# How long a wait may pause, yield and linger, in ns; see csrc/wait.h.
+Budget: TypeAlias = tuple[int, int, int]
 
 WAIT_POLICIES = ("adaptive", "spin", "park")
 
@@ -25,20 +33,28 @@ _US = 1_000
 _SPIN = 40_000 * _US
 
 
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, limited by the cgroup's CPU quota."""
-    cores = _allowed_cores()
+def usable_cores(processes: Iterable[Any] = ()) -> int:
+    """Cores that this process may use: its affinity, limited by the cgroup's CPU quota.
+
+    Args:
+        processes: Others, of ``multiprocessing``: cores that one of them may use count too.
+    """
+    cores = len(_allowed_cores(processes))
     quota = _cgroup_quota()
     if quota is not None:
         cores = min(cores, max(1, math.ceil(quota)))
     return cores
 
 
-def _allowed_cores() -> int:
-    """Cores in the affinity of this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
+    """Cores in the affinity of this process, or of one of those."""
+    if not hasattr(os, "sched_getaffinity"):
+        return set(range(os.cpu_count() or 1))
+    cores = os.sched_getaffinity(0)
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has ended
+            cores |= os.sched_getaffinity(process.pid)
+    return cores
 
 
 def _cgroup_quota(
@@ -103,6 +119,11 @@ class WaitBudgets:
     homing: bool
 
 
+def current_budgets(policy: str, num_workers: int, processes: Iterable[Any]) -> WaitBudgets:
+    """Budgets for these workers on the cores that there are now."""
+    return wait_budgets(num_workers, usable_cores(processes), policy)
+
+
 def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> WaitBudgets:
     """Budgets for so many workers, their parent and so many usable cores.
 
@@ -126,6 +147,6 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
     if num_workers == cores:
         linger = 50 * _US if num_workers > 1 else 0
         # Under a quota there are more cores than workers, and others live on the first of them.
-        homing = num_workers == _allowed_cores()
+        homing = num_workers == len(_allowed_cores())
         return WaitBudgets(parent=(0, 50 * _US, linger), worker=(0, 600 * _US, 0), homing=homing)
     return WaitBudgets(parent=(0, 50 * _US, 0), worker=(0, 50 * _US, 0), homing=False)

@@ -39,7 +39,7 @@ from shmvec.arguments import (
 from shmvec.faults import Failure, WorkerCrashError, raise_failures
 from shmvec.layout import Layout, check_shared_memory, has_fixed_size
 from shmvec.memory import map_memory, reserve_memory
-from shmvec.scheduling import split_evenly, usable_cores, wait_budgets
+from shmvec.scheduling import current_budgets, split_evenly, usable_cores
 from shmvec.stats import Stats
 from shmvec.supervisor import InlineWorker, Supervisor
 from shmvec.worker import Attachment, Late, Report
@@ -208,12 +208,12 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         # Ends the workers of an env that is forgotten, and of one that is open at exit.
         self._finalizer = weakref.finalize(self, self._workers.stop, 0.0)
         try:
-            self._start(self._workers, cores)
+            self._start(self._workers)
         except BaseException:
             self._abandon()
             raise
 
-    def _start(self, workers: Supervisor | InlineWorker, cores: int) -> None:
+    def _start(self, workers: Supervisor | InlineWorker) -> None:
         """Takes the workers' reports, makes the segment and hands it to them."""
         reports = workers.reports()
         try:
@@ -249,11 +249,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             nbytes_of_slabs,
         )
         nbytes = segment_bytes(*sizes)
-        budgets = wait_budgets(self.num_workers, cores, self.wait_policy)
         descriptor = reserve_memory(nbytes)
         try:
             segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
-            attachment = Attachment(layout, nbytes, workers.has_alarms, mode.value, budgets)
+            attachment = Attachment(layout, nbytes, workers.has_alarms, mode.value)
             workers.attach(attachment, descriptor, segment)
         finally:
             os.close(descriptor)
@@ -263,7 +262,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             layout.attach(segment),
             look=workers.look,
             rouse=workers.rouse,
-            waiting=budgets.parent,
+            budgets=partial(current_budgets, self.wait_policy, self.num_workers, workers.processes),
             copy=self.copy,
             may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
             inline=workers.inline,

@@ -23,7 +23,6 @@ from shmvec.faults import Failure
 from shmvec.layout import Layout
 from shmvec.memory import map_memory
 from shmvec.pipes import InlinePipe, Pipe
-from shmvec.scheduling import WaitBudgets
 from shmvec.threads import limit_threads, pin_to_core
 
 if TYPE_CHECKING:
@@ -62,14 +61,12 @@ class Attachment:
         nbytes: Size of the segment.
         alarm: Whether a second descriptor follows, which wakes the worker when it dozes.
         autoreset: Value of the ``AutoresetMode``.
-        waiting: How long the worker may pause and yield when it waits.
     """
 
     layout: Layout
     nbytes: int
     alarm: bool
     autoreset: str
-    waiting: WaitBudgets
 
 
 @dataclass(frozen=True)
@@ -149,8 +146,6 @@ class EnvHost:
             self,
             attachment.layout.attach(segment),
             attachment.autoreset,
-            attachment.waiting.worker,
-            attachment.waiting.homing,
         )
 
     def wait_for_parent_with(self, look: Callable[[], object]) -> None:

@@ -87,9 +87,15 @@ cdef extern from "wait.h" nogil:
         int64_t yield_ "yield"
         int64_t linger
 
+    ctypedef struct sv_policy:
+        pass
+    void sv_policy_set(sv_policy *policy, sv_budget budget, bint homing)
+
     ctypedef struct sv_waiter:
+        sv_budget budget
         int64_t typical
         int64_t park_cost
+        int64_t ended
         uint64_t waits
         uint64_t parks
         uint64_t late_wakes
@@ -97,6 +103,7 @@ cdef extern from "wait.h" nogil:
         int64_t yield_ns
         int64_t park_ns
     void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bint homing)
+    void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy)
     int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
                         int64_t slice_ns)
     int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,
@@ -127,6 +134,7 @@ cdef extern from "segment.h" nogil:
     int sv_segment_reserve(int descriptor, uint64_t nbytes)
     sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
     sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
+    sv_policy *sv_segment_policy(void *base, const sv_segment *plan)
     sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_requests(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_completions(void *base, const sv_segment *plan, uint32_t worker)

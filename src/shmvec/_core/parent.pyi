@@ -6,8 +6,8 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from shmvec._core.segment import Segment
-from shmvec._core.worker import Budget
 from shmvec.layout import Slabs
+from shmvec.scheduling import WaitBudgets
 
 class ParentLoop:
     """The parent's ends of all rings: post, wait, collect."""
@@ -20,7 +20,7 @@ class ParentLoop:
         slabs: Slabs,
         look: Callable[[], None],
         rouse: Callable[[], None],
-        waiting: Budget,
+        budgets: Callable[[], WaitBudgets],
         copy: bool = True,
         may_step_over: bool = True,
         inline: Callable[[], None] | None = None,

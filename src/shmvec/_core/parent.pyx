@@ -1,8 +1,8 @@
 """The parent's hot loop: write the actions, post one request a worker, wait, gather.
 
 ``ParentLoop`` speaks the protocol and knows nothing of processes: whoever owns them passes
-``look``, called at least every 50 ms of waiting, which raises when a worker is gone, and ``rouse``,
-which wakes workers that doze.
+``look``, called at least every 50 ms of waiting, which raises when a worker is gone, ``rouse``,
+which wakes workers that doze, and ``budgets``, called every second, which says how to wait.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -23,6 +23,7 @@ from shmvec._core.csrc cimport (
     sv_counters,
     sv_now_ns,
     sv_record,
+    sv_policy_set,
     sv_ring,
     sv_ring_attach_consumer,
     sv_ring_attach_producer,
@@ -32,6 +33,7 @@ from shmvec._core.csrc cimport (
     sv_segment_completion,
     sv_segment_completions,
     sv_segment_counters,
+    sv_segment_policy,
     sv_segment_requests,
     sv_wait_completion,
     sv_waiter,
@@ -54,6 +56,7 @@ from shmvec._core.segment cimport Segment
 from gymnasium.vector import VectorEnv
 
 cdef int64_t SLICE_NS = 50_000_000
+cdef int64_t FOLLOW_NS = 1_000_000_000  # between two looks at the cores
 
 cdef object _plain_add_info = VectorEnv._add_info
 
@@ -82,6 +85,8 @@ cdef class ParentLoop:
     cdef bint may_step_over       # False: stepping an env that is done is an error
     cdef object look
     cdef object rouse
+    cdef object budgets
+    cdef int64_t followed_at
     cdef object inline
     cdef uint32_t num_workers
     cdef list ranges
@@ -130,7 +135,7 @@ cdef class ParentLoop:
         free(self.counts)
         free(self.flags)
 
-    def __init__(self, segment, ranges, slabs, look, rouse, waiting, copy=True,
+    def __init__(self, segment, ranges, slabs, look, rouse, budgets, copy=True,
                  may_step_over=True, inline=None):
         self.observations = slabs.observations
         self.actions = slabs.actions
@@ -147,9 +152,11 @@ cdef class ParentLoop:
         self.rouse = rouse
         self.copy = copy
         self.inline = inline
+        self.budgets = budgets
         cdef sv_budget budget
-        budget.pause, budget.yield_, budget.linger = waiting
+        budget.pause = budget.yield_ = budget.linger = 0
         sv_waiter_init(&self.waiter, budget, False)
+        self.follow()
 
     # ---- posting -----------------------------------------------------------------------------
 
@@ -289,7 +296,20 @@ cdef class ParentLoop:
                     "its completion ring does not hold the answer"
                 )
         self.pending = False
+        if self.waiter.ended - self.followed_at >= FOLLOW_NS:
+            self.follow()
         return late
+
+    cdef int follow(self) except -1:
+        """Waits from now on as suits the cores that there are now, and has the workers do so."""
+        cdef sv_budget budget
+        now = self.budgets()
+        budget.pause, budget.yield_, budget.linger = now.worker
+        sv_policy_set(sv_segment_policy(self.segment.base, &self.segment.plan), budget, now.homing)
+        budget.pause, budget.yield_, budget.linger = now.parent
+        self.waiter.budget = budget
+        self.followed_at = sv_now_ns()
+        return 0
 
     def infos(self, vector_env, late):
         """Gymnasium's dict of arrays; takes observations that came as messages, too.

@@ -9,9 +9,6 @@ from shmvec.layout import Slabs
 # Seeds, options and mask (which envs to reset), the first and the last one item an env.
 ResetArguments = tuple[Sequence[int | None] | None, dict[str, Any] | None, Sequence[bool] | None]
 
-# How long a wait may pause, yield and linger, in ns; see csrc/wait.h.
-Budget = tuple[int, int, int]
-
 AUTORESET: dict[str, int]  # values of gymnasium.vector.AutoresetMode and their numbers here
 
 class Host(Protocol):
@@ -41,8 +38,6 @@ class WorkerLoop:
         host: Host,
         slabs: Slabs,
         autoreset: str,
-        waiting: Budget,
-        homing: bool,
     ) -> None: ...
     def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:
         """Serves until told to close (True) or until the parent is gone (False).

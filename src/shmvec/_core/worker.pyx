@@ -15,7 +15,6 @@ from shmvec._core.csrc cimport (
     sv_bell,
     sv_bell_awake,
     sv_bell_doze,
-    sv_budget,
     sv_completion,
     sv_completion_add,
     sv_counter_set,
@@ -32,10 +31,11 @@ from shmvec._core.csrc cimport (
     sv_segment_completion,
     sv_segment_completions,
     sv_segment_counters,
+    sv_segment_policy,
     sv_segment_requests,
     sv_wait_request,
     sv_waiter,
-    sv_waiter_init,
+    sv_waiter_follow,
 )
 from shmvec._core.messages cimport Decoder, Encoder
 from shmvec._core.protocol cimport (
@@ -104,8 +104,7 @@ cdef class WorkerLoop:
     cdef list late                # [(kind, env, message)]: did not fit the ring
     cdef list failures
 
-    def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset, waiting,
-                 homing):
+    def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
@@ -118,9 +117,7 @@ cdef class WorkerLoop:
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
         self.counters = sv_segment_counters(segment.base, &segment.plan, index)
-        cdef sv_budget budget
-        budget.pause, budget.yield_, budget.linger = waiting
-        sv_waiter_init(&self.waiter, budget, homing)
+        sv_waiter_follow(&self.waiter, sv_segment_policy(segment.base, &segment.plan))
         self.messages = Encoder(segment, index, first_env, len(envs), True)
         self.observations = slabs.observations
         self.actions = slabs.actions
