@@ -37,7 +37,7 @@ import peers
 from peers import Contender
 from workloads import WORKLOADS, work
 
-from shmvec import bench
+from shmvec import measuring
 from shmvec.scheduling import WAIT_POLICIES, usable_cores
 
 ROUNDS = 5
@@ -75,7 +75,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """One cell."""
     compute = bytes(work(compute_us))
-    limit = bench.Limit(WORKLOADS[workload](8), usable_cores())  # 8: what is uneven repeats
+    limit = measuring.Limit(WORKLOADS[workload](8), usable_cores())  # 8: what is uneven repeats
     limits = []
     running: list[Contender] = []
     burner = multiprocessing.Process(target=_burn, daemon=True) if options.burner else None
@@ -191,7 +191,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of peers; none of ours
 
-    machine = bench.machine()
+    machine = measuring.machine()
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print("\n| workload | envs | parent, µs | system | batch, µs | spread | p50 | p99 ", end="")
     print("| steps/s | of the limit | CPU s/10⁶ | idle |\n|" + "---|" * 12)

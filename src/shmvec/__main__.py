@@ -1,14 +1,17 @@
-"""The command line: ``python -m shmvec bench``."""
+"""The command line: ``python -m shmvec bench`` and ``python -m shmvec tune``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from shmvec import __version__, bench
+from shmvec import __version__, bench, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,10 +60,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "workers slow it down",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
-    options = parser.parse_args(arguments)
+    command.set_defaults(run=_bench)
 
-    if options.json is not None and not options.json.parent.is_dir():
-        parser.error(f"--json: there is no folder {options.json.parent}")
+    command = commands.add_parser(
+        "tune",
+        help="find the best numbers of envs and workers, and the best wait policy, for your env",
+        description=tune.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "env",
+        metavar="ENV",
+        help="an id, CartPole-v1 or module:Env-v0, or what makes an env: module:make_env or "
+        "path/file.py:make_env",
+    )
+    command.add_argument(
+        "--num-envs",
+        nargs="+",
+        type=_positive(int),
+        default=[8, 32, 128],
+        metavar="N",
+        help="numbers of envs to try (default: 8 32 128)",
+    )
+    command.add_argument(
+        "--kwargs",
+        type=_arguments,
+        default={},
+        metavar="JSON",
+        help='arguments of the env, as \'{"render_mode": "rgb_array"}\'',
+    )
+    command.add_argument(
+        "--seconds",
+        type=_positive(float),
+        default=1.0,
+        help="how long each setting is measured (default: 1)",
+    )
+    command.add_argument(
+        "--compute",
+        type=_positive(float),
+        metavar="US",
+        help="let the parent compute for so many µs between steps, as your learner does",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
+    command.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
+    command.set_defaults(run=_tune)
+
+    options = parser.parse_args(arguments)
+    for name in ("json", "plot"):
+        file = getattr(options, name, None)
+        if file is not None and not file.parent.is_dir():
+            parser.error(f"--{name}: there is no folder {file.parent}")
+    return int(options.run(parser, options))
+
+
+def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     results = bench.run(
         options.env,
         options.num_envs,
@@ -73,6 +126,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
     return 0 if results["rows"] else 1
+
+
+def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot: matplotlib is not installed; pip install 'shmvec[plot]'")
+    if not {"", os.getcwd()} & set(sys.path):  # as for a module that Python runs
+        sys.path.insert(0, os.getcwd())
+    try:
+        make, code = tune.find_env(options.env, options.kwargs)
+    except ValueError as error:
+        parser.error(str(error))
+    results = tune.tune(
+        make,
+        options.num_envs,
+        seconds=options.seconds,
+        compute_us=options.compute,
+        progress=sys.stderr,
+    )
+    print(tune.report(results, code))
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    if options.plot is not None:
+        tune.plot(results, options.plot)
+    return 0
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """An argparse type: a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object, from names to values")
+    return value
 
 
 class _positive:  # noqa: N801 - reads as a function where it is used

@@ -12,30 +12,23 @@ env cannot be faster on these cores.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import multiprocessing
-import platform
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import shmvec
+from shmvec.measuring import Compute, Limit, Progress, Slice, VectorContender, machine
 from shmvec.scheduling import usable_cores
 
-__all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "Limit", "machine", "run", "table"]
+__all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "run", "table"]
 
 _ROUNDS = 7  # slices of each contender
-_WARM_UP_S = 0.1
-_CHUNK_S = 0.02  # between two looks at the clock
-_ACTION_BATCHES = 16  # sampled beforehand, so that sampling is not measured
 
 _LIMIT, _SHM, _ASYNC, _SYNC = "limit", "ShmVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
 
@@ -122,129 +115,6 @@ WORKLOADS = {
 DEFAULT_WORKLOADS = ("CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5")
 
 
-@dataclass(frozen=True)
-class _Slice:
-    """One turn of one contender."""
-
-    batch_us: float
-    steps_per_s: float
-    compute_us: float = 0.0
-
-
-class _Compute:
-    """A fixed amount of work for the parent, of about so many µs when nothing disturbs it."""
-
-    def __init__(self, us: float) -> None:
-        self._turns = 1000
-        self._turns = max(1, int(self._turns * us / min(self() for _ in range(200))))
-
-    def __call__(self) -> float:
-        """Works; returns how long it took, in µs."""
-        start = time.perf_counter_ns()
-        for _ in range(self._turns):
-            pass
-        return (time.perf_counter_ns() - start) / 1000
-
-
-class _VectorContender:
-    """A vector env that is stepped with random actions."""
-
-    def __init__(self, envs: VectorEnv[Any, Any, Any], compute: _Compute | None) -> None:
-        self.envs = envs
-        self._compute = compute
-        envs.action_space.seed(0)
-        self._actions = [envs.action_space.sample() for _ in range(_ACTION_BATCHES)]
-        envs.reset(seed=0)
-        self._done = np.zeros(envs.num_envs, bool)
-        self._chunk = 1
-        self.run(_WARM_UP_S)
-
-    def run(self, seconds: float) -> _Slice:
-        envs, actions, compute = self.envs, self._actions, self._compute
-        batches = steps = 0
-        elapsed = computed = 0.0
-        while elapsed < seconds:
-            ends = []
-            start = time.perf_counter()
-            for turn in range(self._chunk):
-                _, _, terminations, truncations, _ = envs.step(actions[turn % _ACTION_BATCHES])
-                ends.append((terminations, truncations))
-                if compute is not None:
-                    computed += compute()
-            taken = time.perf_counter() - start
-            elapsed += taken
-            batches += self._chunk
-            for terminations, truncations in ends:
-                steps += envs.num_envs - int(self._done.sum())
-                self._done = terminations | truncations
-            self._chunk = max(1, min(10_000, int(self._chunk * _CHUNK_S / taken)))
-        return _Slice(1e6 * elapsed / batches, steps / elapsed, computed / batches)
-
-    def close(self) -> None:
-        self.envs.close()
-
-
-class Limit:
-    """Free-running loops, one process a core: what no vector env can exceed on these cores."""
-
-    def __init__(self, makes: Sequence[Callable[[], gym.Env[Any, Any]]], cores: int) -> None:
-        """Starts the processes.
-
-        Args:
-            makes: Make the envs that each process steps, by turns.
-            cores: How many processes.
-        """
-        context = multiprocessing.get_context("spawn")
-        self._pipes, self._processes = [], []
-        for _ in range(cores):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_free_run, args=(list(makes), theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(mine)
-            self._processes.append(process)
-        self.run(_WARM_UP_S)
-
-    def run(self, seconds: float) -> _Slice:
-        """One turn: the steps a second of all processes together."""
-        for pipe in self._pipes:
-            pipe.send(seconds)
-        rate = 0.0
-        for pipe in self._pipes:
-            steps, elapsed = pipe.recv()
-            rate += steps / elapsed
-        return _Slice(0.0, rate)
-
-    def close(self) -> None:
-        """Ends the processes."""
-        for pipe in self._pipes:
-            pipe.send(None)
-        for process in self._processes:
-            process.join()
-
-
-def _free_run(makes: Sequence[Callable[[], gym.Env[Any, Any]]], pipe: Connection) -> None:
-    """Steps envs for as long as told, again and again; answers (steps, seconds)."""
-    envs = [make() for make in makes]
-    envs[0].action_space.seed(0)
-    actions = [envs[0].action_space.sample() for _ in range(64)]
-    turns = [(envs[turn % len(envs)], action) for turn, action in enumerate(actions)]
-    for env in envs:
-        env.reset(seed=0)
-    while (seconds := pipe.recv()) is not None:
-        steps = 0
-        start = time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            for env, action in turns:
-                _, _, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    env.reset()
-            steps += len(turns)
-        pipe.send((steps, time.perf_counter() - start))
-    for env in envs:
-        env.close()
-
-
 def run(
     workloads: Sequence[str],
     nums_envs: Sequence[int],
@@ -268,7 +138,7 @@ def run(
         A dict that can be written as JSON: "machine", "settings", "left_out" and "rows".
     """
     cores = usable_cores()
-    compute = None if compute_us is None else _Compute(compute_us)
+    compute = None if compute_us is None else Compute(compute_us)
     left_out, rows = {}, []
     cells = [(name, n) for name in workloads for n in nums_envs]
     for number, (name, n) in enumerate(cells, 1):
@@ -276,7 +146,7 @@ def run(
         if missing:
             left_out[name] = f"{' and '.join(missing)} not installed; pip install 'shmvec[bench]'"
             continue
-        say = _Progress(progress, f"[{number}/{len(cells)}] {name}, {n} envs")
+        say = Progress(progress, f"[{number}/{len(cells)}] {name}, {n} envs")
         rows += _measure(name, n, num_workers, seconds, compute, cores, say)
         say.done()
     for name, why in left_out.items():
@@ -300,25 +170,25 @@ def _measure(
     n: int,
     num_workers: int | None,
     seconds: float,
-    compute: _Compute | None,
+    compute: Compute | None,
     cores: int,
-    say: _Progress,
+    say: Progress,
 ) -> list[dict[str, Any]]:
     """One cell: every contender, by turns."""
     make = WORKLOADS[name].make
     fns = [make] * n
     workers = None if num_workers is None else min(num_workers, n)
-    contenders: dict[str, Limit | _VectorContender] = {}
-    slices: dict[str, list[_Slice]] = {}
+    contenders: dict[str, Limit | VectorContender] = {}
+    slices: dict[str, list[Slice]] = {}
     try:
         for contender, build in (
             (_LIMIT, lambda: Limit([make], cores)),
             (
                 _SHM,
-                lambda: _VectorContender(shmvec.ShmVectorEnv(fns, num_workers=workers), compute),
+                lambda: VectorContender(shmvec.ShmVectorEnv(fns, num_workers=workers), compute),
             ),
-            (_ASYNC, lambda: _VectorContender(AsyncVectorEnv(fns), compute)),
-            (_SYNC, lambda: _VectorContender(SyncVectorEnv(fns), compute)),
+            (_ASYNC, lambda: VectorContender(AsyncVectorEnv(fns), compute)),
+            (_SYNC, lambda: VectorContender(SyncVectorEnv(fns), compute)),
         ):
             say(f"starting {contender}")
             contenders[contender] = build()
@@ -356,45 +226,6 @@ def _measure(
                 )
         rows.append(row)
     return rows
-
-
-class _Progress:
-    """A line that says what is being done: rewritten on a terminal, else printed once."""
-
-    def __init__(self, stream: TextIO | None, title: str) -> None:
-        self._stream = stream
-        self._title = title
-        if stream is not None and not stream.isatty():
-            print(title, file=stream, flush=True)
-
-    def __call__(self, what: str) -> None:
-        if self._stream is not None and self._stream.isatty():
-            print(f"\r\x1b[K{self._title}: {what}", end="", file=self._stream, flush=True)
-
-    def done(self) -> None:
-        if self._stream is not None and self._stream.isatty():
-            print("\r\x1b[K", end="", file=self._stream, flush=True)
-
-
-def machine() -> dict[str, Any]:
-    """What a measurement belongs to: processor, cores and versions."""
-    return {
-        "cpu": _cpu_model(),
-        "usable_cores": usable_cores(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "shmvec": shmvec.__version__,
-        "gymnasium": gym.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def table(results: dict[str, Any]) -> str:

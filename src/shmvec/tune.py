@@ -1,0 +1,360 @@
+"""Finds the best setting for an env: measures it, tries settings side by side, and says which won.
+
+The candidates take turns, in slices, in one run: numbers of envs (which are the batch sizes), for
+each the numbers of workers, and for the best of these the wait policies and copy=False. The limit
+beside them is what free-running loops reach, one a core. A candidate must be more than 3 % faster
+than a simpler one to be preferred to it, and more envs than fewer by more than 5 %. copy=False is
+measured but never advised: only you know whether your code keeps observations.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+
+from shmvec.measuring import Compute, Limit, Progress, Slice, VectorContender, machine
+from shmvec.scheduling import WAIT_POLICIES, usable_cores
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["Setting", "find_env", "plot", "report", "tune"]
+
+_ROUNDS = 5
+_SIMPLER = 1.03  # how much faster a setting must be than a simpler one
+_FEWER = 1.05  # and than the best with fewer envs
+
+_CODE = """{}
+import shmvec
+
+
+def make_env():
+    return {}
+
+"""
+
+EnvFn = Callable[[], "gym.Env[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Arguments of ShmVectorEnv to try; the defaults are the simplest.
+
+    Attributes:
+        num_envs: Number of envs.
+        num_workers: Number of workers; None: the default.
+        wait_policy: How to wait.
+        copy: Whether observations are copied.
+    """
+
+    num_envs: int
+    num_workers: int | None = None
+    wait_policy: str = "adaptive"
+    copy: bool = True
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments that are not the defaults."""
+        options = asdict(self)
+        defaults = asdict(Setting(self.num_envs))
+        return {name: value for name, value in options.items() if value != defaults[name]}
+
+
+def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
+    """What makes the env that a user has named.
+
+    Args:
+        name: An id of Gymnasium's registry, which may name a module to import first
+            ("module:Env-v0"), or a function or class: "module:make_env" or "path/file.py:make_env".
+        kwargs: Arguments for it.
+
+    Returns:
+        A function that makes one, and code that defines ``make_env``.
+
+    Raises:
+        ValueError: There is no such file, module, function or id.
+    """
+    where, _, what = name.rpartition(":")
+    arguments = "".join(f", {key}={value!r}" for key, value in kwargs.items())
+    if where.endswith(".py"):
+        if not Path(where).is_file():
+            raise ValueError(f"there is no file {where}")
+        module_name = Path(where).stem
+        spec = importlib.util.spec_from_file_location(module_name, where)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        spec.loader.exec_module(module)
+        cloudpickle.register_pickle_by_value(module)  # workers could not import it
+        if not callable(getattr(module, what, None)):
+            raise ValueError(f"{where} has no function {what!r}")
+    elif where:
+        try:
+            module = importlib.import_module(where)
+        except ImportError as error:
+            raise ValueError(f"cannot import {where!r}: {error}") from error
+        module_name = where
+    function = getattr(module, what, None) if where else None
+    if callable(function):
+        code = _CODE.format(f"from {module_name} import {what}", f"{what}({arguments[2:]})")
+        return (lambda: function(**kwargs)), code
+    try:
+        gym.spec(what)
+    except gym.error.Error as error:
+        raise ValueError(str(error)) from error
+    code = _CODE.format("import gymnasium as gym", f"gym.make({name!r}{arguments})")
+    return (lambda: gym.make(name, **kwargs)), code
+
+
+def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
+    """What one env costs, in this process: times in µs, sizes in bytes."""
+    env = make()
+    resident = _resident()
+    others = [make() for _ in range(2)]  # the first one has loaded the libraries
+    for other in others:
+        other.reset(seed=0)
+    memory = (_resident() - resident) // len(others)
+    for other in others:
+        other.close()
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(64)]
+    clock = time.perf_counter
+    start = clock()
+    observation, _ = env.reset(seed=0)
+    resets, infos = [clock() - start], 0
+    steps: list[float] = []
+    begin = clock()
+    while not steps or clock() - begin < seconds:
+        start = clock()
+        _, _, terminated, truncated, info = env.step(actions[len(steps) % len(actions)])
+        steps.append(clock() - start)
+        infos += len(info)
+        if terminated or truncated or clock() - begin >= seconds:
+            start = clock()
+            env.reset()
+            resets.append(clock() - start)
+    env.close()
+    step_us, reset_us = 1e6 * np.asarray(steps), 1e6 * np.asarray(resets)
+    return {
+        "step_us": float(step_us.mean()),
+        "step_p50_us": float(np.percentile(step_us, 50)),
+        "step_p99_us": float(np.percentile(step_us, 99)),
+        "step_deviation_us": float(step_us.std()),
+        "reset_us": float(np.median(reset_us)),
+        "steps_per_episode": len(steps) / max(1, len(resets) - 1),
+        "infos_per_step": infos / len(steps),
+        "observation_bytes": _nbytes(observation),
+        "memory_bytes": max(0, memory),
+    }
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has in use; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_nbytes, value.values()))
+    if isinstance(value, (tuple, list)):
+        return sum(map(_nbytes, value))
+    return int(np.asarray(value).nbytes)
+
+
+def _counts_of_workers(num_envs: int, cores: int) -> list[int | None]:
+    """Numbers of workers worth a try; None is the default, one a core."""
+    counts = {0, 1, 2, cores // 2, cores - 1, 2 * cores}
+    tried = {count for count in counts if 0 <= count <= num_envs} - {min(cores, num_envs)}
+    return [None, *sorted(tried)]
+
+
+def tune(
+    make: EnvFn,
+    nums_envs: Sequence[int],
+    *,
+    seconds: float = 1.0,
+    compute_us: float | None = None,
+    progress: TextIO | None = None,
+) -> dict[str, Any]:
+    """Measures an env and tries settings of ShmVectorEnv on it.
+
+    Args:
+        make: Makes one env.
+        nums_envs: Numbers of envs to try.
+        seconds: How long each setting is measured.
+        compute_us: What the parent computes between steps.
+        progress: Where to say what is being done.
+
+    Returns:
+        A dict that can be written as JSON: "machine", "env", "limit" (steps/s), "rows", one a
+        setting, and "best", the arguments to use.
+    """
+    cores = usable_cores()
+    compute = None if compute_us is None else Compute(compute_us)
+    say = Progress(progress, "measuring the env alone")
+    env = _measure_env(make, min(1.0, seconds))
+    say.done()
+    rows: list[dict[str, Any]] = []
+    winners: list[dict[str, Any]] = []  # one for each number of envs
+    limits: list[float] = []
+    for number, num_envs in enumerate(sorted(set(nums_envs)), 1):
+        say = Progress(progress, f"[{number}/{len(set(nums_envs))}] {num_envs} envs")
+        counts = _counts_of_workers(num_envs, cores)
+        first = _race(
+            make, [Setting(num_envs, count) for count in counts], seconds, compute, limits, say
+        )
+        count = _best(first).num_workers
+        rest = [Setting(num_envs, count, policy) for policy in WAIT_POLICIES[1:] if count != 0]
+        rest += [Setting(num_envs, count, copy=False)]
+        # The winner runs again beside them: what is compared was measured at the same time.
+        again = _race(make, [Setting(num_envs, count), *rest], seconds, compute, limits, say)
+        best = _best([row for row in again if row["copy"]])
+        rows += [row for row in first if row["num_workers"] != count] + again
+        winners.append(next(row for row in again if _setting(row) == asdict(best)))
+        say.done()
+    limit = statistics.median(limits)
+    for row in rows:
+        row["share_of_limit"] = row["steps_per_s"] / limit
+        row["best"] = any(row is winner for winner in winners)
+    fastest = max(row["steps_per_s"] for row in winners)
+    chosen = next(row for row in winners if _FEWER * row["steps_per_s"] >= fastest)
+    return {
+        "machine": machine(),
+        "settings": {"seconds": seconds, "compute_us": compute_us, "rounds": _ROUNDS},
+        "env": env,
+        "limit": limit,
+        "rows": rows,
+        "best": _setting(chosen),
+    }
+
+
+def _setting(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in Setting.__dataclass_fields__}
+
+
+def _race(
+    make: EnvFn,
+    settings: Sequence[Setting],
+    seconds: float,
+    compute: Compute | None,
+    limits: list[float],
+    say: Progress,
+) -> list[dict[str, Any]]:
+    """Measures settings by turns, and adds to what the limit was."""
+    slices: dict[Setting, list[Slice]] = {setting: [] for setting in settings}
+    contenders: dict[Setting, VectorContender] = {}
+    limit = Limit([make], usable_cores())
+    try:
+        for setting in settings:
+            say(f"starting {setting.options() or 'the defaults'}")
+            envs = ShmVectorEnv([make] * setting.num_envs, **setting.options())
+            contenders[setting] = VectorContender(envs, compute)
+        for turn in range(_ROUNDS):
+            say(f"round {turn + 1} of {_ROUNDS}")
+            limits.append(limit.run(seconds / _ROUNDS).steps_per_s)
+            for setting, contender in contenders.items():
+                slices[setting].append(contender.run(seconds / _ROUNDS))
+    finally:
+        limit.close()
+        for contender in contenders.values():
+            contender.close()
+    rows = []
+    for setting, measured in slices.items():
+        batch = [one.batch_us for one in measured]
+        median = statistics.median(batch)
+        rows.append(
+            {
+                **asdict(setting),
+                "batch_us": median,
+                "spread": (max(batch) - min(batch)) / median,
+                "steps_per_s": statistics.median(one.steps_per_s for one in measured),
+            }
+        )
+    return rows
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> Setting:
+    """The first, and so the simplest, that no other beats by more than 3 %."""
+    fastest = max(row["steps_per_s"] for row in rows)
+    chosen = next(row for row in rows if _SIMPLER * row["steps_per_s"] >= fastest)
+    return Setting(**_setting(chosen))
+
+
+def report(results: dict[str, Any], code: str) -> str:
+    """The results of :func:`tune`: what was measured, the table, and code to paste."""
+    return "\n".join(_lines(results, code))
+
+
+def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
+    on, env = results["machine"], results["env"]
+    yield (
+        f"{on['cpu']}, {on['usable_cores']} usable cores, Python {on['python']}, "
+        f"Gymnasium {on['gymnasium']}, shmvec {on['shmvec']}"
+    )
+    yield ""
+    yield (
+        f"One env: a step takes {env['step_us']:,.1f} µs (± {env['step_deviation_us']:,.1f}, "
+        f"p99 {env['step_p99_us']:,.1f}), a reset {env['reset_us']:,.1f} µs "
+        f"every {env['steps_per_episode']:,.0f} steps;"
+    )
+    yield (
+        f"an observation has {env['observation_bytes']:,} bytes, an info "
+        f"{env['infos_per_step']:.3g} keys; an env takes {env['memory_bytes'] / 2**20:,.1f} MiB."
+    )
+    yield ""
+    yield "| envs | workers | policy | copy | batch step, µs | spread | steps/s | of the limit | |"
+    yield "|--:|--:|---|---|--:|--:|--:|--:|---|"
+    for row in results["rows"]:
+        workers = "one a core" if row["num_workers"] is None else str(row["num_workers"])
+        yield (
+            f"| {row['num_envs']} | {workers} | {row['wait_policy']} | {row['copy']} "
+            f"| {row['batch_us']:,.1f} | {row['spread']:.0%} | {row['steps_per_s']:,.0f} "
+            f"| {row['share_of_limit']:.2f} | {'best' if row['best'] else ''} |"
+        )
+    yield ""
+    best = Setting(**results["best"])
+    options = best.options()
+    arguments = "".join(f", {name}={value!r}" for name, value in options.items())
+    yield "Best" + ("" if options else ", and the defaults") + ":"
+    yield ""
+    yield code
+    yield f"envs = shmvec.ShmVectorEnv([make_env] * {best.num_envs}{arguments})"
+
+
+def plot(results: dict[str, Any], file: Path) -> None:
+    """Draws steps/s against the number of workers, a line for each number of envs.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    cores = results["machine"]["usable_cores"]
+    for num_envs in sorted({row["num_envs"] for row in results["rows"]}):
+        points = sorted(
+            (min(cores, num_envs) if row["num_workers"] is None else row["num_workers"], rate)
+            for row in results["rows"]
+            if row["num_envs"] == num_envs and row["wait_policy"] == "adaptive" and row["copy"]
+            for rate in [row["steps_per_s"]]
+        )
+        axes.plot(*zip(*points, strict=True), marker="o", label=f"{num_envs} envs")
+    axes.axhline(results["limit"], color="grey", linestyle="--", label="limit")
+    axes.set(xlabel="workers (0: the calling process)", ylabel="env steps a second", ylim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+    figure.savefig(file)

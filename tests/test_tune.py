@@ -1,0 +1,133 @@
+"""The tune command: it finds envs, its table is consistent, and the code it prints works."""
+
+import json
+import re
+from contextlib import closing
+
+import pytest
+
+import shmvec.__main__
+from shmvec import tune
+from shmvec.tune import Setting
+
+ENV = """
+import gymnasium as gym
+import numpy as np
+
+
+class Counter(gym.Env):
+    observation_space = gym.spaces.Box(0, 1, (3,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, length=10):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return np.zeros(3), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.zeros(3), 1.0, self.count == self.length, False, {"count": self.count}
+
+
+not_a_function = 3
+"""
+
+
+def run_code(shown):
+    """Runs what is below "Best" and returns the vector env."""
+    names = {}
+    exec(shown.split("\nBest", 1)[1].split(":\n", 1)[1], names)
+    return names["envs"]
+
+
+def test_a_registered_env(tmp_path, capsys):
+    results, picture = tmp_path / "results.json", tmp_path / "picture.png"
+    arguments = ["tune", "CartPole-v1", "--num-envs", "3", "1", "--seconds", "0.05"]
+    arguments += ["--kwargs", '{"sutton_barto_reward": true}', "--compute", "10"]
+    assert shmvec.__main__.main([*arguments, "--json", str(results), "--plot", str(picture)]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(results.read_text())
+    assert "[1/2] 1 envs" in shown.err and "[2/2] 3 envs" in shown.err
+    assert found["env"]["observation_bytes"] == 16 and found["env"]["infos_per_step"] == 0
+    assert found["env"]["step_us"] > 0 and found["limit"] > 0
+    settings = [Setting(**tune._setting(row)) for row in found["rows"]]
+    assert len(set(settings)) == len(settings)
+    assert {setting.num_envs for setting in settings} == {1, 3}
+    assert sum(row["best"] for row in found["rows"]) == 2
+    assert any(row["best"] and tune._setting(row) == found["best"] for row in found["rows"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with closing(run_code(shown.out)) as envs:
+        assert envs.num_envs in (1, 3)
+        envs.reset(seed=1)
+        assert envs.step(envs.action_space.sample())[1][0] == 0  # Sutton's and Barto's reward
+
+
+def test_an_env_in_a_file(tmp_path, capsys, monkeypatch):
+    (tmp_path / "counter_env.py").write_text(ENV)
+    monkeypatch.syspath_prepend(tmp_path)  # the code to paste imports it
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    arguments = [f"{tmp_path}/counter_env.py:Counter", "--kwargs", '{"length": 7}']
+    arguments += ["--num-envs", "2", "--seconds", "0.05"]
+    assert shmvec.__main__.main(["tune", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"an observation has 24 bytes, an info 1 keys", shown)
+    assert re.search(r"µs every 7 steps", shown)
+    with closing(run_code(shown)) as envs:
+        assert envs.get_attr("length") == (7, 7)
+
+
+def test_a_module(tmp_path, monkeypatch):
+    (tmp_path / "counter_module.py").write_text(ENV)
+    monkeypatch.syspath_prepend(tmp_path)
+    make, code = tune.find_env("counter_module:Counter", {"length": 3})
+    assert make().length == 3 and "return Counter(length=3)" in code
+    make, code = tune.find_env("counter_module:CartPole-v1", {})
+    assert make().spec.id == "CartPole-v1" and "gym.make('counter_module:CartPole-v1')" in code
+
+
+def test_simpler_settings_are_preferred():
+    def row(rate, **setting):
+        return {**vars(Setting(4, **setting)), "steps_per_s": rate}
+
+    assert tune._best([row(100), row(102, num_workers=1)]) == Setting(4)
+    assert tune._best([row(100), row(104, num_workers=1)]) == Setting(4, 1)
+    assert Setting(4).options() == {}
+    assert Setting(4, 0, "park", False).options() == {
+        "num_workers": 0,
+        "wait_policy": "park",
+        "copy": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["NoSuchEnv-v0"], "NoSuchEnv"),
+        (["no_such_module:make"], "cannot import"),
+        (["no_such_file.py:make"], "no file"),
+        (["{file}:nothing"], "no function"),
+        (["{file}:not_a_function"], "no function"),
+        (["CartPole-v1", "--kwargs", "{{"], "not JSON"),
+        (["CartPole-v1", "--kwargs", "[1]"], "must be a JSON object"),
+        (["CartPole-v1", "--num-envs", "0"], "must be positive"),
+        (["CartPole-v1", "--plot", "/no/such/folder/file.png"], "no folder"),
+        ([], "required"),
+    ],
+)
+def test_bad_arguments(arguments, message, capsys, tmp_path):
+    file = tmp_path / "env_file.py"
+    file.write_text(ENV)
+    arguments = [argument.format(file=file) for argument in arguments]
+    with pytest.raises(SystemExit) as caught:
+        shmvec.__main__.main(["tune", *arguments])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_plotting_needs_matplotlib(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        shmvec.__main__.main(["tune", "CartPole-v1", "--plot", str(tmp_path / "p.png")])
+    assert "pip install 'shmvec[plot]'" in capsys.readouterr().err
