@@ -122,9 +122,9 @@ int main(void)
     });
     sv_segment_plan(&sizes, &plan);
     MEASURE("segment: open (validate)", 1000000, sv_segment_open(&plan, UINT64_MAX, &copy));
-    round_trip("round trip between processes, pause", 200000, (sv_budget){1000000, 0, 0});
-    round_trip("round trip between processes, yield", 50000, (sv_budget){0, 1000000, 0});
-    round_trip("round trip between processes, park", 10000, (sv_budget){0, 0, 0});
+    round_trip("round trip between processes, pause", 200000, (sv_budget){1000000, 0, 0, 0});
+    round_trip("round trip between processes, yield", 50000, (sv_budget){0, 1000000, 0, 0});
+    round_trip("round trip between processes, park", 10000, (sv_budget){0, 0, 0, 0});
     munmap(shared, sizeof *shared);
     return 0;
 }

@@ -15,7 +15,10 @@
 #define YIELD_COST_MAX (200 * US) /* a yield that cost more counts as this much */
 #define PROBE_FIRST 64            /* waits until yields that cost too much are tried again */
 #define PROBE_MOST 8192
+#define FORESEEN_MAX (40000 * US) /* less than a slice; longer waits are not foreseen */
+#define FORESEEN_EARLY (100 * US) /* how late timers are: their slack, and waking up */
 #define BUDGET_MAX (50000 * US) /* of what a policy may ask for */
+#define POLITE (10 * US) /* between two yields while pausing */
 #define PAUSES_PER_LOOK 8      /* between two readings of the clock */
 
 void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing)
@@ -34,6 +37,7 @@ void sv_policy_set(sv_policy *policy, sv_budget budget, bool homing)
     /* relaxed: see sv_policy. */
     atomic_store_explicit(&policy->pause, budget.pause, memory_order_relaxed);
     atomic_store_explicit(&policy->yield, budget.yield, memory_order_relaxed);
+    atomic_store_explicit(&policy->window, budget.window, memory_order_relaxed);
     atomic_store_explicit(&policy->homing, homing, memory_order_relaxed);
 }
 
@@ -51,7 +55,9 @@ static void follow(sv_waiter *waiter)
     /* relaxed: see sv_policy.  Clamped, since a damaged segment may hold anything. */
     int64_t pause = atomic_load_explicit(&policy->pause, memory_order_relaxed);
     int64_t yield = atomic_load_explicit(&policy->yield, memory_order_relaxed);
+    int64_t window = atomic_load_explicit(&policy->window, memory_order_relaxed);
     waiter->budget.pause = clamp(pause, 0, BUDGET_MAX);
+    waiter->budget.window = clamp(window, 0, BUDGET_MAX);
     waiter->budget.yield = clamp(yield, 0, BUDGET_MAX);
     waiter->homing = atomic_load_explicit(&policy->homing, memory_order_relaxed);
 }
@@ -59,6 +65,14 @@ static void follow(sv_waiter *waiter)
 static int64_t average(int64_t old, int64_t sample)
 {
     return old + ((sample - old) >> LEARNING_SHIFT);
+}
+
+/* Learns how regular the waits are. */
+static void foresee(sv_waiter *waiter, int64_t length)
+{
+    int64_t off = length - waiter->expected;
+    waiter->deviation = average(waiter->deviation, off < 0 ? -off : off);
+    waiter->expected = average(waiter->expected, length);
 }
 
 /* Begins a phase of the wait in progress, and ends the one before. */
@@ -103,6 +117,7 @@ static void learn(sv_waiter *waiter, int64_t asked_at)
     /* Clipped, so that one long break (an evaluation, a debugger) is soon forgotten. */
     int64_t length = clamp(now - waiter->since, 0, LENGTH_MAX);
     waiter->typical = average(waiter->typical, length);
+    foresee(waiter, clamp(now - waiter->since, 0, FORESEEN_MAX));
     if (asked_at > waiter->since && asked_at < now) {
         int64_t cost = now - asked_at;
         if (phase_ns == &waiter->yield_ns) {
@@ -137,6 +152,7 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
     int64_t yield = worthwhile(waiter, waiter->budget.yield);
     int64_t yield_until = pause_until + (yield > 0 && sv_waiter_may_yield(waiter) ? yield : 0);
     int64_t now = waiter->since;
+    int64_t polite_at = now + POLITE;
     enter(waiter, &waiter->pause_ns, now);
     while (now < pause_until) {
         for (int i = 0; i < PAUSES_PER_LOOK; i++) {
@@ -145,6 +161,10 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
                 return found;
         }
         now = sv_now_ns();
+        if (now >= polite_at && waiter->budget.yield > 0 && sv_waiter_may_yield(waiter)) {
+            sv_yield();
+            polite_at = sv_now_ns() + POLITE;
+        }
     }
     enter(waiter, &waiter->yield_ns, now);
     while (now < yield_until) {
@@ -157,9 +177,53 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
     return 0;
 }
 
+/* Spins on sched_yield until a moment. */
+static inline int yield_until(sv_waiter *waiter, sv_ready ready, void *what, int64_t until)
+{
+    int found = 0;
+    int64_t now = sv_now_ns();
+    enter(waiter, &waiter->yield_ns, now);
+    while ((found = ready(what)) == 0 && now < until) {
+        sv_yield();
+        now = sv_now_ns();
+    }
+    if (found == 0)
+        enter(waiter, &waiter->park_ns, now);
+    return found;
+}
+
+/* When to wake up for a wait whose end can be foreseen, or 0; `until`: when to give up. */
+static int64_t foreseen(const sv_waiter *waiter, int64_t *until)
+{
+    int64_t half = 2 * waiter->deviation + FORESEEN_EARLY;
+    if (2 * half > waiter->budget.window || waiter->expected < 3 * half || waiter->probe_in > 1)
+        return 0;
+    *until = waiter->since + waiter->expected + half;
+    return *until - 2 * half;
+}
+
 static int request_ready(void *what)
 {
     return sv_ring_peek(what);
+}
+
+/* Sleeps until the bell rings, at most about slice_ns. */
+static int sleep_for_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
+                             int64_t slice_ns)
+{
+    uint32_t ticket = sv_bell_listen(bell);
+    int found = sv_ring_peek(requests); /* between listen and sleep: see bell.h */
+    if (found != 0 || slice_ns <= 0)
+        return found;
+    sv_affinity affinity = {.count = 0};
+    waiter->parks++;
+    bool homing = waiter->homing && waiter->probe_in <= 1;
+    if (homing)
+        sv_affinity_narrow(&affinity, index);
+    sv_bell_sleep(bell, ticket, sv_bell_mask(index), slice_ns);
+    if (homing)
+        sv_affinity_widen(&affinity);
+    return sv_ring_peek(requests);
 }
 
 int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
@@ -171,24 +235,17 @@ int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_
     if (found == 0 && waiter->since == 0) {
         follow(waiter);
         found = spin(waiter, request_ready, requests);
-    }
-    if (found == 0) {
-        uint32_t ticket = sv_bell_listen(bell);
-        found = sv_ring_peek(requests); /* between listen and sleep: see bell.h */
-        if (found == 0) {
-            sv_affinity affinity = {.count = 0};
-            waiter->parks++;
-            bool homing = waiter->homing && waiter->probe_in <= 1;
-            if (homing)
-                sv_affinity_narrow(&affinity, index);
-            sv_bell_sleep(bell, ticket, sv_bell_mask(index), slice_ns);
-            if (homing)
-                sv_affinity_widen(&affinity);
-            found = sv_ring_peek(requests);
-            if (found == 0)
-                return SV_WAIT_SLICE;
+        int64_t until, wake_at = found == 0 ? foreseen(waiter, &until) : 0;
+        if (wake_at > 0) {
+            int64_t nap = wake_at - sv_now_ns();
+            found = sleep_for_request(waiter, bell, requests, index,
+                                      nap < slice_ns ? nap : slice_ns);
+            if (found == 0 && nap < slice_ns)
+                found = yield_until(waiter, request_ready, requests, until);
         }
     }
+    if (found == 0 && (found = sleep_for_request(waiter, bell, requests, index, slice_ns)) == 0)
+        return SV_WAIT_SLICE;
     /* relaxed: only a measurement. */
     learn(waiter, atomic_load_explicit(&bell->rung_at, memory_order_relaxed));
     return found;
@@ -226,19 +283,21 @@ int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t ta
     if (!found && waiter->since == 0) {
         found = spin(waiter, completion_ready, &wait);
         waiter->early = waiter->budget.linger > 0 && waiter->probe_in <= 1;
+        int64_t until, wake_at = found || waiter->early ? 0 : foreseen(waiter, &until);
+        if (wake_at > 0) {
+            int64_t nap = wake_at - sv_now_ns();
+            if (nap > 0)
+                found = park_for(waiter, completion, target, nap < slice_ns ? nap : slice_ns);
+            if (!found && nap < slice_ns)
+                found = yield_until(waiter, completion_ready, &wait, until);
+        }
     }
     if (!found && waiter->early) {
         if (!park_for(waiter, completion, target - 1, slice_ns))
             return SV_WAIT_SLICE;
         waiter->early = false;
-        int64_t now = sv_now_ns(), until = now + waiter->budget.linger;
-        enter(waiter, &waiter->yield_ns, now);
-        while (!(found = sv_completion_check(completion, target)) && now < until) {
-            sv_yield();
-            now = sv_now_ns();
-        }
-        if (!found)
-            enter(waiter, &waiter->park_ns, now);
+        found = yield_until(waiter, completion_ready, &wait,
+                            sv_now_ns() + waiter->budget.linger);
     }
     if (!found && !park_for(waiter, completion, target, slice_ns))
         return SV_WAIT_SLICE;

@@ -83,7 +83,7 @@ static void test_learning(void)
 {
     sv_completion completion = {0};
     sv_waiter waiter;
-    sv_waiter_init(&waiter, (sv_budget){50000, 0, 0}, false);
+    sv_waiter_init(&waiter, (sv_budget){50000, 0, 0, 0}, false);
     CHECK(waiter.typical == 0);
     /* Waits that time out do not teach; the one that ends does, and long waits end the spinning. */
     for (uint32_t target = 1; target <= 40; target++) {
@@ -120,11 +120,11 @@ static void test_policy(void)
         sv_budget budget;
         bool pauses, yields;
     } cases[] = {
-        {{0, 0, 0}, false, false},
-        {{MS, 0, 0}, true, false},
-        {{0, MS, 0}, false, true},
-        {{-MS, INT64_MIN, 0}, false, false},
-        {{0, 0, 0}, false, false},
+        {{0, 0, 0, 0}, false, false},
+        {{MS, 0, 0, 0}, true, false},
+        {{0, MS, 0, 0}, false, true},
+        {{-MS, INT64_MIN, 0, 0}, false, false},
+        {{0, 0, 0, 0}, false, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int64_t pause_ns = waiter.pause_ns, yield_ns = waiter.yield_ns;
@@ -138,15 +138,41 @@ static void test_policy(void)
         CHECK((waiter.yield_ns - yield_ns >= MS) == cases[i].yields);
         waiter.typical = 0; /* else it would learn not to spin */
     }
-    sv_policy_set(&policy, (sv_budget){INT64_MAX, INT64_MAX, 0}, true);
+    sv_policy_set(&policy, (sv_budget){INT64_MAX, INT64_MAX, 0, 0}, true);
     CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
     CHECK(waiter.budget.pause + waiter.budget.yield < 1000 * MS && waiter.homing);
+}
+
+/* A wait whose end is foreseen is slept away in two parts; others in one. */
+static void test_foreseen(void)
+{
+    sv_completion completion = {0};
+    const struct {
+        int64_t expected, deviation, window;
+        uint64_t parks;
+    } cases[] = {
+        {2 * MS, 0, MS, 2},       {2 * MS, MS / 10, MS, 2}, {2 * MS, MS, MS, 1},
+        {2 * MS, 0, MS / 100, 1}, {2 * MS, 0, 0, 1},        {MS / 100, 0, MS, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sv_waiter waiter;
+        sv_waiter_init(&waiter, (sv_budget){0, 0, 0, cases[i].window}, false);
+        waiter.expected = cases[i].expected;
+        waiter.deviation = cases[i].deviation;
+        CHECK(sv_wait_completion(&waiter, &completion, 1, 10 * MS) == SV_WAIT_SLICE);
+        CHECK(waiter.parks == cases[i].parks);
+        sv_completion_add(&completion);
+        CHECK(sv_wait_completion(&waiter, &completion, 1, 10 * MS) == SV_WAIT_READY);
+        CHECK(waiter.expected > cases[i].expected); /* this one took longer */
+        CHECK(waiter.deviation > 0 && waiter.park_ns >= 9 * MS);
+        completion = (sv_completion){0};
+    }
 }
 
 static void test_yields_that_cost_too_much(void)
 {
     sv_waiter waiter;
-    sv_waiter_init(&waiter, (sv_budget){0, 50000, 0}, false);
+    sv_waiter_init(&waiter, (sv_budget){0, 50000, 0, 0}, false);
     for (int i = 0; i < 1000; i++) { /* the usual, and one mishap in a hundred */
         CHECK(sv_waiter_may_yield(&waiter));
         sv_waiter_learn_yield(&waiter, i % 100 == 50 ? 3 * MS : 2000);
@@ -208,17 +234,18 @@ int main(int argc, char **argv)
     start_deadline();
     test_learning();
     test_policy();
+    test_foreseen();
     test_yields_that_cost_too_much();
     test_affinity();
     for (int processes = 0; processes < 2; processes++) {
         for (uint32_t num_workers = 1; num_workers <= WORKERS; num_workers++) {
-            test_rounds(processes, num_workers, (sv_budget){0, 0, 0}, rounds);
-            test_rounds(processes, num_workers, (sv_budget){0, 10000, 0}, rounds);
-            test_rounds(processes, num_workers, (sv_budget){0, 0, 1}, rounds);
-            test_rounds(processes, num_workers, (sv_budget){0, 0, 10000}, rounds);
+            test_rounds(processes, num_workers, (sv_budget){0, 0, 0, 0}, rounds);
+            test_rounds(processes, num_workers, (sv_budget){0, 10000, 0, 0}, rounds);
+            test_rounds(processes, num_workers, (sv_budget){0, 0, 1, 0}, rounds);
+            test_rounds(processes, num_workers, (sv_budget){0, 0, 10000, 0}, rounds);
         }
-        test_rounds(processes, 1, (sv_budget){20000, 0, 0}, rounds);
-        test_rounds(processes, 1, (sv_budget){2000, 2000, 0}, rounds);
+        test_rounds(processes, 1, (sv_budget){20000, 0, 0, 0}, rounds);
+        test_rounds(processes, 1, (sv_budget){2000, 2000, 0, 0}, rounds);
     }
     return 0;
 }

@@ -22,8 +22,9 @@ __all__ = [
     "wait_budgets",
 ]
 
-# How long a wait may pause, yield and linger, in ns; see csrc/wait.h.
-Budget: TypeAlias = tuple[int, int, int]
+# How long a wait may pause, yield, linger and be awake around its foreseen end, in ns; see
+# csrc/wait.h.
+Budget: TypeAlias = tuple[int, int, int, int]
 
 WAIT_POLICIES = ("adaptive", "spin", "park")
 
@@ -31,6 +32,8 @@ _US = 1_000
 # Less than the slice of 50 ms after which a waiter looks at signals and at the other side; a wait
 # of that length is not made worse by a park at its end. An idle vector env sleeps, in any case.
 _SPIN = 40_000 * _US
+# How long a worker yields: as long as a parent that runs a small network takes between steps.
+_PATIENCE = 600 * _US
 
 
 def usable_cores(processes: Iterable[Any] = ()) -> int:
@@ -106,7 +109,7 @@ def split_evenly(num_envs: int, num_workers: int) -> list[range]:
 
 @dataclass(frozen=True)
 class WaitBudgets:
-    """How long each side may (pause, yield, linger) when it waits, in ns, before it parks.
+    """How long each side may (pause, yield, linger, ...) when it waits, in ns; see ``Budget``.
 
     Attributes:
         parent: The parent, which waits for a batch step.
@@ -134,19 +137,26 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
             wants the core; "park": everybody sleeps at once.
 
     With a core for everybody, everybody may pause, and the parent for long: it takes one core
-    that nobody else wants. Workers stop after about what a park costs: while they wait the parent
-    may be computing, with as many threads as there are cores. With as many workers as cores, or
-    more, a pause would take a core from somebody who has work: all yield instead.
+    that nobody else wants. Workers stop after about what a park costs and yield: while they wait
+    the parent may be computing, with as many threads as there are cores. With as many workers as
+    cores, or more, a pause would take a core from somebody who has work: all yield instead.
     """
     if policy == "spin":
-        return WaitBudgets(parent=(_SPIN, 0, 0), worker=(_SPIN, 0, 0), homing=False)
+        return WaitBudgets(parent=(_SPIN, 0, 0, 0), worker=(_SPIN, 0, 0, 0), homing=False)
     if policy == "park":
-        return WaitBudgets(parent=(0, 0, 0), worker=(0, 0, 0), homing=False)
+        return WaitBudgets(parent=(0, 0, 0, 0), worker=(0, 0, 0, 0), homing=False)
+    if num_workers > cores:
+        both = (0, 50 * _US, 0, 0)
+        return WaitBudgets(parent=both, worker=both, homing=False)
+    pause, linger, window = 50 * _US, 50 * _US, 800 * _US
     if num_workers < cores:
-        return WaitBudgets(parent=(400 * _US, 0, 0), worker=(50 * _US, 0, 0), homing=False)
-    if num_workers == cores:
-        linger = 50 * _US if num_workers > 1 else 0
-        # Under a quota there are more cores than workers, and others live on the first of them.
-        homing = num_workers == len(_allowed_cores())
-        return WaitBudgets(parent=(0, 50 * _US, linger), worker=(0, 600 * _US, 0), homing=homing)
-    return WaitBudgets(parent=(0, 50 * _US, 0), worker=(0, 50 * _US, 0), homing=False)
+        return WaitBudgets(
+            parent=(8 * pause, pause, 0, window), worker=(pause, _PATIENCE, 0, window), homing=False
+        )
+    # Under a quota there are more cores than workers, and others live on the first of them.
+    homing = num_workers == len(_allowed_cores())
+    return WaitBudgets(
+        parent=(0, 50 * _US, linger if num_workers > 1 else 0, window),
+        worker=(0, _PATIENCE, 0, window),
+        homing=homing,
+    )

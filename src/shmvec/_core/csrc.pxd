@@ -86,6 +86,7 @@ cdef extern from "wait.h" nogil:
         int64_t pause
         int64_t yield_ "yield"
         int64_t linger
+        int64_t window
 
     ctypedef struct sv_policy:
         pass

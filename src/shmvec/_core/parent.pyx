@@ -154,7 +154,7 @@ cdef class ParentLoop:
         self.inline = inline
         self.budgets = budgets
         cdef sv_budget budget
-        budget.pause = budget.yield_ = budget.linger = 0
+        budget.pause = budget.yield_ = budget.linger = budget.window = 0
         sv_waiter_init(&self.waiter, budget, False)
         self.follow()
 
@@ -304,9 +304,9 @@ cdef class ParentLoop:
         """Waits from now on as suits the cores that there are now, and has the workers do so."""
         cdef sv_budget budget
         now = self.budgets()
-        budget.pause, budget.yield_, budget.linger = now.worker
+        budget.pause, budget.yield_, budget.linger, budget.window = now.worker
         sv_policy_set(sv_segment_policy(self.segment.base, &self.segment.plan), budget, now.homing)
-        budget.pause, budget.yield_, budget.linger = now.parent
+        budget.pause, budget.yield_, budget.linger, budget.window = now.parent
         self.waiter.budget = budget
         self.followed_at = sv_now_ns()
         return 0
