@@ -7,6 +7,11 @@ cdef extern from "platform.h" nogil:
     int64_t sv_now_ns()
     const uint32_t SV_EVERYONE
 
+    ctypedef struct sv_affinity:
+        int count
+    void sv_affinity_narrow(sv_affinity *saved, uint32_t index)
+    void sv_affinity_widen(const sv_affinity *saved)
+
 
 cdef extern from "bell.h" nogil:
     ctypedef struct sv_bell:
@@ -94,6 +99,7 @@ cdef extern from "wait.h" nogil:
 
     ctypedef struct sv_waiter:
         sv_budget budget
+        bint homing
         int64_t typical
         int64_t park_cost
         int64_t ended

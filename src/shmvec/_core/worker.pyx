@@ -12,6 +12,9 @@ from shmvec._core.csrc cimport (
     SV_RING_YES,
     SV_WAIT_CORRUPT,
     SV_WAIT_SLICE,
+    sv_affinity,
+    sv_affinity_narrow,
+    sv_affinity_widen,
     sv_bell,
     sv_bell_awake,
     sv_bell_doze,
@@ -149,6 +152,8 @@ cdef class WorkerLoop:
         """
         cdef int found
         cdef int slices = 0
+        cdef sv_affinity affinity
+        affinity.count = 0
         while True:
             with nogil:
                 found = sv_wait_request(&self.waiter, self.bell, &self.requests, self.index,
@@ -161,10 +166,14 @@ cdef class WorkerLoop:
                 slices += 1
                 if doze is not None and slices >= DOZE_AFTER:
                     sv_bell_doze(self.bell)
+                    if self.waiter.homing:  # as for a park: see wait.h
+                        sv_affinity_narrow(&affinity, self.index)
                     try:
                         if sv_ring_peek(&self.requests) == 0:
                             doze()
                     finally:
+                        if self.waiter.homing:
+                            sv_affinity_widen(&affinity)
                         sv_bell_awake(self.bell)
             else:
                 slices = 0

@@ -1,0 +1,105 @@
+"""Draws what benchmarks/matrix.py and benchmarks/costs.py have written as JSON.
+
+    python benchmarks/matrix.py --compute 0 --json matrix.json
+    python benchmarks/costs.py --split cartpole halfcheetah pong --json costs.json
+    python benchmarks/plot.py matrix.json costs.json --out figures
+
+shares.png: each system's share of the limit against the number of envs, one panel a workload, where
+the parent computes nothing. split.png: where a batch step's time goes, one bar a workload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+PARTS = ("env", "infos", "copying", "signalling", "waiting")
+
+
+def shares(rows: list[dict[str, Any]], title: str) -> Figure:
+    """Share of the limit against the number of envs."""
+    rows = [row for row in rows if row["compute_us"] == 0]
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    columns = min(3, len(workloads))
+    lines = -(-len(workloads) // columns)
+    figure = Figure(figsize=(4 * columns, 3 * lines + 1), layout="constrained")
+    figure.suptitle(title, fontsize="small")
+    panels = figure.subplots(lines, columns, squeeze=False).flat
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    handles: dict[str, Any] = {}
+    for workload, panel in zip(workloads, panels, strict=False):
+        for number, system in enumerate(systems):
+            points = [
+                (row["num_envs"], row["share_of_limit"])
+                for row in rows
+                if row["workload"] == workload and row["system"] == system
+            ]
+            if points:
+                ours = system == "ShmVectorEnv"
+                (handles[system],) = panel.plot(
+                    *zip(*sorted(points), strict=True),
+                    marker="o",
+                    color=f"C{number % 10}",
+                    linestyle="-" if number < 10 else ":",
+                    linewidth=2.5 if ours else 1,
+                    zorder=3 if ours else 2,
+                )
+        panel.set_title(workload)
+        panel.set_xscale("log", base=2)
+        panel.set_ylim(0, None)
+        panel.axhline(1, color="grey", linestyle="--", linewidth=0.8)
+        panel.set(xlabel="envs", ylabel="share of the limit")
+        counts = sorted({row["num_envs"] for row in rows})
+        panel.set_xticks(counts, [str(count) for count in counts])
+    for panel in panels:  # what is left of the last line
+        panel.set_axis_off()
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def split(rows: list[dict[str, Any]], title: str) -> Figure:
+    """Where the time of a batch step goes."""
+    figure = Figure(figsize=(7, 1 + 0.7 * len(rows)), layout="constrained")
+    figure.suptitle(title, fontsize="small")
+    axes = figure.add_subplot()
+    names = [f"{row['workload']}\n{row['num_envs']} envs" for row in rows]
+    left = [0.0] * len(rows)
+    for part in PARTS:
+        wholes = [sum(row[name] for name in PARTS) for row in rows]
+        widths = [row[part] / whole for row, whole in zip(rows, wholes, strict=True)]
+        axes.barh(names, widths, left=left, label=part)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set(xlabel="share of a batch step", xlim=(0, 1))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(PARTS))
+    return figure
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(), help="folder (default: this one)")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for file in options.files:
+        results = json.loads(file.read_text())
+        on = results["machine"]
+        title = (
+            f"{on['cpu']}, {on['usable_cores']} usable cores, Python {on['python']}, "
+            f"Gymnasium {on['gymnasium']}, shmvec {on['shmvec']}"
+        )
+        for key, name, draw in (("rows", "shares.png", shares), ("split", "split.png", split)):
+            if key in results:
+                draw(results[key], title).savefig(options.out / name, dpi=120)
+                print(options.out / name)
+
+
+if __name__ == "__main__":
+    main()
