@@ -6,8 +6,9 @@
 The first table steps envs that only hand out ready-made results, in this process (num_workers=0),
 so that neither processes nor waiting are in it, and measures each part alone: decoding an action,
 writing an observation, taking an info and gathering it, both sides together. `rest` is what is left
-of the whole: rewards, flags and the loop. `a batch` is what does not depend on the number of envs:
-the request's way through both rings, and the parent's calls and arrays.
+of the whole: rewards, flags, the loop, and the parent's copy of the observation. `a batch` is what
+does not depend on the number of envs: the request's way through both rings, and the parent's calls
+and arrays.
 
 The second table splits the batch step of real envs in worker processes, in µs. It steps replays
 beside them: envs that return what the real ones did, without computing.
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -96,6 +98,11 @@ def batch_ns(make: Callable[[], Any], num_envs: int) -> float:
     return taken
 
 
+def per_env(many: float, few: float) -> float:
+    """What one env more costs, from batch steps of NUM_ENVS and of one."""
+    return (many - few) / (NUM_ENVS - 1)
+
+
 def parts() -> None:
     """Prints the first table."""
     box, discrete = gym.spaces.Box, gym.spaces.Discrete
@@ -124,9 +131,9 @@ def parts() -> None:
         env, action = make(), action_space.sample()
         alone = ns(lambda env=env, action=action: env.step(action)) - call
         many, few = batch_ns(make, NUM_ENVS), batch_ns(make, 1)
-        slope = (many - few) / (NUM_ENVS - 1)
+        slope = per_env(many, few)
         whole = slope - alone
-        infos = (many - batch_ns(plain, NUM_ENVS)) / NUM_ENVS if info else 0.0
+        infos = slope - per_env(batch_ns(plain, NUM_ENVS), batch_ns(plain, 1)) if info else 0.0
         layout = Layout(observation_space, action_space, 1, False, False, False)
         segment = _segment(layout)
         slabs = layout.attach(segment)
@@ -145,7 +152,7 @@ def _segment(layout: Layout) -> Any:
     from shmvec._core.segment import Segment, segment_bytes
 
     sizes = (1, 1, 4, 4096, 64, layout.nbytes)
-    return Segment.create(bytearray(segment_bytes(*sizes)), *sizes)
+    return Segment.create(mmap.mmap(-1, segment_bytes(*sizes)), *sizes)
 
 
 def record(make: Callable[[], Any], steps: int = 64) -> tuple[Any, Any, list[tuple[Any, ...]]]:
