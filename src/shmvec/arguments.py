@@ -157,9 +157,8 @@ def checked_seeds(seed: Any, num_envs: int) -> list[int | None] | None:
     return seeds
 
 
-def checked_mask(mask: Any, num_envs: int) -> list[bool]:
-    """The reset mask as a list."""
-    name = "`options['reset_mask']`"
+def checked_mask(mask: Any, num_envs: int, name: str = "`options['reset_mask']`") -> list[bool]:
+    """A mask of envs as a list; ``name`` is what messages call it."""
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
     if mask.shape != (num_envs,):

@@ -153,7 +153,7 @@ class Layout:
             shape = _shape(space)
             itemsize = max(ACTION_ITEMSIZE, np.dtype(space.dtype).itemsize)
             memory = place((n, math.prod(shape) * itemsize), np.uint8)
-            return make(ActionCodec, memory, place((1,), np.uint8), shape, space.dtype, space)
+            return make(ActionCodec, memory, place((n,), np.uint8), shape, space.dtype, space)
 
         def message(space: gym.Space[Any]) -> Any:
             return make(MessageCodec, space, n)

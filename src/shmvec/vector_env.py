@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -39,6 +39,13 @@ from shmvec.arguments import (
 from shmvec.faults import Failure, WorkerCrashError, raise_failures
 from shmvec.layout import Layout, check_shared_memory, has_fixed_size
 from shmvec.memory import map_memory, reserve_memory
+from shmvec.partial import (
+    EnvsFailed,
+    PartialBatches,
+    checked_batch_size,
+    checked_env_ids,
+    given_actions,
+)
 from shmvec.scheduling import current_budgets, split_evenly, usable_cores
 from shmvec.stats import Stats
 from shmvec.supervisor import InlineWorker, Supervisor
@@ -110,6 +117,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         wait_policy: str = "adaptive",
         threads_per_worker: int | None = None,
         pin_workers: bool = False,
+        batch_size: int | None = None,
+        record_order: list[npt.NDArray[np.intp]] | None = None,
+        replay_order: Iterable[npt.ArrayLike] | None = None,
     ) -> None:
         """Starts the workers and builds the envs, all in parallel.
 
@@ -148,10 +158,16 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 ``OMP_NUM_THREADS`` that you have set hold. (A library that was loaded before its
                 worker was forked is reached only if threadpoolctl is installed.)
             pin_workers: Whether each worker is bound to a core of its own.
+            batch_size: ``recv`` returns so many envs, those that are ready first; ``step`` and
+                ``reset``, too. None: all.
+            record_order: A list to which ``recv`` appends the envs of each batch.
+            replay_order: Such a list: ``recv`` returns these batches, in this order, so that an
+                asynchronous run can be repeated.
 
         Raises:
-            ValueError: No env_fns; a bad number of workers or threads, ``max_concurrency``,
-                ``context``, policy or mode; an observation space that cannot be shared memory.
+            ValueError: No env_fns; a bad number of workers, threads or envs in a batch,
+                ``max_concurrency``, ``context``, policy or mode; an observation space that cannot
+                be shared memory.
             TypeError: Something in ``env_fns`` is not callable, returns no env, or cannot be
                 pickled; ``num_workers`` is no integer; the pair of spaces holds none; a Sequence
                 or Graph was to be shared memory.
@@ -166,6 +182,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._loop: ParentLoop | None = None
         self._state = _DEFAULT
         self._held: Callable[[], object] | None = None
+        self._asked = ""  # what has asked single envs, whose results are not taken yet
 
         self.env_fns = checked_env_fns(env_fns)
         self.num_envs = len(self.env_fns)
@@ -188,6 +205,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 partial(WorkerEnv, worker, index, env_fn, self.autoreset_mode)
                 for index, env_fn in enumerate(functions)
             ]
+        self.batch_size = checked_batch_size(batch_size, self.num_envs)
+        self._order = (record_order, replay_order)
         cores = usable_cores()
         self.num_workers = checked_num_workers(num_workers, self.num_envs, cores, max_concurrency)
 
@@ -267,6 +286,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
             inline=workers.inline,
         )
+        self._partial = PartialBatches(self._loop, workers, self, *self._order)
 
     def _take_spaces(self, ranges: Sequence[range], reports: Sequence[Report]) -> None:
         """Sets spaces, metadata and render mode; raises if the spaces do not fit together."""
@@ -359,6 +379,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
+        if self.batch_size is not None:
+            self.async_reset(seed, options)
+            observations, *_, infos = self.recv()
+            return observations, infos
         self.reset_async(seed, options)
         return self.reset_wait()
 
@@ -373,23 +397,28 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             AlreadyPendingCallError: Another call waits for its results.
         """
         loop = self._idle_loop("reset_async")
+        _, payload = self._reset_arguments(seed, options)
+        if payload is None:
+            self._begin(_RESET, loop, loop.post_reset)
+        else:
+            self._begin(_RESET, loop, self._command("reset", payload))
+
+    def _reset_arguments(
+        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[list[bool] | None, Callable[[range], Any] | None]:
+        """The mask, and what makes a worker's arguments; None if there are none."""
         seeds = checked_seeds(seed, self.num_envs)
         mask = None
         if options is not None and "reset_mask" in options:
             options = dict(options)
             mask = checked_mask(options.pop("reset_mask"), self.num_envs)
         if seeds is None and options is None:
-            self._begin(_RESET, loop, loop.post_reset)
-            return
-        command = self._command(
-            "reset",
-            lambda envs: (
-                None if seeds is None else seeds[envs.start : envs.stop],
-                options,
-                None if mask is None else mask[envs.start : envs.stop],
-            ),
+            return None, None
+        return mask, lambda envs: (
+            None if seeds is None else seeds[envs.start : envs.stop],
+            options,
+            None if mask is None else mask[envs.start : envs.stop],
         )
-        self._begin(_RESET, loop, command)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits for what :meth:`reset_async` started.
@@ -408,16 +437,23 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         loop, infos, _ = self._finish(_RESET, timeout)
         return loop.observe(), infos
 
-    def step(self, actions: Any) -> StepResults:
+    def step(
+        self, actions: Any, env_id: npt.ArrayLike | None = None, *, mask: Any = None
+    ) -> StepResults:
         """Steps all envs, in parallel. An env whose episode had ended is reset instead.
 
         Args:
             actions: One action for each env, batched as ``action_space`` says; lists will do.
-                Each env gets its action in the dtype in which it was given.
+                Each env gets its action in the dtype in which it was given. None in a list leaves
+                that env out.
+            env_id: Envs to step, with an action each: as ``send`` and then ``recv``.
+            mask: Which envs to step, bool ``(num_envs,)``. Those left out keep their state, and
+                their last results are returned again, without infos.
 
         Returns:
             Observations; rewards, float64 ``(num_envs,)``; terminations and truncations, bool
-            ``(num_envs,)``; infos, a dict of arrays.
+            ``(num_envs,)``; infos, a dict of arrays. With ``batch_size`` or ``env_id``, of the
+            envs in ``infos["env_id"]``; see :meth:`recv`.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
@@ -427,8 +463,148 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env raises, with the worker's traceback as its cause. The other
                 envs have made their step; ``reset`` or ``close`` as you like.
         """
+        if type(actions) is list and mask is None and any(action is None for action in actions):
+            mask = np.array([action is not None for action in actions])
+        if mask is not None:
+            if env_id is not None:
+                raise ValueError("step() takes a mask (or None actions) or env_id, not both")
+            return self._step_some(actions, mask)
+        if env_id is not None or self.batch_size is not None:
+            envs = checked_env_ids(env_id, self.num_envs)
+            self._send(envs, actions)
+            return self._recv(self.batch_size or len(envs), None, None)
         self.step_async(actions)
         return self.step_wait()
+
+    def _step_some(self, actions: Any, mask: Any) -> StepResults:
+        """Steps the envs of a mask; the others' results are still in the slabs."""
+        envs = np.flatnonzero(checked_mask(mask, self.num_envs, "`mask`"))
+        loop = self._idle_loop("step")
+        self._settle(loop)
+        self._partial.send(envs, given_actions(self.action_space, actions, envs))
+        self._asked = "step"
+        infos = self._partial.infos(self._take(len(envs), None, None), self)
+        return loop.results(infos)
+
+    def async_reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Starts to reset all envs; :meth:`recv` returns those that are ready first.
+
+        Args:
+            seed: As for :meth:`reset`.
+            options: As for :meth:`reset`, ``reset_mask`` included.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+            ValueError: An env has been asked already; seeds or mask are wrong.
+            TypeError: A seed is no integer, or the mask no array of bools.
+        """
+        loop = self._idle_loop("async_reset", asking=True)
+        mask, payload = self._reset_arguments(seed, options)
+        envs = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        self._settle(loop)
+        self._asked = self._asked or "async_reset"
+        command = None if payload is None else partial(self._packed, "reset", payload)
+        self._partial.reset(envs, command)
+
+    def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
+        """Starts to step some envs; :meth:`recv` returns those that are ready first.
+
+        The interface is that of EnvPool.
+
+        Args:
+            actions: One for each of these envs, batched as ``action_space`` says for so many.
+            env_id: Which envs, int ``(n,)``: usually the last batch's ``infos["env_id"]``.
+                None: all.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+            ValueError: There is no such env, it is named twice, or it has been asked already; the
+                number or shape of the actions is wrong. Nothing was sent.
+            TypeError: The dtype of the actions or of ``env_id`` is wrong. Nothing was sent.
+        """
+        self._send(checked_env_ids(env_id, self.num_envs), actions)
+
+    def _send(self, envs: npt.NDArray[np.intp], actions: Any) -> None:
+        loop = self._idle_loop("send", asking=True)
+        self._settle(loop)
+        self._partial.send(envs, actions)
+        self._asked = "send"
+
+    def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
+        """Waits for a batch of envs: those that have been ready for longest.
+
+        Every env is returned once for each time it was asked, by ``send`` or ``async_reset``, and
+        none twice before another that was ready earlier.
+
+        Args:
+            min_envs: Return as soon as so many are ready, with all that are, at most
+                ``batch_size``; and with those that are when the time is up. None: ``batch_size``.
+            timeout: Seconds to wait. None: as long as it takes.
+
+        Returns:
+            As :meth:`step`, of the envs in ``infos["env_id"]``, int64 ``(n,)``, in this order. An
+            env that was reset has reward 0. The arrays are copies.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+            NoAsyncCallError: So many envs have not been asked anything.
+            multiprocessing.TimeoutError: The time is up, and less (with ``min_envs``: none) are
+                ready. Nothing is lost: call again.
+            ValueError: ``min_envs`` is out of range; ``replay_order`` does not fit or is over.
+            WorkerCrashError: A worker process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause. That env
+                may be reset; the others' results are returned by the next call.
+
+        Example:
+            >>> import shmvec
+            >>> envs = shmvec.make_vec("CartPole-v1", 4, vector_kwargs={"batch_size": 2})
+            >>> envs.async_reset(seed=0)
+            >>> for _ in range(3):
+            ...     observations, rewards, terminations, truncations, infos = envs.recv()
+            ...     envs.send([1, 0], infos["env_id"])
+            >>> observations.shape
+            (2, 4)
+            >>> envs.close()
+        """
+        size = self.batch_size or self.num_envs
+        if min_envs is not None and not 1 <= min_envs <= size:
+            raise ValueError(f"min_envs must be between 1 and {size}, got {min_envs}")
+        return self._recv(size, min_envs, timeout)
+
+    def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
+        self._idle_loop("recv", asking=True)
+        return self._partial.results(self._take(count, min_envs, timeout))
+
+    def _take(
+        self, count: int, min_envs: int | None, timeout: float | None
+    ) -> npt.NDArray[np.intp]:
+        """Waits for envs that were asked one by one."""
+        try:
+            envs = self._partial.take(count, min_envs, timeout)
+        except EnvsFailed as failed:
+            _log_as_gymnasium_does(failed.failures)
+            raise_failures(failed.failures)
+            raise AssertionError from failed
+        except WorkerCrashError:
+            self._abandon()
+            raise
+        finally:
+            if not self._partial.busy:
+                self._asked = ""
+        return envs
+
+    def _settle(self, loop: ParentLoop) -> None:
+        """Waits for results that nobody wants any more: of calls that were broken off."""
+        if loop.pending:
+            self._wait(loop, None)
+            self._collect(loop)
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all envs and does not wait; see :meth:`step`.
@@ -615,8 +791,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
 
-    def _idle_loop(self, name: str) -> ParentLoop:
-        """The core, for a call to the method ``name``, unless another one is pending."""
+    def _idle_loop(self, name: str, asking: bool = False) -> ParentLoop:
+        """The core, for a call to the method ``name``, unless another one is pending.
+
+        Single envs may still be out if the call is ``asking`` them, too.
+        """
         self._assert_is_running()
         if self._state is not _DEFAULT:
             raise AlreadyPendingCallError(
@@ -625,6 +804,15 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 str(self._state.value),
             )
         assert self._loop is not None
+        if self._asked == "step":  # with a mask, and broken off
+            while self._partial.busy:
+                self._take(self.num_envs, 1, None)
+        if self._asked and not asking:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while envs are out: take the results of all that were asked to "
+                "step or reset, with `recv`, first.",
+                "recv",
+            )
         return self._loop
 
     def _begin(self, state: AsyncState, loop: ParentLoop, send: Callable[[], object]) -> None:
@@ -675,7 +863,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """What sends every worker a command; if it cannot be pickled, that is raised now."""
         loop, workers = self._loop, self._workers
         assert loop is not None and workers is not None
-        packed = [workers.pack((name, payload(envs))) for envs in workers.ranges]
+        packed = self._packed(name, payload)
 
         def send() -> None:
             # Posted first: a worker reads its pipe only when a request tells it to, and a long
@@ -685,6 +873,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 workers.send(index, message)
 
         return send
+
+    def _packed(self, name: str, payload: Callable[[range], Any]) -> list[Any]:
+        """A command for each worker."""
+        assert self._workers is not None
+        return [self._workers.pack((name, payload(envs))) for envs in self._workers.ranges]
 
     def _wait(self, loop: ParentLoop, timeout: float | None) -> bool:
         """Waits for what was posted; closes the vector env if a worker died."""

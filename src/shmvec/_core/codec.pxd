@@ -1,4 +1,5 @@
-from cpython.buffer cimport Py_buffer
+# Where an array's data is; it stays there while the caller holds the array.
+cdef void *address_of(object array) except? NULL
 
 
 cdef class Codec:
@@ -6,12 +7,13 @@ cdef class Codec:
     cdef bint keep(self, Py_ssize_t env, object value) except -1
     cdef object read(self, Py_ssize_t env)
     cpdef object batch(self, bint copy)
-    cdef int write_batch(self, object values) except -1
+    cdef object gather(self, const Py_ssize_t[::1] envs)
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1
 
 
 cdef class MessageCodec(Codec):
     cdef object space
-    cdef object batched_space
+    cdef dict batched_spaces
     cdef list values
     cdef object arrays
-    cdef list split(self, object batch)
+    cdef list split(self, object batch, Py_ssize_t count)

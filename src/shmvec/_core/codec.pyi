@@ -2,6 +2,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import numpy.typing as npt
 
 ACTION_ITEMSIZE: int
@@ -13,13 +14,15 @@ class Codec:
         """Writes the value of one env."""
     def get(self, env: int) -> Any:
         """The value of one env, as a copy."""
-    def put_batch(self, values: Any) -> None:
-        """Writes the values of all envs.
+    def put_rows(self, envs: npt.NDArray[np.intp], values: Any) -> None:
+        """Writes the values of some envs.
 
         Raises:
             ValueError: Their number or shape is wrong.
             TypeError: Their dtype is.
         """
+    def take_rows(self, envs: npt.NDArray[np.intp]) -> Any:
+        """The values of some envs, batched as Gymnasium does, as copies."""
     def batch(self, copy: bool) -> Any:
         """The values of all envs, batched as Gymnasium does; views if not ``copy``."""
 
@@ -34,7 +37,7 @@ class ActionCodec(Codec):
     def __init__(
         self,
         memory: npt.NDArray[Any],
-        code: npt.NDArray[Any],
+        codes: npt.NDArray[Any],
         shape: tuple[int, ...],
         dtype: npt.DTypeLike,
         space: gym.Space[Any],

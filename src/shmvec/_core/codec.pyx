@@ -46,7 +46,10 @@ cdef class Codec:
     cpdef object batch(self, bint copy):
         raise NotImplementedError
 
-    cdef int write_batch(self, object values) except -1:
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        raise NotImplementedError
+
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         raise NotImplementedError
 
     def put(self, Py_ssize_t env, value):
@@ -55,8 +58,11 @@ cdef class Codec:
     def get(self, Py_ssize_t env):
         return self.read(env)
 
-    def put_batch(self, values):
-        self.write_batch(values)
+    def put_rows(self, envs, values):
+        self.write_rows(envs, values)
+
+    def take_rows(self, envs):
+        return self.gather(envs)
 
 
 cdef class _Rows:
@@ -91,6 +97,15 @@ cdef class _Rows:
             memcpy(target, view.buf, nbytes)
         PyBuffer_Release(&view)
         return fits
+
+
+cdef void *address_of(object array) except? NULL:
+    """Where an array's data is; it stays there while the caller holds the array."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+    cdef void *start = view.buf
+    PyBuffer_Release(&view)
+    return start
 
 
 cdef class ArrayCodec(Codec):
@@ -148,8 +163,16 @@ cdef class ArrayCodec(Codec):
     cpdef object batch(self, bint copy):
         return self.rows.array.copy() if copy else self.rows.array
 
-    cdef int write_batch(self, object values) except -1:
-        raise NotImplementedError("observations are written env by env")
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        array = np.empty((len(envs), *self.shape), self.dtype)
+        cdef char *target = <char *>address_of(array)
+        cdef char *base = self.rows.base
+        cdef Py_ssize_t nbytes = self.rows.row_bytes
+        cdef Py_ssize_t i
+        with nogil:
+            for i in range(envs.shape[0]):
+                memcpy(target + i * nbytes, base + envs[i] * nbytes, nbytes)
+        return array
 
 
 # The dtypes in which actions may travel.  Their position is the code in shared memory.
@@ -166,109 +189,114 @@ cdef class ActionCodec(Codec):
     """Actions of Box, Discrete, MultiDiscrete and MultiBinary.
 
     An env gets its action in the dtype that the caller used, as from ``SyncVectorEnv``: a float64
-    action for a float32 space is not rounded on its way.  So the slab has room for wider elements
+    action for a float32 space is not rounded on its way.  So each row has room for wider elements
     than the space's, and a byte beside it says which dtype it holds.
     """
 
     cdef object memory
+    cdef uint8_t[::1] codes
+    cdef char *base
+    cdef Py_ssize_t capacity  # bytes of a row
     cdef object shape
-    cdef object batch_shape
+    cdef Py_ssize_t size
     cdef object dtype
-    cdef Py_ssize_t num_envs
     cdef object space
-    cdef uint8_t[::1] code
-    cdef list rows_of       # a _Rows for each format, made when first used
-    cdef _Rows rows         # of the format last used
-    cdef int rows_code
-    cdef list slots         # one view a row, for vector actions
     cdef bint scalar
+    cdef list arrays          # the rows as an array of each format, made when first used
+    cdef list slots           # of these one view a row, for vector actions
+    cdef object last_dtype    # of the last batch, and its code
+    cdef int last_code
 
-    def __init__(self, memory, code, shape, dtype, space):
-        """Takes a byte array (num_envs, row capacity) and a one-byte array for the code."""
+    def __init__(self, memory, codes, shape, dtype, space):
+        """Takes a byte array (num_envs, row capacity) and one (num_envs,) for the codes."""
         self.memory = memory
-        self.code = code
+        self.codes = codes
+        self.base = <char *>address_of(memory)
+        self.capacity = memory.shape[1]
         self.shape = shape
         self.scalar = shape == ()
+        self.size = int(np.prod(shape))
         self.dtype = np.dtype(dtype)
-        self.num_envs = len(memory)
-        self.batch_shape = (self.num_envs, *shape)
         self.space = space
-        self.rows_of = [None] * len(_FORMATS)
-        self.rows_code = -1
-        self._use(_FORMAT_CODES[self.dtype])
+        self.arrays = [None] * len(_FORMATS)
+        self.slots = [None] * len(_FORMATS)
+        self.last_code = -1
+        codes[:] = _FORMAT_CODES[self.dtype]
 
-    cdef int _use(self, int code) except -1:
-        """Makes `rows` an array of the format `code` over the slab."""
-        if code == self.rows_code:
-            return 0
-        if not 0 <= code < len(_FORMATS):
-            raise RuntimeError(f"the segment is damaged: action format {code}")
-        dtype = _FORMATS[code]
-        if self.rows_of[code] is None:
-            flat = self.memory.reshape(-1)
-            count = self.num_envs * int(np.prod(self.shape))
-            array = flat[: count * dtype.itemsize].view(dtype)
-            self.rows_of[code] = _Rows(array.reshape(self.batch_shape))
-        self.rows = self.rows_of[code]
-        self.slots = None if self.scalar else list(self.rows.array)
-        self.rows_code = code
-        return 0
+    cdef object rows(self, int code):
+        """The slab as an array (num_envs, *shape) of a format."""
+        if self.arrays[code] is None:
+            dtype = _FORMATS[code]
+            row = np.empty(self.shape, dtype)
+            self.arrays[code] = np.ndarray(
+                (len(self.memory), *self.shape), dtype, self.memory,
+                strides=(self.capacity, *row.strides))
+            self.slots[code] = list(self.arrays[code])
+        return self.arrays[code]
 
     cdef object read(self, Py_ssize_t env):
-        if self.code[0] != self.rows_code:
-            self._use(self.code[0])
+        cdef int code = self.codes[env]
+        if code >= len(_FORMATS):
+            raise RuntimeError(f"the segment is damaged: action format {code}")
+        cdef object array = self.rows(code)
         # A copy: the env may keep its action, and the slab is written again.
-        return self.rows.array[env] if self.scalar else self.slots[env].copy()
+        return array[env] if self.scalar else (<list>self.slots[code])[env].copy()
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
-        raise NotImplementedError("actions are written for all envs at once")
+        raise NotImplementedError("actions are written for many envs at once")
 
-    cpdef object batch(self, bint copy):
-        return self.rows.array.copy() if copy else self.rows.array
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
+        cdef Py_buffer view
+        cdef int code
+        cdef object array = values
+        if type(values) is not _ndarray or values.dtype is not self.last_dtype:
+            array = self.checked(values, envs.shape[0])
+        elif values.shape != (envs.shape[0], *self.shape):
+            raise self.wrong(f"they have shape {values.shape}", envs.shape[0])
+        elif not values.flags.c_contiguous:
+            array = np.ascontiguousarray(values)
+        code = self.last_code
+        PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS)
+        cdef const char *source = <const char *>view.buf
+        cdef Py_ssize_t nbytes = self.size * view.itemsize
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
+            memcpy(self.base + envs[i] * self.capacity, source + i * nbytes, nbytes)
+            self.codes[envs[i]] = code
+        PyBuffer_Release(&view)
+        return 0
 
-    cdef int write_batch(self, object values) except -1:
-        if type(values) is _ndarray and values.shape == self.batch_shape:
-            try:
-                if self.rows.copy_from(values, self.rows.base,
-                                       self.num_envs * self.rows.row_bytes):
-                    self.code[0] = self.rows_code
-                    return 0
-            except (BufferError, ValueError):
-                pass  # not contiguous
-        return self._write_other(values)
-
-    cdef int _write_other(self, object values) except -1:
+    cdef object checked(self, object values, Py_ssize_t count):
+        """The actions as a contiguous array of a format, which is remembered; or raises."""
         try:
             array = np.asarray(values)
         except (ValueError, TypeError) as error:
-            raise self._wrong(f"they are no array of numbers ({error})") from error
+            raise self.wrong(f"they are no array of numbers ({error})", count) from error
         cdef object kind = array.dtype.kind
         if kind not in _RANK:
-            raise self._wrong(f"they have dtype {array.dtype}", TypeError)
+            raise self.wrong(f"they have dtype {array.dtype}", count, TypeError)
         if array.ndim == 0:
-            raise self._wrong(f"they are one {type(values).__name__}", TypeError)
-        if len(array) != self.num_envs:
-            raise self._wrong(f"there are {len(array)}")
-        if array.shape != self.batch_shape:
-            raise self._wrong(f"they have shape {array.shape}")
+            raise self.wrong(f"they are one {type(values).__name__}", count, TypeError)
+        if len(array) != count:
+            raise self.wrong(f"there are {len(array)}", count)
+        if array.shape != (count, *self.shape):
+            raise self.wrong(f"they have shape {array.shape}", count)
         if _RANK[kind] > _RANK[self.dtype.kind] and not (
             # a Box of bools takes 0 and 1
             self.dtype.kind == "b" and kind in "iu"
         ):
-            raise self._wrong(f"they have dtype {array.dtype}", TypeError)
+            raise self.wrong(f"they have dtype {array.dtype}", count, TypeError)
         native = array.dtype.newbyteorder("=")
-        room = self.memory.shape[1] // max(1, int(np.prod(self.shape)))
-        if native not in _FORMAT_CODES or native.itemsize > room:
+        if native not in _FORMAT_CODES or native.itemsize * self.size > self.capacity:
             native = self.dtype
-        self._use(_FORMAT_CODES[native])
-        self.rows.array[...] = array
-        self.code[0] = self.rows_code
-        return 0
+        self.last_code = _FORMAT_CODES[native]
+        self.last_dtype = array.dtype if array.dtype == native else None
+        return np.ascontiguousarray(array, native)
 
-    cdef object _wrong(self, what, kind=ValueError):
+    cdef object wrong(self, what, Py_ssize_t count, kind=ValueError):
         return kind(
-            f"wrong actions: {what}. {self.num_envs} envs with action space {self.space} need "
-            f"an array of shape {self.batch_shape} and dtype {self.dtype}"
+            f"wrong actions: {what}. {count} envs with action space {self.space} need "
+            f"an array of shape {(count, *self.shape)} and dtype {self.dtype}"
             " (or one that converts to it without loss of kind). Nothing was sent to any env."
         )
 
@@ -314,20 +342,23 @@ cdef class TextCodec(Codec):
         cdef Py_ssize_t env
         return tuple([self.read(env) for env in range(self.rows.num_envs)])
 
-    cdef int write_batch(self, object values) except -1:
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        return tuple([self.read(env) for env in envs])
+
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         texts = tuple(values)
-        if len(texts) != self.rows.num_envs:
+        if len(texts) != len(envs):
             raise ValueError(
-                f"wrong actions: there are {len(texts)} texts for {self.rows.num_envs} envs. "
+                f"wrong actions: there are {len(texts)} texts for {len(envs)} envs. "
                 "Nothing was sent to any env."
             )
-        cdef Py_ssize_t env
-        for env in range(self.rows.num_envs):
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
             try:
-                self.write(env, texts[env])
+                self.write(envs[i], texts[i])
             except (TypeError, ValueError) as error:
                 raise type(error)(
-                    f"wrong action for env {env}: {error}. Nothing was sent to any env."
+                    f"wrong action for env {envs[i]}: {error}. Nothing was sent to any env."
                 ) from error
         return 0
 
@@ -371,7 +402,14 @@ cdef class DictCodec(Codec):
             values[self.keys[i]] = (<Codec>self.codecs[i]).batch(copy)
         return values
 
-    cdef int write_batch(self, object values) except -1:
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        cdef Py_ssize_t i
+        cdef dict values = {}
+        for i in range(len(self.keys)):
+            values[self.keys[i]] = (<Codec>self.codecs[i]).gather(envs)
+        return values
+
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         cdef Py_ssize_t i
         for key in self.keys:
             try:
@@ -383,7 +421,7 @@ cdef class DictCodec(Codec):
                     "missing. Nothing was sent to any env."
                 ) from error
         for i in range(len(self.keys)):
-            (<Codec>self.codecs[i]).write_batch(values[self.keys[i]])
+            (<Codec>self.codecs[i]).write_rows(envs, values[self.keys[i]])
         return 0
 
 
@@ -420,7 +458,10 @@ cdef class TupleCodec(Codec):
     cpdef object batch(self, bint copy):
         return tuple([(<Codec>codec).batch(copy) for codec in self.codecs])
 
-    cdef int write_batch(self, object values) except -1:
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        return tuple([(<Codec>codec).gather(envs) for codec in self.codecs])
+
+    cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         cdef Py_ssize_t i
         if len(values) != len(self.codecs):
             raise ValueError(
@@ -429,7 +470,7 @@ cdef class TupleCodec(Codec):
                 "Nothing was sent to any env."
             )
         for i in range(len(self.codecs)):
-            (<Codec>self.codecs[i]).write_batch(values[i])
+            (<Codec>self.codecs[i]).write_rows(envs, values[i])
         return 0
 
 
@@ -442,7 +483,7 @@ cdef class MessageCodec(Codec):
 
     def __init__(self, space, num_envs):
         self.space = space
-        self.batched_space = None  # made when first needed
+        self.batched_spaces = {}  # by number of envs, made when first needed
         self.values = [_empty(space) for _ in range(num_envs)]
         self.arrays = create_empty_array(space, num_envs)
 
@@ -460,17 +501,21 @@ cdef class MessageCodec(Codec):
         self.arrays = concatenate(self.space, self.values, self.arrays)
         return deepcopy(self.arrays) if copy else self.arrays
 
-    cdef list split(self, object batch):
-        """The actions of all envs, one by one."""
-        if self.batched_space is None:
-            self.batched_space = batch_space(self.space, len(self.values))
+    cdef object gather(self, const Py_ssize_t[::1] envs):
+        values = [self.values[env] for env in envs]
+        return concatenate(self.space, values, create_empty_array(self.space, len(values)))
+
+    cdef list split(self, object batch, Py_ssize_t count):
+        """The actions of so many envs, one by one."""
+        if count not in self.batched_spaces:
+            self.batched_spaces[count] = batch_space(self.space, count)
         try:
-            actions = list(iterate(self.batched_space, batch))
+            actions = list(iterate(self.batched_spaces[count], batch))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise type(error)(f"wrong actions: {error}. Nothing was sent to any env.") from error
-        if len(actions) != len(self.values):
+        if len(actions) != count:
             raise ValueError(
-                f"wrong actions: there are {len(actions)} for {len(self.values)} envs. "
+                f"wrong actions: there are {len(actions)} for {count} envs. "
                 "Nothing was sent to any env."
             )
         return actions

@@ -4,16 +4,9 @@
 dtype is given to that very method, so that results equal ``SyncVectorEnv``'s.
 """
 
-from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS,
-    PyBUF_WRITABLE,
-    Py_buffer,
-    PyBuffer_Release,
-    PyObject_GetBuffer,
-)
 from libc.stdint cimport uint8_t, uint32_t
 
-from shmvec._core.codec cimport Codec
+from shmvec._core.codec cimport Codec, address_of
 from shmvec._core.messages cimport NESTED, Decoder, Field
 from shmvec._core.protocol cimport FINAL, OBSERVATION
 from shmvec._core.segment cimport Segment
@@ -68,8 +61,8 @@ cdef class Column:
             if self.dtype.hasobject:
                 self.dtype = None
             else:
-                self.data = <char *>_address(array)
-            self.flags = <uint8_t *>_address(mask)
+                self.data = <char *>address_of(array)
+            self.flags = <uint8_t *>address_of(mask)
             self.array = array
             self.mask = mask
             columns.entered.append(self)
@@ -77,15 +70,6 @@ cdef class Column:
             return field.dtype is None or self.shape is field.shape or self.shape == field.shape
         return (self.dtype is not None and field.dtype is not None
                 and self.dtype == field.dtype and self.shape == field.shape)
-
-
-cdef void *_address(object array) except? NULL:
-    """Where an array's data is; it stays there while the caller holds the array."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
-    cdef void *start = view.buf
-    PyBuffer_Release(&view)
-    return start
 
 
 cdef class Columns:
@@ -135,17 +119,28 @@ cdef class InfoDecoder(Decoder):
         """All infos of this sequence as [(env, info)], in the order in which they were sent."""
         cdef list infos = []
         while self.next(sequence):
-            try:
-                if self.kind == OBSERVATION:
-                    self.observe()
-                    continue
-                info = self.take()
-                if self.kind == FINAL:
-                    info = {"final_obs": self.finals.read(self.env), **info}
-                infos.append((self.env, info))
-            finally:
-                self.release()
+            self.hold_one(infos)
         return infos
+
+    cdef list hold(self, Py_ssize_t env, uint32_t sequence):
+        """Those of one env only, which are the next."""
+        cdef list infos = []
+        while self.next(sequence) and self.env <= env:
+            self.hold_one(infos)
+        return infos
+
+    cdef int hold_one(self, list infos) except -1:
+        try:
+            if self.kind == OBSERVATION:
+                self.observe()
+                return 0
+            info = self.take()
+            if self.kind == FINAL:
+                info = {"final_obs": self.finals.read(self.env), **info}
+            infos.append((self.env, info))
+        finally:
+            self.release()
+        return 0
 
     cdef int observe(self) except -1:
         """Takes an observation to where the others are."""
@@ -154,22 +149,41 @@ cdef class InfoDecoder(Decoder):
 
     def add_to(self, dict infos, uint32_t sequence, vector_env):
         """Adds the infos of this sequence to Gymnasium's dict of arrays."""
-        cdef list fields
+        self.num_rows = self.num_envs
         while self.next(sequence):
-            try:
-                if self.kind == OBSERVATION:
-                    self.observe()
-                    continue
-                if self.kind == FINAL:
-                    _plain_add_info(
-                        vector_env, infos, {"final_obs": self.finals.read(self.env)}, self.env)
-                fields = self.schema()
-                if fields is None:
-                    _plain_add_info(vector_env, infos, self.take(), self.env)
-                else:
-                    self.add_fields(self.columns, fields, infos, vector_env)
-            finally:
+            self.row = self.env
+            self.add_one(infos, vector_env)
+
+    cdef int add_env(self, dict infos, Py_ssize_t env, uint32_t sequence, Py_ssize_t row,
+                     Py_ssize_t num_rows, object vector_env) except -1:
+        """Adds those of one env, which are the next, to a dict of arrays of another length."""
+        self.row = row
+        self.num_rows = num_rows
+        while self.next(sequence) and self.env <= env:
+            if self.env == env:
+                self.add_one(infos, vector_env)
+            else:  # of one that failed
                 self.release()
+        return 0
+
+    cdef int add_one(self, dict infos, object vector_env) except -1:
+        """Adds the message that `next` found."""
+        cdef list fields
+        try:
+            if self.kind == OBSERVATION:
+                self.observe()
+                return 0
+            if self.kind == FINAL:
+                _plain_add_info(
+                    vector_env, infos, {"final_obs": self.finals.read(self.env)}, self.row)
+            fields = self.schema()
+            if fields is None:
+                _plain_add_info(vector_env, infos, self.take(), self.row)
+            else:
+                self.add_fields(self.columns, fields, infos, vector_env)
+        finally:
+            self.release()
+        return 0
 
     cdef int add_fields(self, Columns columns, list fields, dict infos,
                         object vector_env) except -1:
@@ -179,14 +193,14 @@ cdef class InfoDecoder(Decoder):
             column = <Column>field.column
             if field.kind == NESTED:
                 self.add_nested(field, infos, vector_env)
-            elif column.enter(columns, infos, field, self.num_envs):
-                column.flags[self.env] = 1
+            elif column.enter(columns, infos, field, self.num_rows):
+                column.flags[self.row] = 1
                 if field.dtype is None:
-                    column.array[self.env] = self.value(field)
+                    column.array[self.row] = self.value(field)
                 else:
-                    self.copy(column.data + self.env * column.nbytes, field.nbytes)
+                    self.copy(column.data + self.row * column.nbytes, field.nbytes)
             else:
-                _plain_add_info(vector_env, infos, {field.key: self.value(field)}, self.env)
+                _plain_add_info(vector_env, infos, {field.key: self.value(field)}, self.row)
         return 0
 
     cdef int add_nested(self, Field field, dict infos, object vector_env) except -1:
@@ -196,13 +210,13 @@ cdef class InfoDecoder(Decoder):
         if inner is None:
             inner = {}
         elif type(inner) is not dict:  # a value of another env: `_add_info` knows what follows
-            _plain_add_info(vector_env, infos, {field.key: self.unpack(field.children)}, self.env)
+            _plain_add_info(vector_env, infos, {field.key: self.unpack(field.children)}, self.row)
             return 0
         self.add_fields(column.children, field.children, <dict>inner, vector_env)
         mask = infos.get(column.mask_key)
         if mask is None:
-            mask = np.zeros(self.num_envs, np.bool_)
-        mask[self.env] = True
+            mask = np.zeros(self.num_rows, np.bool_)
+        mask[self.row] = True
         infos[field.key] = inner
         infos[column.mask_key] = mask
         return 0

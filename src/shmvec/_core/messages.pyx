@@ -22,7 +22,7 @@ from cpython.dict cimport PyDict_Next
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_AsDouble
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, strcmp
 
@@ -342,7 +342,7 @@ cdef class Decoder:
     cdef bint next(self, uint32_t sequence) except -1:
         """Finds the next message of this sequence; `release` when it is taken.  False: none.
 
-        Learns schemas and drops messages of other sequences on the way.
+        Learns schemas, and drops messages of earlier sequences, on the way.
         """
         cdef uint32_t prefix[3]
         cdef uint32_t size
@@ -374,6 +374,8 @@ cdef class Decoder:
                 ):
                     raise RuntimeError("the segment is damaged: a message has no env or schema")
                 return True
+            elif <int32_t>(prefix[2] - sequence) > 0:
+                return False
             sv_byte_ring_release(&self.ring)
 
     cdef list schema(self):

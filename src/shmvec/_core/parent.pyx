@@ -53,6 +53,7 @@ from shmvec._core.protocol cimport (
 )
 from shmvec._core.segment cimport Segment
 
+import numpy as np
 from gymnasium.vector import VectorEnv
 
 cdef int64_t SLICE_NS = 50_000_000
@@ -66,37 +67,6 @@ cdef extern from "Python.h":
 
 cdef class ParentLoop:
     """The parent's ends of all rings."""
-
-    cdef Segment segment
-    cdef sv_ring *requests
-    cdef sv_ring *completions
-    cdef sv_bell *bell
-    cdef sv_completion *completion
-    cdef sv_waiter waiter
-    cdef list decoders
-    cdef list encoders            # of actions that are in no slab; None: they are
-    cdef Columns columns
-    cdef Codec observations
-    cdef Codec actions
-    cdef object rewards
-    cdef object terminations
-    cdef object truncations
-    cdef bint copy
-    cdef bint may_step_over       # False: stepping an env that is done is an error
-    cdef object look
-    cdef object rouse
-    cdef object budgets
-    cdef int64_t followed_at
-    cdef object inline
-    cdef uint32_t num_workers
-    cdef list ranges
-    cdef uint32_t *firsts
-    cdef uint32_t *counts
-    cdef uint32_t *flags
-    cdef uint32_t sequence
-    cdef uint32_t issued
-    cdef uint64_t wakes           # times that ringing the bell took a system call
-    cdef readonly bint pending    # something was posted and not collected yet
 
     def __cinit__(self, Segment segment, ranges, slabs, *args, **kwargs):
         cdef uint32_t worker
@@ -139,6 +109,7 @@ cdef class ParentLoop:
                  may_step_over=True, inline=None):
         self.observations = slabs.observations
         self.actions = slabs.actions
+        self.everyone = np.arange(segment.num_envs, dtype=np.intp)
         self.rewards = slabs.rewards
         self.terminations = slabs.terminations
         self.truncations = slabs.truncations
@@ -169,9 +140,9 @@ cdef class ParentLoop:
         if self.pending:
             raise RuntimeError("collect() what was posted first: the slabs are in use")
         if not self.may_step_over:
-            self.check_none_over()
+            self.check_none_over(self.everyone)
         if self.encoders is None:
-            self.actions.write_batch(actions)
+            self.actions.write_rows(self.everyone, actions)
             self.post(STEP, None)
             return None
         late = self.send_actions(actions)
@@ -193,7 +164,7 @@ cdef class ParentLoop:
         cdef uint32_t worker
         cdef Py_ssize_t env
         cdef Encoder encoder
-        cdef list each = (<MessageCodec>self.actions).split(actions)
+        cdef list each = (<MessageCodec>self.actions).split(actions, len(self.everyone))
         # Counted first: what a failure below leaves in the rings is of no later sequence.
         self.sequence += 1
         for worker in range(self.num_workers):
@@ -210,11 +181,12 @@ cdef class ParentLoop:
                     late.setdefault(worker, []).append((env, each[env]))
         return late
 
-    cdef int check_none_over(self) except -1:
-        over = self.terminations | self.truncations
-        if over.any():
+    cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1:
+        index = np.asarray(envs)
+        over = index[self.terminations[index] | self.truncations[index]]
+        if len(over):
             raise AssertionError(
-                f"the episodes of envs {over.nonzero()[0].tolist()} are over, and with "
+                f"the episodes of envs {over.tolist()} are over, and with "
                 "AutoresetMode.DISABLED nobody resets them: call "
                 "reset(options={'reset_mask': terminations | truncations}) first. "
                 "Nothing was sent to any env."
@@ -222,20 +194,31 @@ cdef class ParentLoop:
         return 0
 
     cdef int post(self, uint32_t operation, dict late) except -1:
-        cdef sv_record request
+        """Puts one request on every worker's ring."""
         cdef uint32_t worker
         self.sequence += 1
         self.pending = True
-        request.sequence = self.sequence
         for worker in range(self.num_workers):
-            request.operation = operation
-            if late and worker in late:
-                request.operation |= LATE
-            request.first = self.firsts[worker]
-            request.count = self.counts[worker]
-            if sv_ring_try_push(&self.requests[worker], &request) != SV_RING_YES:
-                raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
-            self.issued += 1
+            self.request(worker, operation | (LATE if late and worker in late else 0),
+                         self.firsts[worker], self.counts[worker])
+        self.ring_bell()
+        return 0
+
+    cdef int request(self, uint32_t worker, uint32_t operation, uint32_t first,
+                     uint32_t count) except -1:
+        """Puts a request of this sequence on a worker's ring."""
+        cdef sv_record request
+        request.sequence = self.sequence
+        request.operation = operation
+        request.first = first
+        request.count = count
+        if sv_ring_try_push(&self.requests[worker], &request) != SV_RING_YES:
+            raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
+        self.issued += 1
+        return 0
+
+    cdef int ring_bell(self) except -1:
+        """Calls the workers to their rings."""
         if self.inline is None:
             if sv_bell_ring(self.bell, SV_EVERYONE):
                 self.wakes += 1
@@ -247,9 +230,13 @@ cdef class ParentLoop:
 
     cpdef bint wait(self, timeout) except -1:
         """Waits until everything that was posted is done; False when the time is up first."""
+        return self.wait_for(self.issued, timeout)
+
+    cdef bint wait_for(self, uint32_t target, timeout) except -1:
+        """Waits until so many requests are done, counted from the first one ever."""
         if self.inline is not None:
             self.inline()
-        if sv_completion_check(self.completion, self.issued):
+        if sv_completion_check(self.completion, target):
             return True
         cdef int64_t deadline = -1 if timeout is None else sv_now_ns() + <int64_t>(timeout * 1e9)
         cdef int64_t slice_ns = SLICE_NS
@@ -260,7 +247,7 @@ cdef class ParentLoop:
                 if slice_ns <= 0:
                     return False
             with nogil:
-                found = sv_wait_completion(&self.waiter, self.completion, self.issued, slice_ns)
+                found = sv_wait_completion(&self.waiter, self.completion, target, slice_ns)
             if found == SV_WAIT_READY:
                 return True
             PyErr_CheckSignals()
@@ -296,9 +283,14 @@ cdef class ParentLoop:
                     "its completion ring does not hold the answer"
                 )
         self.pending = False
+        self.follow_if_due()
+        return late
+
+    cdef int follow_if_due(self) except -1:
+        """Looks at the cores again if that was long ago."""
         if self.waiter.ended - self.followed_at >= FOLLOW_NS:
             self.follow()
-        return late
+        return 0
 
     cdef int follow(self) except -1:
         """Waits from now on as suits the cores that there are now, and has the workers do so."""

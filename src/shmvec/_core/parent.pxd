@@ -1,0 +1,49 @@
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from shmvec._core.codec cimport Codec
+from shmvec._core.csrc cimport sv_bell, sv_completion, sv_ring, sv_waiter
+from shmvec._core.infos cimport Columns
+from shmvec._core.segment cimport Segment
+
+
+cdef class ParentLoop:
+    cdef Segment segment
+    cdef sv_ring *requests
+    cdef sv_ring *completions
+    cdef sv_bell *bell
+    cdef sv_completion *completion
+    cdef sv_waiter waiter
+    cdef list decoders
+    cdef list encoders            # of actions that are in no slab; None: they are
+    cdef Columns columns
+    cdef Codec observations
+    cdef Codec actions
+    cdef Py_ssize_t[::1] everyone  # indices of all envs
+    cdef object rewards
+    cdef object terminations
+    cdef object truncations
+    cdef bint copy
+    cdef bint may_step_over       # False: stepping an env that is done is an error
+    cdef object look
+    cdef object rouse
+    cdef object budgets
+    cdef int64_t followed_at
+    cdef object inline
+    cdef uint32_t num_workers
+    cdef uint32_t *firsts
+    cdef uint32_t *counts
+    cdef uint32_t *flags
+    cdef uint32_t sequence
+    cdef uint32_t issued
+    cdef uint64_t wakes           # times that ringing the bell took a system call
+    cdef readonly bint pending    # something was posted and not collected yet
+    cdef dict send_actions(self, actions)
+    cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
+    cdef int follow_if_due(self) except -1
+    cdef int post(self, uint32_t operation, dict late) except -1
+    cdef int request(self, uint32_t worker, uint32_t operation, uint32_t first,
+                     uint32_t count) except -1
+    cdef int ring_bell(self) except -1
+    cdef bint wait_for(self, uint32_t target, timeout) except -1
+    cpdef bint wait(self, timeout) except -1
+    cdef int follow(self) except -1

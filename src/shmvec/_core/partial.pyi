@@ -1,0 +1,68 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import VectorEnv
+
+from shmvec._core.parent import ParentLoop
+
+Envs = npt.NDArray[np.intp]
+
+class PartialLoop:
+    """Requests and answers of single envs, over the rings of a :class:`ParentLoop`."""
+
+    num_ready: int
+    num_out: int
+    def __init__(self, loop: ParentLoop, in_any_order: bool) -> None:
+        """Takes the loop, and whether :meth:`take_these` will be used."""
+    def check(self, envs: Envs) -> None:
+        """Checks that each of these is an env, once, and may be asked something.
+
+        Raises:
+            ValueError: It is not.
+        """
+    def post_steps(
+        self, envs: Envs, actions: Any
+    ) -> list[tuple[int, list[tuple[int, Any]]]] | None:
+        """Asks these envs to step.
+
+        Returns:
+            Actions that did not fit the rings, (worker, [(env, action)]), to be sent over the
+            pipes next, in this order; None if there are none.
+
+        Raises:
+            ValueError: The number or shape of the actions is wrong; nothing was sent.
+            TypeError: Their dtype is; nothing was sent.
+            AssertionError: An env's episode is over and nobody resets it; nothing was sent.
+        """
+    def post_resets(self, envs: Envs) -> None:
+        """Asks these envs to reset, without seed or options."""
+    def post_command(self, envs: Envs) -> None:
+        """Asks every worker to read a command from its pipe, for these envs; send that next."""
+    def wait(self, wanted: int, timeout: float | None) -> bool:
+        """Waits until so many envs may be ready: pop and look; False when the time is up first."""
+    def pop(self) -> list[int] | None:
+        """Takes the answers that are there.
+
+        Returns:
+            The workers whose pipes hold late messages, in this order; None if there are none.
+        """
+    def hold(self, env: int, kind: int, message: dict[str, Any]) -> None:
+        """Keeps a message that came over the pipe until its env is taken."""
+    def drop(self, env: int) -> None:
+        """Forgets what an env that has failed has answered."""
+    def take(self, count: int) -> Envs:
+        """The envs that have been ready for longest, at most so many."""
+    def take_these(self, envs: Envs) -> bool:
+        """Takes envs wherever they are in the queue; False, and none, if one is not ready."""
+    def infos(self, envs: Envs, rows: Envs, vector_env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+        """Gymnasium's dict of arrays of envs that were taken.
+
+        Args:
+            envs: The envs.
+            rows: Where each one is in the arrays.
+            vector_env: How long the arrays are.
+        """
+    def results(self, envs: Envs, infos: dict[str, Any]) -> Sequence[Any]:
+        """Observations, rewards, terminations and truncations of these envs, and the infos."""

@@ -1,0 +1,293 @@
+"""Envs that are stepped one by one: who is out, who is ready, and batches of those who are.
+
+Over the rings of a ``ParentLoop``, one request an env: each worker answers in the order in which it
+was asked, so the messages in its info ring lie in the order of its answers.
+"""
+
+from libc.stdint cimport uint8_t, uint32_t
+
+from shmvec._core.codec cimport MessageCodec
+from shmvec._core.csrc cimport SV_RING_YES, sv_record, sv_ring_try_pop
+from shmvec._core.infos cimport InfoDecoder
+from shmvec._core.messages cimport Encoder
+from shmvec._core.parent cimport ParentLoop
+from shmvec._core.protocol cimport (
+    ACTION,
+    COMMAND,
+    INFO,
+    LATE,
+    MESSAGES,
+    OBSERVATION,
+    RESET,
+    STEP,
+)
+
+import numpy as np
+
+cdef enum State:
+    HOME   # nothing was asked of it, or its results were taken
+    OUT    # asked, and not known to have answered
+    READY  # it has answered: it is in the queue
+
+
+cdef class PartialLoop:
+    """Requests and answers of single envs."""
+
+    cdef ParentLoop loop
+    cdef Py_ssize_t num_envs
+    cdef uint8_t[::1] states
+    cdef uint32_t[::1] sequences  # of each env's request
+    cdef uint32_t[::1] flags      # of its answer
+    cdef uint32_t[::1] workers
+    cdef Py_ssize_t[::1] queue    # those that are ready, oldest first, from `head` on; circular
+    cdef Py_ssize_t head
+    cdef uint32_t open_requests   # those without an answer
+    cdef uint32_t next_worker     # whose ring is looked at first
+    cdef bint ranges_out          # some requests are for several envs
+    cdef dict held                # env: [info], of messages that are in no ring
+    cdef bint in_any_order        # envs are not taken in the order of their answers
+    cdef readonly Py_ssize_t num_ready
+    cdef readonly Py_ssize_t num_out
+
+    def __init__(self, ParentLoop loop, in_any_order):
+        cdef uint32_t worker
+        self.loop = loop
+        self.num_envs = len(loop.everyone)
+        self.states = bytearray(self.num_envs)
+        self.sequences = np.zeros(self.num_envs, np.uint32)
+        self.flags = np.zeros(self.num_envs, np.uint32)
+        self.workers = np.zeros(self.num_envs, np.uint32)
+        self.queue = np.zeros(self.num_envs, np.intp)
+        self.held = {}
+        self.in_any_order = in_any_order
+        for worker in range(loop.num_workers):
+            for env in range(loop.firsts[worker], loop.firsts[worker] + loop.counts[worker]):
+                self.workers[env] = worker
+
+    # ---- posting -----------------------------------------------------------------------------
+
+    def check(self, const Py_ssize_t[::1] envs):
+        """Raises ValueError unless each of these is an env, once, and may be asked something."""
+        cdef Py_ssize_t env
+        cdef set seen = set()
+        for env in envs:
+            if not 0 <= env < self.num_envs:
+                raise ValueError(f"there is no env {env}: there are {self.num_envs}")
+            if self.states[env] != HOME:
+                raise ValueError(
+                    f"env {env} has been asked already: take its results, with recv(), before it "
+                    "is asked again. Nothing was sent to any env."
+                )
+            if env in seen:
+                raise ValueError(f"env {env} is named twice. Nothing was sent to any env.")
+            seen.add(env)
+
+    def post_steps(self, const Py_ssize_t[::1] envs, actions):
+        """Writes actions and asks each of these envs to step.
+
+        Returns [(worker, [(env, action)])]: what did not fit the rings, to be sent over the pipes
+        in this order; None if there is none.
+        """
+        cdef ParentLoop loop = self.loop
+        cdef Py_ssize_t i
+        cdef list late = None
+        cdef set late_envs = None
+        if not loop.may_step_over:
+            loop.check_none_over(envs)
+        if loop.encoders is None:
+            loop.actions.write_rows(envs, actions)
+        else:
+            late = self.encode(envs, (<MessageCodec>loop.actions).split(actions, len(envs)))
+            late_envs = {items[0][0] for _, items in late}
+        for i in range(envs.shape[0]):
+            self.post_one(envs[i], STEP | (LATE if late and envs[i] in late_envs else 0))
+        loop.ring_bell()
+        return late or None
+
+    cdef list encode(self, const Py_ssize_t[::1] envs, list actions):
+        """Puts actions into the rings to the workers; what does not fit."""
+        cdef ParentLoop loop = self.loop
+        cdef list late = []
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        cdef uint32_t sequence = loop.sequence
+        # Counted first: what a failure below leaves in the rings is of no later sequence.
+        loop.sequence += <uint32_t>len(actions)
+        for i in range(envs.shape[0]):
+            env = envs[i]
+            try:
+                fits = (<Encoder>loop.encoders[self.workers[env]]).encode(
+                    env, ACTION, {"": actions[i]}, loop.sequence + 1 + <uint32_t>i)
+            except Exception as error:
+                raise TypeError(
+                    f"wrong actions: that of env {env} cannot be pickled to send it to its worker "
+                    f"({error}). Nothing was sent to any env."
+                ) from error
+            if not fits:
+                late.append((self.workers[env], [(env, actions[i])]))
+        return late
+
+    def post_resets(self, const Py_ssize_t[::1] envs):
+        """Asks each of these envs to reset, without seed or options."""
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
+            self.post_one(envs[i], RESET)
+        self.loop.ring_bell()
+
+    def post_command(self, const Py_ssize_t[::1] envs):
+        """Asks every worker to read a command from its pipe: of these envs it wants answers."""
+        cdef ParentLoop loop = self.loop
+        cdef Py_ssize_t i
+        cdef uint32_t worker
+        loop.sequence += 1
+        for i in range(envs.shape[0]):
+            self.sequences[envs[i]] = loop.sequence
+            self.states[envs[i]] = OUT
+        self.num_out += envs.shape[0]
+        for worker in range(loop.num_workers):
+            loop.request(worker, COMMAND, loop.firsts[worker], loop.counts[worker])
+        self.open_requests += loop.num_workers
+        self.ranges_out = True
+        loop.ring_bell()
+
+    cdef int post_one(self, Py_ssize_t env, uint32_t operation) except -1:
+        cdef ParentLoop loop = self.loop
+        loop.sequence += 1
+        loop.request(self.workers[env], operation, <uint32_t>env, 1)
+        self.sequences[env] = loop.sequence
+        self.states[env] = OUT
+        self.num_out += 1
+        self.open_requests += 1
+        return 0
+
+    # ---- waiting -----------------------------------------------------------------------------
+
+    def wait(self, Py_ssize_t wanted, timeout):
+        """Waits until `wanted` envs may be ready: `pop`, and look.  False: the time is up first."""
+        cdef Py_ssize_t missing = wanted - self.num_ready
+        cdef uint32_t done = self.loop.issued - self.open_requests
+        if missing <= 0 or self.open_requests == 0:
+            return True
+        if self.ranges_out:  # one answer may be that of many
+            missing = 1
+        return self.loop.wait_for(
+            done + <uint32_t>min(missing, <Py_ssize_t>self.open_requests), timeout)
+
+    def pop(self):
+        """Takes the answers that are there.
+
+        Returns the workers from which late messages must be read, in this order; None if there
+        are none.
+        """
+        cdef ParentLoop loop = self.loop
+        cdef sv_record answer
+        cdef uint32_t turn
+        cdef uint32_t worker
+        cdef Py_ssize_t env
+        cdef InfoDecoder decoder
+        cdef list late = None
+        for turn in range(loop.num_workers):
+            worker = (self.next_worker + turn) % loop.num_workers
+            while sv_ring_try_pop(&loop.completions[worker], &answer) == SV_RING_YES:
+                if answer.first + answer.count > <uint32_t>self.num_envs:
+                    raise RuntimeError("the segment is damaged: an answer names no env")
+                self.open_requests -= 1
+                if answer.operation & LATE:
+                    if late is None:
+                        late = []
+                    late.append(worker)
+                for env in range(answer.first, answer.first + answer.count):
+                    if self.states[env] == OUT and self.sequences[env] == answer.sequence:
+                        self.flags[env] = answer.operation
+                        self.states[env] = READY
+                        self.queue[(self.head + self.num_ready) % self.num_envs] = env
+                        self.num_ready += 1
+                        self.num_out -= 1
+                        if self.in_any_order and answer.operation & MESSAGES:
+                            decoder = loop.decoders[worker]
+                            for owner, info in decoder.hold(env, answer.sequence):
+                                if owner == env:  # else of one that failed
+                                    self.hold(env, INFO, info)
+                            self.flags[env] &= ~<uint32_t>MESSAGES
+        self.next_worker = (self.next_worker + 1) % loop.num_workers
+        if self.open_requests == 0:
+            self.ranges_out = False
+        loop.follow_if_due()
+        return late
+
+    def hold(self, Py_ssize_t env, uint32_t kind, message):
+        """Keeps a message, which is in no ring, until its env is taken."""
+        if kind == OBSERVATION:
+            self.loop.observations.write(env, message[""])
+        else:
+            self.held.setdefault(env, []).append(message)
+
+    def drop(self, Py_ssize_t env):
+        """Takes a ready env out of the queue: it has failed."""
+        self.take_these(np.array([env], np.intp))
+        self.held.pop(env, None)
+
+    # ---- taking ------------------------------------------------------------------------------
+
+    def take(self, Py_ssize_t count):
+        """The envs that have been ready for longest, at most so many."""
+        count = min(count, self.num_ready)
+        envs = np.empty(count, np.intp)
+        cdef Py_ssize_t[::1] view = envs
+        cdef Py_ssize_t i
+        for i in range(count):
+            view[i] = self.queue[self.head]
+            self.states[view[i]] = HOME
+            self.head = (self.head + 1) % self.num_envs
+        self.num_ready -= count
+        return envs
+
+    def take_these(self, const Py_ssize_t[::1] envs):
+        """Takes ready envs, wherever they are in the queue; False if one is not ready."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        cdef Py_ssize_t kept = 0
+        cdef Py_ssize_t count = self.num_ready
+        for i in range(envs.shape[0]):
+            if self.states[envs[i]] != READY:
+                return False
+        for i in range(envs.shape[0]):
+            self.states[envs[i]] = HOME
+        for i in range(count):
+            env = self.queue[(self.head + i) % self.num_envs]
+            if self.states[env] == READY:
+                self.queue[(self.head + kept) % self.num_envs] = env
+                kept += 1
+        self.num_ready = kept
+        return True
+
+    def results(self, const Py_ssize_t[::1] envs, infos):
+        """What `recv` returns for these envs, in this order."""
+        cdef ParentLoop loop = self.loop
+        index = np.asarray(envs)
+        return (loop.observations.gather(envs), loop.rewards[index], loop.terminations[index],
+                loop.truncations[index], infos)
+
+    def infos(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, vector_env):
+        """Gymnasium's dict of arrays of envs that were taken.
+
+        `rows` says where in the arrays each one is; `vector_env` how long they are.
+        """
+        cdef ParentLoop loop = self.loop
+        cdef dict infos = {}
+        cdef Py_ssize_t i
+        cdef Py_ssize_t num_rows = vector_env.num_envs
+        cdef InfoDecoder decoder
+        try:
+            for i in range(envs.shape[0]):
+                if self.flags[envs[i]] & MESSAGES:
+                    decoder = loop.decoders[self.workers[envs[i]]]
+                    decoder.add_env(infos, envs[i], self.sequences[envs[i]], rows[i], num_rows,
+                                    vector_env)
+                    self.flags[envs[i]] &= ~<uint32_t>MESSAGES
+                if self.held:
+                    for info in self.held.pop(envs[i], ()):
+                        infos = vector_env._add_info(infos, info, rows[i])
+        finally:
+            loop.columns.finish()
+        return infos

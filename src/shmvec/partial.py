@@ -1,0 +1,252 @@
+"""Partial batches: envs are asked one by one, and whoever is ready first is taken first."""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.error import NoAsyncCallError
+from gymnasium.vector import VectorEnv
+
+from shmvec._core.parent import ParentLoop
+from shmvec._core.partial import PartialLoop
+from shmvec.faults import Failure
+from shmvec.supervisor import InlineWorker, Supervisor
+
+__all__ = ["EnvsFailed", "PartialBatches", "checked_batch_size", "checked_env_ids", "given_actions"]
+
+Envs = npt.NDArray[np.intp]
+
+
+class PartialBatches:
+    """What ``send`` and ``recv`` and ``step(mask=)`` do.
+
+    Attributes:
+        busy: Whether envs are out, or their results were not taken yet.
+    """
+
+    def __init__(
+        self,
+        loop: ParentLoop,
+        workers: Supervisor | InlineWorker,
+        vector_env: VectorEnv[Any, Any, Any],
+        record_order: list[Envs] | None,
+        replay_order: Iterable[npt.ArrayLike] | None,
+    ) -> None:
+        """Takes the core, and the order of arrival to be recorded or replayed."""
+        plain = type(vector_env)._add_info is VectorEnv._add_info
+        self._loop = PartialLoop(loop, replay_order is not None or not plain)
+        self._workers = workers
+        self._record = record_order
+        self._replay: Iterator[npt.ArrayLike] | None = None
+        if replay_order is not None:
+            self._replay = iter(replay_order)
+        self._batches = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether envs are out, or their results were not taken yet."""
+        return self._loop.num_out + self._loop.num_ready > 0
+
+    def send(self, envs: Envs, actions: Any) -> None:
+        """Asks envs to step."""
+        self._loop.check(envs)
+        late = self._loop.post_steps(envs, actions)
+        for worker, items in late or ():
+            self._workers.send(worker, self._workers.pack(items))
+
+    def reset(self, envs: Envs, command: Callable[[], Sequence[Any]] | None) -> None:
+        """Asks envs to reset.
+
+        Args:
+            envs: Which.
+            command: Makes a command for each worker, packed, which has the seeds and options; None
+                if there are none.
+        """
+        self._loop.check(envs)
+        if command is None:
+            self._loop.post_resets(envs)
+            return
+        packed = command()
+        self._loop.post_command(envs)
+        for worker, message in enumerate(packed):
+            self._workers.send(worker, message)
+
+    def take(self, count: int, min_envs: int | None, timeout: float | None) -> Envs:
+        """Waits for ``count`` envs and takes those that were ready first.
+
+        Raises:
+            NoAsyncCallError: So many have not been asked anything.
+            multiprocessing.TimeoutError: The time is up; nothing was taken.
+            Exception: What an env has raised.
+        """
+        self._batches += 1
+        if self._replay is not None:
+            envs = self._take_as_recorded(timeout)
+        else:
+            wanted = count if min_envs is None else min_envs
+            asked = self._loop.num_out + self._loop.num_ready
+            if asked < wanted:
+                raise NoAsyncCallError(
+                    f"Calling `recv` for {wanted} envs, but only {asked} have been asked to step "
+                    "or reset: `send` actions, or call `async_reset`, first.",
+                    "recv",
+                )
+            if not self._wait(lambda: self._loop.num_ready >= wanted, wanted, timeout) and (
+                min_envs is None or self._loop.num_ready == 0
+            ):
+                raise self._too_late(timeout, f"{self._loop.num_ready} of {wanted} envs are ready")
+            envs = self._loop.take(count)
+        if self._record is not None:
+            self._record.append(envs.copy())
+        return envs
+
+    def _take_as_recorded(self, timeout: float | None) -> Envs:
+        assert self._replay is not None
+        try:
+            envs = np.ascontiguousarray(next(self._replay), np.intp)
+        except StopIteration:
+            raise ValueError(
+                f"replay_order is over: it holds {self._batches - 1} batches"
+            ) from None
+        asked = self._loop.num_out + self._loop.num_ready
+        if len(envs) > asked:
+            raise ValueError(
+                f"replay_order does not fit: batch {self._batches - 1} has {len(envs)} envs, but "
+                f"only {asked} have been asked anything"
+            )
+        taken = False
+
+        def all_ready() -> bool:
+            nonlocal taken
+            taken = taken or self._loop.take_these(envs)
+            return taken or self._loop.num_out == 0
+
+        if not self._wait(all_ready, 0, timeout):
+            raise self._too_late(timeout, f"envs {envs.tolist()} are not all ready")
+        if not taken:
+            raise ValueError(
+                f"replay_order does not fit: batch {self._batches - 1} is envs {envs.tolist()}, "
+                "of which not all have been asked anything"
+            )
+        return envs
+
+    def _too_late(self, timeout: float | None, state: str) -> multiprocessing.TimeoutError:
+        return multiprocessing.TimeoutError(
+            f"The call to `recv` has timed out after {timeout} second(s): {state}."
+        )
+
+    def _wait(self, done: Callable[[], bool], wanted: int, timeout: float | None) -> bool:
+        """Takes answers until it is done; False when the time is up first."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            late = self._loop.pop()
+            if late is not None:
+                self._take_late(late)
+            if done():
+                return True
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._loop.wait(wanted or self._loop.num_ready + 1, left):
+                return False
+
+    def _take_late(self, workers: Sequence[int]) -> None:
+        """Takes what did not fit the rings; raises what envs have raised."""
+        failures: list[Failure] = []
+        for worker in workers:
+            late = self._workers.receive(worker)
+            failures += late.failures
+            for kind, env, message in late.messages:
+                self._loop.hold(env, kind, self._workers.unpack(message))
+        if failures:
+            for failure in failures:
+                self._loop.drop(failure.env)
+            raise EnvsFailed(failures)
+
+    def results(self, envs: Envs) -> tuple[Any, ...]:
+        """What ``recv`` returns for envs that were taken."""
+        rows = np.arange(len(envs), dtype=np.intp)
+        infos = self._loop.infos(envs, rows, _Batch(len(envs)))
+        infos["env_id"] = envs.astype(np.int64)
+        return tuple(self._loop.results(envs, infos))
+
+    def infos(self, envs: Envs, vector_env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+        """Infos of envs that were taken, in arrays of all envs."""
+        order = np.sort(envs)
+        return self._loop.infos(order, order, vector_env)
+
+
+class EnvsFailed(Exception):
+    """Envs have raised exceptions."""
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        """Takes what they have raised."""
+        super().__init__()
+        self.failures = failures
+
+
+class _Batch(VectorEnv[Any, Any, Any]):
+    """Stands in for a vector env of fewer envs, of which Gymnasium gathers infos."""
+
+    def __init__(self, num_envs: int) -> None:
+        """Takes the number of envs."""
+        self.num_envs = num_envs
+        self.closed = True
+
+
+def checked_batch_size(batch_size: Any, num_envs: int) -> int | None:
+    """A number of envs, or None.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: There are not so many envs.
+    """
+    if batch_size is None:
+        return None
+    try:
+        size = operator.index(batch_size)
+    except TypeError:
+        raise TypeError(f"batch_size must be an int or None, got {batch_size!r}") from None
+    if not 1 <= size <= num_envs:
+        raise ValueError(
+            f"batch_size must be between 1 and the number of envs ({num_envs}), got {size}"
+        )
+    return size
+
+
+def checked_env_ids(env_id: Any, num_envs: int) -> Envs:
+    """Indices of envs, as an array; None means all.
+
+    Raises:
+        TypeError: They are no integers.
+        ValueError: There are none, or they are not in one row.
+    """
+    if env_id is None:
+        return np.arange(num_envs, dtype=np.intp)
+    ids = np.asarray(env_id)
+    if ids.ndim != 1 or len(ids) == 0:
+        raise ValueError(
+            f"env_id must be indices of envs, a list or an array of one dimension, got {env_id!r}"
+        )
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"env_id must be integers, got {ids.dtype}: {env_id!r}")
+    return np.ascontiguousarray(ids, np.intp)
+
+
+def given_actions(space: Any, actions: Any, envs: Envs) -> Any:
+    """The actions of some envs, out of those of all."""
+    if isinstance(space, spaces.Dict):
+        return {key: given_actions(part, actions[key], envs) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            given_actions(part, value, envs)
+            for part, value in zip(space.spaces, actions, strict=True)
+        )
+    if isinstance(actions, np.ndarray):
+        return actions[envs]
+    return [actions[env] for env in envs]

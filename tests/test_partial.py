@@ -1,0 +1,538 @@
+"""Partial batches: whoever is ready first, each env's own story untouched."""
+
+import multiprocessing
+import time
+from contextlib import contextmanager
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from equality import same
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmvec import ShmVectorEnv, WorkerCrashError
+
+DEADLINE = 30.0
+
+
+class Story(gym.Env):
+    """Tells, in every result, which env it is, what it was given and how often it was asked."""
+
+    action_space = gym.spaces.Discrete(1000)
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (5,), np.float64)
+
+    def __init__(self, index, turns=0, length=7):
+        self.index, self.turns, self.length = index, turns, length
+        self.asked = self.episode = self.seed = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.seed = seed
+        self.count = 0
+        self.episode += 1
+        return self._observation(-1), {"episode": self.episode, "text": "reset"}
+
+    def step(self, action):
+        for _ in range(int(self.np_random.integers(self.turns + 1))):
+            pass
+        self.asked += 1
+        self.count += 1
+        over = self.count == self.length + self.index % 3
+        info = {"asked": self.asked, "nested": {"x": np.float32(action)}}
+        if self.asked % 3 == 0:
+            info["text"] = f"{self.index}:{self.asked}"
+        if self.asked % 5 == 0:
+            info["thing"] = (self.index, self.asked)
+        return self._observation(action), float(action), over, self.asked % 11 == 0, info
+
+    def _observation(self, action):
+        draw = float(self.np_random.random())
+        return np.array([self.index, self.asked, self.seed, action, draw])
+
+
+def stories(num_envs, turns=0):
+    return [lambda i=i: Story(i, turns) for i in range(num_envs)]
+
+
+def alone(make, mode, seed, actions):
+    """What an env tells that is stepped alone: [(observation, reward, ..., info)]."""
+    envs = SyncVectorEnv([make], autoreset_mode=mode)
+    observations, infos = envs.reset(seed=seed)
+    told = [(observations, np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), infos)]
+    told += [envs.step(np.array([action])) for action in actions]
+    envs.close()
+    return told
+
+
+def part(infos, rows):
+    """The infos of some envs of a batch, as those of a batch of these."""
+    found = {}
+    for key, value in infos.items():
+        if not key.startswith("_") and key != "env_id":
+            mask = infos[f"_{key}"][rows]
+            if mask.any():
+                found[key] = part(value, rows) if isinstance(value, dict) else value[rows]
+                found[f"_{key}"] = mask
+    return found
+
+
+def assert_told(infos, expected):
+    """Infos are equal, whatever the order of their keys."""
+    assert infos.keys() == expected.keys()
+    for key in expected:
+        assert same(infos[key], expected[key])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_envs=st.integers(1, 9),
+    workers=st.integers(0, 4),
+    batch=st.integers(1, 9),
+    turns=st.sampled_from([0, 200, 5000]),
+    mode=st.sampled_from(list(AutoresetMode)[:2]),
+    messages=st.booleans(),
+    data=st.data(),
+)
+def test_every_env_tells_its_own_story(num_envs, workers, batch, turns, mode, messages, data):
+    batch, workers = min(batch, num_envs), min(workers, num_envs)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    envs = ShmVectorEnv(
+        stories(num_envs, turns),
+        not messages,
+        autoreset_mode=mode,
+        num_workers=workers,
+        batch_size=batch,
+    )
+    try:
+        told = [[] for _ in range(num_envs)]
+        given_to = [[] for _ in range(num_envs)]
+        envs.async_reset(seed=3)
+        out = num_envs
+        for _ in range(60):
+            least = int(rng.integers(1, batch + 1)) if rng.random() < 0.3 else None
+            if out < (least or batch):
+                break
+            *results, infos = envs.recv(min_envs=least, timeout=DEADLINE)
+            ids = infos["env_id"]
+            assert ids.dtype == np.int64 and len(set(ids.tolist())) == len(ids) <= batch
+            out -= len(ids)
+            for row, env in enumerate(ids):
+                rows = slice(row, row + 1)
+                told[env].append((*[array[rows] for array in results], part(infos, rows)))
+            again = ids[rng.random(len(ids)) < 0.95]
+            if len(again):
+                actions = rng.integers(1000, size=len(again))
+                for env, action in zip(again, actions, strict=True):
+                    given_to[env].append(action)
+                envs.send(actions, again)
+                out += len(again)
+    finally:
+        envs.close()
+    for env, story in enumerate(told):
+        expected = alone(stories(num_envs, turns)[env], mode, 3 + env, given_to[env])
+        for mine, theirs in zip(story, expected[: len(story)], strict=True):
+            assert same(mine[:4], theirs[:4])
+            assert_told(mine[4], theirs[4])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_nobody_waits_while_others_are_served_twice(workers, batch):
+    """One worker answers in the order in which it was asked: strictly by turns."""
+    envs = ShmVectorEnv(stories(7), num_workers=workers, batch_size=batch)
+    try:
+        envs.async_reset()
+        last = {env: 0 for env in range(7)}
+        for turn in range(1, 200):
+            ids = envs.recv(timeout=DEADLINE)[-1]["env_id"]
+            last.update(dict.fromkeys(ids.tolist(), turn))
+            envs.send(np.zeros(len(ids), int), ids)
+            assert turn - min(last.values()) <= -(-7 // batch)
+    finally:
+        envs.close()
+
+
+def test_many_sends_of_random_sizes():
+    """A million steps: none lost, none twice, none out of order within an env."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 9, 400_000)
+    envs = ShmVectorEnv([CountEnv] * 16, num_workers=2, batch_size=8)
+    try:
+        envs.async_reset()
+        counts = np.full(16, -1)
+        steps = turn = 0
+        while steps < 1_000_000:
+            observations, _, _, _, infos = envs.recv(min_envs=int(sizes[turn]), timeout=DEADLINE)
+            ids = infos["env_id"]
+            counts[ids] += 1
+            assert (observations[:, 0] == counts[ids]).all()
+            envs.send(ids, ids)
+            steps += len(ids)
+            turn += 1
+    finally:
+        envs.close()
+
+
+class CountEnv(gym.Env):
+    action_space = gym.spaces.Discrete(16)
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.observation = np.zeros(1)
+        return self.observation, {}
+
+    def step(self, action):
+        self.observation[0] += 1
+        return self.observation, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_order_is_recorded_and_replayed(workers):
+    def run(**order):
+        envs = ShmVectorEnv(stories(6, 3000), num_workers=workers, batch_size=2, **order)
+        try:
+            envs.async_reset(seed=1)
+            results = []
+            for _ in range(40):
+                results.append(envs.recv(timeout=DEADLINE))
+                ids = results[-1][-1]["env_id"]
+                envs.send(ids * 2, ids)
+            return results
+        finally:
+            envs.close()
+
+    order = []
+    first = run(record_order=order)
+    assert len(order) == 40 and all(len(ids) == 2 for ids in order)
+    again = []
+    second = run(replay_order=order, record_order=again)
+    assert same([ids.tolist() for ids in again], [ids.tolist() for ids in order])
+    for mine, theirs in zip(second, first, strict=True):
+        assert same(mine[:4], theirs[:4])
+        assert_told(mine[4], theirs[4])
+
+
+def test_an_order_that_does_not_fit():
+    envs = ShmVectorEnv(stories(3), num_workers=1, batch_size=1, replay_order=[[0], [0], [1, 2]])
+    try:
+        envs.async_reset()
+        envs.recv(timeout=DEADLINE)
+        with pytest.raises(ValueError, match=r"batch 1 is envs \[0\]"):
+            envs.recv(timeout=DEADLINE)
+        assert envs.recv(timeout=DEADLINE)[-1]["env_id"].tolist() == [1, 2]
+        with pytest.raises(ValueError, match="replay_order is over: it holds 3 batches"):
+            envs.recv()
+    finally:
+        envs.close()
+
+
+def test_step_and_reset_are_those_of_envpool():
+    envs = ShmVectorEnv(stories(4), num_workers=2, batch_size=2)
+    try:
+        observations, infos = envs.reset(seed=5)
+        assert observations.shape == (2, 5) and infos["env_id"].shape == (2,)
+        for _ in range(10):
+            ids = infos["env_id"]
+            observations, rewards, *_, infos = envs.step(ids + 10, ids)
+            assert observations.shape == (2, 5)
+            assert ((rewards == 0) | (rewards == infos["env_id"] + 10)).all()
+    finally:
+        envs.close()
+
+
+def test_all_at_once_without_a_batch_size():
+    envs, reference = ShmVectorEnv(stories(4), num_workers=2), SyncVectorEnv(stories(4))
+    try:
+        envs.async_reset(seed=1)
+        observations, *_, infos = envs.recv(timeout=DEADLINE)
+        expected = reference.reset(seed=1)[0]
+        assert same(observations[np.argsort(infos["env_id"])], expected)
+        some = envs.step([7, 8], env_id=[2, 0])
+        assert sorted(some[-1]["env_id"]) == [0, 2]
+        assert sorted(some[1]) == [7, 8]
+        envs.send([1, 2, 3, 4])
+        assert sorted(envs.recv(timeout=DEADLINE)[1]) == [1, 2, 3, 4]
+        assert envs.step(np.zeros(4, int))[0].shape == (4, 5)  # and as ever
+    finally:
+        envs.close()
+        reference.close()
+
+
+class Gate(Story):
+    """Steps only when the gate of its action is open."""
+
+    def __init__(self, index, gates):
+        super().__init__(index)
+        self.gates = gates
+
+    def step(self, action):
+        assert self.gates[self.index].wait(DEADLINE)
+        self.gates[self.index].clear()
+        return super().step(action)
+
+
+@contextmanager
+def gated():
+    context = multiprocessing.get_context("fork")
+    gates = [context.Event() for _ in range(3)]
+    envs = ShmVectorEnv(
+        [lambda i=i: Gate(i, gates) for i in range(3)],
+        context="fork",
+        num_workers=3,
+        batch_size=2,
+    )
+    envs.async_reset()
+    while envs._asked:
+        envs.recv(min_envs=1, timeout=DEADLINE)
+    try:
+        yield envs, gates
+    finally:
+        for gate in gates:
+            gate.set()
+        envs.close()
+
+
+def test_part_of_a_batch_when_the_time_is_up():
+    with gated() as (envs, gates):
+        envs.send([0, 0, 0])
+        with pytest.raises(multiprocessing.TimeoutError, match="0 of 2 envs are ready"):
+            envs.recv(timeout=0.01)
+        with pytest.raises(multiprocessing.TimeoutError, match="0 of 1 envs are ready"):
+            envs.recv(min_envs=1, timeout=0.01)
+        gates[1].set()
+        assert envs.recv(min_envs=1, timeout=DEADLINE)[-1]["env_id"].tolist() == [1]
+        gates[2].set()
+        deadline = time.monotonic() + DEADLINE
+        while True:  # until env 2 is ready, of which we do not hear otherwise
+            try:
+                found = envs.recv(min_envs=2, timeout=0.02)
+                break
+            except multiprocessing.TimeoutError:
+                assert time.monotonic() < deadline
+        assert found[-1]["env_id"].tolist() == [2]
+        with pytest.raises(NoAsyncCallError, match="for 2 envs, but only 1 have been asked"):
+            envs.recv()
+        gates[0].set()
+        assert envs.recv(min_envs=1, timeout=DEADLINE)[-1]["env_id"].tolist() == [0]
+
+
+def test_nothing_else_while_envs_are_out():
+    with gated() as (envs, gates):
+        envs.send([5], [1])
+        for call in (
+            lambda: envs.step_async([0, 0, 0]),
+            lambda: envs.reset_async(),
+            lambda: envs.call("index"),
+            lambda: envs.step([1, 1, 1], mask=np.array([True, False, True])),
+        ):
+            with pytest.raises(AlreadyPendingCallError, match="with `recv`, first"):
+                call()
+        with pytest.raises(ValueError, match="env 1 has been asked already"):
+            envs.send([0, 0], [0, 1])
+        with pytest.raises(ValueError, match="env 1 has been asked already"):
+            envs.async_reset()
+        gates[1].set()
+        assert envs.recv(min_envs=1, timeout=DEADLINE)[1].tolist() == [5]
+        assert envs.call("index") == (0, 1, 2)
+        envs.step_async([0, 0, 0])
+        for call in (envs.recv, envs.async_reset, lambda: envs.send([0], [0])):
+            with pytest.raises(AlreadyPendingCallError, match="pending call to `step`"):
+                call()
+        for gate in gates:
+            gate.set()
+        envs.step_wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([1], [3]), ValueError, "there is no env 3"),
+        (([1], [-1]), ValueError, "there is no env -1"),
+        (([1, 1], [0, 0]), ValueError, "env 0 is named twice"),
+        (([1], []), ValueError, "one dimension"),
+        (([1], 0), ValueError, "one dimension"),
+        (([1], [0.0]), TypeError, "must be integers"),
+        (([1, 2], [0]), ValueError, "wrong actions: there are 2"),
+        (([0.5], [0]), TypeError, "wrong actions: they have dtype float64"),
+        (([1, 2],), ValueError, "wrong actions: there are 2. 3 envs"),
+    ],
+)
+def test_bad_sends(arguments, error, message):
+    envs = ShmVectorEnv(stories(3), num_workers=1, batch_size=1)
+    try:
+        with pytest.raises(error, match=message):
+            envs.send(*arguments)
+        with pytest.raises(NoAsyncCallError):
+            envs.recv()
+        with pytest.raises(ValueError, match="min_envs must be between 1 and 1"):
+            envs.recv(min_envs=2)
+        envs.reset()
+    finally:
+        envs.close()
+    for call in (envs.recv, envs.async_reset, lambda: envs.send([0], [0])):
+        with pytest.raises(ClosedEnvironmentError):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("size", "error"), [(0, ValueError), (4, ValueError), (1.5, TypeError), ("2", TypeError)]
+)
+def test_bad_batch_sizes(size, error):
+    with pytest.raises(error, match="batch_size must be"):
+        ShmVectorEnv(stories(3), batch_size=size)
+
+
+class Fails(Story):
+    def step(self, action):
+        if action == 13:
+            raise LookupError("thirteen", self.index)
+        if action == 14:
+            import os
+
+            os._exit(3)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_an_env_that_raises(shared_memory):
+    """The others' results are not lost, and the env can be reset."""
+    envs = ShmVectorEnv(
+        [lambda i=i: Fails(i) for i in range(4)], shared_memory, num_workers=2, batch_size=1
+    )
+    try:
+        envs.async_reset(seed=0)
+        for _ in range(4):
+            envs.recv(timeout=DEADLINE)
+        envs.send([1, 13, 3, 4])
+        got, failed = [], 0
+        while len(got) < 3:
+            try:
+                got += envs.recv(timeout=DEADLINE)[-1]["env_id"].tolist()
+            except LookupError as error:
+                assert error.args == ("thirteen", 1) and "env 1" in str(error.__cause__)
+                failed += 1
+        if not failed:
+            with pytest.raises(NoAsyncCallError):
+                envs.recv()
+        assert sorted(got) == [0, 2, 3] and failed == 1
+        envs.async_reset(options={"reset_mask": np.array([False, True, False, False])})
+        *_, infos = envs.recv(timeout=DEADLINE)
+        assert infos["env_id"].tolist() == [1] and infos["episode"].tolist() == [2]
+    finally:
+        envs.close()
+
+
+def test_a_worker_that_dies():
+    envs = ShmVectorEnv([lambda i=i: Fails(i) for i in range(2)], num_workers=2, batch_size=2)
+    envs.async_reset()
+    envs.recv(timeout=DEADLINE)
+    envs.send([1, 14])
+    with pytest.raises(WorkerCrashError, match="worker 1"):
+        envs.recv(timeout=DEADLINE)
+    assert envs.closed
+
+
+SPACES = [
+    gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,)), b=gym.spaces.Text(5)),
+    gym.spaces.Tuple((gym.spaces.Discrete(4), gym.spaces.MultiBinary(3))),
+    gym.spaces.Sequence(gym.spaces.Discrete(3)),
+    gym.spaces.Box(-1, 1, (), np.float32),
+]
+
+
+class Echo(gym.Env):
+    """Its observation is its last action."""
+
+    def __init__(self, space):
+        self.observation_space = self.action_space = space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(1)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: type(space).__name__)
+def test_any_space(space):
+    shared = not isinstance(space, gym.spaces.Sequence)
+    envs = ShmVectorEnv([lambda: Echo(space)] * 3, shared, num_workers=2, batch_size=2)
+    try:
+        envs.async_reset()
+        envs.recv(timeout=DEADLINE)
+        envs.recv(min_envs=1, timeout=DEADLINE)
+        batched = gym.vector.utils.batch_space(
+            space,
+            2,
+        )
+        batched.seed(2)
+        for _ in range(5):
+            actions = batched.sample()
+            envs.send(actions, [2, 0])
+            observations, *_, infos = envs.recv(timeout=DEADLINE)
+            back = list(gym.vector.utils.iterate(batched, actions))
+            got = list(gym.vector.utils.iterate(batched, observations))
+            for row, env in enumerate(infos["env_id"]):
+                assert (
+                    gym.spaces.utils.flatten(space, got[row])
+                    == pytest.approx(gym.spaces.utils.flatten(space, back[[2, 0].index(env)]))
+                    if shared
+                    else got[row] == back[[2, 0].index(env)]
+                )
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_envs_left_out_keep_their_state_and_results(workers):
+    envs, reference = ShmVectorEnv(stories(5), num_workers=workers), [Story(i) for i in range(5)]
+    rng = np.random.default_rng(0)
+    try:
+        envs.reset(seed=4)
+        last = [(env.reset(seed=4 + i)[0], 0.0, False, False) for i, env in enumerate(reference)]
+        over = [False] * 5
+        for turn in range(60):
+            mask = rng.random(5) < 0.6
+            mask[rng.integers(5)] = True
+            actions = rng.integers(1000, size=5)
+            infos = {}
+            for i in np.flatnonzero(mask):
+                if over[i]:
+                    observation, info = reference[i].reset()
+                    last[i] = (observation, 0.0, False, False)
+                else:
+                    *last[i], info = reference[i].step(actions[i])
+                over[i] = last[i][2] or last[i][3]
+                infos = SyncVectorEnv._add_info(envs, infos, info, i)
+            given = actions
+            if turn % 2:
+                given = [a if m else None for a, m in zip(actions.tolist(), mask, strict=True)]
+            results = envs.step(given, mask=None if turn % 2 else mask)
+            assert same(results[:4], tuple(np.array(x) for x in zip(*last, strict=True)))
+            assert same(results[4], infos)
+    finally:
+        envs.close()
+
+
+def test_bad_masks():
+    envs = ShmVectorEnv(stories(2), num_workers=1)
+    try:
+        envs.reset()
+        with pytest.raises(ValueError, match="`mask` must have shape"):
+            envs.step([1, 1], mask=np.ones(3, bool))
+        with pytest.raises(TypeError, match="`mask` must be a numpy array"):
+            envs.step([1, 1], mask=[True, False])
+        with pytest.raises(ValueError, match="at least one True"):
+            envs.step([None, None])
+        with pytest.raises(ValueError, match="not both"):
+            envs.step([1, None], env_id=[0, 1])
+        with pytest.raises(TypeError, match="wrong actions"):
+            envs.step([0.5, None])
+        assert envs.step([3, None])[1].tolist() == [3, 0]
+    finally:
+        envs.close()
