@@ -137,7 +137,7 @@ def parts() -> None:
         layout = Layout(observation_space, action_space, 1, False, False, False)
         segment = _segment(layout)
         slabs = layout.attach(segment)
-        slabs.actions.put_batch([action] if np.ndim(action) else np.asarray([action]))
+        slabs.actions.put_rows(np.arange(1), np.asarray([action]))
         decoding = ns(lambda codec=slabs.actions: codec.get(0)) - call
         writing = ns(lambda codec=slabs.observations, value=observation: codec.put(0, value)) - call
         rest = whole - decoding - writing - infos

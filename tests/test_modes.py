@@ -275,7 +275,7 @@ def test_any_picklable_action_travels_as_a_message(num_workers):
     envs = ShmVectorEnv([Taking] * 3, shared_memory=False, num_workers=num_workers)
     with closing(envs):
         envs.reset()
-        infos = envs.step([None, 1.5, {"up": 1}])[4]
+        infos = envs.step((None, 1.5, {"up": 1}))[4]
         assert infos["action"].tolist() == ["None", "1.5", "{'up': 1}"]
 
 

@@ -444,8 +444,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Args:
             actions: One action for each env, batched as ``action_space`` says; lists will do.
-                Each env gets its action in the dtype in which it was given. None in a list leaves
-                that env out.
+                Each env gets its action in the dtype in which it was given. None in a list (not
+                in a tuple) leaves that env out.
             env_id: Envs to step, with an action each: as ``send`` and then ``recv``.
             mask: Which envs to step, bool ``(num_envs,)``. Those left out keep their state, and
                 their last results are returned again, without infos.

@@ -44,9 +44,17 @@ def test_actions_arrive_as_they_were_sent(space, n, seed):
     batch.seed(seed)
     for _ in range(3):
         actions = batch.sample()
-        slabs.actions.put_batch(actions)
+        slabs.actions.put_rows(np.arange(n), actions)
         got = [slabs.actions.get(env) for env in range(n)]
         assert data_equivalence(got, list(iterate(batch, actions)))
+        some = np.random.default_rng(seed).permutation(n)[: 1 + n // 2]
+        fewer = batch_space(space, len(some))
+        fewer.seed(seed)
+        actions = fewer.sample()
+        slabs.actions.put_rows(some, actions)
+        for env, action in zip(some, iterate(fewer, actions), strict=True):
+            got[env] = action
+        assert data_equivalence([slabs.actions.get(env) for env in range(n)], got)
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i4", "u8", "f2", "f4", "f8", "longdouble"])
@@ -81,7 +89,7 @@ def test_texts(text):
     slabs = slabs_for(space, space, 2)
     slabs.observations.put(1, text)
     assert slabs.observations.batch(True) == ("", text)
-    slabs.actions.put_batch((text, "b"))
+    slabs.actions.put_rows(np.arange(2), (text, "b"))
     assert slabs.actions.get(0) == text
     for bad, error in (("toolong", ValueError), (3, TypeError), (b"a", TypeError)):
         with pytest.raises(error, match="Text space"):

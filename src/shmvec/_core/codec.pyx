@@ -5,6 +5,7 @@ the parent reads the observations and writes the actions of all.  Results are th
 ``SyncVectorEnv``: the same containers, dtypes and scalar types.
 """
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS,
     PyBUF_FORMAT,
@@ -65,6 +66,7 @@ cdef class Codec:
         return self.gather(envs)
 
 
+@cython.no_gc_clear  # which would drop the exporter without releasing its buffer
 cdef class _Rows:
     """An array (num_envs, ...) in a slab and the address of its first row."""
 

@@ -53,7 +53,7 @@ cdef class PartialLoop:
         cdef uint32_t worker
         self.loop = loop
         self.num_envs = len(loop.everyone)
-        self.states = bytearray(self.num_envs)
+        self.states = np.zeros(self.num_envs, np.uint8)
         self.sequences = np.zeros(self.num_envs, np.uint32)
         self.flags = np.zeros(self.num_envs, np.uint32)
         self.workers = np.zeros(self.num_envs, np.uint32)

@@ -1,5 +1,6 @@
 """The shared segment as Python sees it: a validated mapping, and arrays over its slabs."""
 
+cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 
 from shmvec._core.csrc cimport (
@@ -47,6 +48,7 @@ def reserve(int descriptor, nbytes):
         raise OSError(error, os.strerror(error))
 
 
+@cython.no_gc_clear  # which would drop the exporter without releasing its buffer
 cdef class Segment:
     def __cinit__(self, memory):
         PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE)
