@@ -18,6 +18,8 @@
 #define FORESEEN_MAX (40000 * US) /* less than a slice; longer waits are not foreseen */
 #define FORESEEN_EARLY (100 * US) /* how late timers are: their slack, and waking up */
 #define BUDGET_MAX (50000 * US) /* of what a policy may ask for */
+#define SHARED_ONE 1024      /* waiter->shared where every wait was so */
+#define SWITCHED (1 * US)    /* a yield that took longer gave the core to somebody */
 #define POLITE (10 * US) /* between two yields while pausing */
 #define PAUSES_PER_LOOK 8      /* between two readings of the clock */
 
@@ -142,37 +144,58 @@ static int64_t worthwhile(const sv_waiter *waiter, int64_t most)
 /* What is waited for: > 0 ready, 0 not yet, < 0 corrupt. */
 typedef int (*sv_ready)(void *what);
 
+/* Learns whether the wait that ends did so because this core was given away. */
+static void learn_shared(sv_waiter *waiter, bool shared)
+{
+    waiter->shared = average(waiter->shared, shared ? SHARED_ONE : 0);
+}
+
+/* Yields once, and looks. */
+static inline int give_way(sv_waiter *waiter, sv_ready ready, void *what, int64_t *now)
+{
+    int64_t before = *now;
+    sv_yield();
+    int found = ready(what);
+    *now = sv_now_ns();
+    if (found != 0)
+        learn_shared(waiter, *now - before > SWITCHED);
+    return found;
+}
+
 /* The pause and yield phases. */
 static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
 {
     int found;
     waiter->waits++;
     waiter->since = sv_now_ns();
-    int64_t pause_until = waiter->since + worthwhile(waiter, waiter->budget.pause);
+    bool core_is_shared = waiter->shared > SHARED_ONE / 2 && waiter->waits % PROBE_FIRST != 0;
+    int64_t pause = core_is_shared ? 0 : worthwhile(waiter, waiter->budget.pause);
     int64_t yield = worthwhile(waiter, waiter->budget.yield);
-    int64_t yield_until = pause_until + (yield > 0 && sv_waiter_may_yield(waiter) ? yield : 0);
+    bool may_yield = yield > 0 && sv_waiter_may_yield(waiter);
+    int64_t pause_until = waiter->since + pause;
+    int64_t yield_until = pause_until + (may_yield ? yield : 0);
     int64_t now = waiter->since;
     int64_t polite_at = now + POLITE;
     enter(waiter, &waiter->pause_ns, now);
     while (now < pause_until) {
         for (int i = 0; i < PAUSES_PER_LOOK; i++) {
             sv_pause();
-            if ((found = ready(what)) != 0)
+            if ((found = ready(what)) != 0) {
+                learn_shared(waiter, false);
                 return found;
+            }
         }
         now = sv_now_ns();
-        if (now >= polite_at && waiter->budget.yield > 0 && sv_waiter_may_yield(waiter)) {
-            sv_yield();
-            polite_at = sv_now_ns() + POLITE;
+        if (may_yield && now >= polite_at) {
+            if ((found = give_way(waiter, ready, what, &now)) != 0)
+                return found;
+            polite_at = now + POLITE;
         }
     }
     enter(waiter, &waiter->yield_ns, now);
-    while (now < yield_until) {
-        sv_yield();
-        if ((found = ready(what)) != 0)
+    while (now < yield_until)
+        if ((found = give_way(waiter, ready, what, &now)) != 0)
             return found;
-        now = sv_now_ns();
-    }
     enter(waiter, &waiter->park_ns, now);
     return 0;
 }

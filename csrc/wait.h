@@ -7,8 +7,10 @@
  *
  *     pause   spin on the core's pause instruction.  Only with a core to spare: the caller sets
  *             pause budget to 0 unless fewer participants can run than there are usable cores.
- *             Still, the scheduler may queue a worker that it wakes behind the parent that spins
- *             for it, so every 10 us one yield is made.
+ *             Still, the scheduler may queue a worker behind the parent that spins for it: for a
+ *             moment when it wakes it, and for as long as a foreign process burns the other core.
+ *             So every 10 us one yield is made; and while waits end in such a yield, that is,
+ *             because the core was given to the other side, none pauses, but for a probe in 64.
  *     yield   spin on sched_yield: whoever else wants this core gets it at once, so it is safe
  *             with every core taken; each turn costs 0.5 µs.
  *     park    sleep on a futex, in slices, so that the caller can look after signals, deadlines
@@ -113,6 +115,7 @@ typedef struct {
     int64_t deviation; /* and how far waits are from it, on average */
     int64_t park_cost;  /* ns; learned */
     int64_t yield_cost; /* ns; learned */
+    int64_t shared;     /* learned: how many waits of 1024 ended because the core was given away */
     uint32_t probe_every; /* waits between two probes while yields cost too much, */
     uint32_t probe_in;    /* and until the next one; 0: yields are fine */
     int64_t since;     /* start of the wait in progress; 0: none */
