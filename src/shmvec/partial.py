@@ -52,7 +52,7 @@ class PartialBatches:
     @property
     def busy(self) -> bool:
         """Whether envs are out, or their results were not taken yet."""
-        return self._loop.num_out + self._loop.num_ready > 0
+        return self._loop.busy
 
     def send(self, envs: Envs, actions: Any) -> None:
         """Asks envs to step."""
@@ -98,7 +98,7 @@ class PartialBatches:
                     "or reset: `send` actions, or call `async_reset`, first.",
                     "recv",
                 )
-            if not self._wait(lambda: self._loop.num_ready >= wanted, wanted, timeout) and (
+            if not self._wait_for(wanted, timeout) and (
                 min_envs is None or self._loop.num_ready == 0
             ):
                 raise self._too_late(timeout, f"{self._loop.num_ready} of {wanted} envs are ready")
@@ -106,6 +106,19 @@ class PartialBatches:
         if self._record is not None:
             self._record.append(envs.copy())
         return envs
+
+    def _wait_for(self, wanted: int, timeout: float | None) -> bool:
+        """Waits until so many are ready; False when the time is up first."""
+        loop = self._loop
+        late = loop.pop()
+        if late is None and loop.num_ready < wanted and timeout is None:
+            loop.wait(wanted, None)
+            late = loop.pop()
+        if late is not None:
+            self._take_late(late)
+        if loop.num_ready >= wanted:  # the usual
+            return True
+        return self._wait(lambda: loop.num_ready >= wanted, wanted, timeout)
 
     def _take_as_recorded(self, timeout: float | None) -> Envs:
         assert self._replay is not None
@@ -170,8 +183,10 @@ class PartialBatches:
 
     def results(self, envs: Envs) -> tuple[Any, ...]:
         """What ``recv`` returns for envs that were taken."""
-        rows = np.arange(len(envs), dtype=np.intp)
-        infos = self._loop.infos(envs, rows, _Batch(len(envs)))
+        infos: dict[str, Any] = {}
+        if self._loop.have_infos(envs):
+            rows = np.arange(len(envs), dtype=np.intp)
+            infos = self._loop.infos(envs, rows, _Batch(len(envs)))
         infos["env_id"] = envs.astype(np.int64)
         return tuple(self._loop.results(envs, infos))
 

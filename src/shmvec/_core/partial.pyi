@@ -14,6 +14,9 @@ class PartialLoop:
 
     num_ready: int
     num_out: int
+    @property
+    def busy(self) -> bool:
+        """Whether envs are out, or their results were not taken yet."""
     def __init__(self, loop: ParentLoop, in_any_order: bool) -> None:
         """Takes the loop, and whether :meth:`take_these` will be used."""
     def check(self, envs: Envs) -> None:
@@ -56,6 +59,8 @@ class PartialLoop:
         """The envs that have been ready for longest, at most so many."""
     def take_these(self, envs: Envs) -> bool:
         """Takes envs wherever they are in the queue; False, and none, if one is not ready."""
+    def have_infos(self, envs: Envs) -> bool:
+        """Whether one of these envs, which were taken, has sent any."""
     def infos(self, envs: Envs, rows: Envs, vector_env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
         """Gymnasium's dict of arrays of envs that were taken.
 

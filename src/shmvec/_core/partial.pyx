@@ -4,10 +4,10 @@ Over the rings of a ``ParentLoop``, one request an env: each worker answers in t
 was asked, so the messages in its info ring lie in the order of its answers.
 """
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from shmvec._core.codec cimport MessageCodec
-from shmvec._core.csrc cimport SV_RING_YES, sv_record, sv_ring_try_pop
+from shmvec._core.csrc cimport SV_RING_YES, sv_budget, sv_record, sv_ring_try_pop
 from shmvec._core.infos cimport InfoDecoder
 from shmvec._core.messages cimport Encoder
 from shmvec._core.parent cimport ParentLoop
@@ -41,6 +41,8 @@ cdef class PartialLoop:
     cdef uint32_t[::1] workers
     cdef Py_ssize_t[::1] queue    # those that are ready, oldest first, from `head` on; circular
     cdef Py_ssize_t head
+    cdef uint64_t[::1] checked_by # the last check that named this env
+    cdef uint64_t checks
     cdef uint32_t open_requests   # those without an answer
     cdef uint32_t next_worker     # whose ring is looked at first
     cdef bint ranges_out          # some requests are for several envs
@@ -48,6 +50,10 @@ cdef class PartialLoop:
     cdef bint in_any_order        # envs are not taken in the order of their answers
     cdef readonly Py_ssize_t num_ready
     cdef readonly Py_ssize_t num_out
+
+    @property
+    def busy(self):
+        return self.num_out + self.num_ready > 0
 
     def __init__(self, ParentLoop loop, in_any_order):
         cdef uint32_t worker
@@ -58,6 +64,7 @@ cdef class PartialLoop:
         self.flags = np.zeros(self.num_envs, np.uint32)
         self.workers = np.zeros(self.num_envs, np.uint32)
         self.queue = np.zeros(self.num_envs, np.intp)
+        self.checked_by = np.zeros(self.num_envs, np.uint64)
         self.held = {}
         self.in_any_order = in_any_order
         for worker in range(loop.num_workers):
@@ -68,9 +75,11 @@ cdef class PartialLoop:
 
     def check(self, const Py_ssize_t[::1] envs):
         """Raises ValueError unless each of these is an env, once, and may be asked something."""
+        cdef Py_ssize_t i
         cdef Py_ssize_t env
-        cdef set seen = set()
-        for env in envs:
+        self.checks += 1
+        for i in range(envs.shape[0]):
+            env = envs[i]
             if not 0 <= env < self.num_envs:
                 raise ValueError(f"there is no env {env}: there are {self.num_envs}")
             if self.states[env] != HOME:
@@ -78,9 +87,9 @@ cdef class PartialLoop:
                     f"env {env} has been asked already: take its results, with recv(), before it "
                     "is asked again. Nothing was sent to any env."
                 )
-            if env in seen:
+            if self.checked_by[env] == self.checks:
                 raise ValueError(f"env {env} is named twice. Nothing was sent to any env.")
-            seen.add(env)
+            self.checked_by[env] = self.checks
 
     def post_steps(self, const Py_ssize_t[::1] envs, actions):
         """Writes actions and asks each of these envs to step.
@@ -170,8 +179,16 @@ cdef class PartialLoop:
             return True
         if self.ranges_out:  # one answer may be that of many
             missing = 1
-        return self.loop.wait_for(
-            done + <uint32_t>min(missing, <Py_ssize_t>self.open_requests), timeout)
+        cdef sv_budget usual = self.loop.waiter.budget
+        if usual.pause == 0:
+            # A worker to which the core is yielded keeps it until it has answered all that it was
+            # asked; a sleeper that is woken takes it back (uneven envs: 1.6 -> 1.8 times lockstep).
+            self.loop.waiter.budget.yield_ = self.loop.waiter.budget.linger = 0
+        try:
+            return self.loop.wait_for(
+                done + <uint32_t>min(missing, <Py_ssize_t>self.open_requests), timeout)
+        finally:
+            self.loop.waiter.budget = usual
 
     def pop(self):
         """Takes the answers that are there.
@@ -267,6 +284,14 @@ cdef class PartialLoop:
         index = np.asarray(envs)
         return (loop.observations.gather(envs), loop.rewards[index], loop.terminations[index],
                 loop.truncations[index], infos)
+
+    def have_infos(self, const Py_ssize_t[::1] envs):
+        """Whether one of these envs, which were taken, has sent any."""
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
+            if self.flags[envs[i]] & MESSAGES:
+                return True
+        return len(self.held) > 0
 
     def infos(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, vector_env):
         """Gymnasium's dict of arrays of envs that were taken.
