@@ -2,7 +2,7 @@
  *
  * One block a worker, on cache lines of its own.  The worker is the only writer, once a request;
  * the parent reads whenever it likes.  The numbers carry no data and order nothing, so all accesses
- * are relaxed: a reader may see one number newer than another, never half of one.
+ * but those of `busy` are relaxed: a reader may see one number newer than another, never half of one.
  */
 #ifndef SHMVEC_COUNTERS_H
 #define SHMVEC_COUNTERS_H
@@ -21,7 +21,9 @@
     X(waits)      /* that did not find a request at once */                                        \
     X(parks)      /* sleeps */                                                                     \
     X(late_wakes) /* sleeps that ended more than 100 us after the wake */                          \
-    X(wakes)      /* times that it woke the parent */
+    X(wakes)      /* times that it woke the parent */                                              \
+    X(busy_since) /* when what it is doing began; only if there are time limits, */                \
+    X(busy)       /* and what that is: an sv_busy, or 0 */
 
 typedef struct {
 #define SV_COUNTER(name) _Atomic uint64_t name;
@@ -30,6 +32,30 @@ typedef struct {
 } sv_counters;
 
 _Static_assert(sizeof(sv_counters) == SV_CACHE_LINE, "one line a worker");
+
+/* What a worker is doing: stepping an env, or resetting it. */
+static inline uint64_t sv_busy(uint32_t env, bool reset)
+{
+    return ((uint64_t)env + 1) << 1 | reset;
+}
+
+/* Worker: begins something; 0 ends it. */
+static inline void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
+{
+    /* release: pairs with the acquire of sv_busy_for, which must not see this with an older time. */
+    atomic_store_explicit(&counters->busy_since, (uint64_t)now, memory_order_relaxed);
+    atomic_store_explicit(&counters->busy, busy, memory_order_release);
+}
+
+/* Parent: what the worker is doing, and for how long: at most as long as it really has. */
+static inline uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int64_t *elapsed)
+{
+    /* acquire: pairs with the release of sv_busy_begin. */
+    uint64_t busy = atomic_load_explicit(&counters->busy, memory_order_acquire);
+    uint64_t since = atomic_load_explicit(&counters->busy_since, memory_order_relaxed);
+    *elapsed = now - (int64_t)since;
+    return busy;
+}
 
 /* The only writer's store. */
 static inline void sv_counter_set(_Atomic uint64_t *counter, uint64_t value)

@@ -39,11 +39,43 @@ static void test_reader(bool process, uint32_t rounds)
     munmap(shared, sizeof *shared);
 }
 
+static void be_busy(void *argument)
+{
+    struct shared *shared = argument;
+    for (uint32_t env = 0; env < shared->rounds; env++)
+        sv_busy_begin(&shared->counters, sv_busy(env, env % 2), env);
+    sv_busy_begin(&shared->counters, 0, shared->rounds);
+}
+
+/* Nothing is seen with the time at which something before it began. */
+static void test_busy(bool process, uint32_t rounds)
+{
+    struct shared *shared = shared_memory(sizeof *shared);
+    runner writer;
+    uint64_t seen, last = 0;
+    int64_t elapsed;
+    shared->rounds = rounds;
+    run(&writer, process, be_busy, shared);
+    do {
+        seen = sv_busy_for(&shared->counters, rounds, &elapsed);
+        if (seen == 0)
+            continue;
+        uint64_t env = (seen >> 1) - 1;
+        CHECK(seen >= last && env < rounds && (seen & 1) == env % 2);
+        CHECK(elapsed >= 0 && (uint64_t)elapsed <= rounds - env);
+        last = seen;
+    } while (seen != 0 || sv_counter_get(&shared->counters.busy_since) < rounds);
+    join(&writer);
+    munmap(shared, sizeof *shared);
+}
+
 int main(int argc, char **argv)
 {
     uint32_t rounds = rounds_or(argc, argv, 1000000);
     start_deadline();
     test_reader(false, rounds);
     test_reader(true, rounds);
+    test_busy(false, rounds);
+    test_busy(true, rounds);
     return 0;
 }

@@ -4,7 +4,7 @@
 ``gymnasium.make_vec``. ``install`` puts the former in that place for code that cannot be changed.
 """
 
-from shmvec.faults import RemoteTraceback, WorkerCrashError
+from shmvec.faults import EnvTimeoutError, RemoteTraceback, WorkerCrashError
 from shmvec.installation import install, uninstall
 from shmvec.registration import make_vec
 from shmvec.vector_env import ShmVectorEnv
@@ -12,6 +12,7 @@ from shmvec.vector_env import ShmVectorEnv
 __version__ = "0.1.0"
 
 __all__ = [
+    "EnvTimeoutError",
     "RemoteTraceback",
     "ShmVectorEnv",
     "WorkerCrashError",

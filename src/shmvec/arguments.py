@@ -124,6 +124,28 @@ def checked_threads(threads_per_worker: Any, num_workers: int, cores: int) -> in
     return threads
 
 
+def checked_limits(
+    step_timeout: Any, reset_timeout: Any, num_workers: int
+) -> tuple[float | None, float | None]:
+    """Seconds that a step and a reset of one env may take; None: as long as they like."""
+    limits = []
+    for name, limit in (("step_timeout", step_timeout), ("reset_timeout", reset_timeout)):
+        if limit is not None:
+            try:
+                limit = float(limit)
+            except (TypeError, ValueError):
+                raise TypeError(f"{name} must be seconds or None, got {limit!r}") from None
+            if not limit > 0:
+                raise ValueError(f"{name} must be positive, got {limit}")
+            if num_workers == 0:
+                raise ValueError(
+                    f"{name} needs worker processes: with num_workers=0 the env runs in this one, "
+                    "and nobody is left to look at the clock"
+                )
+        limits.append(limit)
+    return limits[0], limits[1]
+
+
 def checked_wait_policy(policy: Any) -> None:
     """Raises unless it is one of the policies."""
     if policy not in WAIT_POLICIES:

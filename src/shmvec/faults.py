@@ -6,6 +6,7 @@ env's index, whatever its constructor looks like and whether or not it can be pi
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import signal
 import traceback
@@ -15,11 +16,32 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["Failure", "RemoteTraceback", "WorkerCrashError", "raise_failures"]
+__all__ = ["EnvTimeoutError", "Failure", "RemoteTraceback", "WorkerCrashError", "raise_failures"]
 
 
 class WorkerCrashError(RuntimeError):
     """A worker process ended without being told to; the vector env is closed."""
+
+
+class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
+    """An env takes longer than ``step_timeout`` or ``reset_timeout`` allows.
+
+    Attributes:
+        env: Its index.
+        operation: "step" or "reset".
+        limit: Seconds that it may take.
+    """
+
+    def __init__(self, env: int, operation: str, limit: float) -> None:
+        """Says so."""
+        super().__init__(
+            f"env {env} has been in {operation}() for longer than {operation}_timeout={limit:g} "
+            "seconds. It may still come back: the next call waits for it first, under the same "
+            "limit. close(terminate=True) ends it."
+        )
+        self.env = env
+        self.operation = operation
+        self.limit = limit
 
 
 class RemoteTraceback(Exception):

@@ -28,6 +28,7 @@ from shmvec.arguments import (
     AutoresetMode,
     checked_autoreset_mode,
     checked_env_fns,
+    checked_limits,
     checked_mask,
     checked_max_concurrency,
     checked_num_workers,
@@ -117,6 +118,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         wait_policy: str = "adaptive",
         threads_per_worker: int | None = None,
         pin_workers: bool = False,
+        step_timeout: float | None = None,
+        reset_timeout: float | None = None,
         batch_size: int | None = None,
         record_order: list[npt.NDArray[np.intp]] | None = None,
         replay_order: Iterable[npt.ArrayLike] | None = None,
@@ -158,6 +161,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 ``OMP_NUM_THREADS`` that you have set hold. (A library that was loaded before its
                 worker was forked is reached only if threadpoolctl is installed.)
             pin_workers: Whether each worker is bound to a core of its own.
+            step_timeout: Seconds that a step of one env may take. None: as long as it likes.
+            reset_timeout: Seconds that a reset of one env may take.
             batch_size: ``recv`` returns so many envs, those that are ready first; ``step`` and
                 ``reset``, too. None: all.
             record_order: A list to which ``recv`` appends the envs of each batch.
@@ -210,6 +215,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         cores = usable_cores()
         self.num_workers = checked_num_workers(num_workers, self.num_envs, cores, max_concurrency)
 
+        self._limits = checked_limits(step_timeout, reset_timeout, self.num_workers)
         threads = checked_threads(threads_per_worker, self.num_workers, cores)
 
         if self.num_workers == 0:
@@ -271,7 +277,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         descriptor = reserve_memory(nbytes)
         try:
             segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
-            attachment = Attachment(layout, nbytes, workers.has_alarms, mode.value)
+            attachment = Attachment(
+                layout, nbytes, workers.has_alarms, mode.value, self._limits != (None, None)
+            )
             workers.attach(attachment, descriptor, segment)
         finally:
             os.close(descriptor)
@@ -282,6 +290,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             look=workers.look,
             rouse=workers.rouse,
             budgets=partial(current_budgets, self.wait_policy, self.num_workers, workers.processes),
+            limits=self._limits,
             copy=self.copy,
             may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
             inline=workers.inline,
@@ -376,6 +385,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             ClosedEnvironmentError: After ``close``.
             ValueError: The number of seeds or the shape of the mask is wrong.
             TypeError: A seed is no integer, or the mask no array of bools.
+            EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
@@ -459,6 +469,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             ClosedEnvironmentError: After ``close``.
             ValueError: The number or the shape of the actions is wrong. Nothing was sent.
             TypeError: Their dtype is. Nothing was sent.
+            EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause. The other
                 envs have made their step; ``reset`` or ``close`` as you like.
@@ -558,6 +569,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up, and less (with ``min_envs``: none) are
                 ready. Nothing is lost: call again.
             ValueError: ``min_envs`` is out of range; ``replay_order`` does not fit or is over.
+            EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause. That env
                 may be reset; the others' results are returned by the next call.

@@ -61,12 +61,14 @@ class Attachment:
         nbytes: Size of the segment.
         alarm: Whether a second descriptor follows, which wakes the worker when it dozes.
         autoreset: Value of the ``AutoresetMode``.
+        timed: Whether there are time limits.
     """
 
     layout: Layout
     nbytes: int
     alarm: bool
     autoreset: str
+    timed: bool
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ class EnvHost:
             self,
             attachment.layout.attach(segment),
             attachment.autoreset,
+            attachment.timed,
         )
 
     def wait_for_parent_with(self, look: Callable[[], object]) -> None:

@@ -46,6 +46,9 @@ cdef extern from "counters.h" nogil:
         sv_counter parks
         sv_counter late_wakes
         sv_counter wakes
+    uint64_t sv_busy(uint32_t env, bint reset)
+    void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
+    uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int64_t *elapsed)
     void sv_counter_set(sv_counter *counter, uint64_t value)
     uint64_t sv_counter_get(const sv_counter *counter)
 

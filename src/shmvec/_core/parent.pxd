@@ -28,6 +28,9 @@ cdef class ParentLoop:
     cdef object rouse
     cdef object budgets
     cdef int64_t followed_at
+    cdef int64_t step_limit       # of one env, in ns; -1: none
+    cdef int64_t reset_limit
+    cdef int64_t slice_ns         # between two looks around
     cdef object inline
     cdef uint32_t num_workers
     cdef uint32_t *firsts
@@ -46,4 +49,5 @@ cdef class ParentLoop:
     cdef int ring_bell(self) except -1
     cdef bint wait_for(self, uint32_t target, timeout) except -1
     cpdef bint wait(self, timeout) except -1
+    cdef int check_limits(self) except -1
     cdef int follow(self) except -1

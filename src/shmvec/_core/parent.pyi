@@ -21,6 +21,7 @@ class ParentLoop:
         look: Callable[[], None],
         rouse: Callable[[], None],
         budgets: Callable[[], WaitBudgets],
+        limits: tuple[float | None, float | None] = (None, None),
         copy: bool = True,
         may_step_over: bool = True,
         inline: Callable[[], None] | None = None,

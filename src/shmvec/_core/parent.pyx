@@ -16,6 +16,7 @@ from shmvec._core.csrc cimport (
     sv_bell,
     sv_bell_has_dozers,
     sv_bell_ring,
+    sv_busy_for,
     sv_budget,
     sv_completion,
     sv_completion_check,
@@ -55,6 +56,8 @@ from shmvec._core.segment cimport Segment
 
 import numpy as np
 from gymnasium.vector import VectorEnv
+
+from shmvec.faults import EnvTimeoutError
 
 cdef int64_t SLICE_NS = 50_000_000
 cdef int64_t FOLLOW_NS = 1_000_000_000  # between two looks at the cores
@@ -105,7 +108,7 @@ cdef class ParentLoop:
         free(self.counts)
         free(self.flags)
 
-    def __init__(self, segment, ranges, slabs, look, rouse, budgets, copy=True,
+    def __init__(self, segment, ranges, slabs, look, rouse, budgets, limits=(None, None), copy=True,
                  may_step_over=True, inline=None):
         self.observations = slabs.observations
         self.actions = slabs.actions
@@ -124,6 +127,14 @@ cdef class ParentLoop:
         self.copy = copy
         self.inline = inline
         self.budgets = budgets
+        step_limit, reset_limit = limits
+        self.step_limit = -1 if step_limit is None else <int64_t>(step_limit * 1e9)
+        self.reset_limit = -1 if reset_limit is None else <int64_t>(reset_limit * 1e9)
+        # Looked at often enough that a limit is not overrun by more than a quarter.
+        self.slice_ns = SLICE_NS
+        for limit in (self.step_limit, self.reset_limit):
+            if limit >= 0:
+                self.slice_ns = min(self.slice_ns, max(1_000_000, <int64_t>limit // 4))
         cdef sv_budget budget
         budget.pause = budget.yield_ = budget.linger = budget.window = 0
         sv_waiter_init(&self.waiter, budget, False)
@@ -239,11 +250,11 @@ cdef class ParentLoop:
         if sv_completion_check(self.completion, target):
             return True
         cdef int64_t deadline = -1 if timeout is None else sv_now_ns() + <int64_t>(timeout * 1e9)
-        cdef int64_t slice_ns = SLICE_NS
+        cdef int64_t slice_ns = self.slice_ns
         cdef int found
         while True:
             if deadline >= 0:
-                slice_ns = min(SLICE_NS, deadline - sv_now_ns())
+                slice_ns = min(self.slice_ns, deadline - sv_now_ns())
                 if slice_ns <= 0:
                     return False
             with nogil:
@@ -252,6 +263,24 @@ cdef class ParentLoop:
                 return True
             PyErr_CheckSignals()
             self.look()
+            if self.step_limit >= 0 or self.reset_limit >= 0:
+                self.check_limits()
+
+    cdef int check_limits(self) except -1:
+        """Raises if an env takes longer than it may."""
+        cdef uint32_t worker
+        cdef uint64_t busy
+        cdef int64_t elapsed
+        cdef int64_t limit
+        for worker in range(self.num_workers):
+            busy = sv_busy_for(
+                sv_segment_counters(self.segment.base, &self.segment.plan, worker), sv_now_ns(),
+                &elapsed)
+            limit = self.reset_limit if busy & 1 else self.step_limit
+            if busy != 0 and 0 <= limit < elapsed:
+                raise EnvTimeoutError((busy >> 1) - 1, "reset" if busy & 1 else "step",
+                                      1e-9 * limit)
+        return 0
 
     # ---- gathering ---------------------------------------------------------------------------
 

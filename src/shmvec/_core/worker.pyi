@@ -38,6 +38,7 @@ class WorkerLoop:
         host: Host,
         slabs: Slabs,
         autoreset: str,
+        timed: bool,
     ) -> None: ...
     def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:
         """Serves until told to close (True) or until the parent is gone (False).

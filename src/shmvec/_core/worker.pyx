@@ -18,6 +18,8 @@ from shmvec._core.csrc cimport (
     sv_bell,
     sv_bell_awake,
     sv_bell_doze,
+    sv_busy,
+    sv_busy_begin,
     sv_completion,
     sv_completion_add,
     sv_counter_set,
@@ -99,6 +101,7 @@ cdef class WorkerLoop:
     cdef uint32_t index
     cdef Py_ssize_t first_env
     cdef int autoreset
+    cdef bint timed               # there are time limits: say what is being done
     cdef bytearray over           # NEXT_STEP: envs whose episode is over, to be reset
     cdef object operation         # what an env is doing, for messages of errors
     cdef dict undecodable         # errors of actions that could not be unpickled, by env
@@ -107,7 +110,8 @@ cdef class WorkerLoop:
     cdef list late                # [(kind, env, message)]: did not fit the ring
     cdef list failures
 
-    def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset):
+    def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
+                 timed):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
@@ -139,6 +143,7 @@ cdef class WorkerLoop:
         self.index = index
         self.first_env = first_env
         self.autoreset = AUTORESET[autoreset]
+        self.timed = timed
         self.over = bytearray(len(envs))
         self.undecodable = {}
         self.late = []
@@ -217,6 +222,8 @@ cdef class WorkerLoop:
             raise RuntimeError(f"the segment is damaged: operation {operation}")
         if self.late or self.failures or results is not None:
             self.flags |= LATE
+        if self.timed:
+            sv_busy_begin(self.counters, 0, 0)
         self.complete(request)
         # After the completion: the parent reads the pipe only then, and a full pipe would block.
         if self.flags & LATE:
@@ -298,6 +305,8 @@ cdef class WorkerLoop:
         if self.undecodable and env in self.undecodable:
             raise self.undecodable.pop(env)
         self.steps += 1
+        if self.timed:
+            sv_busy_begin(self.counters, sv_busy(env, False), sv_now_ns())
         result = self.envs[i].step(self.actions.read(env))
         if type(result) is not tuple:
             result = tuple(result)
@@ -351,6 +360,8 @@ cdef class WorkerLoop:
         """The observation and info of a reset."""
         cdef int64_t start = sv_now_ns()
         self.resets += 1
+        if self.timed:
+            sv_busy_begin(self.counters, sv_busy(self.first_env + i, True), sv_now_ns())
         try:
             if explicit:
                 result = self.envs[i].reset(seed=seed, options=options)

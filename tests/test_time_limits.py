@@ -1,0 +1,121 @@
+"""Time limits of single envs: the one that hangs is named, and nothing is lost."""
+
+import multiprocessing
+from contextlib import contextmanager
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from shmvec import EnvTimeoutError, ShmVectorEnv
+
+DEADLINE = 30.0
+HANG = 7  # this action, or seed, makes an env wait for its gate
+
+
+class Gated(gym.Env):
+    observation_space = gym.spaces.Box(0, 1000, (1,), np.float64)
+    action_space = gym.spaces.Discrete(10)
+
+    def __init__(self, gate):
+        self.gate = gate
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        if seed == HANG:
+            assert self.gate.wait(DEADLINE)
+        self.count = 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        if action == HANG:
+            assert self.gate.wait(DEADLINE)
+        self.count += 1
+        return np.array([float(self.count)]), 0.0, action == 9, False, {}
+
+
+@contextmanager
+def gated(**options):
+    gate = multiprocessing.get_context("fork").Event()
+    envs = ShmVectorEnv([lambda: Gated(gate)] * 4, context="fork", num_workers=2, **options)
+    try:
+        yield envs, gate
+    finally:
+        gate.set()
+        envs.close()
+
+
+def test_a_step_that_hangs():
+    with gated(step_timeout=0.05, reset_timeout=DEADLINE) as (envs, gate):
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step([1, 1, 1, 1])
+        with pytest.raises(EnvTimeoutError, match=r"env 2 has been in step\(\)") as caught:
+            envs.step([1, 1, HANG, 1])
+        assert (caught.value.env, caught.value.operation) == (2, "step")
+        assert caught.value.limit == pytest.approx(0.05)
+        assert isinstance(caught.value, TimeoutError)
+        assert isinstance(caught.value, multiprocessing.TimeoutError)
+        with pytest.raises(EnvTimeoutError, match="env 2"):  # still
+            envs.step([1, 1, 1, 1])
+        gate.set()
+        # The step that hung is finished; that of the failed call was never sent.
+        while True:
+            try:
+                observations = envs.step([1, 1, 1, 1])[0]
+                break
+            except EnvTimeoutError:
+                continue
+        assert observations[:, 0].tolist() == [5, 5, 5, 5]
+
+
+def test_a_reset_that_hangs():
+    with gated(reset_timeout=0.05) as (envs, gate):
+        with pytest.raises(EnvTimeoutError, match=r"env 1 has been in reset\(\)"):
+            envs.reset(seed=[0, HANG, 0, 0])
+        gate.set()
+        while True:
+            try:
+                assert envs.reset(seed=0)[0].tolist() == [[0]] * 4
+                break
+            except EnvTimeoutError:
+                continue
+        envs.step([1, 1, 1, 9])
+        envs.step([1, 1, 1, HANG])  # a reset, which does not look at the action
+
+
+def test_partial_batches_go_on_without_it():
+    with gated(step_timeout=0.05, batch_size=2) as (envs, gate):
+        envs.async_reset()
+        envs.recv(min_envs=2, timeout=DEADLINE)
+        envs.recv(min_envs=2, timeout=DEADLINE)
+        envs.send([HANG, 1, 1, 1])  # env 0 is first in its worker: env 1 waits for it
+        assert sorted(envs.recv(min_envs=2, timeout=DEADLINE)[-1]["env_id"]) == [2, 3]
+        with pytest.raises(EnvTimeoutError, match="env 0"):
+            envs.recv()
+        envs.send([1, 1], [2, 3])
+        assert sorted(envs.recv()[-1]["env_id"]) == [2, 3]
+        gate.set()
+        while True:
+            try:
+                found = envs.recv()
+                break
+            except EnvTimeoutError:
+                continue
+        assert sorted(found[-1]["env_id"]) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["step_timeout", "reset_timeout"])
+@pytest.mark.parametrize(
+    ("limit", "options", "error", "message"),
+    [
+        (0, {}, ValueError, "must be positive"),
+        (-1.0, {}, ValueError, "must be positive"),
+        (float("nan"), {}, ValueError, "must be positive"),
+        ("soon", {}, TypeError, "must be seconds or None"),
+        (1.0, {"num_workers": 0}, ValueError, "needs worker processes"),
+    ],
+)
+def test_bad_limits(name, limit, options, error, message):
+    with pytest.raises(error, match=f"{name} {message}"):
+        ShmVectorEnv([lambda: gym.make("CartPole-v1")], **{name: limit}, **options)
