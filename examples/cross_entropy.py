@@ -5,7 +5,8 @@ Needs nothing but shmvec:
     python examples/cross_entropy.py
 
 Prints, for each generation, the mean and the best length of an episode; the same seed gives the
-same numbers on any machine and with any number of workers. Replace ``shmvec.make_vec(...)`` by
+same numbers on any machine, with any number of workers, and with partial batches: ``--batch-size
+16`` chooses the actions of 16 envs while the others step. Replace ``shmvec.make_vec(...)`` by
 ``gymnasium.make_vec(..., vectorization_mode="async")`` to compare.
 """
 
@@ -30,21 +31,44 @@ def evaluate(envs: shmvec.ShmVectorEnv, policies: np.ndarray, seed: int) -> np.n
     return lengths
 
 
+def evaluate_in_parts(envs: shmvec.ShmVectorEnv, policies: np.ndarray, seed: int) -> np.ndarray:
+    """The same, for whoever is ready first: envs whose episode is over are not asked again."""
+    envs.async_reset(seed=seed)
+    lengths = np.zeros(envs.num_envs)
+    out = envs.num_envs
+    while out > 0:
+        observations, rewards, terminations, truncations, infos = envs.recv(
+            min_envs=min(envs.batch_size or envs.num_envs, out)
+        )
+        ids = infos["env_id"]
+        lengths[ids] += rewards  # 0 for a reset
+        playing = ~(terminations | truncations)
+        actions = (np.einsum("ij,ij->i", observations, policies[ids]) > 0).astype(np.int64)
+        out -= np.count_nonzero(~playing)
+        if playing.any():
+            envs.send(actions[playing], ids[playing])
+    return lengths
+
+
 def main() -> None:
     """Trains until the elite plays whole episodes, or for so many generations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--num-envs", type=int, default=32)
     parser.add_argument("--generations", type=int, default=15)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, help="choose actions for so many envs at a time")
     options = parser.parse_args()
 
     rng = np.random.default_rng(options.seed)
     mean, deviation = np.zeros(4), np.ones(4)
-    envs = shmvec.make_vec("CartPole-v1", options.num_envs)
+    envs = shmvec.make_vec(
+        "CartPole-v1", options.num_envs, vector_kwargs={"batch_size": options.batch_size}
+    )
+    play = evaluate if options.batch_size is None else evaluate_in_parts
     start = time.perf_counter()
     for generation in range(options.generations):
         policies = mean + deviation * rng.standard_normal((options.num_envs, 4))
-        lengths = evaluate(envs, policies, seed=1000 * generation)
+        lengths = play(envs, policies, seed=1000 * generation)
         elite = policies[np.argsort(lengths)[-options.num_envs // 4 :]]
         mean, deviation = elite.mean(axis=0), elite.std(axis=0) + 0.05
         print(f"generation {generation:2}: mean {lengths.mean():5.1f}, best {lengths.max():5.1f}")
