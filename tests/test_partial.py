@@ -1,6 +1,7 @@
 """Partial batches: whoever is ready first, each env's own story untouched."""
 
 import multiprocessing
+import threading
 import time
 from contextlib import contextmanager
 
@@ -286,7 +287,7 @@ def gated():
         batch_size=2,
     )
     envs.async_reset()
-    while envs._asked:
+    while envs._loop.asked:
         envs.recv(min_envs=1, timeout=DEADLINE)
     try:
         yield envs, gates
@@ -421,6 +422,32 @@ def test_an_env_that_raises(shared_memory):
         envs.async_reset(options={"reset_mask": np.array([False, True, False, False])})
         *_, infos = envs.recv(timeout=DEADLINE)
         assert infos["env_id"].tolist() == [1] and infos["episode"].tolist() == [2]
+    finally:
+        envs.close()
+
+
+def test_envs_that_raise_in_a_masked_step():
+    """Raised together, as by step(), after the others have made theirs; nothing is left over."""
+    envs = ShmVectorEnv([lambda i=i: Fails(i) for i in range(4)], num_workers=2)
+    try:
+        envs.reset(seed=0)
+        with pytest.raises(LookupError) as caught:
+            envs.step([13, 5, None, 13])
+        assert caught.value.args == ("thirteen", 0)
+        assert not hasattr(caught.value, "add_note") or "env 3" in caught.value.__notes__[0]
+        assert envs.get_attr("asked") == (0, 1, 0, 0)
+        assert envs.step([1, 1, 1, 1])[4]["asked"].tolist() == [1, 2, 1, 1]
+    finally:
+        envs.close()
+
+
+def test_a_reset_that_cannot_be_sent():
+    envs = ShmVectorEnv(stories(2), num_workers=1)
+    try:
+        envs.reset()
+        with pytest.raises(TypeError, match="pickle"):
+            envs.async_reset(options={"lock": threading.Lock()})
+        assert envs.step([1, 1])[1].tolist() == [1, 1]
     finally:
         envs.close()
 

@@ -25,11 +25,7 @@ Envs = npt.NDArray[np.intp]
 
 
 class PartialBatches:
-    """What ``send`` and ``recv`` and ``step(mask=)`` do.
-
-    Attributes:
-        busy: Whether envs are out, or their results were not taken yet.
-    """
+    """What ``send`` and ``recv`` and ``step(mask=)`` do."""
 
     def __init__(
         self,
@@ -48,11 +44,6 @@ class PartialBatches:
         if replay_order is not None:
             self._replay = iter(replay_order)
         self._batches = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether envs are out, or their results were not taken yet."""
-        return self._loop.busy
 
     def send(self, envs: Envs, actions: Any) -> None:
         """Asks envs to step."""
@@ -115,7 +106,7 @@ class PartialBatches:
             loop.wait(wanted, None)
             late = loop.pop()
         if late is not None:
-            self._take_late(late)
+            self._raise_late(late)
         if loop.num_ready >= wanted:  # the usual
             return True
         return self._wait(lambda: loop.num_ready >= wanted, wanted, timeout)
@@ -161,24 +152,38 @@ class PartialBatches:
         while True:
             late = self._loop.pop()
             if late is not None:
-                self._take_late(late)
+                self._raise_late(late)
             if done():
                 return True
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._loop.wait(wanted or self._loop.num_ready + 1, left):
                 return False
 
-    def _take_late(self, workers: Sequence[int]) -> None:
-        """Takes what did not fit the rings; raises what envs have raised."""
+    def finish(self) -> tuple[Envs, list[Failure]]:
+        """Waits until no env is out: those that have answered, and what the others have raised."""
+        failures: list[Failure] = []
+        while self._loop.num_out > 0:
+            self._loop.wait(self._loop.num_ready + self._loop.num_out, None)
+            late = self._loop.pop()
+            if late is not None:
+                failures += self._take_late(late)
+        return self._loop.take(self._loop.num_ready), failures
+
+    def _take_late(self, workers: Sequence[int]) -> list[Failure]:
+        """Takes what did not fit the rings: infos are kept, and what envs have raised returned."""
         failures: list[Failure] = []
         for worker in workers:
             late = self._workers.receive(worker)
             failures += late.failures
             for kind, env, message in late.messages:
                 self._loop.hold(env, kind, self._workers.unpack(message))
+        for failure in failures:
+            self._loop.drop(failure.env)
+        return failures
+
+    def _raise_late(self, workers: Sequence[int]) -> None:
+        failures = self._take_late(workers)
         if failures:
-            for failure in failures:
-                self._loop.drop(failure.env)
             raise EnvsFailed(failures)
 
     def results(self, envs: Envs) -> tuple[Any, ...]:

@@ -187,7 +187,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._loop: ParentLoop | None = None
         self._state = _DEFAULT
         self._held: Callable[[], object] | None = None
-        self._asked = ""  # what has asked single envs, whose results are not taken yet
+        self._masked = False  # the single envs that were asked are those of a masked step
 
         self.env_fns = checked_env_fns(env_fns)
         self.num_envs = len(self.env_fns)
@@ -493,9 +493,22 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         loop = self._idle_loop("step")
         self._settle(loop)
         self._partial.send(envs, given_actions(self.action_space, actions, envs))
-        self._asked = "step"
-        infos = self._partial.infos(self._take(len(envs), None, None), self)
-        return loop.results(infos)
+        self._masked = True
+        envs, failures = self._finish_masked()
+        if failures:
+            _log_as_gymnasium_does(failures)
+            raise_failures(failures)
+        return loop.results(self._partial.infos(envs, self))
+
+    def _finish_masked(self) -> tuple[npt.NDArray[np.intp], list[Failure]]:
+        """Waits for the envs of a masked step: those that have made it, and what others raised."""
+        try:
+            finished = self._partial.finish()
+        except WorkerCrashError:
+            self._abandon()
+            raise
+        self._masked = False
+        return finished
 
     def async_reset(
         self,
@@ -518,7 +531,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         mask, payload = self._reset_arguments(seed, options)
         envs = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
         self._settle(loop)
-        self._asked = self._asked or "async_reset"
         command = None if payload is None else partial(self._packed, "reset", payload)
         self._partial.reset(envs, command)
 
@@ -545,7 +557,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         loop = self._idle_loop("send", asking=True)
         self._settle(loop)
         self._partial.send(envs, actions)
-        self._asked = "send"
 
     def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
         """Waits for a batch of envs: those that have been ready for longest.
@@ -599,7 +610,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     ) -> npt.NDArray[np.intp]:
         """Waits for envs that were asked one by one."""
         try:
-            envs = self._partial.take(count, min_envs, timeout)
+            return self._partial.take(count, min_envs, timeout)
         except EnvsFailed as failed:
             _log_as_gymnasium_does(failed.failures)
             raise_failures(failed.failures)
@@ -607,10 +618,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         except WorkerCrashError:
             self._abandon()
             raise
-        finally:
-            if not self._partial.busy:
-                self._asked = ""
-        return envs
 
     def _settle(self, loop: ParentLoop) -> None:
         """Waits for results that nobody wants any more: of calls that were broken off."""
@@ -816,10 +823,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 str(self._state.value),
             )
         assert self._loop is not None
-        if self._asked == "step":  # with a mask, and broken off
-            while self._partial.busy:
-                self._take(self.num_envs, 1, None)
-        if self._asked and not asking:
+        if self._masked:  # it was broken off: its results are dropped
+            self._finish_masked()
+        if self._loop.asked and not asking:
             raise AlreadyPendingCallError(
                 f"Calling `{name}` while envs are out: take the results of all that were asked to "
                 "step or reset, with `recv`, first.",

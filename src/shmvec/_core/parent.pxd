@@ -40,6 +40,10 @@ cdef class ParentLoop:
     cdef uint32_t issued
     cdef uint64_t wakes           # times that ringing the bell took a system call
     cdef readonly bint pending    # something was posted and not collected yet
+    # Single envs, asked by a PartialLoop, whose answers were not taken yet.
+    cdef readonly Py_ssize_t asked
+    cdef bint encode(self, uint32_t worker, Py_ssize_t env, object action,
+                     uint32_t sequence) except -1
     cdef dict send_actions(self, actions)
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
     cdef int follow_if_due(self) except -1

@@ -13,6 +13,8 @@ class ParentLoop:
     """The parent's ends of all rings: post, wait, collect."""
 
     pending: bool
+    asked: int
+    """How many single envs a :class:`PartialLoop` has asked whose answers were not taken yet."""
     def __init__(
         self,
         segment: Segment,

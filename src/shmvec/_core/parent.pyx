@@ -169,26 +169,28 @@ cdef class ParentLoop:
     def post_close(self):
         self.post(CLOSE, None)
 
+    cdef bint encode(self, uint32_t worker, Py_ssize_t env, object action,
+                     uint32_t sequence) except -1:
+        """Puts an action into the ring to its worker; False if it does not fit."""
+        try:
+            return (<Encoder>self.encoders[worker]).encode(env, ACTION, {"": action}, sequence)
+        except Exception as error:
+            raise TypeError(
+                f"wrong actions: that of env {env} cannot be pickled to send it to its worker "
+                f"({error}). Nothing was sent to any env."
+            ) from error
+
     cdef dict send_actions(self, actions):
         """Puts actions into the rings to the workers; what does not fit by worker."""
         cdef dict late = {}
         cdef uint32_t worker
         cdef Py_ssize_t env
-        cdef Encoder encoder
         cdef list each = (<MessageCodec>self.actions).split(actions, len(self.everyone))
         # Counted first: what a failure below leaves in the rings is of no later sequence.
         self.sequence += 1
         for worker in range(self.num_workers):
-            encoder = self.encoders[worker]
             for env in range(self.firsts[worker], self.firsts[worker] + self.counts[worker]):
-                try:
-                    fits = encoder.encode(env, ACTION, {"": each[env]}, self.sequence + 1)
-                except Exception as error:
-                    raise TypeError(
-                        f"wrong actions: that of env {env} cannot be pickled to send it to its "
-                        f"worker ({error}). Nothing was sent to any env."
-                    ) from error
-                if not fits:
+                if not self.encode(worker, env, each[env], self.sequence + 1):
                     late.setdefault(worker, []).append((env, each[env]))
         return late
 

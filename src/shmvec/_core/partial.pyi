@@ -13,10 +13,8 @@ class PartialLoop:
     """Requests and answers of single envs, over the rings of a :class:`ParentLoop`."""
 
     num_ready: int
-    num_out: int
     @property
-    def busy(self) -> bool:
-        """Whether envs are out, or their results were not taken yet."""
+    def num_out(self) -> int: ...
     def __init__(self, loop: ParentLoop, in_any_order: bool) -> None:
         """Takes the loop, and whether :meth:`take_these` will be used."""
     def check(self, envs: Envs) -> None:

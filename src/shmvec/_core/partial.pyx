@@ -9,10 +9,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from shmvec._core.codec cimport MessageCodec
 from shmvec._core.csrc cimport SV_RING_YES, sv_budget, sv_record, sv_ring_try_pop
 from shmvec._core.infos cimport InfoDecoder
-from shmvec._core.messages cimport Encoder
 from shmvec._core.parent cimport ParentLoop
 from shmvec._core.protocol cimport (
-    ACTION,
     COMMAND,
     INFO,
     LATE,
@@ -49,11 +47,10 @@ cdef class PartialLoop:
     cdef dict held                # env: [info], of messages that are in no ring
     cdef bint in_any_order        # envs are not taken in the order of their answers
     cdef readonly Py_ssize_t num_ready
-    cdef readonly Py_ssize_t num_out
 
     @property
-    def busy(self):
-        return self.num_out + self.num_ready > 0
+    def num_out(self):
+        return self.loop.asked - self.num_ready
 
     def __init__(self, ParentLoop loop, in_any_order):
         cdef uint32_t worker
@@ -118,22 +115,15 @@ cdef class PartialLoop:
         cdef ParentLoop loop = self.loop
         cdef list late = []
         cdef Py_ssize_t i
-        cdef Py_ssize_t env
-        cdef uint32_t sequence = loop.sequence
-        # Counted first: what a failure below leaves in the rings is of no later sequence.
-        loop.sequence += <uint32_t>len(actions)
-        for i in range(envs.shape[0]):
-            env = envs[i]
-            try:
-                fits = (<Encoder>loop.encoders[self.workers[env]]).encode(
-                    env, ACTION, {"": actions[i]}, loop.sequence + 1 + <uint32_t>i)
-            except Exception as error:
-                raise TypeError(
-                    f"wrong actions: that of env {env} cannot be pickled to send it to its worker "
-                    f"({error}). Nothing was sent to any env."
-                ) from error
-            if not fits:
-                late.append((self.workers[env], [(env, actions[i])]))
+        cdef uint32_t worker
+        try:
+            for i in range(envs.shape[0]):
+                worker = self.workers[envs[i]]
+                if not loop.encode(worker, envs[i], actions[i], loop.sequence + 1 + <uint32_t>i):
+                    late.append((worker, [(envs[i], actions[i])]))
+        except BaseException:
+            loop.sequence += <uint32_t>len(actions)  # what is in the rings is of no later one
+            raise
         return late
 
     def post_resets(self, const Py_ssize_t[::1] envs):
@@ -150,9 +140,7 @@ cdef class PartialLoop:
         cdef uint32_t worker
         loop.sequence += 1
         for i in range(envs.shape[0]):
-            self.sequences[envs[i]] = loop.sequence
-            self.states[envs[i]] = OUT
-        self.num_out += envs.shape[0]
+            self.ask(envs[i])
         for worker in range(loop.num_workers):
             loop.request(worker, COMMAND, loop.firsts[worker], loop.counts[worker])
         self.open_requests += loop.num_workers
@@ -163,10 +151,17 @@ cdef class PartialLoop:
         cdef ParentLoop loop = self.loop
         loop.sequence += 1
         loop.request(self.workers[env], operation, <uint32_t>env, 1)
-        self.sequences[env] = loop.sequence
-        self.states[env] = OUT
-        self.num_out += 1
+        self.ask(env)
         self.open_requests += 1
+        return 0
+
+    cdef int ask(self, Py_ssize_t env) except -1:
+        """Marks an env as out for the request of this sequence."""
+        self.sequences[env] = self.loop.sequence
+        self.states[env] = OUT
+        self.loop.asked += 1
+        if self.held:  # of answers that nobody took
+            self.held.pop(env, None)
         return 0
 
     # ---- waiting -----------------------------------------------------------------------------
@@ -219,7 +214,6 @@ cdef class PartialLoop:
                         self.states[env] = READY
                         self.queue[(self.head + self.num_ready) % self.num_envs] = env
                         self.num_ready += 1
-                        self.num_out -= 1
                         if self.in_any_order and answer.operation & MESSAGES:
                             decoder = loop.decoders[worker]
                             for owner, info in decoder.hold(env, answer.sequence):
@@ -257,6 +251,7 @@ cdef class PartialLoop:
             self.states[view[i]] = HOME
             self.head = (self.head + 1) % self.num_envs
         self.num_ready -= count
+        self.loop.asked -= count
         return envs
 
     def take_these(self, const Py_ssize_t[::1] envs):
@@ -276,6 +271,7 @@ cdef class PartialLoop:
                 self.queue[(self.head + kept) % self.num_envs] = env
                 kept += 1
         self.num_ready = kept
+        self.loop.asked -= count - kept
         return True
 
     def results(self, const Py_ssize_t[::1] envs, infos):
