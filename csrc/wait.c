@@ -162,6 +162,19 @@ static inline int give_way(sv_waiter *waiter, sv_ready ready, void *what, int64_
     return found;
 }
 
+/* The yield phase, from now on. */
+static inline int yield_until(sv_waiter *waiter, sv_ready ready, void *what, int64_t now,
+                              int64_t until)
+{
+    int found;
+    enter(waiter, &waiter->yield_ns, now);
+    while (now < until)
+        if ((found = give_way(waiter, ready, what, &now)) != 0)
+            return found;
+    enter(waiter, &waiter->park_ns, now);
+    return 0;
+}
+
 /* The pause and yield phases. */
 static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
 {
@@ -173,7 +186,6 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
     int64_t yield = worthwhile(waiter, waiter->budget.yield);
     bool may_yield = yield > 0 && sv_waiter_may_yield(waiter);
     int64_t pause_until = waiter->since + pause;
-    int64_t yield_until = pause_until + (may_yield ? yield : 0);
     int64_t now = waiter->since;
     int64_t polite_at = now + POLITE;
     enter(waiter, &waiter->pause_ns, now);
@@ -192,27 +204,7 @@ static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
             polite_at = now + POLITE;
         }
     }
-    enter(waiter, &waiter->yield_ns, now);
-    while (now < yield_until)
-        if ((found = give_way(waiter, ready, what, &now)) != 0)
-            return found;
-    enter(waiter, &waiter->park_ns, now);
-    return 0;
-}
-
-/* Spins on sched_yield until a moment. */
-static inline int yield_until(sv_waiter *waiter, sv_ready ready, void *what, int64_t until)
-{
-    int found = 0;
-    int64_t now = sv_now_ns();
-    enter(waiter, &waiter->yield_ns, now);
-    while ((found = ready(what)) == 0 && now < until) {
-        sv_yield();
-        now = sv_now_ns();
-    }
-    if (found == 0)
-        enter(waiter, &waiter->park_ns, now);
-    return found;
+    return yield_until(waiter, ready, what, now, may_yield ? now + yield : now);
 }
 
 /* When to wake up for a wait whose end can be foreseen, or 0; `until`: when to give up. */
@@ -225,49 +217,69 @@ static int64_t foreseen(const sv_waiter *waiter, int64_t *until)
     return *until - 2 * half;
 }
 
-static int request_ready(void *what)
+/* Sleeps until a moment, or until what is waited for is ready: as sv_ready. */
+typedef int (*sv_sleep)(sv_waiter *waiter, void *what, int64_t until);
+
+/* If the end of the wait that has just begun can be foreseen: sleeps, and yields around it. */
+static inline int nap(sv_waiter *waiter, sv_ready ready, sv_sleep sleep, void *what, int64_t end)
 {
-    return sv_ring_peek(what);
+    int64_t until, wake_at = foreseen(waiter, &until);
+    if (wake_at == 0 || wake_at >= end)
+        return 0;
+    int found = sleep(waiter, what, wake_at);
+    if (found == 0)
+        found = yield_until(waiter, ready, what, sv_now_ns(), until < end ? until : end);
+    return found;
 }
 
-/* Sleeps until the bell rings, at most about slice_ns. */
-static int sleep_for_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
-                             int64_t slice_ns)
+struct request_wait {
+    sv_bell *bell;
+    sv_ring *requests;
+    uint32_t index;
+};
+
+static int request_ready(void *what)
 {
-    uint32_t ticket = sv_bell_listen(bell);
-    int found = sv_ring_peek(requests); /* between listen and sleep: see bell.h */
-    if (found != 0 || slice_ns <= 0)
+    const struct request_wait *wait = what;
+    return sv_ring_peek(wait->requests);
+}
+
+static int sleep_for_request(sv_waiter *waiter, void *what, int64_t until)
+{
+    const struct request_wait *wait = what;
+    uint32_t ticket = sv_bell_listen(wait->bell);
+    int found = sv_ring_peek(wait->requests); /* between listen and sleep: see bell.h */
+    int64_t timeout_ns = until - sv_now_ns();
+    if (found != 0 || timeout_ns <= 0)
         return found;
     sv_affinity affinity = {.count = 0};
     waiter->parks++;
     bool homing = waiter->homing && waiter->probe_in <= 1;
     if (homing)
-        sv_affinity_narrow(&affinity, index);
-    sv_bell_sleep(bell, ticket, sv_bell_mask(index), slice_ns);
+        sv_affinity_narrow(&affinity, wait->index);
+    sv_bell_sleep(wait->bell, ticket, sv_bell_mask(wait->index), timeout_ns);
     if (homing)
         sv_affinity_widen(&affinity);
-    return sv_ring_peek(requests);
+    return sv_ring_peek(wait->requests);
 }
 
 int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
                     int64_t slice_ns)
 {
+    struct request_wait wait = {bell, requests, index};
     int found = sv_ring_peek(requests);
     if (found != 0 && waiter->since == 0)
         return found;
+    int64_t end = sv_now_ns() + slice_ns;
     if (found == 0 && waiter->since == 0) {
         follow(waiter);
-        found = spin(waiter, request_ready, requests);
-        int64_t until, wake_at = found == 0 ? foreseen(waiter, &until) : 0;
-        if (wake_at > 0) {
-            int64_t nap = wake_at - sv_now_ns();
-            found = sleep_for_request(waiter, bell, requests, index,
-                                      nap < slice_ns ? nap : slice_ns);
-            if (found == 0 && nap < slice_ns)
-                found = yield_until(waiter, request_ready, requests, until);
-        }
+        found = spin(waiter, request_ready, &wait);
+        if (found == 0)
+            found = nap(waiter, request_ready, sleep_for_request, &wait, end);
     }
-    if (found == 0 && (found = sleep_for_request(waiter, bell, requests, index, slice_ns)) == 0)
+    if (found == 0)
+        found = sleep_for_request(waiter, &wait, end);
+    if (found == 0)
         return SV_WAIT_SLICE;
     /* relaxed: only a measurement. */
     learn(waiter, atomic_load_explicit(&bell->rung_at, memory_order_relaxed));
@@ -285,44 +297,42 @@ static int completion_ready(void *what)
     return sv_completion_check(wait->completion, wait->target);
 }
 
-/* Sleeps until `target` requests are done.  False: the slice is over first. */
-static bool park_for(sv_waiter *waiter, sv_completion *completion, uint32_t target,
-                     int64_t slice_ns)
+static int sleep_for_completion(sv_waiter *waiter, void *what, int64_t until)
 {
-    if (!sv_completion_arm(completion, target))
-        return true;
+    const struct completion_wait *wait = what;
+    int64_t timeout_ns = until - sv_now_ns();
+    if (timeout_ns <= 0 || !sv_completion_arm(wait->completion, wait->target))
+        return completion_ready(what);
     waiter->parks++;
-    sv_completion_sleep(completion, target, slice_ns);
-    return sv_completion_check(completion, target);
+    sv_completion_sleep(wait->completion, wait->target, timeout_ns);
+    return completion_ready(what);
 }
 
 int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,
                        int64_t slice_ns)
 {
     struct completion_wait wait = {completion, target};
-    bool found = sv_completion_check(completion, target);
+    struct completion_wait all_but_one = {completion, target - 1};
+    int found = completion_ready(&wait);
     if (found && waiter->since == 0)
         return SV_WAIT_READY;
+    int64_t end = sv_now_ns() + slice_ns;
     if (!found && waiter->since == 0) {
         found = spin(waiter, completion_ready, &wait);
         waiter->early = waiter->budget.linger > 0 && waiter->probe_in <= 1;
-        int64_t until, wake_at = found || waiter->early ? 0 : foreseen(waiter, &until);
-        if (wake_at > 0) {
-            int64_t nap = wake_at - sv_now_ns();
-            if (nap > 0)
-                found = park_for(waiter, completion, target, nap < slice_ns ? nap : slice_ns);
-            if (!found && nap < slice_ns)
-                found = yield_until(waiter, completion_ready, &wait, until);
-        }
+        if (!found && !waiter->early)
+            found = nap(waiter, completion_ready, sleep_for_completion, &wait, end);
     }
     if (!found && waiter->early) {
-        if (!park_for(waiter, completion, target - 1, slice_ns))
+        if (!sleep_for_completion(waiter, &all_but_one, end))
             return SV_WAIT_SLICE;
         waiter->early = false;
-        found = yield_until(waiter, completion_ready, &wait,
-                            sv_now_ns() + waiter->budget.linger);
+        int64_t now = sv_now_ns();
+        found = completion_ready(&wait);
+        if (!found)
+            found = yield_until(waiter, completion_ready, &wait, now, now + waiter->budget.linger);
     }
-    if (!found && !park_for(waiter, completion, target, slice_ns))
+    if (!found && !sleep_for_completion(waiter, &wait, end))
         return SV_WAIT_SLICE;
     /* relaxed: only a measurement. */
     learn(waiter, atomic_load_explicit(&completion->done_at, memory_order_relaxed));
