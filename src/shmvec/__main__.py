@@ -33,33 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="envs to step; Noop is an env that does nothing (default: %(default)s)",
     )
     command.add_argument(
-        "--num-envs",
-        nargs="+",
-        type=_positive(int),
-        default=[1, 2, 8, 32],
-        metavar="N",
-        help="numbers of envs (default: 1 2 8 32)",
-    )
-    command.add_argument(
         "--num-workers",
         type=_positive(int),
         metavar="W",
         help="workers of ShmVectorEnv, at most one for each env (default: one for each core)",
     )
-    command.add_argument(
-        "--seconds",
-        type=_positive(float),
-        default=2.0,
-        help="how long each contender is measured with each number of envs (default: 2)",
-    )
-    command.add_argument(
-        "--compute",
-        type=_positive(float),
-        metavar="US",
-        help="let the parent compute for so many µs between steps, and say how much waiting "
-        "workers slow it down",
-    )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
+    _add_measuring(command, [1, 2, 8, 32], 2.0)
     command.set_defaults(run=_bench)
 
     command = commands.add_parser(
@@ -75,33 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "path/file.py:make_env",
     )
     command.add_argument(
-        "--num-envs",
-        nargs="+",
-        type=_positive(int),
-        default=[8, 32, 128],
-        metavar="N",
-        help="numbers of envs to try (default: 8 32 128)",
-    )
-    command.add_argument(
         "--kwargs",
         type=_arguments,
         default={},
         metavar="JSON",
         help='arguments of the env, as \'{"render_mode": "rgb_array"}\'',
     )
-    command.add_argument(
-        "--seconds",
-        type=_positive(float),
-        default=1.0,
-        help="how long each setting is measured (default: 1)",
-    )
-    command.add_argument(
-        "--compute",
-        type=_positive(float),
-        metavar="US",
-        help="let the parent compute for so many µs between steps, as your learner does",
-    )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
+    _add_measuring(command, [8, 32, 128], 1.0)
     command.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
     command.set_defaults(run=_tune)
 
@@ -111,6 +70,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if file is not None and not file.parent.is_dir():
             parser.error(f"--{name}: there is no folder {file.parent}")
     return int(options.run(parser, options))
+
+
+def _add_measuring(
+    command: argparse.ArgumentParser, nums_envs: Sequence[int], seconds: float
+) -> None:
+    """What both commands let the user choose about measuring."""
+    command.add_argument(
+        "--num-envs",
+        nargs="+",
+        type=_positive(int),
+        default=nums_envs,
+        metavar="N",
+        help=f"numbers of envs (default: {' '.join(map(str, nums_envs))})",
+    )
+    command.add_argument(
+        "--seconds",
+        type=_positive(float),
+        default=seconds,
+        help="how long each contender is measured with each number of envs (default: %(default)g)",
+    )
+    command.add_argument(
+        "--compute",
+        type=_positive(float),
+        metavar="US",
+        help="let the parent compute for so many µs between steps, as a learner does, and (bench) "
+        "say how much waiting workers slow it down",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
 
 
 def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
