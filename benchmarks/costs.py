@@ -139,7 +139,10 @@ def parts() -> None:
         slabs = layout.attach(segment)
         slabs.actions.put_rows(np.arange(1), np.asarray([action]))
         decoding = ns(lambda codec=slabs.actions: codec.get(0)) - call
-        writing = ns(lambda codec=slabs.observations, value=observation: codec.put(0, value)) - call
+        writing = (
+            ns(lambda codec=slabs.results.observations, value=observation: codec.put(0, value))
+            - call
+        )
         rest = whole - decoding - writing - infos
         print(
             f"{name:25} {whole:8.0f} |{decoding:7.0f} {writing:12.0f} {infos:6.0f} {rest:5.0f} "

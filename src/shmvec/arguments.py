@@ -30,7 +30,9 @@ else:
 __all__ = [
     "AutoresetMode",
     "checked_autoreset_mode",
+    "checked_count",
     "checked_env_fns",
+    "checked_limits",
     "checked_mask",
     "checked_max_concurrency",
     "checked_num_workers",
@@ -122,6 +124,17 @@ def checked_threads(threads_per_worker: Any, num_workers: int, cores: int) -> in
     if threads < 0:
         raise ValueError(f"threads_per_worker must not be negative, got {threads}")
     return threads
+
+
+def checked_count(name: str, count: Any) -> int:
+    """A positive integer."""
+    try:
+        checked = operator.index(count)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {count!r}") from None
+    if checked < 1:
+        raise ValueError(f"{name} must be at least 1, got {checked}")
+    return checked
 
 
 def checked_limits(

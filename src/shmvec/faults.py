@@ -11,12 +11,21 @@ import pickle
 import signal
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+from gymnasium import logger
 
-__all__ = ["EnvTimeoutError", "Failure", "RemoteTraceback", "WorkerCrashError", "raise_failures"]
+__all__ = [
+    "EnvTimeoutError",
+    "Failure",
+    "RemoteTraceback",
+    "WorkerCrashError",
+    "log_as_gymnasium_does",
+    "raise_failures",
+]
 
 
 class WorkerCrashError(RuntimeError):
@@ -135,6 +144,23 @@ def raise_failures(failures: Sequence[Failure]) -> None:
             + "; ".join(f"env {other.env}: {other.summary}" for other in others)
         )
     raise error
+
+
+def log_as_gymnasium_does(failures: Sequence[Failure]) -> None:
+    """The lines that AsyncVectorEnv logs, word for word: code matches on them.
+
+    (No worker is shut down here.) Gymnasium logs errors as warnings; where these are errors the
+    env's own exception is still what is raised.
+    """
+    lines = []
+    for failure in failures:
+        lines += [
+            f"Received the following error from Worker-{failure.env} - Shutting it down",
+            failure.text,
+        ]
+    for line in [*lines, "Raising the last exception back to the main process."]:
+        with suppress(Warning):
+            logger.error("%s", line)
 
 
 def describe_exit(code: int | None) -> str:

@@ -7,7 +7,7 @@ sides agree even where equal spaces list their keys in another order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from shmvec._core.codec import (
     TextCodec,
     TupleCodec,
 )
+from shmvec._core.results import Results
 from shmvec._core.segment import Segment
 
 __all__ = ["Layout", "Slabs", "check_shared_memory", "has_fixed_size"]
@@ -42,23 +43,17 @@ _Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
 
 @dataclass(frozen=True)
 class Slabs:
-    """The arrays of a segment, ready to use. Rewards are float64, flags bool, all ``(num_envs,)``.
+    """The arrays of a segment, ready to use.
 
     Attributes:
-        observations: Codec of the observations.
+        results: Frames of what steps return: observations, rewards (float64) and flags (bool).
         actions: Codec of the actions.
         finals: Codec of the last observations of episodes; None unless resets overwrite them.
-        rewards: Rewards of the last step.
-        terminations: Whether it ended an episode.
-        truncations: Whether it cut one short.
     """
 
-    observations: Codec
+    results: Results
     actions: Codec
     finals: Codec | None
-    rewards: npt.NDArray[np.float64]
-    terminations: npt.NDArray[np.bool_]
-    truncations: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -72,6 +67,7 @@ class Layout:
         observation_messages: Whether observations travel as messages, not in slabs.
         action_messages: Whether actions do.
         final_observations: Whether there is a slab for the last observations of episodes.
+        num_frames: Frames of results.
     """
 
     observation_space: gym.Space[Any]
@@ -80,18 +76,16 @@ class Layout:
     observation_messages: bool = False
     action_messages: bool = False
     final_observations: bool = False
+    num_frames: int = 1
 
     @property
     def nbytes(self) -> int:
         """Bytes of slabs that the layout needs."""
-        total = 0
+        return _nbytes(lambda place: self._slabs(place, None, _nothing))
 
-        def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-            nonlocal total
-            total = _aligned(total) + math.prod(shape) * np.dtype(dtype).itemsize
-
-        self._walk(place, lambda kind, *arguments: None)
-        return _aligned(total)
+    def results_nbytes(self, num_frames: int) -> int:
+        """Bytes that so many frames of results need."""
+        return _nbytes(lambda place: self._results(place, None, _nothing, num_frames))
 
     @property
     def observation_message_bytes(self) -> int:
@@ -119,35 +113,21 @@ class Layout:
 
     def attach(self, segment: Segment) -> Slabs:
         """The slabs of a segment that was made with this layout's ``nbytes``."""
-        offset = 0
+        slabs: Slabs = self._slabs(_placing(segment.array), segment.memory, _called)
+        return slabs
 
-        def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-            nonlocal offset
-            offset = _aligned(offset)
-            array = segment.array(offset, shape, dtype)
-            offset += array.nbytes
-            return array
+    def results_in(self, memory: Any, num_frames: int) -> Results:
+        """Frames of results in memory of their own, of ``results_nbytes``."""
 
-        return Slabs(*self._walk(place, lambda kind, *arguments: kind(*arguments)))
+        def array(offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+            return np.ndarray(shape, dtype, memory, offset)
 
-    def _walk(self, place: _Place, make: Callable[..., Any]) -> tuple[Any, ...]:
-        """Visits every array in the order in which they lie in the segment."""
+        results: Results = self._results(_placing(array), memory, _called, num_frames)
+        return results
+
+    def _slabs(self, place: _Place, memory: Any, make: Callable[..., Any]) -> Any:
+        """Visits every array of a segment in the order in which they lie there."""
         n = self.num_envs
-
-        def walk(space: gym.Space[Any], leaf: Callable[[gym.Space[Any]], Any]) -> Any:
-            if isinstance(space, spaces.Dict):
-                # Gymnasium hands out actions in the order of the batched space, which may differ.
-                batched: Any = batch_space(space, 1)
-                keys = batched.spaces if leaf is action else space.spaces
-                return make(DictCodec, {key: walk(space.spaces[key], leaf) for key in keys})
-            if isinstance(space, spaces.Tuple):
-                return make(TupleCodec, [walk(s, leaf) for s in space.spaces])
-            if isinstance(space, spaces.Text):
-                return make(TextCodec, place((n, 1 + space.max_length), np.uint32))
-            return leaf(space)
-
-        def observation(space: gym.Space[Any]) -> Any:
-            return make(ArrayCodec, place((n, *_shape(space)), np.dtype(space.dtype)))
 
         def action(space: gym.Space[Any]) -> Any:
             shape = _shape(space)
@@ -155,22 +135,99 @@ class Layout:
             memory = place((n, math.prod(shape) * itemsize), np.uint8)
             return make(ActionCodec, memory, place((n,), np.uint8), shape, space.dtype, space)
 
-        def message(space: gym.Space[Any]) -> Any:
-            return make(MessageCodec, space, n)
+        def batched_keys(space: spaces.Dict) -> Any:
+            # Gymnasium hands out actions in the order of the batched space, which may differ.
+            batched: Any = batch_space(space, 1)
+            return batched.spaces
 
-        in_slabs = not self.observation_messages
-        return (
-            walk(self.observation_space, observation)
-            if in_slabs
-            else message(self.observation_space),
-            message(self.action_space) if self.action_messages else walk(self.action_space, action),
-            walk(self.observation_space, observation)
-            if in_slabs and self.final_observations
+        return make(
+            Slabs,
+            self._results(place, memory, make, self.num_frames),
+            make(MessageCodec, self.action_space, n)
+            if self.action_messages
+            else _walk(self.action_space, n, place, make, action, batched_keys),
+            self._observations(place, make, n)
+            if self.final_observations and not self.observation_messages
             else None,
-            place((n,), np.float64),
-            place((n,), np.bool_),
-            place((n,), np.bool_),
         )
+
+    def _results(
+        self, place: _Place, memory: Any, make: Callable[..., Any], num_frames: int
+    ) -> Any:
+        rows = num_frames * self.num_envs
+        return make(
+            Results,
+            memory,
+            make(MessageCodec, self.observation_space, rows)
+            if self.observation_messages
+            else self._observations(place, make, rows),
+            place((rows,), np.float64),
+            place((rows,), np.bool_),
+            place((rows,), np.bool_),
+            self.num_envs,
+        )
+
+    def _observations(self, place: _Place, make: Callable[..., Any], rows: int) -> Any:
+        def observation(space: gym.Space[Any]) -> Any:
+            return make(ArrayCodec, place((rows, *_shape(space)), np.dtype(space.dtype)))
+
+        return _walk(self.observation_space, rows, place, make, observation, lambda s: s.spaces)
+
+
+def _walk(
+    space: gym.Space[Any],
+    rows: int,
+    place: _Place,
+    make: Callable[..., Any],
+    leaf: Callable[[gym.Space[Any]], Any],
+    keys: Callable[[spaces.Dict], Iterable[str]],
+) -> Any:
+    """A codec for a space of fixed size, nested as the space is."""
+
+    def walk(space: gym.Space[Any]) -> Any:
+        if isinstance(space, spaces.Dict):
+            return make(DictCodec, {key: walk(space.spaces[key]) for key in keys(space)})
+        if isinstance(space, spaces.Tuple):
+            return make(TupleCodec, [walk(part) for part in space.spaces])
+        if isinstance(space, spaces.Text):
+            return make(TextCodec, place((rows, 1 + space.max_length), np.uint32))
+        return leaf(space)
+
+    return walk(space)
+
+
+def _called(kind: Callable[..., Any], *arguments: Any) -> Any:
+    return kind(*arguments)
+
+
+def _nothing(kind: Callable[..., Any], *arguments: Any) -> None:
+    """In place of codecs, while sizes are only added up."""
+
+
+def _nbytes(visit: Callable[[_Place], object]) -> int:
+    """Bytes of the arrays that are visited, one behind the other."""
+    total = 0
+
+    def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        nonlocal total
+        total = _aligned(total) + math.prod(shape) * np.dtype(dtype).itemsize
+
+    visit(place)
+    return _aligned(total)
+
+
+def _placing(array: Callable[[int, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]) -> _Place:
+    """What makes arrays one behind the other, given what makes one at an offset."""
+    offset = 0
+
+    def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        nonlocal offset
+        offset = _aligned(offset)
+        made = array(offset, shape, dtype)
+        offset += made.nbytes
+        return made
+
+    return place
 
 
 class DynamicShapeError(TypeError, ValueError):

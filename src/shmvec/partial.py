@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import operator
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,12 +16,20 @@ from gymnasium import spaces
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import VectorEnv
 
+from shmvec._core.lease import Lease
 from shmvec._core.parent import ParentLoop
 from shmvec._core.partial import PartialLoop
 from shmvec.faults import Failure
 from shmvec.supervisor import InlineWorker, Supervisor
 
-__all__ = ["EnvsFailed", "PartialBatches", "checked_batch_size", "checked_env_ids", "given_actions"]
+__all__ = [
+    "EnvsFailed",
+    "PartialBatches",
+    "checked_batch_size",
+    "checked_env_ids",
+    "given_actions",
+    "release",
+]
 
 Envs = npt.NDArray[np.intp]
 
@@ -34,9 +44,11 @@ class PartialBatches:
         vector_env: VectorEnv[Any, Any, Any],
         record_order: list[Envs] | None,
         replay_order: Iterable[npt.ArrayLike] | None,
+        hold_batches: int | None,
     ) -> None:
-        """Takes the core, and the order of arrival to be recorded or replayed."""
+        """Takes the core, the order of arrival to be recorded or replayed, and the lease's end."""
         plain = type(vector_env)._add_info is VectorEnv._add_info
+        self._vector_env = weakref.proxy(vector_env)  # which has this
         self._loop = PartialLoop(loop, replay_order is not None or not plain)
         self._workers = workers
         self._record = record_order
@@ -44,6 +56,8 @@ class PartialBatches:
         if replay_order is not None:
             self._replay = iter(replay_order)
         self._batches = 0
+        self._hold_batches = hold_batches
+        self._held: deque[weakref.ref[Lease] | None] = deque()
 
     def send(self, envs: Envs, actions: Any) -> None:
         """Asks envs to step."""
@@ -65,9 +79,8 @@ class PartialBatches:
             self._loop.post_resets(envs)
             return
         packed = command()
-        self._loop.post_command(envs)
-        for worker, message in enumerate(packed):
-            self._workers.send(worker, message)
+        for worker in self._loop.post_command(envs):
+            self._workers.send(worker, packed[worker])
 
     def take(self, count: int, min_envs: int | None, timeout: float | None) -> Envs:
         """Waits for ``count`` envs and takes those that were ready first.
@@ -193,12 +206,40 @@ class PartialBatches:
             rows = np.arange(len(envs), dtype=np.intp)
             infos = self._loop.infos(envs, rows, _Batch(len(envs)))
         infos["env_id"] = envs.astype(np.int64)
-        return tuple(self._loop.results(envs, infos))
+        results, lease = self._loop.results(envs, infos)
+        if self._hold_batches is not None:
+            self._held.append(None if lease is None else weakref.ref(lease))
+            if len(self._held) > self._hold_batches:
+                _release(self._held.popleft())
+        return results
 
-    def infos(self, envs: Envs, vector_env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+    def infos(self, envs: Envs) -> dict[str, Any]:
         """Infos of envs that were taken, in arrays of all envs."""
         order = np.sort(envs)
-        return self._loop.infos(order, order, vector_env)
+        return self._loop.infos(order, order, self._vector_env)
+
+
+def release(array: Any) -> None:
+    """Ends the lease that an array of a batch, or a view of one, holds.
+
+    Raises:
+        TypeError: It is no array.
+    """
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"release() takes an array of a batch, such as its rewards, got {type(array).__name__}"
+        )
+    owner: Any = array
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if isinstance(owner, Lease):  # else a copy, which holds nothing
+        owner.release()
+
+
+def _release(lease: weakref.ref[Lease] | None) -> None:
+    alive = lease() if lease is not None else None
+    if alive is not None:
+        alive.release()
 
 
 class EnvsFailed(Exception):

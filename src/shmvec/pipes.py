@@ -6,6 +6,7 @@ do.
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections import deque
 from collections.abc import Callable
@@ -88,3 +89,12 @@ class InlinePipe:
     def receive(self, look: Callable[[], object]) -> Any:
         """Takes the oldest message."""
         return self._messages.popleft()
+
+    def send_descriptor(self, descriptor: int) -> None:
+        """Queues a duplicate of a file descriptor."""
+        self._messages.append(os.dup(descriptor))
+
+    def receive_descriptor(self) -> int:
+        """Takes a descriptor; the caller closes it."""
+        descriptor: int = self._messages.popleft()
+        return descriptor

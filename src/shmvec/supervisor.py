@@ -113,13 +113,13 @@ class Supervisor:
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
         packed = Pipe.pack(attachment)
-        for pipe, process in zip(self._pipes, self.processes, strict=True):
-            pipe.send(packed)
-            pipe.send_descriptor(descriptor, process.pid)
+        for index in range(len(self._pipes)):
+            self.send(index, packed)
+            self.send_descriptor(index, descriptor)
             if self.has_alarms:
                 alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._alarms.append(alarm)
-                pipe.send_descriptor(alarm, process.pid)
+                self.send_descriptor(index, alarm)
         for index in range(len(self._pipes)):
             self.receive(index)
         self._doing = "stepping, resetting or waiting for work"
@@ -133,6 +133,10 @@ class Supervisor:
     def send(self, index: int, packed: Any) -> None:
         """Sends a worker what ``Pipe.pack`` returned."""
         self._pipes[index].send(packed)
+
+    def send_descriptor(self, index: int, descriptor: int) -> None:
+        """Gives a worker a duplicate of a file descriptor."""
+        self._pipes[index].send_descriptor(descriptor, self.processes[index].pid)
 
     def receive(self, index: int) -> Any:
         """Waits for a message of a worker.
@@ -248,6 +252,10 @@ class InlineWorker:
     def send(self, index: int, packed: Any) -> None:
         """Queues a message for the host."""
         self._pipe.send(packed)
+
+    def send_descriptor(self, index: int, descriptor: int) -> None:
+        """Queues a duplicate of a file descriptor."""
+        self._pipe.send_descriptor(descriptor)
 
     def receive(self, index: int) -> Any:
         """Takes the host's message."""

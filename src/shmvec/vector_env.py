@@ -8,25 +8,24 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
-from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from shmvec._core.parent import ParentLoop
 from shmvec._core.segment import Segment, segment_bytes
 from shmvec.arguments import (
     AutoresetMode,
     checked_autoreset_mode,
+    checked_count,
     checked_env_fns,
     checked_limits,
     checked_mask,
@@ -37,17 +36,14 @@ from shmvec.arguments import (
     checked_threads,
     checked_wait_policy,
 )
-from shmvec.faults import Failure, WorkerCrashError, raise_failures
-from shmvec.layout import Layout, check_shared_memory, has_fixed_size
+from shmvec.beyond import BeyondGymnasium, StepResults
+from shmvec.faults import Failure, WorkerCrashError, log_as_gymnasium_does, raise_failures
+from shmvec.layout import Layout, has_fixed_size
 from shmvec.memory import map_memory, reserve_memory
-from shmvec.partial import (
-    EnvsFailed,
-    PartialBatches,
-    checked_batch_size,
-    checked_env_ids,
-    given_actions,
-)
+from shmvec.partial import PartialBatches, checked_batch_size, checked_env_ids
+from shmvec.rollout import Rollouts
 from shmvec.scheduling import current_budgets, split_evenly, usable_cores
+from shmvec.spaces import agreed_spaces
 from shmvec.stats import Stats
 from shmvec.supervisor import InlineWorker, Supervisor
 from shmvec.worker import Attachment, Late, Report
@@ -59,18 +55,13 @@ _INFO_BYTES_PER_ENV = 4096
 _INFO_BYTES_LEAST = 65536
 _MESSAGE_RING_MOST = 1 << 28  # what is larger goes over the pipe
 
-# Observations, rewards, terminations, truncations, infos.
-StepResults: TypeAlias = tuple[
-    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
-]
-
 _DEFAULT = AsyncState.DEFAULT
 _STEP = AsyncState.WAITING_STEP
 _RESET = AsyncState.WAITING_RESET
 _CALL = AsyncState.WAITING_CALL
 
 
-class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
+class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
     """Steps ordinary Gymnasium envs in parallel worker processes, through shared memory.
 
     A drop-in for :class:`gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, results
@@ -121,6 +112,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         step_timeout: float | None = None,
         reset_timeout: float | None = None,
         batch_size: int | None = None,
+        num_buffers: int = 4,
+        hold_batches: int | None = None,
         record_order: list[npt.NDArray[np.intp]] | None = None,
         replay_order: Iterable[npt.ArrayLike] | None = None,
     ) -> None:
@@ -134,7 +127,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 values of any space, Sequence, Graph and classes of your own included.
             copy: Whether observations are returned as copies. False: as views of shared memory,
                 the same arrays each time, which the next ``step`` or ``reset`` overwrites; after
-                ``close`` they stay readable and keep the last values.
+                ``close`` they stay readable and keep the last values. With ``batch_size`` nothing
+                is overwritten that you still hold: see ``recv``.
             context: How processes are started: "fork", "spawn", "forkserver", or None for
                 Python's default.
             daemon: Whether the workers are daemonic: they may then not start processes.
@@ -165,6 +159,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             reset_timeout: Seconds that a reset of one env may take.
             batch_size: ``recv`` returns so many envs, those that are ready first; ``step`` and
                 ``reset``, too. None: all.
+            num_buffers: With ``copy=False`` and ``batch_size``: how many results of each env there
+                is room for. One is being written, the others may be held in batches.
+            hold_batches: Then: after so many further ``recv`` a batch may be written again, even
+                if its arrays are still there. None: only when they are gone, or by ``release``.
             record_order: A list to which ``recv`` appends the envs of each batch.
             replay_order: Such a list: ``recv`` returns these batches, in this order, so that an
                 asynchronous run can be repeated.
@@ -211,6 +209,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 for index, env_fn in enumerate(functions)
             ]
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
+        self._num_buffers = checked_count("num_buffers", num_buffers)
+        self._hold_batches = (
+            None if hold_batches is None else checked_count("hold_batches", hold_batches)
+        )
         self._order = (record_order, replay_order)
         cores = usable_cores()
         self.num_workers = checked_num_workers(num_workers, self.num_envs, cores, max_concurrency)
@@ -244,7 +246,17 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         try:
             raise_failures([report for report in reports if isinstance(report, Failure)])
             built = [report for report in reports if isinstance(report, Report)]
-            self._take_spaces(workers.ranges, built)
+            self.metadata = {**built[0].metadata, "autoreset_mode": self.autoreset_mode}
+            self.render_mode = built[0].render_mode
+            agreed = agreed_spaces(
+                type(self).__name__,
+                workers.ranges,
+                built,
+                self.observation_mode,
+                self.shared_memory,
+            )
+            self.single_observation_space, self.observation_space = agreed[:2]
+            self.single_action_space, self.action_space = agreed[2:]
             # A worker of the user's resets as it likes; to the hot loop its envs are plain ones.
             mode = AutoresetMode.DISABLED if self.worker is not None else self.autoreset_mode
             layout = Layout(
@@ -255,6 +267,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 not self.shared_memory or not has_fixed_size(self.single_action_space),
                 mode is AutoresetMode.SAME_STEP,
             )
+            if self.batch_size is not None and not self.copy and not layout.observation_messages:
+                layout = replace(layout, num_frames=self._num_buffers)
             nbytes_of_slabs = layout.nbytes
         except BaseException:
             workers.dismiss()
@@ -295,59 +309,15 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
             inline=workers.inline,
         )
-        self._partial = PartialBatches(self._loop, workers, self, *self._order)
-
-    def _take_spaces(self, ranges: Sequence[range], reports: Sequence[Report]) -> None:
-        """Sets spaces, metadata and render mode; raises if the spaces do not fit together."""
-        first = reports[0]
-        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
-        self.render_mode = first.render_mode
-
-        observation_spaces: list[Any] = []
-        action_spaces: list[Any] = []
-        for envs, report in zip(ranges, reports, strict=True):
-            observation_spaces += [report.observation_space] * len(envs)
-            action_spaces += [report.action_space] * len(envs)
-            for env, which, space in report.unequal:
-                (observation_spaces if which == "observation_space" else action_spaces)[env] = space
-
-        self.single_action_space = first.action_space
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        mode, name = self.observation_mode, type(self).__name__
-        if isinstance(mode, tuple):
-            self.observation_space, self.single_observation_space = mode
-        else:
-            self.single_observation_space = first.observation_space
-            self.observation_space = (
-                batch_space(self.single_observation_space, self.num_envs)
-                if mode == "same"
-                else batch_differing_spaces(observation_spaces)
-            )
-        single = self.single_observation_space
-        if self.shared_memory:
-            check_shared_memory(single)
-        for env, space in enumerate(observation_spaces):
-            where = f"The observation space of env {env} is {space}, not {single}."
-            if mode == "same" and space != single:
-                raise RuntimeError(
-                    f"{name}(..., observation_mode='same') however some of the sub-environments "
-                    "observation spaces are not equivalent. If this is intentional, use "
-                    f"`observation_mode='different'` instead. {where}"
-                )
-            if mode != "same" and not is_space_dtype_shape_equiv(single, space):
-                raise RuntimeError(
-                    f"{name}(..., observation_mode='different' or custom space) however the "
-                    "sub-environment's observation spaces do not share a common shape and dtype. "
-                    f"{where}"
-                )
-        for env, space in enumerate(action_spaces):
-            if space != self.single_action_space:
-                raise RuntimeError(
-                    "Some environments have an action space different from "
-                    f"`{self.single_action_space}`. In order to batch actions, the action spaces "
-                    "from all environments must be equal. "
-                    f"The action space of env {env} is {space}."
-                )
+        self._partial = PartialBatches(self._loop, workers, self, *self._order, self._hold_batches)
+        self._rollouts = Rollouts(
+            layout,
+            self.single_action_space,
+            self._loop,
+            mode is not AutoresetMode.DISABLED,
+            self._share_rollouts,
+            self._step_rollout,
+        )
 
     @property
     def processes(self) -> list[Any]:
@@ -393,6 +363,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             self.async_reset(seed, options)
             observations, *_, infos = self.recv()
             return observations, infos
+        if options is not None and "reset_mask" in options:
+            return self._reset_some(seed, options)
         self.reset_async(seed, options)
         return self.reset_wait()
 
@@ -407,24 +379,25 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             AlreadyPendingCallError: Another call waits for its results.
         """
         loop = self._idle_loop("reset_async")
-        _, payload = self._reset_arguments(seed, options)
+        envs, payload = self._reset_arguments(seed, options)
         if payload is None:
             self._begin(_RESET, loop, loop.post_reset)
         else:
-            self._begin(_RESET, loop, self._command("reset", payload))
+            self._begin(_RESET, loop, self._command("reset", payload, envs))
 
     def _reset_arguments(
         self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
-    ) -> tuple[list[bool] | None, Callable[[range], Any] | None]:
-        """The mask, and what makes a worker's arguments; None if there are none."""
+    ) -> tuple[npt.NDArray[np.intp], Callable[[range], Any] | None]:
+        """The envs to reset, and what makes a worker's arguments; None if there are none."""
         seeds = checked_seeds(seed, self.num_envs)
         mask = None
         if options is not None and "reset_mask" in options:
             options = dict(options)
             mask = checked_mask(options.pop("reset_mask"), self.num_envs)
+        everyone = np.arange(self.num_envs)
         if seeds is None and options is None:
-            return None, None
-        return mask, lambda envs: (
+            return everyone, None
+        return everyone if mask is None else np.flatnonzero(mask), lambda envs: (
             None if seeds is None else seeds[envs.start : envs.stop],
             options,
             None if mask is None else mask[envs.start : envs.stop],
@@ -487,138 +460,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.step_async(actions)
         return self.step_wait()
 
-    def _step_some(self, actions: Any, mask: Any) -> StepResults:
-        """Steps the envs of a mask; the others' results are still in the slabs."""
-        envs = np.flatnonzero(checked_mask(mask, self.num_envs, "`mask`"))
-        loop = self._idle_loop("step")
-        self._settle(loop)
-        self._partial.send(envs, given_actions(self.action_space, actions, envs))
-        self._masked = True
-        envs, failures = self._finish_masked()
-        if failures:
-            _log_as_gymnasium_does(failures)
-            raise_failures(failures)
-        return loop.results(self._partial.infos(envs, self))
-
-    def _finish_masked(self) -> tuple[npt.NDArray[np.intp], list[Failure]]:
-        """Waits for the envs of a masked step: those that have made it, and what others raised."""
-        try:
-            finished = self._partial.finish()
-        except WorkerCrashError:
-            self._abandon()
-            raise
-        self._masked = False
-        return finished
-
-    def async_reset(
-        self,
-        seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        """Starts to reset all envs; :meth:`recv` returns those that are ready first.
-
-        Args:
-            seed: As for :meth:`reset`.
-            options: As for :meth:`reset`, ``reset_mask`` included.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            AlreadyPendingCallError: Another call waits for its results.
-            ValueError: An env has been asked already; seeds or mask are wrong.
-            TypeError: A seed is no integer, or the mask no array of bools.
-        """
-        loop = self._idle_loop("async_reset", asking=True)
-        mask, payload = self._reset_arguments(seed, options)
-        envs = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        self._settle(loop)
-        command = None if payload is None else partial(self._packed, "reset", payload)
-        self._partial.reset(envs, command)
-
-    def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
-        """Starts to step some envs; :meth:`recv` returns those that are ready first.
-
-        The interface is that of EnvPool.
-
-        Args:
-            actions: One for each of these envs, batched as ``action_space`` says for so many.
-            env_id: Which envs, int ``(n,)``: usually the last batch's ``infos["env_id"]``.
-                None: all.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            AlreadyPendingCallError: Another call waits for its results.
-            ValueError: There is no such env, it is named twice, or it has been asked already; the
-                number or shape of the actions is wrong. Nothing was sent.
-            TypeError: The dtype of the actions or of ``env_id`` is wrong. Nothing was sent.
-        """
-        self._send(checked_env_ids(env_id, self.num_envs), actions)
-
-    def _send(self, envs: npt.NDArray[np.intp], actions: Any) -> None:
-        loop = self._idle_loop("send", asking=True)
-        self._settle(loop)
-        self._partial.send(envs, actions)
-
-    def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
-        """Waits for a batch of envs: those that have been ready for longest.
-
-        Every env is returned once for each time it was asked, by ``send`` or ``async_reset``, and
-        none twice before another that was ready earlier.
-
-        Args:
-            min_envs: Return as soon as so many are ready, with all that are, at most
-                ``batch_size``; and with those that are when the time is up. None: ``batch_size``.
-            timeout: Seconds to wait. None: as long as it takes.
-
-        Returns:
-            As :meth:`step`, of the envs in ``infos["env_id"]``, int64 ``(n,)``, in this order. An
-            env that was reset has reward 0. The arrays are copies.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            AlreadyPendingCallError: Another call waits for its results.
-            NoAsyncCallError: So many envs have not been asked anything.
-            multiprocessing.TimeoutError: The time is up, and less (with ``min_envs``: none) are
-                ready. Nothing is lost: call again.
-            ValueError: ``min_envs`` is out of range; ``replay_order`` does not fit or is over.
-            EnvTimeoutError: An env takes longer than its time limit.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause. That env
-                may be reset; the others' results are returned by the next call.
-
-        Example:
-            >>> import shmvec
-            >>> envs = shmvec.make_vec("CartPole-v1", 4, vector_kwargs={"batch_size": 2})
-            >>> envs.async_reset(seed=0)
-            >>> for _ in range(3):
-            ...     observations, rewards, terminations, truncations, infos = envs.recv()
-            ...     envs.send([1, 0], infos["env_id"])
-            >>> observations.shape
-            (2, 4)
-            >>> envs.close()
-        """
-        size = self.batch_size or self.num_envs
-        if min_envs is not None and not 1 <= min_envs <= size:
-            raise ValueError(f"min_envs must be between 1 and {size}, got {min_envs}")
-        return self._recv(size, min_envs, timeout)
-
-    def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
-        self._idle_loop("recv", asking=True)
-        return self._partial.results(self._take(count, min_envs, timeout))
-
-    def _take(
-        self, count: int, min_envs: int | None, timeout: float | None
-    ) -> npt.NDArray[np.intp]:
-        """Waits for envs that were asked one by one."""
-        try:
-            return self._partial.take(count, min_envs, timeout)
-        except EnvsFailed as failed:
-            _log_as_gymnasium_does(failed.failures)
-            raise_failures(failed.failures)
-            raise AssertionError from failed
-        except WorkerCrashError:
-            self._abandon()
-            raise
-
     def _settle(self, loop: ParentLoop) -> None:
         """Waits for results that nobody wants any more: of calls that were broken off."""
         if loop.pending:
@@ -639,12 +480,31 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             self._send_actions(loop, actions)
             self._state = _STEP
 
-    def _send_actions(self, loop: ParentLoop, actions: Any) -> None:
-        late = loop.post_step(actions)
+    def _send_actions(self, loop: ParentLoop, actions: Any, rollout_frame: int = -1) -> None:
+        late = loop.post_step(actions, rollout_frame)
         if late is not None:
             assert self._workers is not None
             for index, items in late.items():
                 self._workers.send(index, self._workers.pack(items))
+
+    def _step_rollout(
+        self, actions: Any, frame: int, meanwhile: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Steps all envs; the results go to a frame of the rollouts."""
+        self._send_actions(self._idle_loop("step"), actions, frame)
+        self._state = _STEP
+        meanwhile()
+        return self._finish(_STEP, None)[1]
+
+    def _share_rollouts(self, descriptor: int, nbytes: int, num_frames: int) -> None:
+        """Hands the workers the memory of rollouts."""
+        loop, workers = self._loop, self._workers
+        assert loop is not None and workers is not None
+        self._command("rollouts", lambda envs: (nbytes, num_frames))()
+        for index in range(len(workers.ranges)):
+            workers.send_descriptor(index, descriptor)
+        self._state = _CALL
+        self._finish(_CALL, None)
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
         """Waits for what :meth:`step_async` started.
@@ -877,8 +737,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 f"The call to `{state.value}_wait` has timed out after {timeout} second(s)."
             )
 
-    def _command(self, name: str, payload: Callable[[range], Any]) -> Callable[[], None]:
-        """What sends every worker a command; if it cannot be pickled, that is raised now."""
+    def _command(
+        self, name: str, payload: Callable[[range], Any], resets: Iterable[int] = ()
+    ) -> Callable[[], None]:
+        """What sends every worker a command, which resets some envs.
+
+        If it cannot be pickled, that is raised now.
+        """
         loop, workers = self._loop, self._workers
         assert loop is not None and workers is not None
         packed = self._packed(name, payload)
@@ -886,7 +751,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         def send() -> None:
             # Posted first: a worker reads its pipe only when a request tells it to, and a long
             # message blocks until it is read.
-            loop.post_command()
+            loop.post_command(resets)
             for index, message in enumerate(packed):
                 workers.send(index, message)
 
@@ -933,7 +798,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             infos = loop.infos(self, messages)
         finally:
             if failures:
-                _log_as_gymnasium_does(failures)
+                log_as_gymnasium_does(failures)
                 raise_failures(failures)
         return infos, tuple(unpack(result) for late in answers for result in late.results or ())
 
@@ -947,20 +812,3 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
 # Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
 _NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
-
-
-def _log_as_gymnasium_does(failures: Sequence[Failure]) -> None:
-    """The lines that AsyncVectorEnv logs, word for word: code matches on them.
-
-    (No worker is shut down here.) Gymnasium logs errors as warnings; where these are errors the
-    env's own exception is still what is raised.
-    """
-    lines = []
-    for failure in failures:
-        lines += [
-            f"Received the following error from Worker-{failure.env} - Shutting it down",
-            failure.text,
-        ]
-    for line in [*lines, "Raising the last exception back to the main process."]:
-        with suppress(Warning):
-            logger.error("%s", line)

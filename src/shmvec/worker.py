@@ -102,6 +102,8 @@ class EnvHost:
         self.pipe = pipe
         self.envs: list[gym.Env[Any, Any]] = []
         self._look: Callable[[], object] = lambda: None
+        self._loop: WorkerLoop | None = None
+        self._layout: Layout | None = None
 
     def build(self, env_fns: Sequence[EnvFn]) -> Report | Failure:
         """Builds the envs. After a failure those that were built are closed again."""
@@ -140,7 +142,8 @@ class EnvHost:
 
     def loop(self, segment: Segment, attachment: Attachment) -> WorkerLoop:
         """The hot loop over these envs."""
-        return WorkerLoop(
+        self._layout = attachment.layout
+        self._loop = WorkerLoop(
             segment,
             self.index,
             self.first_env,
@@ -150,6 +153,7 @@ class EnvHost:
             attachment.autoreset,
             attachment.timed,
         )
+        return self._loop
 
     def wait_for_parent_with(self, look: Callable[[], object]) -> None:
         """Sets what is called while waiting for the parent; it raises if that is gone."""
@@ -160,6 +164,9 @@ class EnvHost:
         name, payload = self.pipe.receive(self._look)
         if name == "reset":
             return payload, None
+        if name == "rollouts":
+            self._take_rollouts(*payload)
+            return None, []
         if name == "call":
             attribute, args, kwargs = payload
 
@@ -175,6 +182,16 @@ class EnvHost:
             env.set_wrapper_attr(attribute, value)
 
         return None, self._for_each(assign, values, f"set_attr({attribute!r})")
+
+    def _take_rollouts(self, nbytes: int, num_frames: int) -> None:
+        """Maps the memory of rollouts, whose descriptor follows."""
+        descriptor = self.pipe.receive_descriptor()
+        try:
+            memory = map_memory(descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+        assert self._loop is not None and self._layout is not None
+        self._loop.take_rollouts(self._layout.results_in(memory, num_frames))
 
     def _for_each(
         self, run: Callable[[gym.Env[Any, Any], Any], Any], values: Sequence[Any], name: str
@@ -221,6 +238,7 @@ class EnvHost:
             except BaseException as error:
                 failures.append(self._failure(self.first_env + i, "close", error))
         self.envs = []
+        self._loop = None  # which refers to this host
         return failures
 
     def _failure(self, env: int, operation: str, error: BaseException) -> Failure:

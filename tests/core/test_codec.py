@@ -28,10 +28,10 @@ def test_observations_batch_as_gymnasium_does(space, n, seed):
     for _ in range(3):
         values = [space.sample() for _ in range(n)]
         for env, value in enumerate(values):
-            slabs.observations.put(env, value)
+            slabs.results.observations.put(env, value)
         expected = concatenate(space, values, create_empty_array(space, n))
-        assert data_equivalence(slabs.observations.batch(True), expected)
-        assert data_equivalence(slabs.observations.batch(False), expected)
+        assert data_equivalence(slabs.results.observations.batch(True), expected)
+        assert data_equivalence(slabs.results.observations.batch(False), expected)
 
 
 @settings(deadline=None, max_examples=100)
@@ -69,46 +69,46 @@ def test_observation_dtypes(dtype):
         np.ones((2, 3), "f8"),
         [[1, 1, 1], [1, 1, 1]],
     ):
-        slabs.observations.put(1, np.zeros((2, 3), dtype))
-        slabs.observations.put(1, value)
-        batch = slabs.observations.batch(True)
+        slabs.results.observations.put(1, np.zeros((2, 3), dtype))
+        slabs.results.observations.put(1, value)
+        batch = slabs.results.observations.batch(True)
         assert batch.dtype == np.dtype(dtype) and batch.sum() == 6 and batch[1].all()
     with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
-        slabs.observations.put(0, np.ones((2, 2), dtype))
+        slabs.results.observations.put(0, np.ones((2, 2), dtype))
 
 
 def test_a_byte_swapped_observation_is_not_copied_raw():
     slabs = slabs_for(gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(2), 1)
-    slabs.observations.put(0, np.array([1, 2], ">f4"))
-    assert slabs.observations.batch(True).tolist() == [[1, 2]]
+    slabs.results.observations.put(0, np.array([1, 2], ">f4"))
+    assert slabs.results.observations.batch(True).tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize("text", ["", "a", "héllo", "日本語", "😀" * 5, "\ud800"])
 def test_texts(text):
     space = gym.spaces.Text(5, charset="ab")
     slabs = slabs_for(space, space, 2)
-    slabs.observations.put(1, text)
-    assert slabs.observations.batch(True) == ("", text)
+    slabs.results.observations.put(1, text)
+    assert slabs.results.observations.batch(True) == ("", text)
     slabs.actions.put_rows(np.arange(2), (text, "b"))
     assert slabs.actions.get(0) == text
     for bad, error in (("toolong", ValueError), (3, TypeError), (b"a", TypeError)):
         with pytest.raises(error, match="Text space"):
-            slabs.observations.put(0, bad)
+            slabs.results.observations.put(0, bad)
 
 
 def test_scalar_observations():
     space = gym.spaces.Discrete(3, start=-1)
     slabs = slabs_for(space, space, 2)
     for value in (1, np.int64(1), np.int8(1), np.array(1), True):
-        slabs.observations.put(0, -1)
-        slabs.observations.put(0, value)
-        assert slabs.observations.batch(True).tolist() == [1, 0]
+        slabs.results.observations.put(0, -1)
+        slabs.results.observations.put(0, value)
+        assert slabs.results.observations.batch(True).tolist() == [1, 0]
 
 
 def test_nested_observations_that_lack_a_part():
     space = gym.spaces.Dict(a=gym.spaces.Discrete(2), b=gym.spaces.Tuple([gym.spaces.Discrete(2)]))
     slabs = slabs_for(space, gym.spaces.Discrete(2), 1)
     with pytest.raises(KeyError, match="b"):
-        slabs.observations.put(0, {"a": 1})
+        slabs.results.observations.put(0, {"a": 1})
     with pytest.raises(ValueError, match="Tuple space of 1 parts got a value of 2"):
-        slabs.observations.put(0, {"a": 1, "b": (1, 0)})
+        slabs.results.observations.put(0, {"a": 1, "b": (1, 0)})

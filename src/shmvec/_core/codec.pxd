@@ -1,3 +1,6 @@
+from shmvec._core.lease cimport Lease
+
+
 # Where an array's data is; it stays there while the caller holds the array.
 cdef void *address_of(object array) except? NULL
 
@@ -8,6 +11,8 @@ cdef class Codec:
     cdef object read(self, Py_ssize_t env)
     cpdef object batch(self, bint copy)
     cdef object gather(self, const Py_ssize_t[::1] envs)
+    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead)
+    cdef int put_many(self, Py_ssize_t first, object values) except -1
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1
 
 

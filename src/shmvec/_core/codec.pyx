@@ -17,6 +17,8 @@ from cpython.buffer cimport (
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy, strcmp
 
+from shmvec._core.lease cimport Lease
+
 from copy import deepcopy
 
 import numpy as np
@@ -48,6 +50,14 @@ cdef class Codec:
         raise NotImplementedError
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
+        raise NotImplementedError
+
+    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
+        """Rows from `first` on as an array (*lead, ...), which keeps the lease."""
+        raise NotImplementedError
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        """Writes what `gather` has returned to the rows from `first` on."""
         raise NotImplementedError
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
@@ -175,6 +185,14 @@ cdef class ArrayCodec(Codec):
             for i in range(envs.shape[0]):
                 memcpy(target + i * nbytes, base + envs[i] * nbytes, nbytes)
         return array
+
+    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
+        return lease.show(self.rows.base + first * self.rows.row_bytes, lead + self.shape,
+                          self.dtype)
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        self.rows.array[first:first + len(values)] = values
+        return 0
 
 
 # The dtypes in which actions may travel.  Their position is the code in shared memory.
@@ -347,6 +365,15 @@ cdef class TextCodec(Codec):
     cdef object gather(self, const Py_ssize_t[::1] envs):
         return tuple([self.read(env) for env in envs])
 
+    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
+        return tuple([self.read(row) for row in range(first, first + lead[0])])
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(values)):
+            self.write(first + i, values[i])
+        return 0
+
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         texts = tuple(values)
         if len(texts) != len(envs):
@@ -411,6 +438,19 @@ cdef class DictCodec(Codec):
             values[self.keys[i]] = (<Codec>self.codecs[i]).gather(envs)
         return values
 
+    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
+        cdef Py_ssize_t i
+        cdef dict values = {}
+        for i in range(len(self.keys)):
+            values[self.keys[i]] = (<Codec>self.codecs[i]).view(lease, first, lead)
+        return values
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.keys)):
+            (<Codec>self.codecs[i]).put_many(first, values[self.keys[i]])
+        return 0
+
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         cdef Py_ssize_t i
         for key in self.keys:
@@ -462,6 +502,15 @@ cdef class TupleCodec(Codec):
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
         return tuple([(<Codec>codec).gather(envs) for codec in self.codecs])
+
+    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
+        return tuple([(<Codec>codec).view(lease, first, lead) for codec in self.codecs])
+
+    cdef int put_many(self, Py_ssize_t first, object values) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.codecs)):
+            (<Codec>self.codecs[i]).put_many(first, values[i])
+        return 0
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         cdef Py_ssize_t i

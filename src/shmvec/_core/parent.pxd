@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport sv_bell, sv_completion, sv_ring, sv_waiter
 from shmvec._core.infos cimport Columns
+from shmvec._core.results cimport Results
 from shmvec._core.segment cimport Segment
 
 
@@ -16,12 +17,12 @@ cdef class ParentLoop:
     cdef list decoders
     cdef list encoders            # of actions that are in no slab; None: they are
     cdef Columns columns
-    cdef Codec observations
+    cdef Results home             # frames in the segment
+    cdef readonly Results rollouts  # frames after these, in memory of their own; None: none
+    cdef Py_ssize_t[::1] rows     # where at home each env's last results are
+    cdef readonly Py_ssize_t away          # the frame of `rollouts` in which they are instead; -1: at home
     cdef Codec actions
     cdef Py_ssize_t[::1] everyone  # indices of all envs
-    cdef object rewards
-    cdef object terminations
-    cdef object truncations
     cdef bint copy
     cdef bint may_step_over       # False: stepping an env that is done is an error
     cdef object look
@@ -47,9 +48,13 @@ cdef class ParentLoop:
     cdef dict send_actions(self, actions)
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
     cdef int follow_if_due(self) except -1
-    cdef int post(self, uint32_t operation, dict late) except -1
+    cdef Py_ssize_t frame_for(self, Py_ssize_t first, Py_ssize_t count) except -1
+    cpdef int come_home(self) except -1
+    cdef int set_rows(self, Py_ssize_t first, Py_ssize_t count, Py_ssize_t frame) except -1
+    cdef int post(self, uint32_t operation, dict late, Py_ssize_t frame) except -1
+    cdef Py_ssize_t frame_of_all(self, Py_ssize_t rollout_frame) except -1
     cdef int request(self, uint32_t worker, uint32_t operation, uint32_t first,
-                     uint32_t count) except -1
+                     uint32_t count, Py_ssize_t frame) except -1
     cdef int ring_bell(self) except -1
     cdef bint wait_for(self, uint32_t target, timeout) except -1
     cpdef bint wait(self, timeout) except -1

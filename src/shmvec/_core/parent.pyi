@@ -1,10 +1,11 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
+from shmvec._core.results import Results
 from shmvec._core.segment import Segment
 from shmvec.layout import Slabs
 from shmvec.scheduling import WaitBudgets
@@ -28,8 +29,18 @@ class ParentLoop:
         may_step_over: bool = True,
         inline: Callable[[], None] | None = None,
     ) -> None: ...
-    def post_step(self, actions: Any) -> dict[int, list[tuple[int, Any]]] | None:
+    rollouts: Results | None
+    """Frames that follow those in the segment."""
+    away: int
+    """The frame of the rollouts that holds the last results; -1: the segment does."""
+    def post_step(
+        self, actions: Any, rollout_frame: int = -1
+    ) -> dict[int, list[tuple[int, Any]]] | None:
         """Writes the actions and asks every worker to step its envs.
+
+        Args:
+            actions: One for each env.
+            rollout_frame: The frame of the rollouts into which results go; -1: the segment.
 
         Returns:
             Actions (env, action) that did not fit the rings, by worker, to be sent over the pipes
@@ -39,11 +50,18 @@ class ParentLoop:
             ValueError: The number or shape of the actions is wrong; nothing was sent.
             TypeError: Their dtype is; nothing was sent.
             AssertionError: An env's episode is over and nobody resets it; nothing was sent.
+            BufferError: Every frame is leased; nothing was sent.
         """
     def post_reset(self) -> None:
         """Asks every worker to reset its envs, without seed or options."""
-    def post_command(self) -> None:
-        """Asks every worker to read a command from its pipe; send that next."""
+    def post_command(self, resets: Iterable[int] = ()) -> None:
+        """Asks every worker to read a command, which resets these envs; send that next."""
+    def take_rollouts(self, rollouts: Results) -> None:
+        """Takes frames that follow those in the segment, in place of any before."""
+    def start_rollout(self, frame: int) -> None:
+        """Puts the last results into a frame of the rollouts."""
+    def come_home(self) -> None:
+        """Copies the last results to the segment if they are in a rollout."""
     def post_close(self) -> None:
         """Asks every worker to close its envs and end."""
     def wait(self, timeout: float | None) -> bool:

@@ -46,13 +46,17 @@ from shmvec._core.protocol cimport (
     ACTION,
     CLOSE,
     COMMAND,
+    FRAME,
     LATE,
     MESSAGES,
     OBSERVATION,
     RESET,
     STEP,
 )
+from shmvec._core.results cimport Results
 from shmvec._core.segment cimport Segment
+
+import gc
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -97,7 +101,8 @@ cdef class ParentLoop:
                 &self.completions[worker],
                 sv_segment_completions(segment.base, &segment.plan, worker), capacity)
             self.decoders.append(InfoDecoder(
-                segment, worker, True, self.columns, slabs.observations, slabs.finals))
+                segment, worker, True, self.columns, slabs.results.observations,
+                slabs.finals))
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
 
@@ -110,12 +115,11 @@ cdef class ParentLoop:
 
     def __init__(self, segment, ranges, slabs, look, rouse, budgets, limits=(None, None), copy=True,
                  may_step_over=True, inline=None):
-        self.observations = slabs.observations
+        self.home = slabs.results
         self.actions = slabs.actions
         self.everyone = np.arange(segment.num_envs, dtype=np.intp)
-        self.rewards = slabs.rewards
-        self.terminations = slabs.terminations
-        self.truncations = slabs.truncations
+        self.rows = np.arange(segment.num_envs, dtype=np.intp)
+        self.away = -1
         if isinstance(self.actions, MessageCodec):
             self.encoders = [
                 Encoder(segment, worker, first, count, False)
@@ -142,7 +146,7 @@ cdef class ParentLoop:
 
     # ---- posting -----------------------------------------------------------------------------
 
-    def post_step(self, actions):
+    def post_step(self, actions, rollout_frame=-1):
         """Writes the actions and asks every worker to step its envs.
 
         Returns the actions that did not fit the rings, {worker: [(env, action)]}, to be sent over
@@ -154,20 +158,26 @@ cdef class ParentLoop:
             self.check_none_over(self.everyone)
         if self.encoders is None:
             self.actions.write_rows(self.everyone, actions)
-            self.post(STEP, None)
+            self.post(STEP, None, self.frame_of_all(rollout_frame))
             return None
         late = self.send_actions(actions)
-        self.post(STEP, late)
+        self.post(STEP, late, self.frame_of_all(rollout_frame))
         return late or None
 
     def post_reset(self):
-        self.post(RESET, None)
+        self.post(RESET, None, self.frame_of_all(-1))
 
-    def post_command(self):
-        self.post(COMMAND, None)
+    def post_command(self, resets=()):
+        cdef Py_ssize_t frame = 0
+        if len(resets):
+            self.come_home()  # the others' results stay
+            frame = self.frame_for(0, self.home.num_envs)
+            for env in resets:
+                self.set_rows(env, 1, frame)
+        self.post(COMMAND, None, frame)
 
     def post_close(self):
-        self.post(CLOSE, None)
+        self.post(CLOSE, None, 0)
 
     cdef bint encode(self, uint32_t worker, Py_ssize_t env, object action,
                      uint32_t sequence) except -1:
@@ -196,7 +206,8 @@ cdef class ParentLoop:
 
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1:
         index = np.asarray(envs)
-        over = index[self.terminations[index] | self.truncations[index]]
+        rows = np.asarray(self.rows)[index]
+        over = index[self.home.terminations[rows] | self.home.truncations[rows]]
         if len(over):
             raise AssertionError(
                 f"the episodes of envs {over.tolist()} are over, and with "
@@ -206,23 +217,79 @@ cdef class ParentLoop:
             )
         return 0
 
-    cdef int post(self, uint32_t operation, dict late) except -1:
+    cdef int post(self, uint32_t operation, dict late, Py_ssize_t frame) except -1:
         """Puts one request on every worker's ring."""
         cdef uint32_t worker
         self.sequence += 1
         self.pending = True
         for worker in range(self.num_workers):
             self.request(worker, operation | (LATE if late and worker in late else 0),
-                         self.firsts[worker], self.counts[worker])
+                         self.firsts[worker], self.counts[worker], frame)
         self.ring_bell()
         return 0
 
+    cdef Py_ssize_t frame_of_all(self, Py_ssize_t rollout_frame) except -1:
+        """The frame for new results of all envs: this one of the rollouts, or one at home."""
+        cdef Py_ssize_t frame = self.home.num_frames + rollout_frame
+        if rollout_frame < 0:
+            frame = self.frame_for(0, self.home.num_envs)
+            self.set_rows(0, self.home.num_envs, frame)
+        self.away = rollout_frame
+        return frame
+
+    cdef Py_ssize_t frame_for(self, Py_ssize_t first, Py_ssize_t count) except -1:
+        """A frame at home into which results of these envs may be written."""
+        if self.home.num_frames == 1:
+            return 0
+        cdef Py_ssize_t frame = self.home.free_frame(first, count)
+        if frame < 0:
+            gc.collect()  # batches that only a cycle keeps
+            frame = self.home.free_frame(first, count)
+        if frame < 0:
+            envs = f"env {first}" if count == 1 else f"envs {first} to {first + count - 1}"
+            raise BufferError(
+                f"{envs}: all {self.home.num_frames} buffers are held by batches that are still in "
+                "use. Drop their arrays (or copy what you keep), call release(), set hold_batches, "
+                "or raise num_buffers. Nothing was sent to any env."
+            )
+        return frame
+
+    cdef int set_rows(self, Py_ssize_t first, Py_ssize_t count, Py_ssize_t frame) except -1:
+        """Says where the results of these envs will be."""
+        cdef Py_ssize_t env
+        for env in range(first, first + count):
+            self.rows[env] = frame * self.home.num_envs + env
+        return 0
+
+    def take_rollouts(self, rollouts):
+        """Frames that follow those at home, in place of any before."""
+        self.come_home()
+        self.rollouts = rollouts
+
+    def start_rollout(self, frame):
+        """Puts the last results into a frame of the rollouts."""
+        source, rows = self.home, self.rows
+        if self.away >= 0:
+            source = self.rollouts
+            rows = self.away * self.home.num_envs + np.asarray(self.everyone)
+        self.rollouts.copy_rows(source, rows, frame * self.home.num_envs)
+        self.away = frame
+
+    cpdef int come_home(self) except -1:
+        """Copies the last results to the frames in the segment if they are in a rollout."""
+        if self.away >= 0:
+            rows = self.away * self.home.num_envs + np.asarray(self.everyone)
+            self.set_rows(0, self.home.num_envs, self.frame_for(0, self.home.num_envs))
+            self.home.copy_rows(self.rollouts, rows, self.rows[0])
+            self.away = -1
+        return 0
+
     cdef int request(self, uint32_t worker, uint32_t operation, uint32_t first,
-                     uint32_t count) except -1:
+                     uint32_t count, Py_ssize_t frame) except -1:
         """Puts a request of this sequence on a worker's ring."""
         cdef sv_record request
         request.sequence = self.sequence
-        request.operation = operation
+        request.operation = operation | <uint32_t>frame << FRAME
         request.first = first
         request.count = count
         if sv_ring_try_push(&self.requests[worker], &request) != SV_RING_YES:
@@ -345,7 +412,7 @@ cdef class ParentLoop:
         cdef list returned = []
         for kind, env, message in late or ():
             if kind == OBSERVATION:
-                self.observations.write(env, message[""])
+                self.home.observations.write(env, message[""])
             else:
                 returned.append((env, message))
         if not returned and type(vector_env)._add_info is _plain_add_info:
@@ -366,12 +433,16 @@ cdef class ParentLoop:
 
     def observe(self):
         """The observations: copies, or the live slabs, as the vector env was made."""
-        return self.observations.batch(self.copy)
+        if self.home.num_frames > 1:
+            return self.home.observations.gather(self.rows)
+        return self.home.observations.batch(self.copy)
 
     def results(self, infos):
         """What step() returns: observations, rewards, terminations, truncations, infos."""
-        return (self.observations.batch(self.copy), self.rewards.copy(),
-                self.terminations.copy(), self.truncations.copy(), infos)
+        if self.home.num_frames > 1:
+            return (*self.home.gather(self.rows), infos)
+        return (self.home.observations.batch(self.copy), self.home.rewards.copy(),
+                self.home.terminations.copy(), self.home.truncations.copy(), infos)
 
     def counters(self):
         """What the parent's waits were like, and what each worker has done: (dict, [dict])."""

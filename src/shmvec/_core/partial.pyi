@@ -1,10 +1,10 @@
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
+from shmvec._core.lease import Lease
 from shmvec._core.parent import ParentLoop
 
 Envs = npt.NDArray[np.intp]
@@ -36,11 +36,19 @@ class PartialLoop:
             ValueError: The number or shape of the actions is wrong; nothing was sent.
             TypeError: Their dtype is; nothing was sent.
             AssertionError: An env's episode is over and nobody resets it; nothing was sent.
+            BufferError: Every frame of an env is leased; nothing was sent.
         """
     def post_resets(self, envs: Envs) -> None:
         """Asks these envs to reset, without seed or options."""
-    def post_command(self, envs: Envs) -> None:
-        """Asks every worker to read a command from its pipe, for these envs; send that next."""
+    def post_command(self, envs: Envs) -> list[int]:
+        """Asks the workers of these envs to read a command, which resets them.
+
+        Returns:
+            The workers: send each its command next.
+
+        Raises:
+            BufferError: Every frame is leased; nothing was sent.
+        """
     def wait(self, wanted: int, timeout: float | None) -> bool:
         """Waits until so many envs may be ready: pop and look; False when the time is up first."""
     def pop(self) -> list[int] | None:
@@ -67,5 +75,8 @@ class PartialLoop:
             rows: Where each one is in the arrays.
             vector_env: How long the arrays are.
         """
-    def results(self, envs: Envs, infos: dict[str, Any]) -> Sequence[Any]:
-        """Observations, rewards, terminations and truncations of these envs, and the infos."""
+    def results(self, envs: Envs, infos: dict[str, Any]) -> tuple[tuple[Any, ...], Lease | None]:
+        """Observations, rewards, terminations and truncations of these envs, and the infos.
+
+        And the lease that the arrays hold, if they are views; None: they are copies.
+        """

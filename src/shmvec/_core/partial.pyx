@@ -10,6 +10,7 @@ from shmvec._core.codec cimport MessageCodec
 from shmvec._core.csrc cimport SV_RING_YES, sv_budget, sv_record, sv_ring_try_pop
 from shmvec._core.infos cimport InfoDecoder
 from shmvec._core.parent cimport ParentLoop
+from shmvec._core.results cimport Results
 from shmvec._core.protocol cimport (
     COMMAND,
     INFO,
@@ -37,6 +38,7 @@ cdef class PartialLoop:
     cdef uint32_t[::1] sequences  # of each env's request
     cdef uint32_t[::1] flags      # of its answer
     cdef uint32_t[::1] workers
+    cdef Py_ssize_t[::1] rows     # at home, where the results of each env's next request go
     cdef Py_ssize_t[::1] queue    # those that are ready, oldest first, from `head` on; circular
     cdef Py_ssize_t head
     cdef uint64_t[::1] checked_by # the last check that named this env
@@ -60,6 +62,7 @@ cdef class PartialLoop:
         self.sequences = np.zeros(self.num_envs, np.uint32)
         self.flags = np.zeros(self.num_envs, np.uint32)
         self.workers = np.zeros(self.num_envs, np.uint32)
+        self.rows = np.arange(self.num_envs, dtype=np.intp)
         self.queue = np.zeros(self.num_envs, np.intp)
         self.checked_by = np.zeros(self.num_envs, np.uint64)
         self.held = {}
@@ -100,14 +103,13 @@ cdef class PartialLoop:
         cdef set late_envs = None
         if not loop.may_step_over:
             loop.check_none_over(envs)
+        self.choose_frames(envs)
         if loop.encoders is None:
             loop.actions.write_rows(envs, actions)
         else:
             late = self.encode(envs, (<MessageCodec>loop.actions).split(actions, len(envs)))
             late_envs = {items[0][0] for _, items in late}
-        for i in range(envs.shape[0]):
-            self.post_one(envs[i], STEP | (LATE if late and envs[i] in late_envs else 0))
-        loop.ring_bell()
+        self.post_each(envs, STEP, late_envs)
         return late or None
 
     cdef list encode(self, const Py_ssize_t[::1] envs, list actions):
@@ -128,37 +130,95 @@ cdef class PartialLoop:
 
     def post_resets(self, const Py_ssize_t[::1] envs):
         """Asks each of these envs to reset, without seed or options."""
-        cdef Py_ssize_t i
-        for i in range(envs.shape[0]):
-            self.post_one(envs[i], RESET)
-        self.loop.ring_bell()
+        self.choose_frames(envs)
+        self.post_each(envs, RESET, None)
 
     def post_command(self, const Py_ssize_t[::1] envs):
-        """Asks every worker to read a command from its pipe: of these envs it wants answers."""
+        """Asks the workers of these envs to read a command from their pipes; returns which."""
         cdef ParentLoop loop = self.loop
         cdef Py_ssize_t i
         cdef uint32_t worker
+        self.choose_frames(envs, True)
         loop.sequence += 1
+        named = {}
         for i in range(envs.shape[0]):
             self.ask(envs[i])
-        for worker in range(loop.num_workers):
-            loop.request(worker, COMMAND, loop.firsts[worker], loop.counts[worker])
-        self.open_requests += loop.num_workers
+            named[self.workers[envs[i]]] = self.rows[envs[i]] // self.num_envs
+        for worker, frame in named.items():
+            loop.request(worker, COMMAND, loop.firsts[worker], loop.counts[worker], frame)
+        self.open_requests += len(named)
         self.ranges_out = True
         loop.ring_bell()
+        return list(named)
 
-    cdef int post_one(self, Py_ssize_t env, uint32_t operation) except -1:
+    cdef Py_ssize_t whole_worker(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
+        """How many envs one request can be for: all of a worker if they come next, else one.
+
+        Only where frames are leased: its envs then answer at once, in one batch, side by side.
+        """
+        cdef uint32_t worker = self.workers[envs[begin]]
+        cdef Py_ssize_t first = self.loop.firsts[worker]
+        cdef Py_ssize_t count = self.loop.counts[worker]
+        cdef Py_ssize_t i
+        if (self.loop.home.num_frames == 1 or begin + count > envs.shape[0]
+                or self.loop.encoders is not None):  # whose messages name requests of single envs
+            return 1
+        for i in range(count):
+            if envs[begin + i] != first + i:
+                return 1
+        return count
+
+    cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker=False) except -1:
+        """Finds room for the results of these envs; raises, and nothing is changed, if some has none.
+        """
         cdef ParentLoop loop = self.loop
-        loop.sequence += 1
-        loop.request(self.workers[env], operation, <uint32_t>env, 1)
-        self.ask(env)
-        self.open_requests += 1
+        cdef Py_ssize_t i = 0
+        cdef Py_ssize_t j
+        cdef Py_ssize_t count
+        cdef Py_ssize_t frame
+        cdef Py_ssize_t[::1] rows = self.rows
+        loop.come_home()
+        if loop.home.num_frames == 1:
+            return 0
+        while i < envs.shape[0]:
+            count = self.whole_worker(envs, i)
+            if by_worker:
+                worker = self.workers[envs[i]]
+                frame = loop.frame_for(loop.firsts[worker], loop.counts[worker])
+            else:
+                frame = loop.frame_for(envs[i], count)
+            for j in range(i, i + count):
+                rows[envs[j]] = frame * self.num_envs + envs[j]
+            i += count
+        return 0
+
+    cdef int post_each(self, const Py_ssize_t[::1] envs, uint32_t operation,
+                       set late_envs) except -1:
+        """Posts a request for each of these envs, or for all of a worker."""
+        cdef ParentLoop loop = self.loop
+        cdef Py_ssize_t i = 0
+        cdef Py_ssize_t j
+        cdef Py_ssize_t count
+        while i < envs.shape[0]:
+            count = 1 if late_envs else self.whole_worker(envs, i)
+            loop.sequence += 1
+            loop.request(
+                self.workers[envs[i]],
+                operation | (LATE if late_envs and envs[i] in late_envs else 0),
+                <uint32_t>envs[i], <uint32_t>count, self.rows[envs[i]] // self.num_envs)
+            for j in range(i, i + count):
+                self.ask(envs[j])
+            self.open_requests += 1
+            self.ranges_out |= count > 1
+            i += count
+        loop.ring_bell()
         return 0
 
     cdef int ask(self, Py_ssize_t env) except -1:
         """Marks an env as out for the request of this sequence."""
         self.sequences[env] = self.loop.sequence
         self.states[env] = OUT
+        self.loop.rows[env] = self.rows[env]
         self.loop.asked += 1
         if self.held:  # of answers that nobody took
             self.held.pop(env, None)
@@ -229,7 +289,7 @@ cdef class PartialLoop:
     def hold(self, Py_ssize_t env, uint32_t kind, message):
         """Keeps a message, which is in no ring, until its env is taken."""
         if kind == OBSERVATION:
-            self.loop.observations.write(env, message[""])
+            self.loop.home.observations.write(env, message[""])
         else:
             self.held.setdefault(env, []).append(message)
 
@@ -275,11 +335,20 @@ cdef class PartialLoop:
         return True
 
     def results(self, const Py_ssize_t[::1] envs, infos):
-        """What `recv` returns for these envs, in this order."""
-        cdef ParentLoop loop = self.loop
-        index = np.asarray(envs)
-        return (loop.observations.gather(envs), loop.rewards[index], loop.terminations[index],
-                loop.truncations[index], infos)
+        """What `recv` returns for these envs, in this order, and the lease if these are views."""
+        cdef Results home = self.loop.home
+        cdef Py_ssize_t i
+        cdef Py_ssize_t count = envs.shape[0]
+        rows = np.asarray(self.loop.rows)[np.asarray(envs)]
+        cdef Py_ssize_t[::1] row_of = rows
+        if home.num_frames > 1 and count > 0:
+            for i in range(1, count):
+                if row_of[i] != row_of[0] + i:
+                    break
+            else:
+                lease = home.lease(row_of[0], count)
+                return (*home.view(lease, row_of[0], (count,)), infos), lease
+        return (*home.gather(row_of), infos), None
 
     def have_infos(self, const Py_ssize_t[::1] envs):
         """Whether one of these envs, which were taken, has sent any."""

@@ -6,6 +6,7 @@ cdef enum Operation:
     COMMAND = 3   # a message on the pipe says what to do
     CLOSE = 4     # close the envs and end
     OPERATION = 7 # mask: flags lie above
+    FRAME = 8     # bits to shift by: above the flags, the frame into which results go
 
 cdef enum Flag:
     MESSAGES = 8  # completion: the ring to the parent holds messages of this sequence

@@ -3,6 +3,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
+from shmvec._core.results import Results
 from shmvec._core.segment import Segment
 from shmvec.layout import Slabs
 
@@ -40,6 +41,8 @@ class WorkerLoop:
         autoreset: str,
         timed: bool,
     ) -> None: ...
+    def take_rollouts(self, rollouts: Results) -> None:
+        """Takes frames that follow those in the segment, in place of any before."""
     def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:
         """Serves until told to close (True) or until the parent is gone (False).
 

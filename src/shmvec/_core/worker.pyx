@@ -5,7 +5,7 @@ code with three methods: ``command() -> (reset arguments or None, results)``,
 ``late_actions() -> [(env, action)]`` and ``send_late(messages, failures, results)``.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmvec._core.codec cimport Codec, MessageCodec
 from shmvec._core.csrc cimport (
@@ -48,6 +48,7 @@ from shmvec._core.protocol cimport (
     COMMAND,
     DISABLED,
     FINAL,
+    FRAME,
     INFO,
     LATE,
     MESSAGES,
@@ -58,6 +59,7 @@ from shmvec._core.protocol cimport (
     SAME_STEP,
     STEP,
 )
+from shmvec._core.results cimport Results
 from shmvec._core.segment cimport Segment
 
 from copy import deepcopy
@@ -86,16 +88,13 @@ cdef class WorkerLoop:
     cdef uint64_t wakes
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
-    cdef Codec observations
     cdef Codec actions
     cdef Codec finals
+    cdef Results home             # frames in the segment
+    cdef Results rollouts         # frames after these, in memory of their own; None: there are none
+    cdef Results results          # of which one takes those of the request in hand,
+    cdef Py_ssize_t row           # from this row on, that of env 0
     cdef bint observation_messages
-    cdef object rewards
-    cdef object terminations
-    cdef object truncations
-    cdef double[::1] reward_of
-    cdef uint8_t[::1] terminated_of
-    cdef uint8_t[::1] truncated_of
     cdef list envs
     cdef object host
     cdef uint32_t index
@@ -126,18 +125,12 @@ cdef class WorkerLoop:
         self.counters = sv_segment_counters(segment.base, &segment.plan, index)
         sv_waiter_follow(&self.waiter, sv_segment_policy(segment.base, &segment.plan))
         self.messages = Encoder(segment, index, first_env, len(envs), True)
-        self.observations = slabs.observations
+        self.home = slabs.results
         self.actions = slabs.actions
         self.finals = slabs.finals
-        self.observation_messages = isinstance(self.observations, MessageCodec)
+        self.observation_messages = isinstance(self.home.observations, MessageCodec)
         if isinstance(self.actions, MessageCodec):
             self.action_messages = Decoder(segment, index, False)
-        self.rewards = slabs.rewards
-        self.terminations = slabs.terminations
-        self.truncations = slabs.truncations
-        self.reward_of = slabs.rewards
-        self.terminated_of = slabs.terminations.view("u1")
-        self.truncated_of = slabs.truncations.view("u1")
         self.envs = list(envs)
         self.host = host
         self.index = index
@@ -148,6 +141,10 @@ cdef class WorkerLoop:
         self.undecodable = {}
         self.late = []
         self.failures = []
+
+    def take_rollouts(self, rollouts):
+        """Frames that follow those in the segment, in place of any before."""
+        self.rollouts = rollouts
 
     def serve(self, parent_alive, doze):
         """Serves requests until CLOSE (returns True) or until the parent is gone (False).
@@ -201,6 +198,7 @@ cdef class WorkerLoop:
         if begin < 0 or end > len(self.envs):
             raise RuntimeError("the segment is damaged: a request names envs of another worker")
         cdef uint32_t operation = request.operation & OPERATION
+        self.choose_frame(request.operation >> FRAME)
         self.sequence = request.sequence
         self.flags = 0
         cdef int64_t start
@@ -231,6 +229,16 @@ cdef class WorkerLoop:
             self.late = []
             self.failures = []
         return operation != CLOSE
+
+    cdef int choose_frame(self, Py_ssize_t frame) except -1:
+        self.results = self.home
+        if frame >= self.home.num_frames:
+            frame -= self.home.num_frames
+            self.results = self.rollouts
+            if self.rollouts is None or frame >= self.rollouts.num_frames:
+                raise RuntimeError("the segment is damaged: a request names no frame")
+        self.row = frame * self.home.num_envs
+        return 0
 
     cdef int receive_actions(self, bint late) except -1:
         """Takes the actions that come as messages, and from the pipe those that did not fit."""
@@ -302,6 +310,8 @@ cdef class WorkerLoop:
 
     cdef int step_one(self, Py_ssize_t i) except -1:
         cdef Py_ssize_t env = self.first_env + i
+        cdef Py_ssize_t row = self.row + env
+        cdef Results results = self.results
         if self.undecodable and env in self.undecodable:
             raise self.undecodable.pop(env)
         self.steps += 1
@@ -319,24 +329,25 @@ cdef class WorkerLoop:
         if self.autoreset != SAME_STEP:
             self.observe(env, observation)
         if isinstance(reward, float):  # np.float64 is one
-            self.reward_of[env] = <double>reward
+            results.reward_of[row] = <double>reward
         else:
-            self.rewards[env] = reward
+            results.rewards[row] = reward
         if terminated is False:
-            self.terminated_of[env] = 0
+            results.terminated_of[row] = 0
         else:
-            self.terminations[env] = terminated
+            results.terminations[row] = terminated
         if truncated is False:
-            self.truncated_of[env] = 0
+            results.truncated_of[row] = 0
         else:
-            self.truncations[env] = truncated
+            results.truncations[row] = truncated
+        cdef bint over = results.terminated_of[row] | results.truncated_of[row]
         if self.autoreset == SAME_STEP:
-            if self.terminated_of[env] | self.truncated_of[env]:
+            if over:
                 self.end_and_reset(i, observation, info)
                 return 0
             self.observe(env, observation)
         elif self.autoreset == NEXT_STEP:
-            self.over[i] = self.terminated_of[env] | self.truncated_of[env]
+            self.over[i] = over
         self.inform(env, INFO, info)
         return 0
 
@@ -379,11 +390,12 @@ cdef class WorkerLoop:
     cdef int reset_one(self, Py_ssize_t i, object seed, object options,
                        bint explicit) except -1:
         cdef Py_ssize_t env = self.first_env + i
+        cdef Py_ssize_t row = self.row + env
         observation, info = self.reset_env(i, seed, options, explicit)
         self.observe(env, observation)
-        self.reward_of[env] = 0.0
-        self.terminated_of[env] = 0
-        self.truncated_of[env] = 0
+        self.results.reward_of[row] = 0.0
+        self.results.terminated_of[row] = 0
+        self.results.truncated_of[row] = 0
         self.over[i] = 0
         self.inform(env, INFO, info)
         return 0
@@ -393,7 +405,7 @@ cdef class WorkerLoop:
         if self.observation_messages:
             self.send(env, OBSERVATION, {"": observation})
         else:
-            self.observations.write(env, observation)
+            self.results.observations.write(self.row + env, observation)
         return 0
 
     cdef int inform(self, Py_ssize_t env, uint32_t kind, object info) except -1:

@@ -1,0 +1,44 @@
+"""Memory that is not written again while somebody looks at it."""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+
+import numpy as np
+
+
+@cython.no_gc  # nothing it refers to can refer to it, and it must be whole when it goes
+cdef class Lease:
+    """Marks rows as leased while it lives; the arrays that show them have it as their base."""
+
+    def __cinit__(self, memory, leased, Py_ssize_t first, Py_ssize_t count):
+        PyObject_GetBuffer(memory, &self.export, PyBUF_WRITABLE)
+        self.memory = memory
+        self.leased = leased
+        self.first = first
+        self.count = count
+        leased[first:first + count] = 1
+
+    def __dealloc__(self):
+        self.release()
+        PyBuffer_Release(&self.export)
+
+    def release(self):
+        if self.leased is not None:
+            self.leased[self.first:self.first + self.count] = 0
+            self.leased = None
+
+    @property
+    def released(self):
+        return self.leased is None
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.export.buf, self.export.len, False, flags)
+
+    cdef object show(self, char *start, tuple shape, object dtype):
+        """An array over the memory from `start` on, which keeps this lease."""
+        return np.ndarray(shape, dtype, self, start - <char *>self.export.buf)

@@ -1,0 +1,22 @@
+from libc.stdint cimport uint8_t
+
+from shmvec._core.codec cimport Codec
+from shmvec._core.lease cimport Lease
+
+
+cdef class Results:
+    cdef readonly Codec observations
+    cdef readonly object rewards
+    cdef readonly object terminations
+    cdef readonly object truncations
+    cdef readonly Py_ssize_t num_envs
+    cdef readonly Py_ssize_t num_frames
+    cdef double[::1] reward_of
+    cdef uint8_t[::1] terminated_of
+    cdef uint8_t[::1] truncated_of
+    cdef object memory
+    cdef object leases       # a flag a row
+    cdef uint8_t[::1] leased_of
+    cdef Py_ssize_t free_frame(self, Py_ssize_t first, Py_ssize_t count) except -2
+    cdef tuple gather(self, const Py_ssize_t[::1] rows)
+    cpdef tuple view(self, Lease lease, Py_ssize_t first, tuple lead)

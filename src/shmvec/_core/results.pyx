@@ -1,0 +1,69 @@
+"""What steps return: observations, rewards and flags, in frames.
+
+A frame has a row for each env: row = frame * num_envs + env. A request says into which frame its
+results go. So a batch that was handed out as views stays as it is while the envs go on, in other
+frames; and the steps of a rollout lie one behind the other.
+"""
+
+import numpy as np
+
+
+cdef class Results:
+    """The arrays of some frames, and which rows are leased."""
+
+    def __init__(self, memory, Codec observations, rewards, terminations, truncations,
+                 Py_ssize_t num_envs):
+        self.memory = memory
+        self.observations = observations
+        self.rewards = rewards
+        self.terminations = terminations
+        self.truncations = truncations
+        self.reward_of = rewards
+        self.terminated_of = terminations.view("u1")
+        self.truncated_of = truncations.view("u1")
+        self.num_envs = num_envs
+        self.num_frames = len(rewards) // num_envs
+        self.leases = np.zeros(len(rewards), np.uint8)
+        self.leased_of = self.leases
+
+    cdef Py_ssize_t free_frame(self, Py_ssize_t first, Py_ssize_t count) except -2:
+        """A frame in which none of these envs' rows is leased; -1 if there is none."""
+        cdef Py_ssize_t frame
+        cdef Py_ssize_t row
+        cdef Py_ssize_t begin
+        for frame in range(self.num_frames):
+            begin = frame * self.num_envs + first
+            for row in range(begin, begin + count):
+                if self.leased_of[row]:
+                    break
+            else:
+                return frame
+        return -1
+
+    def leased(self, Py_ssize_t first, Py_ssize_t count):
+        return bool(self.leases[first:first + count].any())
+
+    def lease(self, Py_ssize_t first, Py_ssize_t count):
+        return Lease(self.memory, self.leases, first, count)
+
+    cdef tuple gather(self, const Py_ssize_t[::1] rows):
+        """Copies of rows."""
+        index = np.asarray(rows)
+        return (self.observations.gather(rows), self.rewards[index], self.terminations[index],
+                self.truncations[index])
+
+    cpdef tuple view(self, Lease lease, Py_ssize_t first, tuple lead):
+        return (
+            self.observations.view(lease, first, lead),
+            lease.show(<char *>&self.reward_of[first], lead, self.rewards.dtype),
+            lease.show(<char *>&self.terminated_of[first], lead, self.terminations.dtype),
+            lease.show(<char *>&self.truncated_of[first], lead, self.truncations.dtype),
+        )
+
+    def copy_rows(self, Results source, const Py_ssize_t[::1] rows, Py_ssize_t first):
+        cdef Py_ssize_t count = len(rows)
+        observations, rewards, terminations, truncations = source.gather(rows)
+        self.observations.put_many(first, observations)
+        self.rewards[first:first + count] = rewards
+        self.terminations[first:first + count] = terminations
+        self.truncations[first:first + count] = truncations
