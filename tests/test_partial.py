@@ -96,9 +96,10 @@ def assert_told(infos, expected):
     turns=st.sampled_from([0, 200, 5000]),
     mode=st.sampled_from(list(AutoresetMode)[:2]),
     messages=st.booleans(),
+    copy=st.booleans(),
     data=st.data(),
 )
-def test_every_env_tells_its_own_story(num_envs, workers, batch, turns, mode, messages, data):
+def test_every_env_tells_its_own_story(num_envs, workers, batch, turns, mode, messages, copy, data):
     batch, workers = min(batch, num_envs), min(workers, num_envs)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     envs = ShmVectorEnv(
@@ -107,6 +108,8 @@ def test_every_env_tells_its_own_story(num_envs, workers, batch, turns, mode, me
         autoreset_mode=mode,
         num_workers=workers,
         batch_size=batch,
+        copy=copy,
+        num_buffers=64,  # views are kept to the end, and must not have changed by then
     )
     try:
         told = [[] for _ in range(num_envs)]

@@ -166,14 +166,7 @@ class Rollouts:
         assert results is not None
         num_envs = self._layout.num_envs
         count = (length + 1) * num_envs
-        half = 1 - self._half
-        if results.leased(half * count, count):
-            gc.collect()  # arrays that only a cycle keeps
-        if results.leased(half * count, count):
-            raise BufferError(
-                "two rollouts are still in use: drop the arrays and tensors of the older one (or "
-                "copy what you keep), or call its release(), before a third is begun"
-            )
+        half = self._free_half(results, count)
         self._half = half
         lease = results.lease(half * count, count)
         self._loop.start_rollout(half * (length + 1))
@@ -190,6 +183,20 @@ class Rollouts:
         )
         self._current = weakref.ref(rollout)
         return rollout
+
+    def _free_half(self, results: Results, count: int) -> int:
+        """The half of the memory that is not in use; the other one than last time, if it can be."""
+        halves = 1 - self._half, self._half
+        for collect in (False, True):
+            if collect:
+                gc.collect()  # arrays that only a cycle keeps
+            for half in halves:
+                if not results.leased(half * count, count):
+                    return half
+        raise BufferError(
+            "two rollouts are still in use: drop the arrays and tensors of the older one (or copy "
+            "what you keep), or call its release(), before a third is begun"
+        )
 
     def _make(self, length: int, pin: bool) -> None:
         """Reserves memory for two rollouts and hands it to the workers."""

@@ -267,7 +267,8 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 not self.shared_memory or not has_fixed_size(self.single_action_space),
                 mode is AutoresetMode.SAME_STEP,
             )
-            if self.batch_size is not None and not self.copy and not layout.observation_messages:
+            leasing = self.batch_size is not None and not (self.copy or layout.observation_messages)
+            if leasing:
                 layout = replace(layout, num_frames=self._num_buffers)
             nbytes_of_slabs = layout.nbytes
         except BaseException:
@@ -306,6 +307,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             budgets=partial(current_budgets, self.wait_policy, self.num_workers, workers.processes),
             limits=self._limits,
             copy=self.copy,
+            leasing=leasing,
             may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
             inline=workers.inline,
         )

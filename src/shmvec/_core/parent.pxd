@@ -24,6 +24,7 @@ cdef class ParentLoop:
     cdef Codec actions
     cdef Py_ssize_t[::1] everyone  # indices of all envs
     cdef bint copy
+    cdef bint leasing             # views of batches are handed out; what they show is leased
     cdef bint may_step_over       # False: stepping an env that is done is an error
     cdef object look
     cdef object rouse

@@ -26,6 +26,7 @@ class ParentLoop:
         budgets: Callable[[], WaitBudgets],
         limits: tuple[float | None, float | None] = (None, None),
         copy: bool = True,
+        leasing: bool = False,
         may_step_over: bool = True,
         inline: Callable[[], None] | None = None,
     ) -> None: ...

@@ -114,7 +114,7 @@ cdef class ParentLoop:
         free(self.flags)
 
     def __init__(self, segment, ranges, slabs, look, rouse, budgets, limits=(None, None), copy=True,
-                 may_step_over=True, inline=None):
+                 leasing=False, may_step_over=True, inline=None):
         self.home = slabs.results
         self.actions = slabs.actions
         self.everyone = np.arange(segment.num_envs, dtype=np.intp)
@@ -129,6 +129,7 @@ cdef class ParentLoop:
         self.look = look
         self.rouse = rouse
         self.copy = copy
+        self.leasing = leasing
         self.inline = inline
         self.budgets = budgets
         step_limit, reset_limit = limits
@@ -239,7 +240,7 @@ cdef class ParentLoop:
 
     cdef Py_ssize_t frame_for(self, Py_ssize_t first, Py_ssize_t count) except -1:
         """A frame at home into which results of these envs may be written."""
-        if self.home.num_frames == 1:
+        if not self.leasing:
             return 0
         cdef Py_ssize_t frame = self.home.free_frame(first, count)
         if frame < 0:
@@ -433,13 +434,13 @@ cdef class ParentLoop:
 
     def observe(self):
         """The observations: copies, or the live slabs, as the vector env was made."""
-        if self.home.num_frames > 1:
+        if self.leasing:
             return self.home.observations.gather(self.rows)
         return self.home.observations.batch(self.copy)
 
     def results(self, infos):
         """What step() returns: observations, rewards, terminations, truncations, infos."""
-        if self.home.num_frames > 1:
+        if self.leasing:
             return (*self.home.gather(self.rows), infos)
         return (self.home.observations.batch(self.copy), self.home.rewards.copy(),
                 self.home.terminations.copy(), self.home.truncations.copy(), infos)

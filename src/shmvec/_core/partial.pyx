@@ -160,7 +160,7 @@ cdef class PartialLoop:
         cdef Py_ssize_t first = self.loop.firsts[worker]
         cdef Py_ssize_t count = self.loop.counts[worker]
         cdef Py_ssize_t i
-        if (self.loop.home.num_frames == 1 or begin + count > envs.shape[0]
+        if (not self.loop.leasing or begin + count > envs.shape[0]
                 or self.loop.encoders is not None):  # whose messages name requests of single envs
             return 1
         for i in range(count):
@@ -178,7 +178,7 @@ cdef class PartialLoop:
         cdef Py_ssize_t frame
         cdef Py_ssize_t[::1] rows = self.rows
         loop.come_home()
-        if loop.home.num_frames == 1:
+        if not loop.leasing:
             return 0
         while i < envs.shape[0]:
             count = self.whole_worker(envs, i)
@@ -341,7 +341,7 @@ cdef class PartialLoop:
         cdef Py_ssize_t count = envs.shape[0]
         rows = np.asarray(self.loop.rows)[np.asarray(envs)]
         cdef Py_ssize_t[::1] row_of = rows
-        if home.num_frames > 1 and count > 0:
+        if self.loop.leasing and count > 0:
             for i in range(1, count):
                 if row_of[i] != row_of[0] + i:
                     break

@@ -1,0 +1,360 @@
+"""Rollouts: the same numbers as step(), written by the workers where a learner reads them."""
+
+import gc
+import sys
+import types
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from equality import same
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from test_partial import Fails, Story, stories
+
+import shmvec.rollout
+from shmvec import ShmVectorEnv
+
+
+class Nested(Story):
+    """The story in a Dict of arrays; actions are a Dict, too."""
+
+    observation_space = gym.spaces.Dict(
+        text=gym.spaces.Box(-np.inf, np.inf, (5,), np.float64),
+        pair=gym.spaces.Tuple([gym.spaces.Discrete(50), gym.spaces.Box(-1, 1, (2, 2))]),
+    )
+    action_space = gym.spaces.Dict(
+        z=gym.spaces.Discrete(1000), a=gym.spaces.Box(-1, 1, (2,), np.float32)
+    )
+
+    def step(self, action):
+        return super().step(int(action["z"]))
+
+    def _observation(self, action):
+        text = super()._observation(action)
+        return {"text": text, "pair": (self.index, np.full((2, 2), text[-1], np.float32))}
+
+
+def at(arrays, index):
+    """One index of nested arrays."""
+    if isinstance(arrays, dict):
+        return {key: at(part, index) for key, part in arrays.items()}
+    if isinstance(arrays, tuple):
+        return tuple(at(part, index) for part in arrays)
+    return arrays[index]
+
+
+def assert_holds(rollout, index, results):
+    observations, rewards, terminations, truncations = results
+    assert same(at(rollout.observations, index), observations)
+    assert same(rollout.rewards[index], rewards)
+    assert same(rollout.terminations[index], terminations)
+    assert same(rollout.truncations[index], truncations)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("kind", [Story, Nested])
+def test_a_rollout_holds_what_step_returns(kind, workers, mode):
+    fns = [lambda i=i: kind(i) for i in range(5)]
+    envs = ShmVectorEnv(fns, num_workers=workers, autoreset_mode=mode)
+    reference = SyncVectorEnv(fns, autoreset_mode=mode)
+    envs.action_space.seed(0)
+    try:
+        last = (envs.reset(seed=3)[0], np.zeros(5), np.zeros(5, bool), np.zeros(5, bool))
+        assert same(last[0], reference.reset(seed=3)[0])
+        older = []
+        for length in (9, 9, 9, 4, 4):
+            rollout = envs.rollout(length)
+            given = []
+            assert_holds(rollout, 0, last)
+            for t in range(length):
+                actions = envs.action_space.sample()
+                given.append(actions)
+                infos = rollout.step(actions)
+                *results, expected = reference.step(actions)
+                last = tuple(results)
+                assert same(infos, expected)
+                assert_holds(rollout, t + 1, last)
+            for t in range(length):
+                kept = at(rollout.actions, t)
+                if isinstance(kept, dict):
+                    kept = {key: kept[key] for key in given[t]}
+                assert same(kept, given[t])
+            older.append((rollout, rollout.rewards.copy()))
+            older = older[-1:]
+        for kept, rewards in older:
+            assert (kept.rewards == rewards).all()
+    finally:
+        envs.close()
+        reference.close()
+
+
+def test_plain_steps_and_masks_go_on_from_where_a_rollout_ended():
+    envs = ShmVectorEnv([lambda i=i: Story(i, length=100) for i in range(5)], num_workers=2)
+    mask = np.array([True, False, True, True, False])
+    try:
+        envs.reset(seed=0)
+        for steps in (2, 3):  # of 3: broken off, and whole
+            rollout = envs.rollout(3)
+            for t in range(steps):
+                rollout.step([t] * 5)
+            last = [at(part, steps) for part in (rollout.observations, rollout.rewards)]
+            for action in (8, 9):
+                observations, rewards, *_ = envs.step([action] * 5, mask=mask)
+                assert (observations[~mask] == last[0][~mask]).all()
+                assert (rewards[~mask] == last[1][~mask]).all()
+                assert (observations[mask, 3] == action).all() and (rewards[mask] == action).all()
+            observations, _ = envs.reset(options={"reset_mask": ~mask})
+            assert (observations[mask, 3] == 9).all() and (observations[~mask, 3] == -1).all()
+            envs.step([1] * 5)
+    finally:
+        envs.close()
+
+
+def test_two_alternate_and_a_third_waits_for_one_to_be_dropped():
+    envs = ShmVectorEnv(stories(3), num_workers=2)
+    try:
+        envs.reset(seed=0)
+        held = []
+        for _ in range(2):
+            rollout = envs.rollout(4)
+            for _ in range(4):
+                rollout.step([1, 2, 3])
+            held.append((rollout, rollout.rewards.copy()))
+        with pytest.raises(BufferError, match="two rollouts are still in use"):
+            envs.rollout(4)
+        rewards = held[0][0].rewards[1:]
+        del held[0], rollout
+        with pytest.raises(BufferError):  # a part of one of its arrays is left
+            envs.rollout(4)
+        assert (held[0][0].rewards == held[0][1]).all()
+        del rewards
+        third = envs.rollout(4)
+        third.step([1, 2, 3])
+        assert (held[0][0].rewards == held[0][1]).all()
+        held[0][0].release()
+        fourth = envs.rollout(4)
+        assert fourth.rewards.ctypes.data == held[0][0].rewards.ctypes.data
+    finally:
+        envs.close()
+    assert third.rewards.shape == (5, 3)  # after close the arrays are still there
+
+
+def test_arrays_are_the_workers_own_memory():
+    torch = pytest.importorskip("torch")
+    envs = ShmVectorEnv(stories(3), num_workers=2)
+    try:
+        envs.reset(seed=0)
+        rollout = envs.rollout(4)
+        tensor = torch.from_numpy(rollout.observations)
+        rewards = torch.from_dlpack(rollout.rewards)
+        flags = torch.from_numpy(rollout.terminations)
+        rollout.step([7, 8, 9])
+        assert tensor.data_ptr() == rollout.observations.ctypes.data
+        assert tensor[1, :, 3].tolist() == rewards[1].tolist() == [7, 8, 9]
+        assert not flags[1].any()
+        address = tensor.data_ptr()
+        del rollout
+        envs.rollout(4)
+        assert envs.rollout(4).observations.ctypes.data != address  # the tensor holds its half
+    finally:
+        envs.close()
+
+
+def test_what_a_learner_does_to_the_arrays_stays_there():
+    envs = ShmVectorEnv(stories(2), num_workers=1)
+    try:
+        envs.reset(seed=0)
+        first = envs.rollout(2)
+        first.step([1, 1])
+        first.step([2, 2])
+        last = first.observations[-1].copy()
+        first.observations[:] = 0
+        first.terminations[:] = True
+        second = envs.rollout(2)
+        assert (second.observations[0] == last).all() and not second.terminations[0].any()
+        second.step([3, 3])
+        assert second.rewards[1].tolist() == [3, 3]
+    finally:
+        envs.close()
+
+
+def test_a_rollout_that_cannot_go_on():
+    envs = ShmVectorEnv(stories(2), num_workers=1)
+    try:
+        envs.reset(seed=0)
+        full = envs.rollout(1)
+        with pytest.raises(ValueError, match="wrong actions"):
+            full.step([1])
+        full.step([1, 1])  # nothing was sent before
+        with pytest.raises(RuntimeError, match="all 1 steps of this rollout are made"):
+            full.step([1, 1])
+        older = envs.rollout(3)
+        newer = envs.rollout(3)
+        with pytest.raises(RuntimeError, match="another one was begun"):
+            older.step([1, 1])
+        newer.step([1, 1])
+        envs.step([1, 1])
+        with pytest.raises(RuntimeError, match="stepped or reset without it"):
+            newer.step([1, 1])
+        older.release()
+        with pytest.raises(RuntimeError, match="was released"):
+            older.step([1, 1])
+        assert older.released and not newer.released
+        envs.async_reset()
+        with pytest.raises(AlreadyPendingCallError):
+            envs.rollout(3)
+        envs.recv()
+        envs.step_async([1, 1])
+        with pytest.raises(AlreadyPendingCallError):
+            envs.rollout(3)
+        envs.step_wait()
+        open_end = envs.rollout(3)
+    finally:
+        envs.close()
+    with pytest.raises(ClosedEnvironmentError):
+        open_end.step([1, 1])
+    with pytest.raises(ClosedEnvironmentError):
+        envs.rollout(3)
+
+
+def test_calls_in_between_change_nothing():
+    envs = ShmVectorEnv(stories(3), num_workers=2)
+    try:
+        envs.reset(seed=0)
+        rollout = envs.rollout(3)
+        rollout.step([1, 2, 3])
+        assert envs.get_attr("asked") == (1, 1, 1)
+        envs.set_attr("length", 2)
+        rollout.step([1, 2, 3])
+        assert rollout.terminations[2].tolist() == [True, False, False]
+    finally:
+        envs.close()
+
+
+def test_an_env_that_raises():
+    envs = ShmVectorEnv([lambda: Fails(0), lambda: Story(1)], num_workers=2)
+    try:
+        envs.reset(seed=0)
+        rollout = envs.rollout(3)
+        with pytest.raises(LookupError, match="thirteen"):
+            rollout.step([13, 1])
+        with pytest.raises(RuntimeError, match="its last step failed"):
+            rollout.step([1, 1])
+        envs.reset(seed=0)
+        rollout = envs.rollout(3)
+        rollout.step([1, 1])
+        assert rollout.rewards[1].tolist() == [1, 1]
+    finally:
+        envs.close()
+
+
+class Speaks(Story):
+    observation_space = gym.spaces.Text(5)
+
+    def _observation(self, action):
+        return "a"
+
+
+@pytest.mark.parametrize(
+    "options, length, error, message",
+    [
+        ({}, 0, ValueError, "length must be at least 1"),
+        ({}, 2.5, TypeError, "length must be an int"),
+        ({"shared_memory": False}, 2, TypeError, "shared_memory=True"),
+        ({"autoreset_mode": AutoresetMode.DISABLED}, 2, ValueError, "are reset when"),
+        ({"kind": Speaks}, 2, TypeError, r"observation space holds Text"),
+    ],
+)
+def test_bad_rollouts(options, length, error, message):
+    options = dict(options)
+    kind = options.pop("kind", Story)
+    envs = ShmVectorEnv([lambda: kind(0)] * 2, num_workers=1, **options)
+    try:
+        envs.reset()
+        with pytest.raises(error, match=message):
+            envs.rollout(length)
+        envs.step([1, 1])
+    finally:
+        envs.close()
+
+
+def test_not_enough_memory(monkeypatch):
+    envs = ShmVectorEnv(stories(2), num_workers=2)
+
+    def full(nbytes):
+        raise OSError(28, f"shmvec needs {nbytes:,} bytes")
+
+    try:
+        envs.reset()
+        with monkeypatch.context() as patch:
+            patch.setattr(shmvec.rollout, "reserve_memory", full)
+            with pytest.raises(OSError, match="shmvec needs"):
+                envs.rollout(2)
+        assert envs.step([1, 2])[1].tolist() == [1, 2]
+        envs.rollout(2).step([1, 2])
+    finally:
+        envs.close()
+
+
+def fake_torch(available=True, error=0):
+    """A torch whose CUDA keeps a list of the memory that is page-locked."""
+    locked = {}
+
+    def register(address, nbytes, flags):
+        if error == 0:
+            locked[address] = nbytes
+        return error
+
+    cudart = types.SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=locked.pop)
+    cuda = types.SimpleNamespace(is_available=lambda: available, cudart=lambda: cudart)
+    return types.SimpleNamespace(cuda=cuda), locked
+
+
+def test_memory_is_page_locked_as_long_as_it_is_there(monkeypatch):
+    envs = ShmVectorEnv(stories(2), num_workers=1)
+    torch, locked = fake_torch()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    try:
+        envs.reset()
+        rollout = envs.rollout(4, pin=True)
+        ((address, nbytes),) = locked.items()
+        for array in (rollout.observations, rollout.rewards, rollout.actions):
+            begin = array.ctypes.data
+            assert address <= begin and begin + array.nbytes <= address + nbytes
+        again = envs.rollout(4, pin=True)
+        assert len(locked) == 1
+        again.step([1, 1])
+        envs.rollout(3, pin=True).step([1, 1])  # of another length: other memory
+        gc.collect()
+        assert len(locked) == 2  # the arrays of the first are still there
+        del rollout, again, array
+        gc.collect()
+        assert len(locked) == 1
+    finally:
+        envs.close()
+    del envs
+    gc.collect()
+    assert not locked
+
+
+@pytest.mark.parametrize(
+    "why, message",
+    [
+        ("none", "not installed"),
+        ("cpu", "finds none here"),
+        ("refuses", "could not page-lock .* error 2"),
+    ],
+)
+def test_memory_that_cannot_be_page_locked(monkeypatch, why, message):
+    envs = ShmVectorEnv(stories(2), num_workers=1)
+    torch = None if why == "none" else fake_torch(why != "cpu", 2)[0]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    try:
+        envs.reset()
+        with pytest.raises(RuntimeError, match=message):
+            envs.rollout(4, pin=True)
+        assert envs.step([1, 2])[1].tolist() == [1, 2]
+    finally:
+        envs.close()
