@@ -4,9 +4,10 @@
     python benchmarks/partial.py --workload halfcheetah --compute 200 2000
 
 In each cell the contenders take turns, in slices, in one run: ShmVectorEnv in lockstep, with
-batches of a half and of a quarter of the envs, and EnvPool's C++ envs with the same batches, where
-it has the env. The parent computes for --compute µs on each batch of *all* envs, so half as long on
-half a batch: that is what a learner's network does.
+batches of a half and of a quarter of the envs, and with batches of one worker as views
+(copy=False); and EnvPool's C++ envs with the same batches, where it has the env. The parent
+computes for --compute µs on each batch of *all* envs, so half as long on half a batch: that is
+what a learner's network does.
 
 Env steps a second are given, their spread over the slices, and how many times those of lockstep.
 """
@@ -79,6 +80,12 @@ def contenders(
     for batch in (n // 2, n // 4):
         envs = shmvec.ShmVectorEnv(fns, batch_size=batch, **options)
         made.append(Contender(f"ShmVectorEnv, batches of {batch}", envs, n, batch, compute))
+    workers = made[0].envs.num_workers
+    if n % workers == 0:  # a batch is those of one worker, and no copy is made
+        batch = n // workers
+        envs = shmvec.ShmVectorEnv(fns, batch_size=batch, copy=False, **options)
+        name = f"ShmVectorEnv, batches of {batch}, copy=False"
+        made.append(Contender(name, envs, n, batch, compute))
     if workload in ENVPOOL:
         try:
             import envpool

@@ -3,6 +3,7 @@
     pip install 'shmvec[examples]'
     python examples/ppo.py                      # shmvec.ShmVectorEnv
     python examples/ppo.py --vector-env async   # gymnasium.vector.AsyncVectorEnv
+    python examples/ppo.py --data rollout       # workers write where the learner reads
     tensorboard --logdir runs
 
 The last line names the learning curve by a digest of all episodes' returns: the same seed gives
@@ -21,14 +22,13 @@ import hashlib
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from torch import nn
 from torch.distributions import Categorical
 
@@ -49,6 +49,7 @@ class Result:
     mean_return: float  # of the last 100 episodes
     digest: str  # of all episodes' returns
     steps_per_second: float
+    handling: float  # seconds spent on data, neither in the networks nor in the envs
 
 
 class Agent(nn.Module):
@@ -72,8 +73,8 @@ def _network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
 
 
 @dataclass
-class Rollout:
-    """Transitions, ``(steps, envs)`` each; ``valid`` is False where a step was a reset."""
+class Transitions:
+    """What a policy has met, ``(steps, envs)`` each; ``valid`` is 0 where a step was a reset."""
 
     observations: torch.Tensor
     actions: torch.Tensor
@@ -83,12 +84,6 @@ class Rollout:
     terminations: torch.Tensor
     ends: torch.Tensor
     valid: torch.Tensor
-
-    @classmethod
-    def empty(cls, steps: int, envs: int, observation_size: int) -> Rollout:
-        """Room for so many transitions."""
-        zeros = [torch.zeros(steps, envs) for _ in range(7)]
-        return cls(torch.zeros(steps, envs, observation_size), *zeros)
 
     def advantages(self, next_value: torch.Tensor, gamma: float, gae: float) -> torch.Tensor:
         """Generalised advantage estimates; sums stop where an episode ends."""
@@ -103,20 +98,113 @@ class Rollout:
         return advantages
 
 
+class Collector:
+    """Lets a policy act, and keeps what it meets: with copies of every step's results.
+
+    Attributes:
+        next_observation: What the envs show after the last step.
+        handling: Seconds spent on data: neither in the networks nor in the envs.
+    """
+
+    def __init__(self, envs: gym.vector.VectorEnv, num_steps: int, seed: int) -> None:
+        """Resets the envs."""
+        self.envs, self.num_steps = envs, num_steps
+        self.next_observation = _tensor(envs.reset(seed=seed)[0])
+        self.handling = 0.0
+        self._ended = torch.zeros(envs.num_envs)
+        self._returns = np.zeros(envs.num_envs)
+        self._lengths = np.zeros(envs.num_envs, int)
+
+    def collect(self, agent: Agent) -> Transitions:
+        """Makes so many steps."""
+        shape = self.num_steps, self.envs.num_envs
+        begin = time.perf_counter()
+        observations = torch.zeros(*shape, *self.next_observation.shape[1:])
+        kept = Transitions(observations, *(torch.zeros(shape) for _ in range(7)))
+        self.handling += time.perf_counter() - begin
+        for t in range(self.num_steps):
+            with torch.no_grad():
+                policy = Categorical(logits=agent.policy(self.next_observation))
+                action = policy.sample()
+                log_prob = policy.log_prob(action)
+                value = agent.value(self.next_observation)[:, 0]
+            begin = time.perf_counter()
+            kept.observations[t], kept.actions[t] = self.next_observation, action
+            kept.log_probs[t], kept.values[t] = log_prob, value
+            kept.valid[t] = 1 - self._ended  # after an end this step is a reset
+            self.handling += time.perf_counter() - begin
+            results = self.envs.step(action.numpy())
+            begin = time.perf_counter()
+            observation, rewards, terminations, truncations, _ = results
+            self.next_observation = _tensor(observation)
+            kept.rewards[t], kept.terminations[t] = _tensor(rewards), _tensor(terminations)
+            kept.ends[t] = self._ended = _tensor(terminations | truncations)
+            self.handling += time.perf_counter() - begin
+        return kept
+
+    def finished(self, kept: Transitions) -> Iterator[tuple[int, int, float, int]]:
+        """The episodes that ended: step, env, return and length of each."""
+        rewards, ends, valid = (part.numpy() for part in (kept.rewards, kept.ends, kept.valid))
+        for t in range(self.num_steps):
+            self._returns += rewards[t]
+            self._lengths += valid[t].astype(int)
+            for env in np.flatnonzero(ends[t]):
+                yield t, int(env), self._returns[env], self._lengths[env]
+                self._returns[env] = self._lengths[env] = 0
+
+
+class RolloutCollector(Collector):
+    """The same without copies: workers write each step where the learner reads it."""
+
+    envs: shmvec.ShmVectorEnv
+
+    def collect(self, agent: Agent) -> Transitions:
+        """Makes so many steps."""
+        log_probs, values = [], []
+        begin = time.perf_counter()
+        rollout = self.envs.rollout(self.num_steps)
+        observations = torch.from_numpy(rollout.observations)
+        self.handling += time.perf_counter() - begin
+        for t in range(self.num_steps):
+            with torch.no_grad():
+                policy = Categorical(logits=agent.policy(observations[t]))
+                action = policy.sample()
+                log_probs.append(policy.log_prob(action))
+                values.append(agent.value(observations[t])[:, 0])
+            rollout.step(action.numpy())
+        begin = time.perf_counter()
+        self.next_observation = observations[-1]
+        ended = torch.from_numpy(rollout.terminations | rollout.truncations).float()
+        kept = Transitions(
+            observations[:-1],
+            torch.from_numpy(rollout.actions),
+            torch.stack(log_probs),
+            torch.stack(values),
+            torch.from_numpy(rollout.rewards[1:]).float(),
+            torch.from_numpy(rollout.terminations[1:]).float(),
+            ended[1:],
+            1 - ended[:-1],
+        )
+        self.handling += time.perf_counter() - begin
+        return kept
+
+
+COLLECTORS = {"copy": Collector, "rollout": RolloutCollector}
+
+
 def update(
     agent: Agent,
     optimizer: torch.optim.Optimizer,
-    rollout: Rollout,
+    kept: Transitions,
     advantages: torch.Tensor,
     options: argparse.Namespace,
     clip: float,
 ) -> dict[str, float]:
-    """Some epochs of minibatches over a rollout; returns the last minibatch's losses."""
-    valid = rollout.valid.flatten().bool()
-    observations = rollout.observations.flatten(0, 1)[valid]
+    """Some epochs of minibatches over what was met; returns the last minibatch's losses."""
+    valid = kept.valid.flatten().bool()
+    observations = kept.observations.flatten(0, 1)[valid]
     actions, old_log_probs, old_values, gains = (
-        part.flatten()[valid]
-        for part in (rollout.actions, rollout.log_probs, rollout.values, advantages)
+        part.flatten()[valid] for part in (kept.actions, kept.log_probs, kept.values, advantages)
     )
     returns = gains + old_values
     clipped: list[float] = []
@@ -157,9 +245,8 @@ def train(options: argparse.Namespace) -> Result:
     """Trains, and logs on the way."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # the networks are tiny, and the cores are the envs'
-    envs = RecordEpisodeStatistics(
-        VECTOR_ENVS[options.vector_env]([lambda: gym.make(options.env_id)] * options.num_envs)
-    )
+    make = VECTOR_ENVS[options.vector_env]
+    envs = make([lambda: gym.make(options.env_id)] * options.num_envs)
     observation_size = int(np.prod(envs.single_observation_space.shape))
     agent = Agent(observation_size, int(envs.single_action_space.n))
     optimizer = torch.optim.Adam(agent.parameters(), lr=options.learning_rate, eps=1e-5)
@@ -170,37 +257,23 @@ def train(options: argparse.Namespace) -> Result:
     recent: deque[float] = deque(maxlen=100)
     start = time.perf_counter()
     step = 0
-    observation = _tensor(envs.reset(seed=options.seed)[0])
-    ended = torch.zeros(options.num_envs)
+    collector = COLLECTORS[options.data](envs, options.num_steps, options.seed)
     for iteration in range(iterations):
         left = 1 - iteration / iterations
         optimizer.param_groups[0]["lr"] = left * options.learning_rate
-        rollout = Rollout.empty(options.num_steps, options.num_envs, observation_size)
-        for t in range(options.num_steps):
-            with torch.no_grad():
-                policy = Categorical(logits=agent.policy(observation))
-                action = policy.sample()
-                rollout.log_probs[t] = policy.log_prob(action)
-                rollout.values[t] = agent.value(observation)[:, 0]
-            rollout.observations[t], rollout.actions[t] = observation, action
-            rollout.valid[t] = 1 - ended  # after an end this step is a reset
-            results = envs.step(action.numpy())
-            observation, rewards, terminations, truncations, infos = results
-            observation = _tensor(observation)
-            rollout.rewards[t] = _tensor(rewards)
-            rollout.terminations[t] = _tensor(terminations)
-            rollout.ends[t] = ended = _tensor(terminations | truncations)
-            step += int(rollout.valid[t].sum())
-            for env in np.flatnonzero(infos.get("_episode", ())):
-                returns.append(float(infos["episode"]["r"][env]))
-                recent.append(returns[-1])
-                if writer is not None:
-                    writer.add_scalar("charts/episodic_return", returns[-1], step)
-                    writer.add_scalar("charts/episodic_length", infos["episode"]["l"][env], step)
+        kept = collector.collect(agent)
+        step_of = step + kept.valid.sum(1).cumsum(0)
+        for t, _, total, length in collector.finished(kept):
+            returns.append(float(total))
+            recent.append(returns[-1])
+            if writer is not None:
+                writer.add_scalar("charts/episodic_return", total, int(step_of[t]))
+                writer.add_scalar("charts/episodic_length", length, int(step_of[t]))
+        step = int(step_of[-1])
         with torch.no_grad():
-            next_value = agent.value(observation)[:, 0]
-        advantages = rollout.advantages(next_value, options.gamma, options.gae_lambda)
-        losses = update(agent, optimizer, rollout, advantages, options, left * options.clip)
+            next_value = agent.value(collector.next_observation)[:, 0]
+        advantages = kept.advantages(next_value, options.gamma, options.gae_lambda)
+        losses = update(agent, optimizer, kept, advantages, options, left * options.clip)
         rate = step / (time.perf_counter() - start)
         if writer is not None:
             writer.add_scalar("charts/learning_rate", left * options.learning_rate, step)
@@ -215,7 +288,8 @@ def train(options: argparse.Namespace) -> Result:
         writer.close()
     digest = hashlib.sha256(np.asarray(returns, np.float64).tobytes()).hexdigest()[:16]
     mean_return = float(np.mean(recent)) if recent else 0.0
-    return Result(len(returns), mean_return, digest, step / (time.perf_counter() - start))
+    rate = step / (time.perf_counter() - start)
+    return Result(len(returns), mean_return, digest, rate, collector.handling)
 
 
 def _tensor(array: Any) -> torch.Tensor:
@@ -245,6 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> Result:
     )
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--vector-env", choices=VECTOR_ENVS, default="shm")
+    parser.add_argument(
+        "--data", choices=COLLECTORS, default="copy", help="rollout: of shmvec, without copies"
+    )
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--total-steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -260,11 +337,13 @@ def main(arguments: Sequence[str] | None = None) -> Result:
     parser.add_argument("--entropy-coefficient", type=float, default=0.0)
     parser.add_argument("--max-grad-norm", type=float, default=0.5)
     options = parser.parse_args(arguments)
+    if options.data == "rollout" and options.vector_env != "shm":
+        parser.error("--data rollout needs --vector-env shm")
     result = train(options)
     print(
         f"{options.vector_env}, seed {options.seed}: {result.episodes} episodes, mean return of "
-        f"the last 100 {result.mean_return:.1f}, {result.steps_per_second:,.0f} steps/s, learning "
-        f"curve {result.digest}"
+        f"the last 100 {result.mean_return:.1f}, {result.steps_per_second:,.0f} steps/s, "
+        f"{result.handling:.2f} s of handling data, learning curve {result.digest}"
     )
     return result
 

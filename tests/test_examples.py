@@ -32,9 +32,13 @@ def test_cross_entropy_learns():
 def test_ppo_gets_the_same_curve_on_every_class():
     pytest.importorskip("torch")
     curves = set()
-    for vector_env in ("shm", "async", "sync"):
-        options = ("--vector-env", vector_env, "--total-steps", "4000", "--log-dir", "")
-        last = run("ppo.py", *options)[-1]
+    for options in (
+        ("--vector-env", "shm"),
+        ("--vector-env", "async"),
+        ("--vector-env", "sync"),
+        ("--data", "rollout"),
+    ):
+        last = run("ppo.py", *options, "--total-steps", "4000", "--log-dir", "")[-1]
         episodes, curve = re.search(r"(\d+) episodes.* curve (\w{16})$", last).groups()
         assert int(episodes) > 50
         curves.add(curve)
