@@ -1,0 +1,270 @@
+/* parent.pml — the parent's side; see protocol.pml. */
+
+#define may_ask(unit) (!out[unit] && rounds[unit] < ROUNDS)
+
+/* How many units may be asked now. */
+inline count_choices()
+{
+    d_step {
+        do
+        :: u < UNITS ->
+           if
+           :: may_ask(u) -> choices++
+           :: else
+           fi;
+           u++
+        :: else -> u = 0; break
+        od
+    }
+}
+
+/* parent.pyx: post, and partial.pyx: post_steps, which asks any of those that may be asked, but one
+ * at least if none is out. */
+inline post()
+{
+    do
+    :: u < UNITS ->
+       if
+       :: may_ask(u) ->
+          if
+          :: true ->
+             sv_ring_try_push(requests[worker_of(u)], asked[worker_of(u)], u, rounds[u] + 1,
+                              actions[u]);
+#ifdef ASK_TWICE
+             sv_ring_try_push(requests[worker_of(u)], asked[worker_of(u)], u, rounds[u] + 1,
+                              actions[u]);
+#endif
+             d_step {
+                 out[u] = true;
+                 rounds[u]++;
+                 open++;
+                 issued = (issued + 1) % COUNTS;
+                 mask = mask | (1 << worker_of(u))
+             }
+#ifdef PARTIAL
+          :: open > 0 || choices > 1
+#endif
+          fi;
+          choices--
+       :: else
+       fi;
+       u++
+    :: else -> u = 0; break
+    od
+}
+
+/* supervisor.py: rouse */
+inline rouse()
+{
+    do
+    :: i < WORKERS -> d_step { alarms[i] = true; i++ }
+    :: else -> i = 0; break
+    od
+}
+
+/* parent.pyx: ring_bell */
+inline ring_bell(mask)
+{
+    sv_bell_ring(mask);
+#ifdef DOZE
+    if
+    :: saw_waiter && sv_bell_has_dozers() ->
+       if
+       :: rouse()
+#ifdef ROUSE_CUT_SHORT
+       :: true
+#endif
+       fi
+    :: else
+    fi;
+#endif
+    saw_waiter = false
+}
+
+/* supervisor.py: look.  In the code it raises. */
+inline look()
+{
+#if defined(DEATH) && !defined(NO_LOOK)
+    if
+    :: dead[0] || dead[WORKERS - 1] -> goto crashed
+    :: else
+    fi
+#else
+    skip
+#endif
+}
+
+/* parent.pyx: wait_for, with sv_wait_completion() and sleep_for_completion().  A sleep after which
+ * the target is not reached is the end of a slice, or a wake meant for an earlier target: the code
+ * cannot tell them apart and looks after the dead in either case. */
+inline wait_for(goal)
+{
+    do
+    :: if
+       :: sv_completion_check(goal) -> break
+       :: else
+       fi;
+       until = (goal + COUNTS - early) % COUNTS;
+       sv_completion_arm(until);
+       if
+       :: refused -> refused = false
+       :: else -> sv_completion_sleep(until)
+       fi;
+       if
+       :: sv_completion_check(until) -> early = false
+       :: else -> look()
+       fi;
+       until = 0
+    od;
+    early = false
+}
+
+/* What both do with an answer: it is whole, of a worker that was asked, and the only one. */
+inline take_answer()
+{
+    take(completions[w], answers[w], unit, number);
+    assert(unit < UNITS && out[unit] && worker_of(unit) == w);
+    assert(number == rounds[unit] && results[unit] == number);
+    d_step { out[unit] = false; results[unit] = 0; open--; unit = 0; number = 0 }
+}
+
+/* parent.pyx: collect, and partial.pyx: pop, which may find none of some workers. */
+inline collect()
+{
+    do
+    :: w < WORKERS ->
+       sv_ring_peek(completions[w], answers[w]);
+       if
+       :: found(answers[w]) -> take_answer()
+       :: else -> w++
+       fi
+    :: else -> w = 0; break
+    od
+}
+
+#ifdef DROP_THE_DEAD
+#define is_read(worker) (!dead[worker])
+#else
+#define is_read(worker) true
+#endif
+
+/* As collect, after a death: of the dead one what is there, of each other all that it was asked. */
+inline collect_after_death()
+{
+    do
+    :: w < WORKERS ->
+       sv_ring_peek(completions[w], answers[w]);
+       if
+       :: found(answers[w]) && is_read(w) -> take_answer()
+       :: else ->
+          d_step {
+              do
+              :: u < UNITS ->
+                 if
+                 :: out[u] && worker_of(u) == w -> mask = 1
+                 :: else
+                 fi;
+                 u++
+              :: else -> u = 0; break
+              od
+          }
+          if
+          :: mask && !dead[w] -> mask = 0; completions[w].tail != answers[w].mine
+          :: else -> mask = 0; w++
+          fi
+       fi
+    :: else -> w = 0; break
+    od
+}
+
+active proctype parent()
+{
+    sv_ring asked[WORKERS], answers[WORKERS];
+    byte rounds[UNITS]; /* how often each unit was asked; the number of its last request */
+    bool out[UNITS];    /* asked, and has not answered */
+    byte open;          /* how many of them there are */
+    byte issued = NEAR_WRAP(COUNTS);
+    byte goal, until;   /* counts: to be waited for, and slept for just now */
+    byte choices, mask, i, u, w, unit, number;
+    bool saw_waiter, refused, early;
+#ifdef RING_SPLIT
+    byte before;
+#endif
+
+    do
+    :: count_choices();
+       if
+       :: choices == 0 && open == 0 -> break
+       :: else
+       fi;
+#ifdef RING_FIRST
+       ring_bell(SV_EVERYONE);
+       post();
+#else
+       post();
+       if
+       :: mask != 0 -> ring_bell(SV_EVERYONE)
+#ifdef PARTIAL
+       :: mask != 0 -> ring_bell(mask) /* the code does not, at present; the bell offers it */
+       :: mask == 0
+#endif
+       fi;
+#endif
+       mask = 0;
+#ifdef PARTIAL
+       if /* partial.pyx: wait, for one more or for all */
+       :: goal = issued
+       :: open > 1 -> goal = (issued + COUNTS - open + 1) % COUNTS
+       fi;
+#else
+       goal = issued;
+       if
+       :: early = true
+       :: true
+       fi;
+#endif
+       wait_for(goal);
+       goal = 0;
+       collect();
+#ifndef PARTIAL
+       assert(open == 0)
+#endif
+    od;
+#ifdef DEATH
+    goto close_all;
+crashed:
+    early = false;
+    until = 0;
+    goal = 0;
+    collect_after_death();
+close_all:
+#endif
+    do /* parent.pyx: post_close */
+    :: w < WORKERS && !dead[w] ->
+       sv_ring_try_push(requests[w], asked[w], CLOSE, 1, actions[CLOSE]);
+       w++
+#ifdef DEATH
+    :: w < WORKERS && dead[w] -> w++
+#endif
+    :: w == WORKERS -> w = 0; break
+    od;
+    ring_bell(SV_EVERYONE);
+    do /* supervisor.py: stop */
+    :: w < WORKERS ->
+       ended[w] || dead[w];
+       sv_ring_peek(completions[w], answers[w]);
+       assert(found(answers[w]) || dead[w]);
+       if
+       :: found(answers[w]) ->
+          take(completions[w], answers[w], unit, number);
+          assert(unit == CLOSE && number == 1)
+#ifdef DEATH
+       :: else
+#endif
+       fi;
+       assert(answers[w].mine == completions[w].tail);
+       w++
+    :: else -> break
+    od;
+    finished = true
+}
