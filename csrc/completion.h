@@ -14,7 +14,9 @@
  * half on which the futex sleeps, so a wake before the sleep makes the futex refuse to sleep.
  *
  * The count is a hint: completion rings are the truth.  A worker that dies between its add and its
- * wake costs the parent one park slice (see wait.h), nothing more.
+ * wake costs the parent one park slice (see wait.h), nothing more; one that dies between its push
+ * and its add leaves the count one too low, which the parent sees by the rings after a slice, and
+ * mends by taking one from what it has issued.
  */
 #ifndef SHMVEC_COMPLETION_H
 #define SHMVEC_COMPLETION_H
@@ -33,6 +35,13 @@ typedef struct {
 static inline bool sv_completion_reached(uint32_t done, uint32_t target)
 {
     return ((done - target) & UINT32_C(0x7fffffff)) < UINT32_C(0x40000000);
+}
+
+/* Parent: how many requests are done. */
+static inline uint32_t sv_completion_done(sv_completion *completion)
+{
+    /* acquire: as in sv_completion_check. */
+    return (uint32_t)(atomic_load_explicit(&completion->word, memory_order_acquire) >> 32);
 }
 
 /* Parent: whether `target` requests are done. */

@@ -114,6 +114,15 @@ static inline int sv_ring_peek(sv_ring *ring)
     return SV_RING_YES;
 }
 
+/* Consumer: how many records wait; 0 if that makes no sense. */
+static inline uint32_t sv_ring_waiting(const sv_ring *ring)
+{
+    /* acquire: pairs with the release of the tail in sv_ring_try_push. */
+    uint32_t used =
+        atomic_load_explicit(&ring->shared->tail, memory_order_acquire) - ring->mine;
+    return used <= ring->capacity ? used : 0;
+}
+
 /* Consumer: takes the oldest record.  SV_RING_NO when the ring is empty. */
 static inline int sv_ring_try_pop(sv_ring *ring, sv_record *record)
 {

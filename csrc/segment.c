@@ -74,6 +74,15 @@ bool sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy)
            plan.total_bytes <= mapped;
 }
 
+void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker)
+{
+    memset(sv_segment_requests(base, plan, worker), 0, sizeof(sv_ring_shared));
+    memset(sv_segment_completions(base, plan, worker), 0, sizeof(sv_ring_shared));
+    memset(sv_segment_infos(base, plan, worker), 0, sizeof(sv_ring_shared));
+    memset(sv_segment_actions(base, plan, worker), 0, sizeof(sv_ring_shared));
+    memset(sv_segment_counters(base, plan, worker), 0, sizeof(sv_counters));
+}
+
 int sv_segment_reserve(int descriptor, uint64_t bytes)
 {
     if (ftruncate(descriptor, (off_t)bytes) != 0)

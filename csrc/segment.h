@@ -73,6 +73,10 @@ void sv_segment_format(void *base, const sv_segment *plan);
  * version, or damaged. */
 bool sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy);
 
+/* Makes the rings and counters of one worker as new, for its successor.  The caller has confirmed
+ * that the worker is dead and holds the only handles: nobody else reads or writes them now. */
+void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker);
+
 /* Sizes a shared-memory descriptor and reserves every page, so that no later write can fail with
  * SIGBUS.  Returns 0 or an errno: ENOSPC when there is not that much memory. */
 int sv_segment_reserve(int descriptor, uint64_t bytes);

@@ -53,7 +53,8 @@ def test_batches_of_parts_of_workers_are_copies_or_views_of_their_own():
     try:
         for _ in range(50):
             *results, infos = envs.recv(timeout=DEADLINE)
-            in_a_row = (np.diff(infos["env_id"]) == 1).all()
+            # The last env of a buffer is followed by the first one of the next.
+            in_a_row = (np.diff(infos["env_id"]) % 6 == 1).all()
             if not in_a_row:
                 assert not any(is_view(array) for array in results)
             envs.send(infos["env_id"], infos["env_id"])

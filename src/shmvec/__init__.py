@@ -4,7 +4,13 @@
 ``gymnasium.make_vec``. ``install`` puts the former in that place for code that cannot be changed.
 """
 
-from shmvec.faults import EnvTimeoutError, RemoteTraceback, WorkerCrashError
+from shmvec.faults import (
+    EnvTimeoutError,
+    FaultPolicy,
+    RemoteTraceback,
+    TooManyFaultsError,
+    WorkerCrashError,
+)
 from shmvec.installation import install, uninstall
 from shmvec.registration import make_vec
 from shmvec.vector_env import ShmVectorEnv
@@ -13,8 +19,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "EnvTimeoutError",
+    "FaultPolicy",
     "RemoteTraceback",
     "ShmVectorEnv",
+    "TooManyFaultsError",
     "WorkerCrashError",
     "__version__",
     "install",

@@ -14,6 +14,7 @@ from shmvec._core.parent import ParentLoop
 from shmvec.arguments import checked_mask
 from shmvec.faults import Failure, WorkerCrashError, log_as_gymnasium_does, raise_failures
 from shmvec.partial import EnvsFailed, PartialBatches, checked_env_ids, given_actions, release
+from shmvec.recovery import Recovery
 from shmvec.rollout import Rollout, Rollouts
 
 __all__ = ["BeyondGymnasium", "StepResults"]
@@ -35,6 +36,7 @@ class BeyondGymnasium:
     batch_size: int | None
     _partial: PartialBatches
     _rollouts: Rollouts
+    _recovery: Recovery
     _masked: bool  # the single envs that were asked are those of a masked step or reset
     _abandon: Callable[[], None]
     _idle_loop: Callable[..., ParentLoop]
@@ -155,7 +157,9 @@ class BeyondGymnasium:
     ) -> npt.NDArray[np.intp]:
         """Waits for envs that were asked one by one."""
         try:
-            return self._partial.take(count, min_envs, timeout)
+            envs = self._partial.take(count, min_envs, timeout)
+            self._recovery.recycle()
+            return envs
         except EnvsFailed as failed:
             log_as_gymnasium_does(failed.failures)
             raise_failures(failed.failures)
@@ -215,6 +219,33 @@ class BeyondGymnasium:
         """
         self._settle(self._idle_loop("rollout"))
         return self._rollouts.begin(length, pin)
+
+    def restart(self, env_id: npt.ArrayLike | None = None) -> None:
+        """Restarts the workers of some envs, for simulators that leak.
+
+        Their next step returns a truncation, with ``infos["fault"]``, and resets follow as after
+        any other; so it is for the other envs of these workers. Envs whose episode is over go on
+        with a reset at once. See ``FaultPolicy``, whose counts this does not touch.
+
+        Args:
+            env_id: Indices of envs, int ``(n,)``. None: all.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+            ValueError: There is no such env.
+            TypeError: ``env_id`` is not of integers.
+            WorkerCrashError: A new worker died while it built its envs.
+        """
+        envs = checked_env_ids(env_id, self.num_envs)
+        if envs.min() < 0 or envs.max() >= self.num_envs:
+            raise ValueError(f"env_id must be in 0 to {self.num_envs - 1}, got {envs.tolist()}")
+        self._settle(self._idle_loop("restart", asking=True))
+        try:
+            self._recovery.restart(envs.tolist())
+        except WorkerCrashError:
+            self._abandon()
+            raise
 
     def _step_some(self, actions: Any, mask: Any) -> StepResults:
         """Steps the envs of a mask; the others' results are still in the slabs."""

@@ -16,20 +16,47 @@ from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+import numpy as np
 from gymnasium import logger
 
 __all__ = [
     "EnvTimeoutError",
     "Failure",
+    "Fault",
+    "FaultPolicy",
     "RemoteTraceback",
+    "TooManyFaultsError",
     "WorkerCrashError",
     "log_as_gymnasium_does",
     "raise_failures",
+    "restart_seed",
 ]
 
 
 class WorkerCrashError(RuntimeError):
-    """A worker process ended without being told to; the vector env is closed."""
+    """A worker process ended without being told to, and the policy does not restart it.
+
+    The vector env is closed.
+
+    Attributes:
+        workers: Indices of the workers that ended.
+        envs: Their envs.
+        summary: What happened, without advice.
+    """
+
+    summary = ""
+    workers: tuple[int, ...] = ()
+    envs: tuple[int, ...] = ()
+
+
+class TooManyFaultsError(WorkerCrashError):
+    """There were more restarts or resets than the policy allows; the vector env is closed.
+
+    Attributes:
+        history: The faults of the worker within the policy's window, oldest first.
+    """
+
+    history: tuple[Fault, ...] = ()
 
 
 class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
@@ -51,6 +78,124 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
         self.env = env
         self.operation = operation
         self.limit = limit
+        self.began = 0  # by the monotonic clock, in ns
+
+    @property
+    def summary(self) -> str:
+        """What happened, without advice."""
+        return f"env {self.env} was in {self.operation}() for longer than {self.limit:g} s"
+
+
+@dataclass(frozen=True)
+class FaultPolicy:
+    """What is done when an env fails. The default is what Gymnasium does: raise.
+
+    The step in which a fault happens returns for its env the last observation, reward 0 and
+    ``truncated=True``, so that no learner bootstraps across the break, and says what it was in
+    ``infos["fault"]``: ``type``, ``message``, ``restarts`` of its worker so far. The next step goes
+    on as after any truncation in the autoreset mode in force. A worker that is restarted takes its
+    other envs with it: they are truncated as well, in the same step or in their next one.
+
+    A restarted env is built by its ``env_fn`` and reset with :func:`restart_seed`, so a run with
+    the same faults in the same places is the same run.
+
+    Attributes:
+        on_crash: A worker process died. "raise" WorkerCrashError and close, or "restart" it.
+        on_error: An env raised in ``step`` or ``reset``. "raise" the exception, "reset" the env, or
+            "restart" its worker.
+        on_timeout: An env takes longer than its limit. "raise" EnvTimeoutError, which lets it go
+            on; "reset": raise EnvTimeoutError inside the env's own code (by the signal SIGUSR1) and
+            reset it, and restart its worker if it does not heed that within a second; "restart"
+            its worker at once.
+        step_timeout: Seconds that a step of one env may take. None: as long as it likes.
+        reset_timeout: Seconds that a reset of one env may take.
+        max_restarts: So many restarts and resets of a worker within ``window_s`` are done; one more
+            raises TooManyFaultsError.
+        window_s: Seconds.
+        backoff_s: Seconds to wait before a second restart within ``window_s``; twice as long before
+            each further one, 30 s at most.
+    """
+
+    on_crash: str = "raise"
+    on_error: str = "raise"
+    on_timeout: str = "raise"
+    step_timeout: float | None = None
+    reset_timeout: float | None = None
+    max_restarts: int = 10
+    window_s: float = 600.0
+    backoff_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Checks the values.
+
+        Raises:
+            ValueError: One of them is out of range, or no such word.
+        """
+        for name, allowed in (
+            ("on_crash", ("raise", "restart")),
+            ("on_error", ("raise", "reset", "restart")),
+            ("on_timeout", ("raise", "reset", "restart")),
+        ):
+            if getattr(self, name) not in allowed:
+                words = ", ".join(map(repr, allowed))
+                raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")
+        if self.max_restarts < 0 or not self.window_s > 0 or not self.backoff_s >= 0:
+            raise ValueError(
+                "max_restarts and backoff_s must not be negative, and window_s must be positive: "
+                f"got {self.max_restarts}, {self.backoff_s} and {self.window_s}"
+            )
+        if self.on_timeout != "raise" and self.step_timeout is None and self.reset_timeout is None:
+            raise ValueError(
+                f"on_timeout={self.on_timeout!r} needs a limit: step_timeout= or reset_timeout="
+            )
+
+    @property
+    def raises(self) -> bool:
+        """Whether it does nothing but raise."""
+        return self.on_crash == self.on_error == self.on_timeout == "raise"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that went wrong, and was dealt with.
+
+    Attributes:
+        env: The env that failed, or the first of the worker that did.
+        worker: Its worker.
+        type: Name of the exception's type.
+        message: What happened.
+        done: "reset" or "restart".
+        at: When, in seconds since the epoch.
+        restarts: How often the worker had been restarted by then, this time included.
+    """
+
+    env: int
+    worker: int
+    type: str
+    message: str
+    done: str
+    at: float
+    restarts: int
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What ``infos["fault"]`` says."""
+        return {"type": self.type, "message": self.message, "restarts": self.restarts}
+
+
+def restart_seed(seed: int | None, restarts: int) -> int | None:
+    """The seed with which an env is reset after its worker was restarted.
+
+    Args:
+        seed: The last one that it was given by ``reset``; None if it was given none.
+        restarts: How often its worker has been restarted.
+
+    Returns:
+        Another seed, the same one each time; None if there was none.
+    """
+    if seed is None:
+        return None
+    return int(np.random.SeedSequence([seed, restarts]).generate_state(1)[0] >> 1)
 
 
 class RemoteTraceback(Exception):
@@ -73,6 +218,7 @@ class Failure:
         env: The env's index.
         worker: Its worker's index.
         operation: What it was doing: "make", "reset", "step", "call", ...
+        type: Name of the exception's type.
         summary: Type and message, one line.
         text: The formatted traceback.
         pickled: Type, arguments and attributes; None if they cannot be pickled.
@@ -81,6 +227,7 @@ class Failure:
     env: int
     worker: int
     operation: str
+    type: str
     summary: str
     text: str
     pickled: bytes | None
@@ -97,10 +244,12 @@ class Failure:
             pickled = None
         try:
             summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+            if isinstance(error, EnvTimeoutError):
+                summary = error.summary
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         except Exception:  # an exception whose __str__ raises
             summary = text = type(error).__name__
-        return cls(env, worker, operation, summary, text, pickled)
+        return cls(env, worker, operation, type(error).__name__, summary, text, pickled)
 
     def exception(self) -> BaseException:
         """The exception to raise in the parent, its cause the worker's traceback."""
@@ -180,14 +329,20 @@ def crash(workers: Sequence[tuple[int, Any, int | None]], doing: str) -> WorkerC
 
     Args:
         workers: Index, envs (a range) and exit code of each.
-        doing: What the vector env was doing.
+        doing: The last command.
     """
     lines = [
         f"worker {index} (envs {envs.start} to {envs.stop - 1}) {describe_exit(code)}"
         for index, envs, code in workers
     ]
-    return WorkerCrashError(
-        f"A worker process ended unexpectedly while {doing}: {'; '.join(lines)}. The vector env "
+    error = WorkerCrashError(
+        f"A worker process ended unexpectedly; the last command was {doing!r}: "
+        f"{'; '.join(lines)}. The vector env "
         "is closed. Look at the worker's output above; a segfault or the OOM killer of the "
-        "system leaves none. num_workers=0 runs the envs in this process, for a debugger."
+        "system leaves none. num_workers=0 runs the envs in this process, for a debugger; "
+        "faults=FaultPolicy(on_crash='restart') goes on without this one."
     )
+    error.summary = f"{'; '.join(lines)}, in {doing!r}"
+    error.workers = tuple(index for index, _, _ in workers)
+    error.envs = tuple(env for _, envs, _ in workers for env in envs)
+    return error

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,12 @@ from gymnasium.vector import VectorEnv
 from shmvec._core.lease import Lease
 from shmvec._core.parent import ParentLoop
 from shmvec._core.partial import PartialLoop
-from shmvec.faults import Failure
+from shmvec.faults import EnvTimeoutError, Failure, WorkerCrashError
+from shmvec.pipes import uninterrupted
 from shmvec.supervisor import InlineWorker, Supervisor
+
+if TYPE_CHECKING:
+    from shmvec.recovery import Recovery
 
 __all__ = [
     "EnvsFailed",
@@ -49,6 +53,9 @@ class PartialBatches:
         """Takes the core, the order of arrival to be recorded or replayed, and the lease's end."""
         plain = type(vector_env)._add_info is VectorEnv._add_info
         self._vector_env = weakref.proxy(vector_env)  # which has this
+        self.recovery: Recovery  # set by itself
+        self._failures: list[Failure] = []  # not raised yet
+        self._parent = loop
         self._loop = PartialLoop(loop, replay_order is not None or not plain)
         self._workers = workers
         self._record = record_order
@@ -61,10 +68,16 @@ class PartialBatches:
 
     def send(self, envs: Envs, actions: Any) -> None:
         """Asks envs to step."""
+        self._workers.doing = "send"
         self._loop.check(envs)
-        late = self._loop.post_steps(envs, actions)
-        for worker, items in late or ():
-            self._workers.send(worker, self._workers.pack(items))
+        if self.recovery.later:
+            self.recovery.asked(envs.tolist())
+        if not self._parent.sends_messages:
+            self._loop.post_steps(envs, actions)
+            return
+        with uninterrupted():
+            for worker, items in self._loop.post_steps(envs, actions) or ():
+                self._workers.send(worker, self._workers.pack(items))
 
     def reset(self, envs: Envs, command: Callable[[], Sequence[Any]] | None) -> None:
         """Asks envs to reset.
@@ -75,12 +88,16 @@ class PartialBatches:
                 if there are none.
         """
         self._loop.check(envs)
+        if self.recovery.later:
+            self.recovery.asked(envs.tolist())
+        self._workers.doing = "reset"
         if command is None:
             self._loop.post_resets(envs)
             return
         packed = command()
-        for worker in self._loop.post_command(envs):
-            self._workers.send(worker, packed[worker])
+        with uninterrupted():
+            for worker in self._loop.post_command(envs):
+                self._workers.send(worker, packed[worker])
 
     def take(self, count: int, min_envs: int | None, timeout: float | None) -> Envs:
         """Waits for ``count`` envs and takes those that were ready first.
@@ -114,15 +131,34 @@ class PartialBatches:
     def _wait_for(self, wanted: int, timeout: float | None) -> bool:
         """Waits until so many are ready; False when the time is up first."""
         loop = self._loop
-        late = loop.pop()
-        if late is None and loop.num_ready < wanted and timeout is None:
-            loop.wait(wanted, None)
-            late = loop.pop()
-        if late is not None:
-            self._raise_late(late)
+        self._pop()
+        if loop.num_ready < wanted and timeout is None:
+            self._wait_core(wanted, None)
+            self._pop()
         if loop.num_ready >= wanted:  # the usual
             return True
         return self._wait(lambda: loop.num_ready >= wanted, wanted, timeout)
+
+    def _pop(self) -> None:
+        """Takes the answers that are there; raises what envs have raised."""
+        late = self._loop.pop()
+        if late is not None:
+            self._failures += self._take_late(late)
+        if self._failures:
+            failures, self._failures = self._failures, []
+            raise EnvsFailed(failures)
+
+    def _wait_core(self, wanted: int, timeout: float | None) -> bool:
+        """Waits until so many may be ready, whatever happens to workers meanwhile."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self.recovery.answer_for_broken()
+            try:
+                return self._loop.wait(wanted, timeout)
+            except (WorkerCrashError, EnvTimeoutError) as error:
+                self.recovery.recover(error)
+            if deadline is not None:
+                timeout = max(0.0, deadline - time.monotonic())
 
     def _take_as_recorded(self, timeout: float | None) -> Envs:
         assert self._replay is not None
@@ -163,41 +199,90 @@ class PartialBatches:
         """Takes answers until it is done; False when the time is up first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            late = self._loop.pop()
-            if late is not None:
-                self._raise_late(late)
+            self._pop()
             if done():
                 return True
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._loop.wait(wanted or self._loop.num_ready + 1, left):
+            if not self._wait_core(wanted or self._loop.num_ready + 1, left):
                 return False
 
     def finish(self) -> tuple[Envs, list[Failure]]:
         """Waits until no env is out: those that have answered, and what the others have raised."""
-        failures: list[Failure] = []
         while self._loop.num_out > 0:
-            self._loop.wait(self._loop.num_ready + self._loop.num_out, None)
+            self._wait_core(self._loop.num_ready + self._loop.num_out, None)
             late = self._loop.pop()
             if late is not None:
-                failures += self._take_late(late)
+                self._failures += self._take_late(late)
+        failures, self._failures = self._failures, []
         return self._loop.take(self._loop.num_ready), failures
 
-    def _take_late(self, workers: Sequence[int]) -> list[Failure]:
-        """Takes what did not fit the rings: infos are kept, and what envs have raised returned."""
+    def _take_late(self, answers: Sequence[tuple[int, int, int]]) -> list[Failure]:
+        """Takes what did not fit the rings: infos are kept, and what envs have raised returned.
+
+        Unless the policy does something about it.
+        """
         failures: list[Failure] = []
-        for worker in workers:
-            late = self._workers.receive(worker)
+        dead: set[int] = set()
+        for worker, first, count in answers:
+            try:
+                late = None if worker in dead else self._workers.receive(worker)
+            except WorkerCrashError as error:
+                late = None
+                dead.add(worker)
+                crash = error
+            if late is None:  # it is lost, and the answer with it
+                for env in range(first, first + count):
+                    self._loop.fail(env)
+                continue
             failures += late.failures
             for kind, env, message in late.messages:
                 self._loop.hold(env, kind, self._workers.unpack(message))
+        if dead:
+            self.recovery.recover(crash)
+        raised = []
         for failure in failures:
-            self._loop.drop(failure.env)
-        return failures
+            if self.recovery.handles(failure):
+                self._loop.fail(failure.env)
+                self.recovery.mend(failure)
+            else:
+                self._loop.drop(failure.env)
+                raised.append(failure)
+        return raised
 
-    def _raise_late(self, workers: Sequence[int]) -> None:
-        failures = self._take_late(workers)
-        if failures:
-            raise EnvsFailed(failures)
+    def forget(self, worker: int) -> list[tuple[int, bool]]:
+        """Ends what a worker that is dead was asked: (env, whether to reset) of what was lost."""
+        if self._parent.pending:  # it was asked as all were
+            return []
+        late = self._loop.pop()
+        mine = [answer for answer in late or () if answer[0] == worker]
+        for _, first, count in mine:
+            for env in range(first, first + count):
+                self._loop.fail(env)
+        others = [answer for answer in late or () if answer[0] != worker]
+        if others:
+            self._failures += self._take_late(others)
+        lost = self._loop.forget(worker)
+        return [(env, self._loop.was_resetting(env)) for env, _ in lost]
+
+    def truncated(self) -> list[int]:
+        """Envs that were asked to step but are broken."""
+        return self._loop.take_truncated()
+
+    def answer(self, env: int) -> None:
+        """Answers for an env that is out."""
+        self._loop.answer(env)
+
+    def again(self, env: int) -> None:
+        """Asks an env that is out to reset."""
+        self._loop.again(env)
+
+    def was_resetting(self, env: int) -> bool:
+        """Whether an env's last request was a reset."""
+        return self._loop.was_resetting(env)
+
+    def infos_of(self, env: int) -> list[dict[str, Any]]:
+        """What an env that was taken has sent, as it returned it."""
+        return self._loop.infos_of(env)
 
     def results(self, envs: Envs) -> tuple[Any, ...]:
         """What ``recv`` returns for envs that were taken."""
@@ -205,6 +290,10 @@ class PartialBatches:
         if self._loop.have_infos(envs):
             rows = np.arange(len(envs), dtype=np.intp)
             infos = self._loop.infos(envs, rows, _Batch(len(envs)))
+        if self.recovery.told:
+            batch = _Batch(len(envs))
+            for row, env in enumerate(envs.tolist()):
+                infos = self.recovery.tell(batch, infos, env, row)
         infos["env_id"] = envs.astype(np.int64)
         results, lease = self._loop.results(envs, infos)
         if self._hold_batches is not None:
@@ -215,8 +304,14 @@ class PartialBatches:
 
     def infos(self, envs: Envs) -> dict[str, Any]:
         """Infos of envs that were taken, in arrays of all envs."""
+        if not self.recovery.policy.raises:  # who was asked twice is not in order
+            for env in envs.tolist():
+                self._loop.hold_infos(env)
         order = np.sort(envs)
-        return self._loop.infos(order, order, self._vector_env)
+        infos = self._loop.infos(order, order, self._vector_env)
+        for env in order.tolist() if self.recovery.told else ():
+            infos = self.recovery.tell(self._vector_env, infos, env, env)
+        return infos
 
 
 def release(array: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["Stats", "Waits", "WorkerStats"]
+__all__ = ["FaultCounts", "Stats", "Waits", "WorkerStats"]
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,47 @@ class WorkerStats(Waits):
 
 
 @dataclass(frozen=True)
+class FaultCounts:
+    """What went wrong, and was dealt with as the ``FaultPolicy`` says.
+
+    Attributes:
+        crashes: Workers that died.
+        errors: Exceptions in envs.
+        timeouts: Steps and resets that took too long.
+        restarts: Workers started in place of others, by ``restart`` and ``recycle_after`` as well.
+        resets: Envs that were reset for it.
+    """
+
+    crashes: int
+    errors: int
+    timeouts: int
+    restarts: int
+    resets: int
+
+
+@dataclass(frozen=True)
 class Stats:
     """Counts and times since the vector env was made; subtract two to measure what lies between.
 
     Attributes:
         parent: The waits of the calling process.
         workers: What each worker has done.
+        faults: What went wrong.
     """
 
     parent: Waits
     workers: tuple[WorkerStats, ...]
+    faults: FaultCounts
 
     @classmethod
-    def of(cls, parent: dict[str, int], workers: list[dict[str, int]]) -> Stats:
+    def of(
+        cls, parent: dict[str, int], workers: list[dict[str, int]], faults: dict[str, int]
+    ) -> Stats:
         """Makes it from the core's counters."""
         return cls(
             Waits(**_named(parent)),
             tuple(WorkerStats(**_named(worker)) for worker in workers),
+            FaultCounts(**faults),
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
@@ -78,6 +102,7 @@ class Stats:
                 WorkerStats(**_difference(now, then))
                 for now, then in zip(self.workers, earlier.workers, strict=True)
             ),
+            FaultCounts(**_difference(self.faults, earlier.faults)),
         )
 
 
@@ -89,7 +114,7 @@ def _named(counters: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _difference(now: Waits, then: Waits) -> dict[str, Any]:
+def _difference(now: Any, then: Any) -> dict[str, Any]:
     return {
         field.name: getattr(now, field.name) - getattr(then, field.name) for field in fields(now)
     }

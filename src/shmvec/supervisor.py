@@ -7,9 +7,11 @@ process. Whatever happens, ``stop`` leaves no process and no pipe behind.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -25,6 +27,8 @@ from shmvec.threads import thread_variables
 from shmvec.worker import Attachment, EnvFn, EnvHost, Report, run_worker
 
 __all__ = ["InlineWorker", "Supervisor"]
+
+Resets = Sequence[tuple[int | None, Any] | None]
 
 _KILL_AFTER_S = 2.0  # what a process gets to obey SIGTERM
 
@@ -63,48 +67,64 @@ class Supervisor:
         """
         self.ranges = list(ranges)
         self.processes: list[Any] = []
+        self.doing = "start"  # the last command, for messages
         self._pipes: list[Pipe] = []
         self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
         self._owner = os.getpid()
         self._stopped = False
-        self._doing = "starting"
-        fork = context.get_start_method() == "fork"
+        self._context = context
+        self._daemon = daemon
+        self._name = name
+        self._threads = threads
+        self._pinned = pinned
+        # What a worker that is started later needs, too.
+        self._attachment: Attachment | None = None
+        self._descriptor = -1
+        self._rollouts: tuple[Any, int] | None = None
+        self._fork = context.get_start_method() == "fork"
         loads = [list(env_fns[envs.start : envs.stop]) for envs in self.ranges]
-        pickled = (
+        self._loads: list[Any] = (
             loads
-            if fork
+            if self._fork
             else [_pickled(fns, envs) for fns, envs in zip(loads, ranges, strict=True)]
         )
-        ends: list[Any] = []
         try:
-            with clear_mpi_env_vars(), thread_variables(threads):
-                for index, (envs, fns) in enumerate(zip(self.ranges, pickled, strict=True)):
-                    mine, theirs = context.Pipe(duplex=True)
-                    ends.append(mine)
-                    self._pipes.append(Pipe(mine))
-                    process = context.Process(  # type: ignore[attr-defined]
-                        target=run_worker,
-                        name=f"Worker<{name}>-{index}",
-                        args=(
-                            index,
-                            envs.start,
-                            fns,
-                            theirs,
-                            self._owner,
-                            ends if fork else [],
-                            threads,
-                            pinned,
-                        ),
-                        daemon=daemon,
-                    )
-                    try:
-                        process.start()
-                        self.processes.append(process)
-                    finally:
-                        theirs.close()
+            for index in range(len(self.ranges)):
+                pipe, process = self._start(index)
+                self._pipes.append(pipe)
+                self.processes.append(process)
         except BaseException:
             self.stop(timeout=0.0)
             raise
+
+    def _start(self, index: int) -> tuple[Pipe, Any]:
+        """Starts a process for a range of envs."""
+        mine, theirs = self._context.Pipe(duplex=True)
+        inherited = [pipe.connection for pipe in self._pipes] + [mine] if self._fork else []
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=run_worker,
+            name=f"Worker<{self._name}>-{index}",
+            args=(
+                index,
+                self.ranges[index].start,
+                self._loads[index],
+                theirs,
+                self._owner,
+                inherited,
+                self._threads,
+                self._pinned,
+            ),
+            daemon=self._daemon,
+        )
+        try:
+            with clear_mpi_env_vars(), thread_variables(self._threads):
+                process.start()
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        return Pipe(mine), process
 
     def reports(self) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker."""
@@ -112,17 +132,78 @@ class Supervisor:
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
-        packed = Pipe.pack(attachment)
+        self._attachment = attachment
+        self._descriptor = os.dup(descriptor)
+        if self.has_alarms:
+            for _ in self.ranges:
+                self._alarms.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         for index in range(len(self._pipes)):
-            self.send(index, packed)
-            self.send_descriptor(index, descriptor)
-            if self.has_alarms:
-                alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                self._alarms.append(alarm)
-                self.send_descriptor(index, alarm)
+            self._hand_over(index, attachment)
         for index in range(len(self._pipes)):
             self.receive(index)
-        self._doing = "stepping, resetting or waiting for work"
+
+    def _hand_over(self, index: int, attachment: Attachment) -> None:
+        """Sends a worker what it needs to attach."""
+        self.send(index, Pipe.pack(attachment))
+        self._send_descriptor(index, self._descriptor)
+        if self.has_alarms:
+            self._send_descriptor(index, self._alarms[index])
+
+    def share_rollouts(self, packed: Any, descriptor: int) -> None:
+        """Hands the memory of rollouts to the workers, which have been told to read a command."""
+        if self._rollouts is not None:
+            os.close(self._rollouts[1])
+        self._rollouts = packed, os.dup(descriptor)
+        for index in range(len(self._pipes)):
+            self.send(index, packed)
+            self._send_descriptor(index, descriptor)
+
+    def end(self, index: int) -> int | None:
+        """Ends a worker, whatever it is doing, and confirms its death; returns its exit code."""
+        process = self.processes[index]
+        self._pipes[index].close()
+        _end([process], _KILL_AFTER_S)
+        code: int | None = process.exitcode
+        return code
+
+    def restart(self, index: int, resets: Resets) -> Failure | None:
+        """Starts a process in place of one that has ended.
+
+        Args:
+            index: The worker's index.
+            resets: For each of its envs: seed and options of its first reset, or None.
+
+        Returns:
+            What building its envs raised; None if all is well.
+
+        Raises:
+            WorkerCrashError: It died, too.
+        """
+        assert self._attachment is not None
+        self._pipes[index].close()
+        pipe, process = self._start(index)
+        self._pipes[index], self.processes[index] = pipe, process
+        try:
+            report = self.receive(index)
+            if isinstance(report, Failure):
+                process.join(_KILL_AFTER_S)
+                return report
+            rollouts = self._rollouts is not None
+            self._hand_over(index, replace(self._attachment, resets=resets, rollouts=rollouts))
+            if self._rollouts is not None:
+                self.send(index, self._rollouts[0])
+                self._send_descriptor(index, self._rollouts[1])
+            self.receive(index)
+        except BaseException:
+            self.end(index)
+            raise
+        return None
+
+    def interrupt(self, index: int) -> None:
+        """Has a worker raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
+        process = self.processes[index]
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGUSR1)
 
     def rouse(self) -> None:
         """Wakes workers that have dozed off."""
@@ -131,12 +212,19 @@ class Supervisor:
                 os.eventfd_write(alarm, 1)
 
     def send(self, index: int, packed: Any) -> None:
-        """Sends a worker what ``Pipe.pack`` returned."""
-        self._pipes[index].send(packed)
+        """Sends a worker what ``Pipe.pack`` returned. One that is dead gets nothing."""
 
-    def send_descriptor(self, index: int, descriptor: int) -> None:
+        def look() -> None:
+            if not self.processes[index].is_alive():
+                raise BrokenPipeError
+
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._pipes[index].send(packed, look)
+
+    def _send_descriptor(self, index: int, descriptor: int) -> None:
         """Gives a worker a duplicate of a file descriptor."""
-        self._pipes[index].send_descriptor(descriptor, self.processes[index].pid)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._pipes[index].send_descriptor(descriptor, self.processes[index].pid)
 
     def receive(self, index: int) -> Any:
         """Waits for a message of a worker.
@@ -150,7 +238,8 @@ class Supervisor:
             self.processes[index].join(_KILL_AFTER_S)
             self.look()
             process = self.processes[index]
-            raise crash([(index, self.ranges[index], process.exitcode)], self._doing) from error
+            ended = [(index, self.ranges[index], process.exitcode)]
+            raise crash(ended, self.doing) from error
 
     def look(self) -> None:
         """Raises WorkerCrashError if a worker process has ended."""
@@ -162,7 +251,7 @@ class Supervisor:
             if not process.is_alive()
         ]
         if ended:
-            raise crash(ended, self._doing)
+            raise crash(ended, self.doing)
 
     def dismiss(self) -> None:
         """Tells workers that wait for the segment that there will be none."""
@@ -201,19 +290,15 @@ class Supervisor:
                         failures += message
                 except (EOFError, OSError):
                     del open_pipes[ready]
-        for process in self.processes:
-            if process.is_alive():
-                process.terminate()
-        stubborn = time.monotonic() + _KILL_AFTER_S
-        for process in self.processes:
-            process.join(max(0.0, stubborn - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-            process.join()
+        _end(self.processes, _KILL_AFTER_S)
         for pipe in self._pipes:
             pipe.close()
         for alarm in self._alarms:
             os.close(alarm)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        if self._rollouts is not None:
+            os.close(self._rollouts[1])
         return failures
 
 
@@ -228,10 +313,13 @@ class InlineWorker:
         """Prepares for the envs; ``reports`` builds them."""
         self.ranges = [range(len(env_fns))]
         self.processes: list[Any] = []
+        self.doing = "start"  # the last command, for messages
         self._env_fns = env_fns
         self._pipe = InlinePipe()
         self._host = EnvHost(0, 0, self._pipe)
         self._loop: WorkerLoop | None = None
+        self._attached: tuple[Segment, Attachment] | None = None
+        self._rollouts: tuple[Any, int] | None = None
 
     def reports(self) -> list[Report | Failure]:
         """Builds the envs."""
@@ -239,7 +327,40 @@ class InlineWorker:
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Makes the worker's loop over the same mapping."""
+        self._attached = segment, attachment
         self._loop = self._host.loop(segment, attachment)
+
+    def share_rollouts(self, packed: Any, descriptor: int) -> None:
+        """Hands the memory of rollouts to the host, which has been told to read a command."""
+        if self._rollouts is not None:
+            os.close(self._rollouts[1])
+        self._rollouts = packed, os.dup(descriptor)
+        self._pipe.send(packed)
+        self._pipe.send_descriptor(descriptor)
+
+    def end(self, index: int) -> int | None:
+        """Closes the envs, as far as they can be."""
+        self._loop = None
+        self._host.close()
+        return None
+
+    def restart(self, index: int, resets: Resets) -> Failure | None:
+        """Builds the envs again; returns what that raised, or None."""
+        assert self._attached is not None
+        segment, attachment = self._attached
+        self._host = EnvHost(0, 0, self._pipe)
+        report = self._host.build(self._env_fns)
+        if isinstance(report, Failure):
+            return report
+        self._loop = self._host.loop(segment, replace(attachment, resets=resets))
+        if self._rollouts is not None:
+            self._pipe.send(self._rollouts[0])
+            self._pipe.send_descriptor(self._rollouts[1])
+            self._host.command()
+        return None
+
+    def interrupt(self, index: int) -> None:
+        """Nobody can: there are no time limits here."""
 
     def rouse(self) -> None:
         """Nobody dozes."""
@@ -252,10 +373,6 @@ class InlineWorker:
     def send(self, index: int, packed: Any) -> None:
         """Queues a message for the host."""
         self._pipe.send(packed)
-
-    def send_descriptor(self, index: int, descriptor: int) -> None:
-        """Queues a duplicate of a file descriptor."""
-        self._pipe.send_descriptor(descriptor)
 
     def receive(self, index: int) -> Any:
         """Takes the host's message."""
@@ -270,7 +387,23 @@ class InlineWorker:
     def stop(self, timeout: float | None) -> list[Failure]:
         """Closes the envs."""
         self._loop = None
+        if self._rollouts is not None:
+            os.close(self._rollouts[1])
+            self._rollouts = None
         return self._host.close()
+
+
+def _end(processes: Sequence[Any], grace_s: float) -> None:
+    """Terminates processes, and kills those that do not obey."""
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    stubborn = time.monotonic() + grace_s
+    for process in processes:
+        process.join(max(0.0, stubborn - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+        process.join()
 
 
 def _pickled(env_fns: Sequence[EnvFn], envs: range) -> bytes:

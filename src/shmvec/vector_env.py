@@ -37,10 +37,19 @@ from shmvec.arguments import (
     checked_wait_policy,
 )
 from shmvec.beyond import BeyondGymnasium, StepResults
-from shmvec.faults import Failure, WorkerCrashError, log_as_gymnasium_does, raise_failures
+from shmvec.faults import (
+    EnvTimeoutError,
+    Failure,
+    FaultPolicy,
+    WorkerCrashError,
+    log_as_gymnasium_does,
+    raise_failures,
+)
 from shmvec.layout import Layout, has_fixed_size
 from shmvec.memory import map_memory, reserve_memory
 from shmvec.partial import PartialBatches, checked_batch_size, checked_env_ids
+from shmvec.pipes import uninterrupted
+from shmvec.recovery import Recovery
 from shmvec.rollout import Rollouts
 from shmvec.scheduling import current_budgets, split_evenly, usable_cores
 from shmvec.spaces import agreed_spaces
@@ -111,6 +120,8 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         pin_workers: bool = False,
         step_timeout: float | None = None,
         reset_timeout: float | None = None,
+        faults: FaultPolicy | None = None,
+        recycle_after: int | None = None,
         batch_size: int | None = None,
         num_buffers: int = 4,
         hold_batches: int | None = None,
@@ -157,6 +168,10 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             pin_workers: Whether each worker is bound to a core of its own.
             step_timeout: Seconds that a step of one env may take. None: as long as it likes.
             reset_timeout: Seconds that a reset of one env may take.
+            faults: What is done when a worker dies, an env raises or takes too long. None: all
+                that is raised.
+            recycle_after: A worker is restarted after so many steps of each of its envs, for
+                simulators that leak. Envs that are in an episode then are truncated.
             batch_size: ``recv`` returns so many envs, those that are ready first; ``step`` and
                 ``reset``, too. None: all.
             num_buffers: With ``copy=False`` and ``batch_size``: how many results of each env there
@@ -217,7 +232,17 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         cores = usable_cores()
         self.num_workers = checked_num_workers(num_workers, self.num_envs, cores, max_concurrency)
 
-        self._limits = checked_limits(step_timeout, reset_timeout, self.num_workers)
+        self.faults = FaultPolicy() if faults is None else faults
+        if not isinstance(self.faults, FaultPolicy):
+            raise TypeError(f"faults must be a shmvec.FaultPolicy, got {faults!r}")
+        self._recycle_after = (
+            None if recycle_after is None else checked_count("recycle_after", recycle_after)
+        )
+        self._limits = checked_limits(
+            _only("step_timeout", step_timeout, self.faults.step_timeout),
+            _only("reset_timeout", reset_timeout, self.faults.reset_timeout),
+            self.num_workers,
+        )
         threads = checked_threads(threads_per_worker, self.num_workers, cores)
 
         if self.num_workers == 0:
@@ -268,8 +293,10 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 mode is AutoresetMode.SAME_STEP,
             )
             leasing = self.batch_size is not None and not (self.copy or layout.observation_messages)
-            if leasing:
-                layout = replace(layout, num_frames=self._num_buffers)
+            keep_last = not self.faults.raises and not layout.observation_messages
+            layout = replace(
+                layout, num_frames=(self._num_buffers if leasing else 1) + int(keep_last)
+            )
             nbytes_of_slabs = layout.nbytes
         except BaseException:
             workers.dismiss()
@@ -293,7 +320,12 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         try:
             segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
             attachment = Attachment(
-                layout, nbytes, workers.has_alarms, mode.value, self._limits != (None, None)
+                layout,
+                nbytes,
+                workers.has_alarms,
+                mode.value,
+                self._limits,
+                not self.faults.raises,
             )
             workers.attach(attachment, descriptor, segment)
         finally:
@@ -308,17 +340,22 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             limits=self._limits,
             copy=self.copy,
             leasing=leasing,
+            keep_last=keep_last,
             may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
             inline=workers.inline,
         )
         self._partial = PartialBatches(self._loop, workers, self, *self._order, self._hold_batches)
+        self._recovery = Recovery(
+            self.faults, self._recycle_after, mode, self._loop, self._partial, workers, self
+        )
+        itself = weakref.proxy(self)  # no cycle: an env that is forgotten goes at once
         self._rollouts = Rollouts(
             layout,
             self.single_action_space,
             self._loop,
             mode is not AutoresetMode.DISABLED,
-            self._share_rollouts,
-            self._step_rollout,
+            partial(type(self)._share_rollouts, itself),
+            partial(type(self)._step_rollout, itself),
         )
 
     @property
@@ -383,9 +420,15 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         loop = self._idle_loop("reset_async")
         envs, payload = self._reset_arguments(seed, options)
         if payload is None:
-            self._begin(_RESET, loop, loop.post_reset)
+            self._begin(_RESET, loop, partial(self._send_reset, loop))
         else:
             self._begin(_RESET, loop, self._command("reset", payload, envs))
+
+    def _send_reset(self, loop: ParentLoop) -> None:
+        assert self._workers is not None
+        self._workers.doing = "reset"
+        self._recovery.asked(range(self.num_envs))
+        loop.post_reset()
 
     def _reset_arguments(
         self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
@@ -396,10 +439,11 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         if options is not None and "reset_mask" in options:
             options = dict(options)
             mask = checked_mask(options.pop("reset_mask"), self.num_envs)
-        everyone = np.arange(self.num_envs)
+        chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        self._recovery.resets(chosen, seeds, options)
         if seeds is None and options is None:
-            return everyone, None
-        return everyone if mask is None else np.flatnonzero(mask), lambda envs: (
+            return chosen, None
+        return chosen, lambda envs: (
             None if seeds is None else seeds[envs.start : envs.stop],
             options,
             None if mask is None else mask[envs.start : envs.stop],
@@ -465,8 +509,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _settle(self, loop: ParentLoop) -> None:
         """Waits for results that nobody wants any more: of calls that were broken off."""
         if loop.pending:
-            self._wait(loop, None)
-            self._collect(loop)
+            self._drop(loop)
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all envs and does not wait; see :meth:`step`.
@@ -483,10 +526,16 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             self._state = _STEP
 
     def _send_actions(self, loop: ParentLoop, actions: Any, rollout_frame: int = -1) -> None:
-        late = loop.post_step(actions, rollout_frame)
-        if late is not None:
-            assert self._workers is not None
-            for index, items in late.items():
+        assert self._workers is not None
+        self._workers.doing = "step"
+        if self._recovery.later:
+            self._recovery.asked(range(self.num_envs))
+        if not loop.sends_messages:
+            loop.post_step(actions, rollout_frame)
+            return
+        with uninterrupted():
+            late = loop.post_step(actions, rollout_frame)
+            for index, items in (late or {}).items():
                 self._workers.send(index, self._workers.pack(items))
 
     def _step_rollout(
@@ -502,9 +551,11 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Hands the workers the memory of rollouts."""
         loop, workers = self._loop, self._workers
         assert loop is not None and workers is not None
-        self._command("rollouts", lambda envs: (nbytes, num_frames))()
-        for index in range(len(workers.ranges)):
-            workers.send_descriptor(index, descriptor)
+        workers.doing = "rollout"
+        packed = workers.pack(("rollouts", (nbytes, num_frames)))
+        with uninterrupted():
+            loop.post_command()
+            workers.share_rollouts(packed, descriptor)
         self._state = _CALL
         self._finish(_CALL, None)
 
@@ -624,7 +675,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         self._assert_is_running()
         assert self._loop is not None
-        return Stats.of(*self._loop.counters())
+        return Stats.of(*self._loop.counters(), self._recovery.counts)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Closes the envs and ends the workers; called by :meth:`close`.
@@ -687,6 +738,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         assert self._loop is not None
         if self._masked:  # it was broken off: its results are dropped
             self._finish_masked()
+            self._recovery.carry_over()
         if self._loop.asked and not asking:
             raise AlreadyPendingCallError(
                 f"Calling `{name}` while envs are out: take the results of all that were asked to "
@@ -701,7 +753,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             if not self._wait(loop, 0.0):
                 self._held, self._state = send, state
                 return
-            self._collect(loop)
+            self._drop(loop)
         send()
         self._state = state
 
@@ -720,7 +772,18 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._state = _DEFAULT
         if timeout is not None or self._held is not None:
             self._wait_until_sent_and_done(loop, state, timeout)
-        return loop, *self._gather(loop)
+        infos, results = self._gather(loop)
+        if self._recycle_after is not None and state is _STEP:
+            self._recycle()
+        return loop, infos, results
+
+    def _recycle(self) -> None:
+        """Restarts workers that have made as many steps as they may."""
+        try:
+            self._recovery.recycle()
+        except WorkerCrashError:
+            self._abandon()
+            raise
 
     def _wait_until_sent_and_done(
         self, loop: ParentLoop, state: AsyncState, timeout: float | None
@@ -730,7 +793,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         begin = time.monotonic()
         done = self._wait(loop, timeout)
         if done and held is not None:
-            self._collect(loop)  # of a call that timed out: dropped
+            self._drop(loop)  # of a call that timed out
             held()
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
             done = self._wait(loop, left)
@@ -740,7 +803,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             )
 
     def _command(
-        self, name: str, payload: Callable[[range], Any], resets: Iterable[int] = ()
+        self, name: str, payload: Callable[[range], Any], resets: npt.NDArray[np.intp] | None = None
     ) -> Callable[[], None]:
         """What sends every worker a command, which resets some envs.
 
@@ -753,9 +816,13 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         def send() -> None:
             # Posted first: a worker reads its pipe only when a request tells it to, and a long
             # message blocks until it is read.
-            loop.post_command(resets)
-            for index, message in enumerate(packed):
-                workers.send(index, message)
+            workers.doing = name
+            if resets is not None:
+                self._recovery.asked(resets.tolist())
+            with uninterrupted():
+                loop.post_command(resets)
+                for index, message in enumerate(packed):
+                    workers.send(index, message)
 
         return send
 
@@ -765,32 +832,53 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         return [self._workers.pack((name, payload(envs))) for envs in self._workers.ranges]
 
     def _wait(self, loop: ParentLoop, timeout: float | None) -> bool:
-        """Waits for what was posted; closes the vector env if a worker died."""
+        """Waits for what was posted, whatever happens to workers meanwhile."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                return loop.wait(timeout)
+            except (WorkerCrashError, EnvTimeoutError) as error:
+                self._recover(error)
+            if deadline is not None:
+                timeout = max(0.0, deadline - time.monotonic())
+
+    def _recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
+        """Does what the policy says of a fault; closes the vector env if that is not enough."""
         try:
-            return loop.wait(timeout)
+            self._recovery.recover(error)
         except WorkerCrashError:
             self._abandon()
             raise
 
-    def _collect(self, loop: ParentLoop) -> list[Late] | None:
-        """Takes the answers to what was posted; closes the vector env if a worker died."""
+    def _collect(self, loop: ParentLoop) -> list[Late]:
+        """Takes the answers to what was posted, and the late messages that belong to them."""
         workers = self._workers
         assert workers is not None
-        try:
-            late = loop.collect()
-            return None if late is None else [workers.receive(index) for index in late]
-        except WorkerCrashError:
-            self._abandon()
-            raise
+        while True:
+            try:
+                late = loop.collect()
+                break
+            except (WorkerCrashError, EnvTimeoutError) as error:
+                self._recover(error)
+        answers: list[Late] = []
+        for index in late or ():
+            try:
+                answers.append(workers.receive(index))
+            except WorkerCrashError as error:  # what it had to say is lost, and what it did
+                for env in workers.ranges[index]:
+                    loop.invalidate(env)
+                self._recover(error)
+        return answers
 
     def _gather(self, loop: ParentLoop) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """Infos and results of what was posted; raises what envs raised."""
         answers = self._collect(loop)
-        if answers is None:
+        if not (answers or loop.num_invalid or self._recovery.told):  # the usual
             return loop.infos(self, None), ()
         assert self._workers is not None
         unpack = self._workers.unpack
         failures = [failure for late in answers for failure in late.failures]
+        raised = [failure for failure in failures if not self._recovery.handles(failure)]
         try:
             messages = [
                 (kind, env, unpack(message))
@@ -799,10 +887,36 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             ]
             infos = loop.infos(self, messages)
         finally:
-            if failures:
-                log_as_gymnasium_does(failures)
-                raise_failures(failures)
+            if raised:
+                log_as_gymnasium_does(raised)
+                raise_failures(raised)
+        if loop.num_invalid and not loop.returns_results:
+            lost = loop.take_invalid().tolist()
+            raise WorkerCrashError(
+                f"The worker of envs {lost} died in {self._workers.doing!r}, and was restarted: "
+                "there is no result. The vector env can be used; these envs' next step truncates."
+            )
+        try:
+            self._recovery.mend_all(failures)
+            if loop.num_invalid:
+                infos = self._recovery.deliver(infos)
+            if loop.returns_results:
+                infos = self._recovery.tell_all(infos)
+        except WorkerCrashError:
+            self._abandon()
+            raise
         return infos, tuple(unpack(result) for late in answers for result in late.results or ())
+
+    def _drop(self, loop: ParentLoop) -> None:
+        """Takes answers that nobody wants any more."""
+        answers = self._collect(loop)
+        failures = [failure for late in answers for failure in late.failures]
+        try:
+            self._recovery.mend_all(filter(self._recovery.handles, failures))
+        except WorkerCrashError:
+            self._abandon()
+            raise
+        loop.take_invalid()
 
     def _abandon(self) -> None:
         """Ends everything at once."""
@@ -814,3 +928,10 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
 # Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
 _NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
+
+
+def _only(name: str, limit: float | None, other: float | None) -> float | None:
+    """A time limit that may be given in two places."""
+    if limit is not None and other is not None and limit != other:
+        raise ValueError(f"{name} is given twice: {limit}, and {other} in the FaultPolicy")
+    return other if limit is None else limit

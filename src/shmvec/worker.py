@@ -19,7 +19,7 @@ import gymnasium as gym
 
 from shmvec._core.segment import Segment
 from shmvec._core.worker import WorkerLoop
-from shmvec.faults import Failure
+from shmvec.faults import EnvTimeoutError, Failure
 from shmvec.layout import Layout
 from shmvec.memory import map_memory
 from shmvec.pipes import InlinePipe, Pipe
@@ -61,14 +61,21 @@ class Attachment:
         nbytes: Size of the segment.
         alarm: Whether a second descriptor follows, which wakes the worker when it dozes.
         autoreset: Value of the ``AutoresetMode``.
-        timed: Whether there are time limits.
+        limits: Seconds that a step and a reset of one env may take.
+        mends: Whether an env that has raised is reset, and not given up.
+        resets: Of a worker that takes another one's place: seed and options for each env's next
+            reset that has none.
+        rollouts: Whether the command that hands over the memory of rollouts follows.
     """
 
     layout: Layout
     nbytes: int
     alarm: bool
     autoreset: str
-    timed: bool
+    limits: tuple[float | None, float | None] = (None, None)
+    mends: bool = False
+    resets: Sequence[tuple[int | None, Any] | None] | None = None
+    rollouts: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,9 @@ class EnvHost:
             self,
             attachment.layout.attach(segment),
             attachment.autoreset,
-            attachment.timed,
+            attachment.limits != (None, None),
+            attachment.mends,
+            attachment.resets,
         )
         return self._loop
 
@@ -182,6 +191,15 @@ class EnvHost:
             env.set_wrapper_attr(attribute, value)
 
         return None, self._for_each(assign, values, f"set_attr({attribute!r})")
+
+    def interrupt(self, limits: tuple[float | None, float | None]) -> None:
+        """Raises EnvTimeoutError, inside an env's step or reset, if that takes too long."""
+        busy = self._loop.busy() if self._loop is not None else None
+        if busy is not None:
+            env, resetting, elapsed = busy
+            limit = limits[resetting]
+            if limit is not None and elapsed > limit:
+                raise EnvTimeoutError(env, "reset" if resetting else "step", limit)
 
     def _take_rollouts(self, nbytes: int, num_frames: int) -> None:
         """Maps the memory of rollouts, whose descriptor follows."""
@@ -365,6 +383,11 @@ def _serve(
     finally:
         os.close(descriptor)
     loop = host.loop(Segment.open(memory), attachment)
+    if hasattr(signal, "SIGUSR1") and attachment.mends:
+        # The parent's way to get an env out of a step that takes too long.
+        signal.signal(signal.SIGUSR1, lambda number, frame: host.interrupt(attachment.limits))
     doze = watch.doze_on(pipe.receive_descriptor()) if attachment.alarm else None
+    if attachment.rollouts:
+        host.command()
     pipe.send(pipe.pack(True))
     loop.serve(watch.alive, doze)

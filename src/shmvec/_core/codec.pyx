@@ -46,7 +46,7 @@ cdef class Codec:
     cdef object read(self, Py_ssize_t env):
         raise NotImplementedError
 
-    cpdef object batch(self, bint copy):
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
         raise NotImplementedError
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
@@ -59,6 +59,10 @@ cdef class Codec:
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
         """Writes what `gather` has returned to the rows from `first` on."""
         raise NotImplementedError
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        """Copies a row of a codec of the same space to one of this."""
+        return self.put_many(target, source.gather(np.array([row], np.intp)))
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
         raise NotImplementedError
@@ -172,8 +176,11 @@ cdef class ArrayCodec(Codec):
     cdef object read(self, Py_ssize_t env):
         return self.rows.array[env] if self.scalar else self.rows.array[env].copy()
 
-    cpdef object batch(self, bint copy):
-        return self.rows.array.copy() if copy else self.rows.array
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
+        cdef object array = self.rows.array
+        if count >= 0 and count < self.rows.num_envs:
+            array = array[first:first + count]
+        return array.copy() if copy else array
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
         array = np.empty((len(envs), *self.shape), self.dtype)
@@ -358,9 +365,11 @@ cdef class TextCodec(Codec):
         cdef Py_ssize_t length = min(<Py_ssize_t>row[0], self.longest)
         return PyUnicode_FromKindAndData(PyUnicode_4BYTE_KIND, row + 1, length)
 
-    cpdef object batch(self, bint copy):
-        cdef Py_ssize_t env
-        return tuple([self.read(env) for env in range(self.rows.num_envs)])
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
+        cdef Py_ssize_t row
+        if count < 0:
+            count = self.rows.num_envs
+        return tuple([self.read(row) for row in range(first, first + count)])
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
         return tuple([self.read(env) for env in envs])
@@ -424,11 +433,11 @@ cdef class DictCodec(Codec):
             values[self.keys[i]] = (<Codec>self.codecs[i]).read(env)
         return values
 
-    cpdef object batch(self, bint copy):
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
         cdef Py_ssize_t i
         cdef dict values = {}
         for i in range(len(self.keys)):
-            values[self.keys[i]] = (<Codec>self.codecs[i]).batch(copy)
+            values[self.keys[i]] = (<Codec>self.codecs[i]).batch(copy, first, count)
         return values
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
@@ -497,8 +506,8 @@ cdef class TupleCodec(Codec):
     cdef object read(self, Py_ssize_t env):
         return tuple([(<Codec>codec).read(env) for codec in self.codecs])
 
-    cpdef object batch(self, bint copy):
-        return tuple([(<Codec>codec).batch(copy) for codec in self.codecs])
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
+        return tuple([(<Codec>codec).batch(copy, first, count) for codec in self.codecs])
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
         return tuple([(<Codec>codec).gather(envs) for codec in self.codecs])
@@ -548,13 +557,16 @@ cdef class MessageCodec(Codec):
     cdef object read(self, Py_ssize_t env):
         return self.values[env]
 
-    cpdef object batch(self, bint copy):
+    cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
         self.arrays = concatenate(self.space, self.values, self.arrays)
         return deepcopy(self.arrays) if copy else self.arrays
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
         values = [self.values[env] for env in envs]
         return concatenate(self.space, values, create_empty_array(self.space, len(values)))
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        return 0  # there is one frame: what was last received is what is there
 
     cdef list split(self, object batch, Py_ssize_t count):
         """The actions of so many envs, one by one."""

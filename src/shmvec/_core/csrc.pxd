@@ -26,6 +26,8 @@ cdef extern from "bell.h" nogil:
 cdef extern from "completion.h" nogil:
     ctypedef struct sv_completion:
         pass
+    uint32_t sv_completion_done(sv_completion *completion)
+    bint sv_completion_reached(uint32_t done, uint32_t target)
     bint sv_completion_check(sv_completion *completion, uint32_t target)
     bint sv_completion_add(sv_completion *completion)
 
@@ -71,6 +73,7 @@ cdef extern from "ring.h" nogil:
     void sv_ring_attach_consumer(sv_ring *ring, void *base, uint32_t capacity)
     int sv_ring_peek(sv_ring *ring)
     int sv_ring_try_push(sv_ring *ring, const sv_record *record)
+    uint32_t sv_ring_waiting(const sv_ring *ring)
     int sv_ring_try_pop(sv_ring *ring, sv_record *record)
 
     ctypedef struct sv_byte_ring:
@@ -141,6 +144,7 @@ cdef extern from "segment.h" nogil:
     bint sv_segment_plan(const sv_segment_sizes *sizes, sv_segment *plan)
     void sv_segment_format(void *base, const sv_segment *plan)
     bint sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy)
+    void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker)
     int sv_segment_reserve(int descriptor, uint64_t nbytes)
     sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
     sv_completion *sv_segment_completion(void *base, const sv_segment *plan)

@@ -1,8 +1,9 @@
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport sv_bell, sv_completion, sv_ring, sv_waiter
 from shmvec._core.infos cimport Columns
+from shmvec._core.messages cimport Encoder
 from shmvec._core.results cimport Results
 from shmvec._core.segment cimport Segment
 
@@ -26,6 +27,22 @@ cdef class ParentLoop:
     cdef bint copy
     cdef bint leasing             # views of batches are handed out; what they show is leased
     cdef bint may_step_over       # False: stepping an env that is done is an error
+    cdef bint keep_last           # new results do not overwrite the last ones
+    cdef bint framed              # so there are several frames at home
+    cdef Py_ssize_t[::1] last_rows  # where the results before the last ones are
+    cdef uint8_t[::1] broken      # envs of which a step must be answered by a truncation
+    cdef Py_ssize_t num_broken
+    cdef uint8_t[::1] invalid     # envs whose last results were lost, or are an error
+    cdef readonly Py_ssize_t num_invalid
+    cdef uint32_t *outstanding    # requests to each worker that it has not answered
+    cdef bint bereaved            # a worker has died, and it is not known whether it had counted
+    cdef uint32_t operation       # that was posted last to all
+    cdef bint resets              # the last command does
+    cdef list saved               # [(env, info)]: of rings that are gone
+    cdef list past                # counters of processes that are gone, by worker
+    cdef object slabs
+    cdef int64_t[::1] idle_since  # since when a worker has not begun what it was asked; 0: it has
+    cdef uint64_t[::1] idle_answered  # what it had answered then
     cdef object look
     cdef object rouse
     cdef object budgets
@@ -49,9 +66,19 @@ cdef class ParentLoop:
     cdef dict send_actions(self, actions)
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
     cdef int follow_if_due(self) except -1
-    cdef Py_ssize_t frame_for(self, Py_ssize_t first, Py_ssize_t count) except -1
+    cdef int attach(self, uint32_t worker, slabs) except -1
+    cdef Encoder encoder(self, uint32_t worker)
+    cdef Py_ssize_t free_frame(self, const Py_ssize_t[::1] envs)
+    cdef Py_ssize_t frame_for(self, const Py_ssize_t[::1] envs) except -1
+    cdef int answers_of(self, uint32_t worker) except -1
+    cdef uint32_t answered(self)
+    cdef int wait_for_rings(self) except -1
+    cdef int save_infos(self, uint32_t worker) except -1
+    cdef int set_invalid(self, Py_ssize_t env) except -1
+    cdef Py_ssize_t first_row(self)
+    cdef dict counters_of(self, uint32_t worker)
     cpdef int come_home(self) except -1
-    cdef int set_rows(self, Py_ssize_t first, Py_ssize_t count, Py_ssize_t frame) except -1
+    cdef int set_rows(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1
     cdef int post(self, uint32_t operation, dict late, Py_ssize_t frame) except -1
     cdef Py_ssize_t frame_of_all(self, Py_ssize_t rollout_frame) except -1
     cdef int request(self, uint32_t worker, uint32_t operation, uint32_t first,

@@ -27,6 +27,7 @@ class ParentLoop:
         limits: tuple[float | None, float | None] = (None, None),
         copy: bool = True,
         leasing: bool = False,
+        keep_last: bool = False,
         may_step_over: bool = True,
         inline: Callable[[], None] | None = None,
     ) -> None: ...
@@ -34,6 +35,9 @@ class ParentLoop:
     """Frames that follow those in the segment."""
     away: int
     """The frame of the rollouts that holds the last results; -1: the segment does."""
+    @property
+    def sends_messages(self) -> bool:
+        """Whether actions travel as messages, some of which may go over pipes."""
     def post_step(
         self, actions: Any, rollout_frame: int = -1
     ) -> dict[int, list[tuple[int, Any]]] | None:
@@ -55,7 +59,9 @@ class ParentLoop:
         """
     def post_reset(self) -> None:
         """Asks every worker to reset its envs, without seed or options."""
-    def post_command(self, resets: Iterable[int] = ()) -> None:
+    num_invalid: int
+    """How many envs have no valid results of what was posted last."""
+    def post_command(self, resets: npt.NDArray[np.intp] | None = None) -> None:
         """Asks every worker to read a command, which resets these envs; send that next."""
     def take_rollouts(self, rollouts: Results) -> None:
         """Takes frames that follow those in the segment, in place of any before."""
@@ -96,5 +102,40 @@ class ParentLoop:
         dict[str, Any],
     ]:
         """What ``step`` returns, given its infos."""
+    def forget(self, worker: int) -> None:
+        """Ends what was posted to a worker that is dead, and makes its rings new.
+
+        What it has answered holds; envs whose results were lost become invalid.
+        """
+    def invalidate(self, env: int) -> None:
+        """Says that an env has no valid results of what was posted last."""
+    def is_invalid(self, env: int) -> bool:
+        """Whether an env has no valid results of what was posted last."""
+    @property
+    def resetting(self) -> bool:
+        """Whether what was posted last to all workers resets envs."""
+    @property
+    def returns_results(self) -> bool:
+        """Whether what was posted last to all workers steps or resets envs."""
+    def take_invalid(self) -> npt.NDArray[np.intp]:
+        """The envs without valid results; they count as valid from now on."""
+    def set_broken(self, env: int, broken: bool) -> None:
+        """Says whether a step of this env is not to be sent, and counts as invalid."""
+    def is_over(self, env: int) -> bool:
+        """Whether the env's last step ended an episode."""
+    def truncate(self, env: int) -> Any:
+        """Makes an env's results its last observation, reward 0 and a truncation.
+
+        Returns:
+            A copy of that observation.
+        """
+    def put_back(self, away: int, envs: Iterable[int]) -> None:
+        """Copies results of envs from the segment to the frame of the rollouts they were in."""
+    def mark_truncated(self, env: int) -> None:
+        """Says that an env's results are those of a truncation."""
+    def is_idle(self, worker: int) -> bool:
+        """Whether a worker has answered everything."""
+    def steps_of(self, worker: int) -> int:
+        """Steps of envs that the process which is this worker now has made."""
     def counters(self) -> tuple[dict[str, int], list[dict[str, int]]]:
         """What the parent's waits were like, and what each worker has done; times in ns."""

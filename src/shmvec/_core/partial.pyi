@@ -51,12 +51,33 @@ class PartialLoop:
         """
     def wait(self, wanted: int, timeout: float | None) -> bool:
         """Waits until so many envs may be ready: pop and look; False when the time is up first."""
-    def pop(self) -> list[int] | None:
+    def pop(self) -> list[tuple[int, int, int]] | None:
         """Takes the answers that are there.
 
         Returns:
-            The workers whose pipes hold late messages, in this order; None if there are none.
+            (worker, first env, number of envs) of the answers that are followed by a late message,
+            in this order; None if there are none.
         """
+    def forget(self, worker: int) -> list[tuple[int, int]]:
+        """Ends what was posted to a worker that is dead; its answers have been popped.
+
+        Returns:
+            (env, operation) of the requests that were lost: these envs are still out.
+        """
+    def take_truncated(self) -> list[int]:
+        """Envs that were asked to step but are broken: they are out, and no worker knows."""
+    def answer(self, env: int) -> None:
+        """Answers for an env that is out: its results are in the segment."""
+    def again(self, env: int) -> None:
+        """Asks an env that is out to reset, in place of what it was asked."""
+    def fail(self, env: int) -> None:
+        """Forgets what an env that has failed has answered: it is out as before."""
+    def was_resetting(self, env: int) -> bool:
+        """Whether an env's last request was a reset."""
+    def hold_infos(self, env: int) -> None:
+        """Takes what an env has sent out of the ring; to be called in the order of answers."""
+    def infos_of(self, env: int) -> list[dict[str, Any]]:
+        """What an env that was taken has sent, as it returned it."""
     def hold(self, env: int, kind: int, message: dict[str, Any]) -> None:
         """Keeps a message that came over the pipe until its env is taken."""
     def drop(self, env: int) -> None:

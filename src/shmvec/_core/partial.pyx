@@ -35,6 +35,7 @@ cdef class PartialLoop:
     cdef ParentLoop loop
     cdef Py_ssize_t num_envs
     cdef uint8_t[::1] states
+    cdef uint8_t[::1] operations  # of each env's request
     cdef uint32_t[::1] sequences  # of each env's request
     cdef uint32_t[::1] flags      # of its answer
     cdef uint32_t[::1] workers
@@ -46,6 +47,7 @@ cdef class PartialLoop:
     cdef uint32_t open_requests   # those without an answer
     cdef uint32_t next_worker     # whose ring is looked at first
     cdef bint ranges_out          # some requests are for several envs
+    cdef list truncated           # envs that were to be stepped, but are broken
     cdef dict held                # env: [info], of messages that are in no ring
     cdef bint in_any_order        # envs are not taken in the order of their answers
     cdef readonly Py_ssize_t num_ready
@@ -59,6 +61,8 @@ cdef class PartialLoop:
         self.loop = loop
         self.num_envs = len(loop.everyone)
         self.states = np.zeros(self.num_envs, np.uint8)
+        self.operations = np.zeros(self.num_envs, np.uint8)
+        self.truncated = []
         self.sequences = np.zeros(self.num_envs, np.uint32)
         self.flags = np.zeros(self.num_envs, np.uint32)
         self.workers = np.zeros(self.num_envs, np.uint32)
@@ -142,7 +146,7 @@ cdef class PartialLoop:
         loop.sequence += 1
         named = {}
         for i in range(envs.shape[0]):
-            self.ask(envs[i])
+            self.ask(envs[i], COMMAND)
             named[self.workers[envs[i]]] = self.rows[envs[i]] // self.num_envs
         for worker, frame in named.items():
             loop.request(worker, COMMAND, loop.firsts[worker], loop.counts[worker], frame)
@@ -169,26 +173,26 @@ cdef class PartialLoop:
         return count
 
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker=False) except -1:
-        """Finds room for the results of these envs; raises, and nothing is changed, if some has none.
-        """
+        """Finds room for the results of these envs; raises, with nothing sent, if there is none."""
         cdef ParentLoop loop = self.loop
         cdef Py_ssize_t i = 0
         cdef Py_ssize_t j
         cdef Py_ssize_t count
         cdef Py_ssize_t frame
-        cdef Py_ssize_t[::1] rows = self.rows
         loop.come_home()
-        if not loop.leasing:
+        if not loop.framed:
             return 0
         while i < envs.shape[0]:
-            count = self.whole_worker(envs, i)
-            if by_worker:
-                worker = self.workers[envs[i]]
-                frame = loop.frame_for(loop.firsts[worker], loop.counts[worker])
+            count = 1
+            if by_worker:  # envs are in order
+                while (i + count < envs.shape[0]
+                       and self.workers[envs[i + count]] == self.workers[envs[i]]):
+                    count += 1
             else:
-                frame = loop.frame_for(envs[i], count)
+                count = self.whole_worker(envs, i)
+            frame = loop.frame_for(envs[i:i + count])
             for j in range(i, i + count):
-                rows[envs[j]] = frame * self.num_envs + envs[j]
+                self.rows[envs[j]] = frame * self.num_envs + envs[j]
             i += count
         return 0
 
@@ -200,24 +204,29 @@ cdef class PartialLoop:
         cdef Py_ssize_t j
         cdef Py_ssize_t count
         while i < envs.shape[0]:
-            count = 1 if late_envs else self.whole_worker(envs, i)
+            count = 1 if late_envs or loop.num_broken > 0 else self.whole_worker(envs, i)
             loop.sequence += 1
-            loop.request(
-                self.workers[envs[i]],
-                operation | (LATE if late_envs and envs[i] in late_envs else 0),
-                <uint32_t>envs[i], <uint32_t>count, self.rows[envs[i]] // self.num_envs)
             for j in range(i, i + count):
-                self.ask(envs[j])
-            self.open_requests += 1
+                self.ask(envs[j], operation)
+            if operation == STEP and loop.broken[envs[i]]:
+                self.truncated.append(envs[i])
+            else:
+                loop.request(
+                    self.workers[envs[i]],
+                    operation | (LATE if late_envs and envs[i] in late_envs else 0),
+                    <uint32_t>envs[i], <uint32_t>count, self.rows[envs[i]] // self.num_envs)
+                self.open_requests += 1
             self.ranges_out |= count > 1
             i += count
         loop.ring_bell()
         return 0
 
-    cdef int ask(self, Py_ssize_t env) except -1:
+    cdef int ask(self, Py_ssize_t env, uint32_t operation) except -1:
         """Marks an env as out for the request of this sequence."""
         self.sequences[env] = self.loop.sequence
         self.states[env] = OUT
+        self.operations[env] = operation
+        self.loop.last_rows[env] = self.loop.rows[env]
         self.loop.rows[env] = self.rows[env]
         self.loop.asked += 1
         if self.held:  # of answers that nobody took
@@ -230,7 +239,7 @@ cdef class PartialLoop:
         """Waits until `wanted` envs may be ready: `pop`, and look.  False: the time is up first."""
         cdef Py_ssize_t missing = wanted - self.num_ready
         cdef uint32_t done = self.loop.issued - self.open_requests
-        if missing <= 0 or self.open_requests == 0:
+        if missing <= 0 or self.open_requests == 0 or self.truncated:
             return True
         if self.ranges_out:  # one answer may be that of many
             missing = 1
@@ -248,8 +257,8 @@ cdef class PartialLoop:
     def pop(self):
         """Takes the answers that are there.
 
-        Returns the workers from which late messages must be read, in this order; None if there
-        are none.
+        Returns those that are followed by a late message, as (worker, first env, number of envs),
+        in this order; None if there are none.
         """
         cdef ParentLoop loop = self.loop
         cdef sv_record answer
@@ -263,17 +272,19 @@ cdef class PartialLoop:
             while sv_ring_try_pop(&loop.completions[worker], &answer) == SV_RING_YES:
                 if answer.first + answer.count > <uint32_t>self.num_envs:
                     raise RuntimeError("the segment is damaged: an answer names no env")
+                if loop.outstanding[worker] == 0:
+                    raise RuntimeError(
+                        f"the segment is damaged: worker {worker} has answered what was not asked")
                 self.open_requests -= 1
+                loop.outstanding[worker] -= 1
                 if answer.operation & LATE:
                     if late is None:
                         late = []
-                    late.append(worker)
+                    late.append((worker, answer.first, answer.count))
                 for env in range(answer.first, answer.first + answer.count):
                     if self.states[env] == OUT and self.sequences[env] == answer.sequence:
                         self.flags[env] = answer.operation
-                        self.states[env] = READY
-                        self.queue[(self.head + self.num_ready) % self.num_envs] = env
-                        self.num_ready += 1
+                        self.make_ready(env)
                         if self.in_any_order and answer.operation & MESSAGES:
                             decoder = loop.decoders[worker]
                             for owner, info in decoder.hold(env, answer.sequence):
@@ -286,6 +297,54 @@ cdef class PartialLoop:
         loop.follow_if_due()
         return late
 
+    cdef int make_ready(self, Py_ssize_t env) except -1:
+        self.states[env] = READY
+        self.queue[(self.head + self.num_ready) % self.num_envs] = env
+        self.num_ready += 1
+        return 0
+
+    # ---- faults ------------------------------------------------------------------------------
+
+    def forget(self, uint32_t worker):
+        """Ends what was posted to a worker that is dead; its answers have been popped.
+
+        Returns the envs whose requests were lost: [(env, operation)].
+        """
+        cdef ParentLoop loop = self.loop
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        for i in range(self.num_ready):  # their infos are in a ring that goes
+            env = self.queue[(self.head + i) % self.num_envs]
+            if self.workers[env] == worker:
+                self.hold_infos(env)
+        self.open_requests -= loop.outstanding[worker]
+        broken = set(self.truncated)
+        return [
+            (env, self.operations[env])
+            for env in range(loop.firsts[worker], loop.firsts[worker] + loop.counts[worker])
+            if self.states[env] == OUT and env not in broken
+        ]
+
+    def take_truncated(self):
+        """The envs that were asked to step but are broken: their answer is for the caller."""
+        envs, self.truncated = self.truncated, []
+        return envs
+
+    def answer(self, Py_ssize_t env):
+        """Answers for an env that is out: its results are in the segment."""
+        self.flags[env] = 0
+        self.make_ready(env)
+
+    def again(self, Py_ssize_t env):
+        """Asks an env that is out to reset, in place of what it was asked."""
+        self.states[env] = HOME
+        self.loop.asked -= 1
+        self.post_each(np.array([env], np.intp), RESET, None)
+
+    def was_resetting(self, Py_ssize_t env):
+        """Whether the env's last request was a reset."""
+        return self.operations[env] != STEP
+
     def hold(self, Py_ssize_t env, uint32_t kind, message):
         """Keeps a message, which is in no ring, until its env is taken."""
         if kind == OBSERVATION:
@@ -297,6 +356,12 @@ cdef class PartialLoop:
         """Takes a ready env out of the queue: it has failed."""
         self.take_these(np.array([env], np.intp))
         self.held.pop(env, None)
+
+    def fail(self, Py_ssize_t env):
+        """The same, but it is still out: its answer is to come."""
+        self.drop(env)
+        self.states[env] = OUT
+        self.loop.asked += 1
 
     # ---- taking ------------------------------------------------------------------------------
 
@@ -333,6 +398,20 @@ cdef class PartialLoop:
         self.num_ready = kept
         self.loop.asked -= count - kept
         return True
+
+    def infos_of(self, Py_ssize_t env):
+        """What an env that was taken has sent, as it returned it: [info]."""
+        self.hold_infos(env)
+        return self.held.pop(env, [])
+
+    def hold_infos(self, Py_ssize_t env):
+        """Takes what an env has sent out of the ring; to be called in the order of answers."""
+        cdef InfoDecoder decoder = self.loop.decoders[self.workers[env]]
+        if self.flags[env] & MESSAGES:
+            for owner, info in decoder.hold(env, self.sequences[env]):
+                if owner == env:
+                    self.hold(env, INFO, info)
+            self.flags[env] &= ~<uint32_t>MESSAGES
 
     def results(self, const Py_ssize_t[::1] envs, infos):
         """What `recv` returns for these envs, in this order, and the lease if these are views."""

@@ -17,6 +17,6 @@ cdef class Results:
     cdef object memory
     cdef object leases       # a flag a row
     cdef uint8_t[::1] leased_of
-    cdef Py_ssize_t free_frame(self, Py_ssize_t first, Py_ssize_t count) except -2
+    cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1
     cdef tuple gather(self, const Py_ssize_t[::1] rows)
     cpdef tuple view(self, Lease lease, Py_ssize_t first, tuple lead)

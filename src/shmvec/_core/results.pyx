@@ -26,20 +26,6 @@ cdef class Results:
         self.leases = np.zeros(len(rewards), np.uint8)
         self.leased_of = self.leases
 
-    cdef Py_ssize_t free_frame(self, Py_ssize_t first, Py_ssize_t count) except -2:
-        """A frame in which none of these envs' rows is leased; -1 if there is none."""
-        cdef Py_ssize_t frame
-        cdef Py_ssize_t row
-        cdef Py_ssize_t begin
-        for frame in range(self.num_frames):
-            begin = frame * self.num_envs + first
-            for row in range(begin, begin + count):
-                if self.leased_of[row]:
-                    break
-            else:
-                return frame
-        return -1
-
     def leased(self, Py_ssize_t first, Py_ssize_t count):
         return bool(self.leases[first:first + count].any())
 
@@ -67,3 +53,11 @@ cdef class Results:
         self.rewards[first:first + count] = rewards
         self.terminations[first:first + count] = terminations
         self.truncations[first:first + count] = truncations
+
+    cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1:
+        """Copies one row of other frames, or of these."""
+        self.observations.copy_row(source.observations, row, target)
+        self.reward_of[target] = source.reward_of[row]
+        self.terminated_of[target] = source.terminated_of[row]
+        self.truncated_of[target] = source.truncated_of[row]
+        return 0

@@ -39,8 +39,27 @@ class WorkerLoop:
         host: Host,
         slabs: Slabs,
         autoreset: str,
-        timed: bool,
-    ) -> None: ...
+        timed: bool = False,
+        mends: bool = False,
+        resets: Sequence[tuple[int | None, Any] | None] | None = None,
+    ) -> None:
+        """Takes over the envs.
+
+        Args:
+            segment: Where requests come from and results go.
+            index: The worker's index.
+            first_env: Index of its first env.
+            envs: The envs.
+            host: For what is rare.
+            slabs: The arrays of the segment.
+            autoreset: Value of the ``AutoresetMode``.
+            timed: Whether there are time limits.
+            mends: Whether an env that has raised is reset, and not given up.
+            resets: Of a worker that takes another one's place: seed and options for each env's
+                next reset that has none.
+        """
+    def busy(self) -> tuple[int, bool, float] | None:
+        """What an env is doing: (env, whether it resets, seconds); None if nothing is timed."""
     def take_rollouts(self, rollouts: Results) -> None:
         """Takes frames that follow those in the segment, in place of any before."""
     def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:

@@ -20,6 +20,7 @@ from shmvec._core.csrc cimport (
     sv_bell_doze,
     sv_busy,
     sv_busy_begin,
+    sv_busy_for,
     sv_completion,
     sv_completion_add,
     sv_counter_set,
@@ -67,7 +68,7 @@ from copy import deepcopy
 AUTORESET = {"NextStep": NEXT_STEP, "SameStep": SAME_STEP, "Disabled": DISABLED}
 
 cdef int64_t SLICE_NS = 50_000_000  # between two looks at the parent
-cdef int DOZE_AFTER = 10            # slices without a request: half a second
+cdef int64_t DOZE_AFTER_NS = 500_000_000  # without a request
 
 
 cdef class WorkerLoop:
@@ -101,7 +102,9 @@ cdef class WorkerLoop:
     cdef Py_ssize_t first_env
     cdef int autoreset
     cdef bint timed               # there are time limits: say what is being done
+    cdef bint mends               # an env that has raised is reset, not given up
     cdef bytearray over           # NEXT_STEP: envs whose episode is over, to be reset
+    cdef dict retries             # env: (seed, options) for its next reset that has none
     cdef object operation         # what an env is doing, for messages of errors
     cdef dict undecodable         # errors of actions that could not be unpickled, by env
     cdef uint32_t sequence
@@ -110,7 +113,7 @@ cdef class WorkerLoop:
     cdef list failures
 
     def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
-                 timed):
+                 timed=False, mends=False, resets=None):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
@@ -137,7 +140,12 @@ cdef class WorkerLoop:
         self.first_env = first_env
         self.autoreset = AUTORESET[autoreset]
         self.timed = timed
+        self.mends = mends
         self.over = bytearray(len(envs))
+        self.retries = {}
+        if resets is not None:  # it takes the place of a worker that is gone
+            self.over[:] = bytes([self.autoreset == NEXT_STEP]) * len(envs)
+            self.retries = {i: reset for i, reset in enumerate(resets) if reset is not None}
         self.undecodable = {}
         self.late = []
         self.failures = []
@@ -153,7 +161,7 @@ cdef class WorkerLoop:
         one or is gone; None: go on sleeping in slices.
         """
         cdef int found
-        cdef int slices = 0
+        cdef int64_t idle_since = sv_now_ns()
         cdef sv_affinity affinity
         affinity.count = 0
         while True:
@@ -165,8 +173,7 @@ cdef class WorkerLoop:
             if found == SV_WAIT_SLICE:
                 if not parent_alive():
                     return False
-                slices += 1
-                if doze is not None and slices >= DOZE_AFTER:
+                if doze is not None and sv_now_ns() - idle_since >= DOZE_AFTER_NS:
                     sv_bell_doze(self.bell)
                     if self.waiter.homing:  # as for a park: see wait.h
                         sv_affinity_narrow(&affinity, self.index)
@@ -178,9 +185,17 @@ cdef class WorkerLoop:
                             sv_affinity_widen(&affinity)
                         sv_bell_awake(self.bell)
             else:
-                slices = 0
                 if not self.serve_pending():
                     return True
+                idle_since = sv_now_ns()
+
+    def busy(self):
+        """What is being done: (env, whether it is a reset, seconds); None: nothing, or untimed."""
+        cdef int64_t elapsed
+        cdef uint64_t busy = sv_busy_for(self.counters, sv_now_ns(), &elapsed)
+        if busy == 0:
+            return None
+        return (busy >> 1) - 1, bool(busy & 1), 1e-9 * elapsed
 
     def serve_pending(self):
         """Serves what is in the request ring; False after CLOSE."""
@@ -371,6 +386,11 @@ cdef class WorkerLoop:
         """The observation and info of a reset."""
         cdef int64_t start = sv_now_ns()
         self.resets += 1
+        if self.retries and i in self.retries:
+            again = self.retries.pop(i)
+            explicit = True
+            seed = again[0] if seed is None else seed
+            options = again[1] if options is None else options
         if self.timed:
             sv_busy_begin(self.counters, sv_busy(self.first_env + i, True), sv_now_ns())
         try:
@@ -378,6 +398,10 @@ cdef class WorkerLoop:
                 result = self.envs[i].reset(seed=seed, options=options)
             else:
                 result = self.envs[i].reset()
+        except BaseException:
+            if self.mends and explicit:
+                self.retries[i] = seed, options
+            raise
         finally:
             self.reset_ns += sv_now_ns() - start
         if not isinstance(result, tuple) or len(result) != 2:
@@ -429,4 +453,6 @@ cdef class WorkerLoop:
 
     cdef int fail(self, Py_ssize_t i, error) except -1:
         self.failures.append((self.first_env + i, self.operation, error))
+        if self.mends and self.autoreset == NEXT_STEP:
+            self.over[i] = True
         return 0

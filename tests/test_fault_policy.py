@@ -1,0 +1,579 @@
+"""Faults that the policy deals with: up to them, transitions are those of envs stepped alone."""
+
+import logging
+import os
+import random
+import signal
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from equality import same
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode
+
+import shmvec
+from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
+from shmvec.faults import restart_seed
+
+DEADLINE = 30.0
+KILL, EXIT, RAISE, SLEEP, DEAF = range(90, 95)  # actions
+MODES = list(AutoresetMode)
+RESTART = FaultPolicy(
+    on_crash="restart", on_error="restart", on_timeout="restart", step_timeout=0.4,
+    max_restarts=10_000, backoff_s=0,
+)  # fmt: skip
+RESET = FaultPolicy(
+    on_crash="restart", on_error="reset", on_timeout="reset", step_timeout=0.4,
+    max_restarts=10_000, backoff_s=0,
+)  # fmt: skip
+
+
+class Broken(Exception):
+    """What a replayed env raises where the real one failed."""
+
+
+class Frail(gym.Env):
+    """Draws numbers, ends now and then, and fails when told to."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
+    action_space = gym.spaces.Discrete(100)
+
+    def __init__(self, index, replayed=False):
+        self.index, self.replayed = index, replayed
+        self.asked = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.level = (options or {}).get("level", 0)
+        self.count = 0
+        return self._observation(), {"level": self.level, "name": f"env {self.index}"}
+
+    def step(self, action):
+        self.asked += 1
+        if action >= KILL:
+            if self.replayed:
+                raise Broken
+            self._fail(action)
+        self.count += 1
+        over = self.count >= 9 + self.index
+        return self._observation(), float(action), over, self.count % 13 == 12, {"n": self.count}
+
+    def _fail(self, action):
+        if action == KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action == EXIT:
+            os._exit(7)
+        elif action == RAISE:
+            raise LookupError("as told", self.index)
+        if action == DEAF:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
+        time.sleep(DEADLINE)
+
+    def _observation(self):
+        draw = float(self.np_random.random())
+        return np.array([self.index, self.count, self.level, draw])
+
+
+def frail(num_envs, **options):
+    return ShmVectorEnv([lambda i=i: Frail(i) for i in range(num_envs)], **options)
+
+
+class Replay:
+    """One env, stepped alone beside the real one: says what its results must be."""
+
+    def __init__(self, index, mode, seed):
+        self.index, self.mode, self.seed = index, mode, seed
+        self.env = Frail(index, replayed=True)
+        self.restarts = 0
+        self.over = False
+        self.last = None  # what its results were
+        self.next_seed = None
+
+    def reset(self, result, seed=None, options=None):
+        observation, info = result
+        if "fault" in info:
+            self._fail(RAISE, info.pop("fault"))
+        if seed is None and self.next_seed is not None:
+            seed = self.next_seed
+        self.next_seed = None
+        expected = self.env.reset(seed=seed, options=options)
+        self.over = False
+        self.last = expected[0]
+        assert same(observation, expected[0])
+        assert plain(info) == expected[1]
+
+    def step(self, action, result):
+        """Compares a step's result, and follows the env through it."""
+        observation, reward, terminated, truncated, info = result
+        fault = info.pop("fault", None)
+        if fault is not None and not truncated:  # its episode was over: it was to be reset anyway
+            assert self.over and self.mode is not AutoresetMode.SAME_STEP
+            self._fail(action, fault)
+        elif fault is not None:
+            assert (reward, terminated, truncated) == (0, False, True)
+            if self.mode is AutoresetMode.SAME_STEP:
+                assert same(info.pop("final_obs"), self.last)
+                assert info.pop("final_info")["fault"] == fault
+            else:
+                assert same(observation, self.last) and not info
+            self._fail(action, fault)
+            if self.mode is AutoresetMode.SAME_STEP:
+                self.reset((observation, info))
+            else:
+                self.over = True
+            return
+        if self.over and self.mode is AutoresetMode.NEXT_STEP:
+            assert (reward, terminated, truncated) == (0, False, False)
+            self.reset((observation, info))
+            return
+        expected = self.env.step(action)
+        over = expected[2] or expected[3]
+        if over and self.mode is AutoresetMode.SAME_STEP:
+            assert same(info.pop("final_obs"), expected[0])
+            assert plain(info.pop("final_info")) == expected[4]
+            assert (reward, terminated, truncated) == expected[1:4]
+            self.reset((observation, info))
+            return
+        self.last = expected[0]
+        self.over = over
+        assert same(observation, expected[0])
+        assert (reward, terminated, truncated) == expected[1:4]
+        assert plain(info) == expected[4]
+
+    def _fail(self, action, fault):
+        if fault["restarts"] > self.restarts:  # another process, another env
+            self.restarts = int(fault["restarts"])
+            self.env = Frail(self.index, replayed=True)
+            self.next_seed = restart_seed(self.seed, self.restarts)
+        else:  # it raised, and is reset
+            with pytest.raises(Broken):
+                self.env.step(action)
+
+
+def plain(info):
+    return {key: value.item() if hasattr(value, "item") else value for key, value in info.items()}
+
+
+def row_of(infos, row):
+    """The info of one env, out of Gymnasium's dict of arrays."""
+    found = {}
+    for key, value in infos.items():
+        if not key.startswith("_") and key != "env_id" and infos[f"_{key}"][row]:
+            found[key] = row_of(value, row) if isinstance(value, dict) else value[row]
+    return found
+
+
+def one(results, row):
+    *arrays, infos = results
+    return (*[array[row] for array in arrays], row_of(infos, row))
+
+
+def some_action(rng, faults, likely=0.04):
+    return int(rng.choice(faults)) if rng.random() < likely else int(rng.integers(90))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy, faults", [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE])])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("how", ["step", "rollout", "mask", "messages"])
+def test_transitions_of_steps(mode, policy, faults, workers, how):
+    if how == "rollout" and mode is AutoresetMode.DISABLED:
+        pytest.skip("rollouts need autoresets")
+    rng = np.random.default_rng(workers)
+    envs = frail(
+        5, num_workers=workers, autoreset_mode=mode, faults=policy, shared_memory=how != "messages"
+    )
+    replays = [Replay(i, mode, 100 + i) for i in range(5)]
+    try:
+        observations, infos = envs.reset(seed=100, options={"level": 3})
+        for i, replay in enumerate(replays):
+            replay.reset((observations[i], row_of(infos, i)), 100 + i, {"level": 3})
+        rollout = None
+        for turn in range(150):
+            if mode is AutoresetMode.DISABLED and any(replay.over for replay in replays):
+                mask = np.array([replay.over for replay in replays])
+                observations, infos = envs.reset(options={"reset_mask": mask})
+                for i in np.flatnonzero(mask):
+                    replays[i].reset((observations[i], row_of(infos, i)))
+            actions = [some_action(rng, faults) for _ in replays]
+            stepped = range(5)
+            if how == "rollout":
+                if rollout is None or rollout.steps == rollout.length:
+                    rollout = envs.rollout(7)
+                infos = rollout.step(actions)
+                at = rollout.steps
+                parts = (rollout.observations, rollout.rewards, rollout.terminations,
+                         rollout.truncations)  # fmt: skip
+                results = (*(part[at] for part in parts), infos)
+            elif how == "mask" and turn % 3:
+                mask = rng.random(5) < 0.5
+                mask[rng.integers(5)] = True
+                stepped = np.flatnonzero(mask)
+                results = envs.step(actions, mask=mask)
+            else:
+                results = envs.step(actions)
+            for i in stepped:
+                replays[i].step(actions[i], one(results, i))
+        assert envs.stats().faults.restarts > 5
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize("policy, faults", [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE])])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("copy", [True, False])
+def test_transitions_of_partial_batches(mode, policy, faults, workers, copy):
+    rng = np.random.default_rng(workers)
+    envs = frail(
+        5, num_workers=workers, autoreset_mode=mode, faults=policy, batch_size=2, copy=copy,
+        num_buffers=3,
+    )  # fmt: skip
+    replays = [Replay(i, mode, 100 + i) for i in range(5)]
+    given = {}
+    try:
+        envs.async_reset(seed=100, options={"level": 3})
+        for _ in range(300):
+            results = envs.recv(timeout=DEADLINE)
+            ids = results[-1]["env_id"]
+            for row, i in enumerate(ids.tolist()):
+                result = one(results, row)
+                if i in given:
+                    replays[i].step(given[i], result)
+                else:
+                    replays[i].reset((result[0], result[4]), 100 + i, {"level": 3})
+            actions = [some_action(rng, faults) for _ in ids]
+            given.update(zip(ids.tolist(), actions, strict=True))
+            envs.send(actions, ids)
+        assert envs.stats().faults.restarts > 5
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("policy", [RESTART, RESET])
+@pytest.mark.parametrize("action", [SLEEP, DEAF])
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_an_env_that_hangs(policy, action, mode):
+    envs = frail(3, num_workers=3, autoreset_mode=mode, faults=policy)
+    replays = [Replay(i, mode, 100 + i) for i in range(3)]
+    try:
+        observations, infos = envs.reset(seed=100)
+        for i, replay in enumerate(replays):
+            replay.reset((observations[i], row_of(infos, i)), 100 + i)
+        for actions in ([1, 1, 1], [2, action, 2], [3, 3, 3], [4, 4, 4]):
+            results = envs.step(actions)
+            for i, replay in enumerate(replays):
+                replay.step(actions[i], one(results, i))
+        faults = envs.stats().faults
+        heeded = policy is RESET and action == SLEEP
+        assert (faults.timeouts, faults.restarts, faults.resets) == (1, not heeded, heeded)
+    finally:
+        envs.close()
+
+
+def test_a_worker_that_is_stopped():
+    envs = frail(2, num_workers=2, faults=RESTART)
+    try:
+        envs.reset(seed=0)
+        os.kill(envs.processes[1].pid, signal.SIGSTOP)
+        infos = envs.step([1, 1])[-1]
+        assert row_of(infos, 1)["fault"]["type"] == "EnvTimeoutError"
+        assert "fault" not in row_of(infos, 0)
+    finally:
+        envs.close()
+
+
+def test_a_worker_that_dies_between_steps():
+    """What it had delivered stands; its next step is the truncation."""
+    envs = frail(4, num_workers=2, faults=RESTART)
+    try:
+        envs.reset(seed=0)
+        before = envs.step([1, 2, 3, 4])
+        envs.processes[0].kill()
+        envs.processes[0].join(DEADLINE)
+        results = envs.step([1, 2, 3, 4])
+        assert results[1].tolist() == [0, 0, 3, 4] and results[3].tolist() == [1, 1, 0, 0]
+        assert same(results[0][:2], before[0][:2])
+        message = row_of(results[-1], 1)["fault"]["message"]
+        assert message == "worker 0 (envs 0 to 1) killed by SIGKILL, in 'step'"
+        assert envs.step([1, 2, 3, 4])[0][:, 1].tolist() == [0, 0, 3, 3]
+    finally:
+        envs.close()
+
+
+def test_a_worker_that_dies_in_a_call():
+    envs = frail(4, num_workers=2, faults=RESTART)
+    try:
+        envs.reset(seed=0)
+        envs.step([1] * 4)
+        with pytest.raises(WorkerCrashError, match=r"worker of envs \[0, 1\] died in 'call'"):
+            envs.call("_fail", KILL) if False else envs.set_attr("suicide", Suicide())
+    finally:
+        envs.close()
+
+
+class Suicide:
+    """Kills the process that unpickles it, if it is the first worker."""
+
+    def __reduce__(self):
+        return _kill_first_worker, ()
+
+
+def _kill_first_worker():
+    import multiprocessing
+
+    if multiprocessing.current_process().name.endswith("-0"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("at", ["reset", "first reset"])
+def test_a_reset_that_fails_is_repeated_as_it_was(at, tmp_path):
+    marker = tmp_path / "once"
+
+    class FailsOnce(Frail):
+        def reset(self, *, seed=None, options=None):
+            if self.index == 1 and (options or {}).get("level") == 5 and not marker.exists():
+                marker.write_text("")
+                (self._fail)(KILL if at == "reset" else RAISE)
+            return super().reset(seed=seed, options=options)
+
+    envs = ShmVectorEnv([lambda i=i: FailsOnce(i) for i in range(3)], num_workers=2, faults=RESET)
+    try:
+        if at == "reset":
+            envs.reset(seed=0)
+            envs.step([1, 1, 1])
+        observations, infos = envs.reset(seed=7, options={"level": 5})
+        for i in range(3):
+            expected = Frail(i).reset(seed=7 + i, options={"level": 5})
+            assert same(observations[i], expected[0])
+        assert row_of(infos, 1)["fault"]["restarts"] == (at == "reset")
+        assert not envs.step([1, 1, 1])[3].any()
+    finally:
+        envs.close()
+
+
+def test_restart_on_demand():
+    envs = frail(4, num_workers=2)
+    try:
+        envs.reset(seed=0)
+        last = envs.step([1] * 4)[0]
+        pids = [process.pid for process in envs.processes]
+        envs.restart([3])
+        assert envs.processes[0].pid == pids[0] and envs.processes[1].pid != pids[1]
+        observations, rewards, _, truncations, infos = envs.step([1] * 4)
+        assert truncations.tolist() == [False, False, True, True]
+        assert same(observations[2:], last[2:]) and rewards.tolist() == [1, 1, 0, 0]
+        assert row_of(infos, 2)["fault"]["message"] == "asked for by restart()"
+        observations, *_, infos = envs.step([1] * 4)
+        assert observations[:, 1].tolist() == [3, 3, 0, 0] and "fault" not in infos
+        for i in (2, 3):
+            assert same(observations[i], Frail(i).reset(seed=restart_seed(i, 1))[0])
+        envs.restart()
+        observations, infos = envs.reset(seed=4)  # ends what was to be told
+        assert not envs.step([1] * 4)[3].any()
+        with pytest.raises(ValueError, match="env_id must be in 0 to 3"):
+            envs.restart([4])
+        assert envs.stats().faults.restarts == 3 and envs.stats().faults.crashes == 0
+        assert sum(worker.steps for worker in envs.stats().workers) == 4 + 2 + 2 + 4
+    finally:
+        envs.close()
+
+
+def test_recycled_after_so_many_steps():
+    envs = frail(2, num_workers=1, recycle_after=5)
+    try:
+        envs.reset(seed=0)
+        pids = set()
+        truncated = []
+        for _ in range(30):
+            pids.add(envs.processes[0].pid)
+            truncated.append(envs.step([1, 1])[3].tolist())
+        assert len(pids) == 5 and truncated.count([True, True]) == 4
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_too_many_faults(batch_size):
+    policy = FaultPolicy(on_crash="restart", on_error="reset", max_restarts=2, backoff_s=0.01)
+    envs = frail(2, num_workers=1, faults=policy, batch_size=batch_size)
+    try:
+        envs.reset(seed=0)
+        for action in (KILL, RAISE):
+            envs.step([1, action], env_id=None if batch_size is None else [0, 1])
+            envs.step([1, 1], env_id=None if batch_size is None else [0, 1])
+        with pytest.raises(TooManyFaultsError, match="3 faults of worker 0 within 600 s") as caught:
+            envs.step([1, KILL], env_id=None if batch_size is None else [0, 1])
+        assert [fault.type for fault in caught.value.history] == [
+            "WorkerCrashError", "LookupError", "WorkerCrashError",
+        ]  # fmt: skip
+        assert "as told" in str(caught.value)
+        assert isinstance(caught.value.__cause__, WorkerCrashError)
+        with pytest.raises(ClosedEnvironmentError):
+            envs.step([1, 1])
+    finally:
+        envs.close()
+
+
+def test_an_env_that_cannot_be_built_again(tmp_path):
+    marker = tmp_path / "built"
+
+    def make():
+        if marker.exists():
+            raise OSError("no display")
+        marker.write_text("")
+        return Frail(0)
+
+    policy = FaultPolicy(on_crash="restart", max_restarts=3, backoff_s=0)
+    envs = ShmVectorEnv([make], num_workers=1, faults=policy)
+    try:
+        envs.reset()
+        with pytest.raises(TooManyFaultsError, match="no display") as caught:
+            envs.step([KILL])
+        assert len(caught.value.history) == 4
+    finally:
+        envs.close()
+
+
+def test_the_default_raises():
+    envs = frail(2, num_workers=2, step_timeout=0.3)
+    try:
+        envs.reset()
+        with pytest.raises(LookupError, match="as told"):
+            envs.step([1, RAISE])
+        with pytest.raises(EnvTimeoutError, match="env 0"):
+            envs.step([SLEEP, 1])
+        envs.processes[1].kill()
+        with pytest.raises(WorkerCrashError, match="envs 1 to 1.* killed by SIGKILL") as caught:
+            while True:
+                try:
+                    envs.step([1, 1])
+                except EnvTimeoutError:
+                    pass
+        assert caught.value.envs == (1,) and caught.value.workers == (1,)
+    finally:
+        envs.close(timeout=0)
+
+
+def test_what_is_logged(caplog):
+    with caplog.at_level(logging.WARNING, "shmvec"):
+        envs = frail(2, num_workers=1, faults=RESET)
+        try:
+            envs.reset()
+            envs.step([1, RAISE])
+            envs.step([KILL, 1])
+        finally:
+            envs.close()
+    lines = [record.getMessage() for record in caplog.records if record.name == "shmvec"]
+    assert lines == [
+        "env 1 of worker 0: LookupError: ('as told', 1); reset",
+        "env 0 of worker 0: WorkerCrashError: worker 0 (envs 0 to 1) killed by SIGKILL, in 'step'; "
+        "restart",
+    ]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"on_crash": "reset"}, "on_crash must be one of 'raise', 'restart'"),
+        ({"on_error": "ignore"}, "on_error must be one of"),
+        ({"on_timeout": "restart"}, "needs a limit"),
+        ({"max_restarts": -1}, "must not be negative"),
+        ({"window_s": 0}, "window_s must be positive"),
+    ],
+)
+def test_bad_policies(options, message):
+    with pytest.raises(ValueError, match=message):
+        FaultPolicy(**options)
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="faults must be a shmvec.FaultPolicy"):
+        frail(1, faults="restart")
+    with pytest.raises(ValueError, match="step_timeout is given twice"):
+        frail(1, faults=RESTART, step_timeout=3)
+    with pytest.raises(ValueError, match="recycle_after must be at least 1"):
+        frail(1, recycle_after=0)
+
+
+class FrailCartPole(gym.Wrapper):
+    """CartPole that now and then raises or hangs before a step, as its own dice say."""
+
+    def __init__(self, env, dice):
+        super().__init__(env)
+        self.dice = random.Random(dice + os.getpid())
+
+    def step(self, action):
+        fate = self.dice.random()
+        if fate < 0.002:
+            raise LookupError("bad luck")
+        if fate < 0.0022:
+            time.sleep(DEADLINE)
+        return super().step(action)
+
+
+@pytest.mark.slow
+def test_cartpole_under_fire():
+    """Workers are killed and stopped, envs raise and hang, for SHMVEC_FIRE_SECONDS (8)."""
+    seconds = float(os.environ.get("SHMVEC_FIRE_SECONDS", 8))
+    rng = np.random.default_rng(1)
+    envs = ShmVectorEnv(
+        [lambda i=i: FrailCartPole(gym.make("CartPole-v1"), i) for i in range(6)],
+        num_workers=3,
+        faults=RESET,
+    )
+    alone = [gym.make("CartPole-v1") for _ in range(6)]
+    seeds: list = [50 + i for i in range(6)]
+    restarts, over = [0] * 6, [False] * 6
+    steps = faults = 0
+    try:
+        observations, _ = envs.reset(seed=50)
+        last = [env.reset(seed=seed)[0] for env, seed in zip(alone, seeds, strict=True)]
+        assert same(observations, np.array(last))
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            fate = rng.random()
+            if fate < 0.004:
+                pid = envs.processes[rng.integers(3)].pid
+                os.kill(pid, signal.SIGKILL if fate < 0.003 else signal.SIGSTOP)
+            actions = rng.integers(2, size=6)
+            observations, rewards, terminations, truncations, infos = envs.step(actions)
+            for i in range(6):
+                fault = row_of(infos, i).get("fault")
+                if fault is not None:
+                    faults += 1
+                    assert rewards[i] == 0 and truncations[i] and not terminations[i]
+                    assert same(observations[i], last[i])
+                    if fault["restarts"] > restarts[i]:
+                        restarts[i] = int(fault["restarts"])
+                        alone[i].close()
+                        alone[i] = gym.make("CartPole-v1")
+                        seeds[i] = restart_seed(50 + i, restarts[i])
+                    over[i] = True
+                elif over[i]:
+                    last[i], _ = alone[i].reset(seed=seeds[i])
+                    over[i] = False
+                    assert same(observations[i], last[i])
+                else:
+                    seeds[i] = None  # used
+                    last[i], reward, terminated, truncated, _ = alone[i].step(actions[i])
+                    over[i] = terminated or truncated
+                    steps += 1
+                    assert same(observations[i], last[i])
+                    assert (rewards[i], terminations[i], truncations[i]) == (
+                        reward, terminated, truncated,
+                    )  # fmt: skip
+                if not over[i]:
+                    seeds[i] = None
+        assert steps > 100 * seconds and faults > seconds
+    finally:
+        envs.close()
+        for env in alone:
+            env.close()
+    print(f"{steps:,} steps checked, {faults} truncations by faults")
+
+
+def test_exported():
+    assert {"FaultPolicy", "TooManyFaultsError"} <= set(shmvec.__all__)
