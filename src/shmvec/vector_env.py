@@ -912,7 +912,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         answers = self._collect(loop)
         failures = [failure for late in answers for failure in late.failures]
         try:
-            self._recovery.mend_all(filter(self._recovery.handles, failures))
+            self._recovery.mend_all(list(filter(self._recovery.handles, failures)))
         except WorkerCrashError:
             self._abandon()
             raise

@@ -456,7 +456,7 @@ cdef class ParentLoop:
         for worker in range(self.num_workers):
             counters = sv_segment_counters(self.segment.base, &self.segment.plan, worker)
             busy = sv_busy_for(counters, now, &elapsed)
-            if busy != 0 or self.outstanding[worker] == 0:
+            if busy != 0 or self.outstanding[worker] <= sv_ring_waiting(&self.completions[worker]):
                 self.idle_since[worker] = 0
             elif (self.idle_since[worker] == 0
                   or self.idle_answered[worker] != sv_counter_get(&counters.requests)):
@@ -486,8 +486,10 @@ cdef class ParentLoop:
         cdef Py_ssize_t env
         cdef set valid = set()
         cdef bint lost = self.pending and self.outstanding[worker] > 0
-        if self.pending:
-            while sv_ring_try_pop(&self.completions[worker], &answer) == SV_RING_YES:
+        if lost:
+            while (self.outstanding[worker] > 0
+                   and sv_ring_try_pop(&self.completions[worker], &answer) == SV_RING_YES):
+                self.outstanding[worker] -= 1
                 if answer.operation & LATE:
                     continue  # some of what it says is lost
                 valid.update(range(answer.first, answer.first + answer.count))
