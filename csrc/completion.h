@@ -21,6 +21,7 @@
 #ifndef SHMVEC_COMPLETION_H
 #define SHMVEC_COMPLETION_H
 
+#include "fault.h"
 #include "platform.h"
 
 typedef struct {
@@ -63,6 +64,7 @@ static inline bool sv_completion_add(sv_completion *completion)
     uint64_t word = atomic_fetch_add_explicit(&completion->word, SV_COMPLETION_ONE,
                                               memory_order_acq_rel) +
                     SV_COMPLETION_ONE;
+    SV_FAULT(8);
     if (!(word & SV_COMPLETION_ARMED) ||
         !sv_completion_reached((uint32_t)(word >> 32), (uint32_t)word >> 1))
         return false;

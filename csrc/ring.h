@@ -23,6 +23,7 @@
 
 #include <string.h>
 
+#include "fault.h"
 #include "platform.h"
 
 typedef struct {
@@ -92,6 +93,7 @@ static inline int sv_ring_try_push(sv_ring *ring, const sv_record *record)
             return SV_RING_NO;
     }
     ring->slots[ring->mine & (ring->capacity - 1)] = *record;
+    SV_FAULT(6);
     ring->mine++;
     /* release: pairs with the acquire of the tail in sv_ring_peek; record and payload first. */
     atomic_store_explicit(&ring->shared->tail, ring->mine, memory_order_release);
@@ -227,6 +229,7 @@ static inline void *sv_byte_ring_reserve(sv_byte_ring *ring, uint32_t bytes, uin
 /* Producer: publishes the reserved message. */
 static inline void sv_byte_ring_commit(sv_byte_ring *ring)
 {
+    SV_FAULT(4);
     ring->mine += ring->pending;
     ring->pending = 0;
     /* release: pairs with the acquire of the tail in sv_byte_ring_peek. */

@@ -248,6 +248,7 @@ static int sleep_for_request(sv_waiter *waiter, void *what, int64_t until)
 {
     const struct request_wait *wait = what;
     uint32_t ticket = sv_bell_listen(wait->bell);
+    SV_FAULT(10);
     int found = sv_ring_peek(wait->requests); /* between listen and sleep: see bell.h */
     int64_t timeout_ns = until - sv_now_ns();
     if (found != 0 || timeout_ns <= 0)
@@ -260,6 +261,7 @@ static int sleep_for_request(sv_waiter *waiter, void *what, int64_t until)
     sv_bell_sleep(wait->bell, ticket, sv_bell_mask(wait->index), timeout_ns);
     if (homing)
         sv_affinity_widen(&affinity);
+    SV_FAULT(11);
     return sv_ring_peek(wait->requests);
 }
 

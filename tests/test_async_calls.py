@@ -256,7 +256,10 @@ def test_a_subclass_may_override_either_half():
 def test_del_closes():
     envs = ShmVectorEnv([Counter] * 2, num_workers=2)
     envs.reset_async()
-    with pytest.warns(UserWarning, match="pending call"):
+    with (
+        pytest.warns(ResourceWarning, match="unclosed"),
+        pytest.warns(UserWarning, match="pending"),
+    ):
         envs.__del__()
     assert envs.closed
     envs.__del__()

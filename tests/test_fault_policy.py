@@ -53,7 +53,7 @@ class Frail(gym.Env):
 
     def step(self, action):
         self.asked += 1
-        if action >= KILL:
+        if KILL <= action < 100:
             if self.replayed:
                 raise Broken
             self._fail(action)

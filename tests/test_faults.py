@@ -1,17 +1,26 @@
 """What happens when processes die or waits are interrupted, on either side."""
 
+import copy
+import faulthandler
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
+import cloudpickle
+import gymnasium as gym
+import numpy as np
 import pytest
 from envs import Counter, Failing
 from gymnasium.error import ClosedEnvironmentError
+from test_dozing import dozing
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 
@@ -197,3 +206,152 @@ def test_an_env_that_is_open_at_exit(context):
     out, err = parent.communicate(timeout=DEADLINE_S)
     assert err == "" and parent.returncode == 0
     assert gone([int(pid) for pid in out.split()], deadline_s=1.0)
+
+
+def test_a_vector_env_is_neither_pickled_nor_copied():
+    envs = ShmVectorEnv([make_counter], num_workers=1)
+    try:
+        for duplicate in (pickle.dumps, cloudpickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="cannot be pickled or copied"):
+                duplicate(envs)
+    finally:
+        envs.close()
+
+
+def test_a_fork_of_the_parent_cannot_use_it():
+    envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
+    try:
+        envs.reset()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            said = b"nothing"
+            try:
+                envs.step([0, 0])
+            except BaseException as error:
+                said = str(error).encode()
+            os.write(write, said)
+            del envs
+            os._exit(0)
+        os.close(write)
+        assert os.waitpid(child, 0)[1] == 0
+        with os.fdopen(read) as told:
+            assert f"was made in process {os.getpid()}" in told.read()
+        assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]  # and its workers are still there
+    finally:
+        envs.close()
+
+
+def test_two_threads():
+    class Waits(Counter):
+        def step(self, action):
+            assert gate.wait(DEADLINE_S)
+            return super().step(action)
+
+    gate = multiprocessing.get_context("fork").Event()
+    envs = ShmVectorEnv([lambda: Waits(99)], num_workers=1, context="fork")
+    try:
+        envs.reset()
+        stepping = threading.Thread(target=envs.step, args=([0],))
+        stepping.start()
+        until = time.monotonic() + DEADLINE_S
+        while not envs._loop.waiting:
+            assert time.monotonic() < until
+        for call in (lambda: envs.step([0]), envs.reset, lambda: envs.get_attr("n"), envs.recv):
+            with pytest.raises(RuntimeError, match="another thread waits for this vector env"):
+                call()
+        gate.set()
+        stepping.join(DEADLINE_S)
+        assert envs.step([0])[0][0, 0] == 2
+    finally:
+        gate.set()
+        envs.close()
+
+
+@contextmanager
+def finishes(seconds=DEADLINE_S):
+    """Ends the process, with all stacks, if what is inside hangs."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def test_ctrl_c_as_those_who_doze_are_roused():
+    """It comes when the bell has rung and the alarms have not: nobody rings again by itself."""
+    envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
+    try:
+        with finishes():
+            envs.reset()
+            dozing(envs)
+            rouse, calls = envs._loop.rouse, []
+
+            def interrupted():
+                calls.append(1)
+                if len(calls) == 1:
+                    raise KeyboardInterrupt
+                rouse()
+
+            envs._loop.rouse = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                envs.step([0, 0])
+            assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("what", ["reset", "set_attr"])
+def test_ctrl_c_between_a_request_and_its_message(monkeypatch, what):
+    envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
+    send = envs._workers.send
+
+    def interrupted(index, packed):
+        if index == 0:
+            signal.raise_signal(signal.SIGINT)
+        send(index, packed)
+
+    try:
+        with finishes():
+            envs.reset()
+            monkeypatch.setattr(envs._workers, "send", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                if what == "reset":
+                    envs.reset(seed=3)
+                else:
+                    envs.set_attr("mark", 1)
+            monkeypatch.undo()
+            assert envs.reset(seed=4)[0][:, 0].tolist() == [0, 0]
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        envs.close()
+
+
+class Bulky(gym.Env):
+    """Infos and actions that no ring can hold, and no pipe at once."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float64)
+    action_space = gym.spaces.Sequence(gym.spaces.Discrete(2))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1), {}
+
+    def step(self, action):
+        return np.zeros(1), float(len(action)), False, False, {"bulk": "x" * 20_000_000}
+
+
+def test_both_pipes_are_full():
+    """The worker sends what the parent does not read yet, because it sends what the worker ..."""
+    envs = ShmVectorEnv([Bulky] * 2, num_workers=1, batch_size=1)
+    action = (np.ones(30_000_000, np.int8),)
+    try:
+        with finishes():
+            envs.async_reset()
+            envs.recv()
+            envs.recv()
+            envs.send([action], [0])
+            envs.send([action], [1])
+            lengths = [len(envs.recv()[-1]["bulk"][0]) for _ in range(2)]
+            assert lengths == [20_000_000] * 2
+    finally:
+        envs.close()

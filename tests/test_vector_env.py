@@ -262,8 +262,11 @@ def test_close_without_reset_and_with_terminate():
 def test_a_forgotten_env_leaves_nothing():
     envs = ShmVectorEnv(fns(9, 9), num_workers=2)
     processes = envs.processes
-    del envs
-    gc.collect()
+    with pytest.warns(
+        ResourceWarning, match=r"unclosed ShmVectorEnv, made at .*test_vector_env.py"
+    ):
+        del envs
+        gc.collect()
     assert not any(process.is_alive() for process in processes)
 
 

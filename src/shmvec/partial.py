@@ -131,6 +131,10 @@ class PartialBatches:
     def _wait_for(self, wanted: int, timeout: float | None) -> bool:
         """Waits until so many are ready; False when the time is up first."""
         loop = self._loop
+        try:
+            loop.look_if_due()
+        except (WorkerCrashError, EnvTimeoutError) as error:
+            self.recovery.recover(error)
         self._pop()
         if loop.num_ready < wanted and timeout is None:
             self._wait_core(wanted, None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy as copying
 import multiprocessing
 import os
+import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -197,6 +199,9 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         super().__init__()
         # Set first: close() and __del__ must work whatever fails below.
         self._workers: Supervisor | InlineWorker | None = None
+        self._owner = os.getpid()
+        self._made_at = _caller()
+        _LIVE.add(self)
         self._loop: ParentLoop | None = None
         self._state = _DEFAULT
         self._held: Callable[[], object] | None = None
@@ -713,12 +718,33 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         raise_failures(workers.stop(0.0 if terminate else timeout))
 
     def __del__(self) -> None:
-        """Ends the workers of a vector env that was not closed."""
-        if not getattr(self, "closed", True) and getattr(self, "_loop", None) is not None:
+        """Ends the workers of a vector env that was not closed, and warns."""
+        if getattr(self, "closed", True) or getattr(self, "_loop", None) is None:
+            return
+        try:
+            warnings.warn(
+                f"unclosed {type(self).__name__}, made at {self._made_at}: call its close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+        finally:  # warnings may be errors
             self.close(terminate=True)
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled or copied."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied: it owns processes. Send the "
+            "env_fns, and make one there."
+        )
 
     def _assert_is_running(self) -> None:
         if self._loop is None:
+            if self._owner != os.getpid():
+                raise RuntimeError(
+                    f"This {type(self).__name__} was made in process {self._owner}, of which this "
+                    "one is a fork: its workers answer only there. Make one in each process."
+                )
             raise ClosedEnvironmentError(
                 f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
             )
@@ -736,6 +762,11 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 str(self._state.value),
             )
         assert self._loop is not None
+        if self._loop.waiting:
+            raise RuntimeError(
+                f"Calling `{name}` while another thread waits for this vector env: use it in one "
+                "thread at a time."
+            )
         if self._masked:  # it was broken off: its results are dropped
             self._finish_masked()
             self._recovery.carry_over()
@@ -935,3 +966,28 @@ def _only(name: str, limit: float | None, other: float | None) -> float | None:
     if limit is not None and other is not None and limit != other:
         raise ValueError(f"{name} is given twice: {limit}, and {other} in the FaultPolicy")
     return other if limit is None else limit
+
+
+def _caller() -> str:
+    """Where the user's code made a vector env."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("shmvec", "gymnasium")
+    ):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# Those that are open in this process. A fork of it must not touch their workers.
+_LIVE: weakref.WeakSet[ShmVectorEnv] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for envs in list(_LIVE):
+        envs._loop = None
+        envs.closed = True
+    _LIVE.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)

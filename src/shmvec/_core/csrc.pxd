@@ -123,6 +123,13 @@ cdef extern from "wait.h" nogil:
                            int64_t slice_ns)
 
 
+cdef extern from "fault.h" nogil:
+    int sv_fault_point
+    enum:
+        SV_FAULT_POINTS
+    void SV_FAULT(int point)
+
+
 cdef extern from "segment.h" nogil:
     enum:
         SV_MAX_WORKERS

@@ -16,3 +16,6 @@ class Decoder:
     """The receiving side of a ring of messages; driven by a hot loop."""
 
     def __init__(self, segment: Segment, worker: int, from_worker: bool) -> None: ...
+
+def die_at(point: int) -> None:
+    """As that of :mod:`shmvec._core.worker`, which calls this."""

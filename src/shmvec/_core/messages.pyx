@@ -26,6 +26,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, strcmp
 
+from shmvec._core cimport csrc
 from shmvec._core.csrc cimport (
     SV_RING_CORRUPT,
     SV_RING_YES,
@@ -144,6 +145,11 @@ cdef object _look(dict info):
         else (key, type(value))
         for key, value in info.items()
     ])
+
+
+def die_at(int point):
+    """For points that are in this module: see WorkerLoop's."""
+    csrc.sv_fault_point = point
 
 
 cdef class Encoder:

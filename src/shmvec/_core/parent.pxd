@@ -44,7 +44,7 @@ cdef class ParentLoop:
     cdef int64_t[::1] idle_since  # since when a worker has not begun what it was asked; 0: it has
     cdef uint64_t[::1] idle_answered  # what it had answered then
     cdef object look
-    cdef object rouse
+    cdef public object rouse
     cdef object budgets
     cdef int64_t followed_at
     cdef int64_t step_limit       # of one env, in ns; -1: none
@@ -58,6 +58,7 @@ cdef class ParentLoop:
     cdef uint32_t sequence
     cdef uint32_t issued
     cdef uint64_t wakes           # times that ringing the bell took a system call
+    cdef readonly bint waiting    # a thread is in a wait
     cdef readonly bint pending    # something was posted and not collected yet
     # Single envs, asked by a PartialLoop, whose answers were not taken yet.
     cdef readonly Py_ssize_t asked

@@ -13,7 +13,10 @@ from shmvec.scheduling import WaitBudgets
 class ParentLoop:
     """The parent's ends of all rings: post, wait, collect."""
 
+    rouse: Callable[[], None]
     pending: bool
+    waiting: bool
+    """Whether a thread is in a wait."""
     asked: int
     """How many single envs a :class:`PartialLoop` has asked whose answers were not taken yet."""
     def __init__(

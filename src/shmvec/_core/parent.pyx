@@ -386,6 +386,8 @@ cdef class ParentLoop:
 
     cdef bint wait_for(self, uint32_t target, timeout) except -1:
         """Waits until so many requests are done, counted from the first one ever."""
+        if self.waiting:
+            raise RuntimeError("another thread waits for this vector env: use it in one at a time")
         if self.inline is not None:
             self.inline()
         if sv_completion_check(self.completion, target):
@@ -400,8 +402,10 @@ cdef class ParentLoop:
                 slice_ns = min(self.slice_ns, deadline - sv_now_ns())
                 if slice_ns <= 0:
                     return False
+            self.waiting = True
             with nogil:
                 found = sv_wait_completion(&self.waiter, self.completion, target, slice_ns)
+            self.waiting = False
             if found == SV_WAIT_READY:
                 return True
             PyErr_CheckSignals()

@@ -49,6 +49,13 @@ class PartialLoop:
         Raises:
             BufferError: Every frame is leased; nothing was sent.
         """
+    def look_if_due(self) -> None:
+        """Looks after the workers now and then.
+
+        Raises:
+            WorkerCrashError: One has died.
+            EnvTimeoutError: An env takes longer than its time limit.
+        """
     def wait(self, wanted: int, timeout: float | None) -> bool:
         """Waits until so many envs may be ready: pop and look; False when the time is up first."""
     def pop(self) -> list[tuple[int, int, int]] | None:

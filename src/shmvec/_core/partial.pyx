@@ -4,10 +4,10 @@ Over the rings of a ``ParentLoop``, one request an env: each worker answers in t
 was asked, so the messages in its info ring lie in the order of its answers.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shmvec._core.codec cimport MessageCodec
-from shmvec._core.csrc cimport SV_RING_YES, sv_budget, sv_record, sv_ring_try_pop
+from shmvec._core.csrc cimport SV_RING_YES, sv_budget, sv_now_ns, sv_record, sv_ring_try_pop
 from shmvec._core.infos cimport InfoDecoder
 from shmvec._core.parent cimport ParentLoop
 from shmvec._core.results cimport Results
@@ -44,6 +44,7 @@ cdef class PartialLoop:
     cdef Py_ssize_t head
     cdef uint64_t[::1] checked_by # the last check that named this env
     cdef uint64_t checks
+    cdef int64_t looked_at
     cdef uint32_t open_requests   # those without an answer
     cdef uint32_t next_worker     # whose ring is looked at first
     cdef bint ranges_out          # some requests are for several envs
@@ -234,6 +235,15 @@ cdef class PartialLoop:
         return 0
 
     # ---- waiting -----------------------------------------------------------------------------
+
+    def look_if_due(self):
+        """Looks after the workers now and then, also where others leave nothing to wait for."""
+        cdef int64_t now = sv_now_ns()
+        if now - self.looked_at >= self.loop.slice_ns:
+            self.looked_at = now
+            self.loop.look()
+            if self.loop.step_limit >= 0 or self.loop.reset_limit >= 0:
+                self.loop.check_limits()
 
     def wait(self, Py_ssize_t wanted, timeout):
         """Waits until `wanted` envs may be ready: `pop`, and look.  False: the time is up first."""

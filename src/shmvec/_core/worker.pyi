@@ -27,6 +27,11 @@ class Host(Protocol):
     ) -> None:
         """Sends the parent what does not fit the rings; messages are (kind, env, message)."""
 
+FAULT_POINTS: range
+
+def die_at(point: int) -> None:
+    """Has this process killed when it next comes to a point of the protocol: see csrc/fault.h."""
+
 class WorkerLoop:
     """Serves the envs ``first_env`` and up from a worker's request ring."""
 

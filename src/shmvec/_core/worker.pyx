@@ -8,7 +8,10 @@ code with three methods: ``command() -> (reset arguments or None, results)``,
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmvec._core.codec cimport Codec, MessageCodec
+from shmvec._core cimport csrc
 from shmvec._core.csrc cimport (
+    SV_FAULT,
+    SV_FAULT_POINTS,
     SV_RING_YES,
     SV_WAIT_CORRUPT,
     SV_WAIT_SLICE,
@@ -65,10 +68,21 @@ from shmvec._core.segment cimport Segment
 
 from copy import deepcopy
 
+from shmvec._core import messages
+
 AUTORESET = {"NextStep": NEXT_STEP, "SameStep": SAME_STEP, "Disabled": DISABLED}
 
 cdef int64_t SLICE_NS = 50_000_000  # between two looks at the parent
 cdef int64_t DOZE_AFTER_NS = 500_000_000  # without a request
+
+
+FAULT_POINTS = range(1, SV_FAULT_POINTS + 1)
+
+
+def die_at(int point):
+    """Has this process killed when it next comes to a point of the protocol: see csrc/fault.h."""
+    csrc.sv_fault_point = point
+    messages.die_at(point)
 
 
 cdef class WorkerLoop:
@@ -213,6 +227,7 @@ cdef class WorkerLoop:
         if begin < 0 or end > len(self.envs):
             raise RuntimeError("the segment is damaged: a request names envs of another worker")
         cdef uint32_t operation = request.operation & OPERATION
+        SV_FAULT(1)
         self.choose_frame(request.operation >> FRAME)
         self.sequence = request.sequence
         self.flags = 0
@@ -238,6 +253,7 @@ cdef class WorkerLoop:
         if self.timed:
             sv_busy_begin(self.counters, 0, 0)
         self.complete(request)
+        SV_FAULT(9)
         # After the completion: the parent reads the pipe only then, and a full pipe would block.
         if self.flags & LATE:
             self.host.send_late(self.late, self.failures, results)
@@ -274,8 +290,10 @@ cdef class WorkerLoop:
     cdef int complete(self, sv_record *request) except -1:
         cdef sv_record answer = request[0]
         answer.operation = self.flags
+        SV_FAULT(5)
         if sv_ring_try_push(&self.completions, &answer) != SV_RING_YES:
             raise RuntimeError("the segment is damaged: the completion ring is full")
+        SV_FAULT(7)
         self.requests_done += 1
         self.publish_counters()
         self.wakes += sv_completion_add(self.completion)
@@ -308,6 +326,7 @@ cdef class WorkerLoop:
                     self.step_one(i)
             except BaseException as error:
                 self.fail(i, error)
+            SV_FAULT(2)
         return 0
 
     cdef int reset_range(self, Py_ssize_t begin, Py_ssize_t end, object seeds, object options,
@@ -343,6 +362,7 @@ cdef class WorkerLoop:
         observation, reward, terminated, truncated, info = <tuple>result
         if self.autoreset != SAME_STEP:
             self.observe(env, observation)
+        SV_FAULT(3)
         if isinstance(reward, float):  # np.float64 is one
             results.reward_of[row] = <double>reward
         else:

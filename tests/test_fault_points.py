@@ -1,0 +1,138 @@
+"""A worker is killed at each numbered point of the protocol: nothing hangs, nothing is made up."""
+
+import time
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from test_fault_policy import DEADLINE, RAISE, RESET, RESTART, Frail, Replay, one, row_of
+
+from shmvec import ShmVectorEnv, WorkerCrashError
+from shmvec._core.worker import FAULT_POINTS, die_at
+
+ARM = 200  # and the number of a point: an action
+LATE = 9  # the point that only a late message leads to
+
+
+class Mined(Frail):
+    """Arms a point of the protocol when told to; sends infos that no ring can hold for one."""
+
+    def step(self, action):
+        if action > ARM and not self.replayed:
+            die_at(action - ARM)
+        observation, reward, terminated, truncated, info = super().step(
+            5 if action > ARM else action
+        )
+        if action == ARM + LATE:
+            info["bulk"] = "x" * 100_000
+        return observation, reward, terminated, truncated, info
+
+
+def mined(policy, mode=AutoresetMode.NEXT_STEP, **options):
+    if policy is not None:
+        options["faults"] = policy
+    fns = [lambda i=i: Mined(i) for i in range(4)]
+    return ShmVectorEnv(fns, num_workers=2, autoreset_mode=mode, **options)
+
+
+class MinedReplay(Replay):
+    def __init__(self, index, mode, seed):
+        super().__init__(index, mode, seed)
+        self.env = Mined(index, replayed=True)
+
+    def _fail(self, action, fault):
+        super()._fail(action, fault)
+        self.env = Mined(self.index, replayed=True)
+
+
+def watched(envs, mode):
+    replays = [MinedReplay(i, mode, 100 + i) for i in range(4)]
+    observations, infos = envs.reset(seed=100)
+    for i, replay in enumerate(replays):
+        replay.reset((observations[i], row_of(infos, i)), 100 + i)
+    return replays
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("waiting", [True, False])
+@pytest.mark.parametrize("point", FAULT_POINTS)
+def test_restarted(point, waiting, mode):
+    envs = mined(RESTART, mode)
+    try:
+        replays = watched(envs, mode)
+        doomed = envs.processes[0]
+        actions = [1, ARM + point, 2, 3]
+        for _ in range(8):
+            envs.step_async(actions)
+            if not waiting and actions[1] > ARM and point < 10:
+                doomed.join(DEADLINE)  # or it stops at the next request
+            results = envs.step_wait()
+            for i, replay in enumerate(replays):
+                replay.step(actions[i], one(results, i))
+            actions = [4, 5, 6, 7]
+            doomed.join(DEADLINE if point >= 10 else 0)  # it dies when it has nothing to do
+        assert doomed.exitcode == -9
+        assert [replay.restarts for replay in replays] == [1, 1, 0, 0]
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("point", FAULT_POINTS)
+def test_restarted_in_partial_batches(point):
+    envs = mined(RESTART, batch_size=2)
+    try:
+        replays = [MinedReplay(i, AutoresetMode.NEXT_STEP, 100 + i) for i in range(4)]
+        envs.async_reset(seed=100)
+        given = {}
+        armed = False
+        turn, until = 0, time.monotonic() + DEADLINE
+        while turn < 40 or replays[0].restarts == 0:  # it is noticed in 50 ms, of many turns
+            assert time.monotonic() < until
+            turn += 1
+            results = envs.recv(timeout=DEADLINE)
+            ids = results[-1]["env_id"].tolist()
+            for row, i in enumerate(ids):
+                result = one(results, row)
+                if i in given:
+                    replays[i].step(given[i], result)
+                else:
+                    replays[i].reset((result[0], result[4]), 100 + i)
+            given.update(dict.fromkeys(ids, 5))
+            if turn > 3 and 1 in ids and not armed:
+                given[1], armed = ARM + point, True
+            envs.send([given[i] for i in ids], ids)
+        assert replays[0].restarts >= 1 and replays[2].restarts == 0
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("point", FAULT_POINTS)
+def test_raised(point):
+    envs = mined(None)
+    try:
+        envs.reset(seed=0)
+        with pytest.raises(WorkerCrashError, match=r"worker 0 \(envs 0 to 1\) killed by SIGKILL"):
+            envs.step([1, ARM + point, 2, 3])
+            for _ in range(100_000):  # it dies only when it waits
+                envs.step([1, 1, 2, 3])
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("point", FAULT_POINTS)
+def test_while_another_env_raises(point):
+    """Both at once, under the policy that resets what raises."""
+    envs = mined(RESET)
+    try:
+        envs.reset(seed=0)
+        infos = [envs.step([1, ARM + point, RAISE, 3])[-1]]
+        assert row_of(infos[0], 2)["fault"]["type"] == "LookupError"
+        until = 100_000
+        while not any("fault" in row_of(info, 0) for info in infos[-2:]):
+            infos = [infos[-1], envs.step([1, 1, 2, 3])[-1]]
+            until -= 1
+            assert until
+        assert np.isfinite(envs.step([1, 1, 2, 3])[0]).all()
+        assert envs.stats().faults.restarts == 1
+    finally:
+        envs.close()
