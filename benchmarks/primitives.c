@@ -13,7 +13,7 @@
 struct shared {
     sv_bell bell;
     sv_completion completion;
-    alignas(SV_CACHE_LINE) char requests[sizeof(sv_ring_shared) + CAPACITY * sizeof(sv_record)];
+    alignas(SV_CACHE_LINE) char requests[sizeof(sv_ring_shared) + CAPACITY * sizeof(sv_slot)];
     alignas(SV_CACHE_LINE) char messages[sizeof(sv_ring_shared) + 65536];
     uint32_t rounds;
     sv_budget budget;

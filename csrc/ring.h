@@ -15,8 +15,10 @@
  *
  * Trust: capacity, mask and base pointers live in the private handle, and what is read from the
  * shared part is checked before use.  A corrupt segment gives SV_RING_CORRUPT, never an access out
- * of bounds.  A handle caches the other side's position, so that a full or an empty ring, not each
- * operation, costs a cache miss.
+ * of bounds.  A record comes with a sum of itself and its position, so that what is taken from a
+ * ring is what was put there, there, in this lap: who follows a request to read a message that
+ * never comes would wait for ever.  A handle caches the other side's position, so that a full or an
+ * empty ring, not each operation, costs a cache miss.
  */
 #ifndef SHMVEC_RING_H
 #define SHMVEC_RING_H
@@ -25,6 +27,7 @@
 
 #include "fault.h"
 #include "platform.h"
+#include "sum.h"
 
 typedef struct {
     alignas(SV_CACHE_LINE) _Atomic uint32_t tail; /* producer's line */
@@ -45,11 +48,17 @@ typedef struct {
     uint32_t sequence;  /* the request's number; a completion repeats it */
 } sv_record;
 
-_Static_assert(sizeof(sv_record) == 16, "records tile cache lines");
+typedef struct {
+    sv_record record;
+    uint32_t sum; /* of the record and its position */
+    uint32_t unused[3];
+} sv_slot;
+
+_Static_assert(sizeof(sv_slot) == 32, "slots tile cache lines");
 
 typedef struct {
     sv_ring_shared *shared;
-    sv_record *slots;
+    sv_slot *slots;
     uint32_t capacity;
     uint32_t mine;   /* my position: tail of the producer, head of the consumer */
     uint32_t theirs; /* the other side's position when last looked at */
@@ -58,13 +67,19 @@ typedef struct {
 /* Bytes in the segment of a ring of `capacity` records. */
 static inline size_t sv_ring_bytes(uint32_t capacity)
 {
-    return sizeof(sv_ring_shared) + (size_t)capacity * sizeof(sv_record);
+    return sizeof(sv_ring_shared) + (size_t)capacity * sizeof(sv_slot);
+}
+
+static inline uint32_t sv_record_sum(const sv_record *record, uint32_t position)
+{
+    uint64_t sum = sv_sum_pair(SV_SUM_START + position, record->first, record->count);
+    return (uint32_t)sv_sum_pair(sum, record->operation, record->sequence);
 }
 
 static inline void sv_ring_attach_producer(sv_ring *ring, void *base, uint32_t capacity)
 {
     ring->shared = base;
-    ring->slots = (sv_record *)((char *)base + sizeof(sv_ring_shared));
+    ring->slots = (sv_slot *)((char *)base + sizeof(sv_ring_shared));
     ring->capacity = capacity;
     /* relaxed: my own position; theirs is looked up when the ring seems full. */
     ring->mine = atomic_load_explicit(&ring->shared->tail, memory_order_relaxed);
@@ -74,7 +89,7 @@ static inline void sv_ring_attach_producer(sv_ring *ring, void *base, uint32_t c
 static inline void sv_ring_attach_consumer(sv_ring *ring, void *base, uint32_t capacity)
 {
     ring->shared = base;
-    ring->slots = (sv_record *)((char *)base + sizeof(sv_ring_shared));
+    ring->slots = (sv_slot *)((char *)base + sizeof(sv_ring_shared));
     ring->capacity = capacity;
     /* relaxed: my own position; theirs is looked up when the ring seems empty. */
     ring->mine = ring->theirs = atomic_load_explicit(&ring->shared->head, memory_order_relaxed);
@@ -92,7 +107,9 @@ static inline int sv_ring_try_push(sv_ring *ring, const sv_record *record)
         if (used == ring->capacity)
             return SV_RING_NO;
     }
-    ring->slots[ring->mine & (ring->capacity - 1)] = *record;
+    sv_slot *slot = &ring->slots[ring->mine & (ring->capacity - 1)];
+    slot->record = *record;
+    slot->sum = sv_record_sum(record, ring->mine);
     SV_FAULT(6);
     ring->mine++;
     /* release: pairs with the acquire of the tail in sv_ring_peek; record and payload first. */
@@ -131,7 +148,12 @@ static inline int sv_ring_try_pop(sv_ring *ring, sv_record *record)
     int found = sv_ring_peek(ring);
     if (found != SV_RING_YES)
         return found;
-    *record = ring->slots[ring->mine & (ring->capacity - 1)];
+    const sv_slot *slot = &ring->slots[ring->mine & (ring->capacity - 1)];
+    *record = slot->record;
+    if (slot->sum != sv_record_sum(record, ring->mine)) {
+        ring->theirs = ring->mine; /* as in sv_ring_peek */
+        return SV_RING_CORRUPT;
+    }
     ring->mine++;
     /* release: pairs with the acquire of the head in sv_ring_try_push: read before reuse. */
     atomic_store_explicit(&ring->shared->head, ring->mine, memory_order_release);

@@ -7,7 +7,7 @@
 #define BYTES 256
 
 struct shared {
-    alignas(SV_CACHE_LINE) char records[sizeof(sv_ring_shared) + CAPACITY * sizeof(sv_record)];
+    alignas(SV_CACHE_LINE) char records[sizeof(sv_ring_shared) + CAPACITY * sizeof(sv_slot)];
     alignas(SV_CACHE_LINE) char messages[sizeof(sv_ring_shared) + BYTES];
     uint32_t rounds;
 };
@@ -46,6 +46,38 @@ static void test_records(uint32_t start)
         ;
     atomic_store(&ring->head, sane + 5 * CAPACITY);
     CHECK(sv_ring_try_push(&producer, &record) == SV_RING_CORRUPT);
+    munmap(shared, sizeof *shared);
+}
+
+/* What is not as it was put there is refused, whichever bit was flipped, and taken once it is. */
+static void test_damaged_records(uint32_t start)
+{
+    struct shared *shared = shared_memory(sizeof *shared);
+    sv_ring_shared *ring = (sv_ring_shared *)(void *)shared->records;
+    atomic_store(&ring->tail, start);
+    atomic_store(&ring->head, start);
+    sv_ring producer, consumer;
+    sv_ring_attach_producer(&producer, shared->records, CAPACITY);
+    sv_ring_attach_consumer(&consumer, shared->records, CAPACITY);
+    sv_record record = {.first = 3, .count = 1, .operation = 1, .sequence = start}, taken;
+    CHECK(sv_ring_try_push(&producer, &record) == SV_RING_YES);
+    sv_slot *slot = &producer.slots[start % CAPACITY];
+    for (size_t bit = 0; bit < 8 * offsetof(sv_slot, unused); bit++) {
+        ((unsigned char *)slot)[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        CHECK(sv_ring_try_pop(&consumer, &taken) == SV_RING_CORRUPT);
+        ((unsigned char *)slot)[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    CHECK(sv_ring_try_pop(&consumer, &taken) == SV_RING_YES);
+    CHECK(memcmp(&record, &taken, sizeof record) == 0);
+    /* A tail that runs ahead shows what was never written, or a record of an earlier lap. */
+    atomic_store(&ring->tail, start + 2);
+    CHECK(sv_ring_try_pop(&consumer, &taken) == SV_RING_CORRUPT);
+    for (uint32_t i = 1; i < CAPACITY; i++) {
+        CHECK(sv_ring_try_push(&producer, &record) == SV_RING_YES);
+        CHECK(sv_ring_try_pop(&consumer, &taken) == SV_RING_YES);
+    }
+    atomic_store(&ring->tail, start + CAPACITY + 1);
+    CHECK(sv_ring_try_pop(&consumer, &taken) == SV_RING_CORRUPT);
     munmap(shared, sizeof *shared);
 }
 
@@ -172,6 +204,8 @@ int main(int argc, char **argv)
     start_deadline();
     test_records(0);
     test_records(UINT32_MAX - 20);
+    test_damaged_records(0);
+    test_damaged_records(UINT32_MAX);
     test_messages(0);
     test_messages((UINT32_MAX - 200) & ~7u);
     test_stream(false, UINT32_MAX - 1000, rounds);

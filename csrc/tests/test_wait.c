@@ -16,7 +16,7 @@ struct shared {
     bool homing;
 };
 
-_Static_assert(sizeof(sv_ring_shared) + CAPACITY * sizeof(sv_record) <= 4096, "fits");
+_Static_assert(sizeof(sv_ring_shared) + CAPACITY * sizeof(sv_slot) <= 4096, "fits");
 
 struct worker {
     struct shared *shared;

@@ -12,6 +12,7 @@ from shmvec._core cimport csrc
 from shmvec._core.csrc cimport (
     SV_FAULT,
     SV_FAULT_POINTS,
+    SV_RING_CORRUPT,
     SV_RING_YES,
     SV_WAIT_CORRUPT,
     SV_WAIT_SLICE,
@@ -214,10 +215,15 @@ cdef class WorkerLoop:
     def serve_pending(self):
         """Serves what is in the request ring; False after CLOSE."""
         cdef sv_record request
-        while sv_ring_try_pop(&self.requests, &request) == SV_RING_YES:
+        cdef int found
+        while True:
+            found = sv_ring_try_pop(&self.requests, &request)
+            if found == SV_RING_CORRUPT:
+                raise RuntimeError("the segment is damaged: the request ring makes no sense")
+            if found != SV_RING_YES:
+                return True
             if not self.execute(&request):
                 return False
-        return True
 
     cdef bint execute(self, sv_record *request) except -1:
         cdef object results = None

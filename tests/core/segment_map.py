@@ -1,0 +1,68 @@
+"""The segment of a vector env, for tests that damage it: where it is, and what lies where in it."""
+
+import struct
+
+import shmvec.vector_env
+import shmvec.worker
+from shmvec.memory import map_memory
+
+LINE = 128
+HEADER = struct.Struct("=QII6IQ13Q")  # see csrc/segment.h
+MAGIC = 0x316365766D6873FF
+
+MAPPED = []  # the segments that this process has mapped
+
+
+def _mapped(descriptor, nbytes):
+    MAPPED.append(map_memory(descriptor, nbytes))
+    return MAPPED[-1]
+
+
+def keep_mappings(setattr=setattr):
+    """Keeps from now on what this process maps, and what workers map that it forks."""
+    MAPPED.clear()
+    setattr(shmvec.vector_env, "map_memory", _mapped)
+    setattr(shmvec.worker, "map_memory", _mapped)
+
+
+class Map:
+    """What lies where in the segment that was mapped last, as its header says."""
+
+    def __init__(self):
+        self.memory = MAPPED[-1]
+        (
+            magic, _, _, self.num_workers, _, self.records, self.info_bytes, self.action_bytes, _,
+            _, self.bell, self.completion, self.policy, self.counters, self._requests,
+            self._completions, self._record_stride, self._infos, self._info_stride, self._actions,
+            self._action_stride, self.slabs, self.total,
+        ) = HEADER.unpack_from(self.memory)  # fmt: skip
+        assert magic == MAGIC
+        self.slot_bytes = (self._record_stride - 2 * LINE) // self.records
+
+    def requests(self, worker):
+        """Where a ring begins: a line for the tail, one for the head, then its content."""
+        return self._requests + worker * self._record_stride
+
+    def completions(self, worker):
+        return self._completions + worker * self._record_stride
+
+    def infos(self, worker):
+        return self._infos + worker * self._info_stride
+
+    def actions(self, worker):
+        return self._actions + worker * self._action_stride
+
+    def slot(self, ring, back=1):
+        """Where a record of a ring is: {first, count, operation, sequence}; the last one is 1."""
+        place = (self.get(ring) - back) % self.records
+        return ring + 2 * LINE + place * self.slot_bytes
+
+    def message(self, ring, capacity):
+        """Where the oldest message that was not taken is: {bytes, tag, env, kind, sequence}."""
+        return ring + 2 * LINE + self.get(ring + LINE) % capacity
+
+    def get(self, offset):
+        return struct.unpack_from("=I", self.memory, offset)[0]
+
+    def put(self, offset, *words):
+        struct.pack_into(f"={len(words)}I", self.memory, offset, *(w % 2**32 for w in words))
