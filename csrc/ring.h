@@ -289,6 +289,9 @@ static inline int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, ui
             *tag = header.tag;
             return SV_RING_YES;
         }
+        /* A filler reaches to the end of the buffer, and never fills it: so there is one at most. */
+        if (place == 0 || ring->pending != ring->capacity - place)
+            return SV_RING_CORRUPT;
         ring->mine += ring->pending;
     }
 }

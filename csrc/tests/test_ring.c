@@ -132,7 +132,15 @@ static void test_messages(uint32_t start)
         CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_YES);
         sv_byte_ring_release(&consumer);
     }
-    atomic_store(&ring->tail, atomic_load(&ring->tail) + BYTES + 8);
+    atomic_store(&ring->tail, producer.mine + BYTES + 8);
+    CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_CORRUPT);
+    atomic_store(&ring->tail, producer.mine);
+    /* So is a filler that does not end where the buffer does. */
+    char *header = (char *)sv_byte_ring_reserve(&producer, 8, 0) - sizeof(sv_message_header);
+    const sv_message_header filler = {.bytes = 8, .tag = SV_FILLER};
+    memcpy(header, &filler, sizeof filler);
+    sv_byte_ring_commit(&producer);
+    CHECK(header + 16 < producer.buffer + BYTES);
     CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_CORRUPT);
     munmap(shared, sizeof *shared);
 }
