@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 from envs import Counter
-from segment_map import MAPPED, Map, keep_mappings
+from segment_map import LINE, MAPPED, Map, keep_mappings
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 
@@ -84,3 +84,120 @@ def test_a_damaged_request_to_this_process():
         found.put(found.slot(found.requests(0)) + 8, COMMAND)
         with pytest.raises(RuntimeError, match="the segment is damaged: the request ring"):
             envs.step_wait()
+
+
+# ---- messages -----------------------------------------------------------------------------------
+
+BYTES, TAG, ENV, KIND, SEQUENCE, SUM = range(6)  # words of a message
+VALUES = 24  # bytes before its values
+FINAL, OBSERVATION, ACTION = 1, 2, 3
+
+
+def telling(info):
+    class Telling(Counter):
+        def step(self, action):
+            return *super().step(action)[:4], dict(info)
+
+    return Telling
+
+
+def answered_with(envs, actions=(0, 0)):
+    """A step's answers, and where the first info of it is."""
+    found = answered(envs, list(actions))
+    return found, found.message(found.infos(0), found.info_bytes)
+
+
+@pytest.mark.parametrize("info", [{"a": 1, "b": "text"}, {3: "pickled"}])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_damaged_head_of_an_info(num_workers, info):
+    for word in range(6):
+        for change in (1, 2, 3, 1 << 8, 1 << 31):
+            with vector_env(num_workers, telling(info)) as envs:
+                envs.step([0, 0])
+                found, message = answered_with(envs)
+                word_at = message + 4 * word
+                found.put(word_at, found.get(word_at) ^ change)
+                with pytest.raises(RuntimeError, match="the segment is damaged: a message of"):
+                    envs.step_wait()
+
+
+@pytest.mark.parametrize("kind", [FINAL, OBSERVATION, ACTION])
+def test_an_info_of_a_kind_that_this_env_has_not(kind):
+    """It would be read by a codec that is not there."""
+    with vector_env(0, telling({"a": 1})) as envs:
+        envs.step([0, 0])
+        found, message = answered_with(envs)
+        found.put(message + 4 * KIND, kind)
+        with pytest.raises(RuntimeError, match="the segment is damaged: a message of worker 0"):
+            envs.step_wait()
+
+
+@pytest.mark.parametrize("info", [{3: "pickled"}, {"a": ("pickled", 1)}])
+def test_damaged_pickles_are_not_unpickled(info):
+    make = telling(info)
+    with vector_env(0, make) as envs:
+        envs.step([0, 0])
+        found, message = answered_with(envs)
+        length = found.get(message + 4 * BYTES) - 16
+        envs.step_wait()
+        for place in range(0, length, 3):
+            found, message = answered_with(envs)
+            found.memory[message + VALUES + place] ^= 0x55
+            with pytest.raises(RuntimeError, match="the segment is damaged: a message of worker 0"):
+                envs.step_wait()
+            if 3 in info:  # it stays in the ring, and in the way
+                found.memory[message + VALUES + place] ^= 0x55
+            assert envs.step([0, 0])[0].shape == (2, 4)
+
+
+def test_a_damaged_schema():
+    with vector_env(1, telling({"a": 1, "b": [1]})) as envs:
+        found, message = answered_with(envs)  # the first step's: the schema comes first
+        assert found.get(message + 4 * TAG) == 0x7FFFFFFD
+        found.memory[message + VALUES + 60] ^= 1
+        with pytest.raises(RuntimeError, match="the segment is damaged: a message of worker 0"):
+            envs.step_wait()
+
+
+def test_a_text_that_is_none():
+    with vector_env(1, telling({"a": "text"})) as envs:
+        envs.step([0, 0])
+        found, message = answered_with(envs)
+        found.memory[message + VALUES + 4] = 0xFF
+        with pytest.raises(RuntimeError, match=r"damaged: .* worker 0 .* no text \(env 0\)"):
+            envs.step_wait()
+        assert envs.step([0, 0])[4]["a"].tolist() == ["text"] * 2
+
+
+def test_a_text_that_is_too_long():
+    with vector_env(1, telling({"a": "text"})) as envs:
+        envs.step([0, 0])
+        found, message = answered_with(envs)
+        found.put(message + VALUES, 2**32 - 1)
+        with pytest.raises(RuntimeError, match=r"damaged: .* cut short \(env 0\)"):
+            envs.step_wait()
+
+
+def test_lost_infos():
+    with vector_env(1, telling({"a": 1})) as envs:
+        envs.step([0, 0])
+        found, _ = answered_with(envs)
+        found.put(found.infos(0), found.get(found.infos(0) + LINE))
+        with pytest.raises(RuntimeError, match="the segment is damaged: .* is not there"):
+            envs.step_wait()
+
+
+def test_lost_actions():
+    def lose(found):
+        found.put(found.actions(0), found.get(found.actions(0) + LINE))
+
+    makers = [lambda: Damaging(lose), Counter]
+    with closing(
+        ShmVectorEnv(makers, num_workers=1, context="fork", batch_size=1, shared_memory=False)
+    ) as envs:
+        envs.async_reset()
+        envs.recv(), envs.recv()
+        envs.send([0, 0])
+        envs.recv()
+        with pytest.raises(WorkerCrashError):
+            envs.recv(timeout=MANY)

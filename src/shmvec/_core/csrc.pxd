@@ -87,6 +87,13 @@ cdef extern from "ring.h" nogil:
     void sv_byte_ring_release(sv_byte_ring *ring)
 
 
+cdef extern from "sum.h" nogil:
+    const uint64_t SV_SUM_START
+    uint64_t sv_sum(uint64_t sum, uint64_t word)
+    uint64_t sv_sum_pair(uint64_t sum, uint32_t low, uint32_t high)
+    uint64_t sv_sum_bytes(uint64_t sum, const void *start, size_t count)
+
+
 cdef extern from "wait.h" nogil:
     enum:
         SV_WAIT_READY

@@ -6,9 +6,9 @@ dtype is given to that very method, so that results equal ``SyncVectorEnv``'s.
 
 from libc.stdint cimport uint8_t, uint32_t
 
-from shmvec._core.codec cimport Codec, address_of
+from shmvec._core.codec cimport Codec, MessageCodec, address_of
 from shmvec._core.messages cimport NESTED, Decoder, Field
-from shmvec._core.protocol cimport FINAL, OBSERVATION
+from shmvec._core.protocol cimport FINAL, INFO, OBSERVATION
 from shmvec._core.segment cimport Segment
 
 import numpy as np
@@ -111,6 +111,11 @@ cdef class InfoDecoder(Decoder):
         self.columns = columns
         self.observations = observations
         self.finals = finals
+        self.kinds = 1 << INFO
+        if isinstance(observations, MessageCodec):
+            self.kinds |= 1 << OBSERVATION
+        if finals is not None:
+            self.kinds |= 1 << FINAL
 
     cdef int learned(self, list fields) except -1:
         return self.columns.settle(fields)
@@ -148,11 +153,15 @@ cdef class InfoDecoder(Decoder):
         return 0
 
     def add_to(self, dict infos, uint32_t sequence, vector_env):
-        """Adds the infos of this sequence to Gymnasium's dict of arrays."""
+        """Adds the infos of this sequence, of which there are some, to Gymnasium's dict of arrays."""
+        cdef bint found = False
         self.num_rows = self.num_envs
         while self.next(sequence):
+            found = True
             self.row = self.env
             self.add_one(infos, vector_env)
+        if not found:
+            raise self.damaged("was announced, and is not there")
 
     cdef int add_env(self, dict infos, Py_ssize_t env, uint32_t sequence, Py_ssize_t row,
                      Py_ssize_t num_rows, object vector_env) except -1:

@@ -49,17 +49,23 @@ cdef class Decoder:
     cdef sv_byte_ring ring
     cdef list schemas
     cdef Py_ssize_t num_envs
+    cdef object whose     # messages, for those of errors
+    cdef uint32_t kinds   # that may come: a bit each
     # Of the message that `next` found:
     cdef Py_ssize_t env
     cdef uint32_t kind
     cdef uint32_t tag
     cdef const char *cursor
     cdef const char *end
+    cdef bytes pickled    # a copy; of a packed message None
+    cdef object damaged(self, what)
+    cdef int check(self, list fields) except -1
     cdef int learned(self, list fields) except -1
     cdef bint next(self, uint32_t sequence) except -1
     cdef list schema(self)
     cdef object take(self)
     cdef dict unpack(self, list fields)
+    cdef const char *skip(self, Py_ssize_t nbytes) except NULL
     cdef object value(self, Field field)
     cdef int copy(self, void *target, Py_ssize_t nbytes) except -1
     cdef int release(self) except -1

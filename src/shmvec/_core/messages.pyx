@@ -7,7 +7,10 @@ The dicts that an env returns look alike from step to step.  The sender learns e
 the packed values with the schema's number.  What a schema cannot describe (a key that is no
 string, a subclass of dict, ...) is pickled whole; what does not fit the ring is left to the caller.
 
-A message: tag (schema number or one of the two below), env, kind, sequence, packed values.
+A message: tag (schema number or one of the two below), env, kind, sequence, sum, packed values.
+
+What a damaged ring holds must not be unpickled, nor packed values be read by another's schema; the
+sum tells. (Packed values themselves are as those in a slab: a wrong number is just that.)
 """
 
 from cpython.buffer cimport (
@@ -22,14 +25,15 @@ from cpython.dict cimport PyDict_Next
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_AsDouble
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcpy, strcmp
+from libc.string cimport memcpy, memset, strcmp
 
 from shmvec._core cimport csrc
 from shmvec._core.csrc cimport (
     SV_RING_CORRUPT,
     SV_RING_YES,
+    SV_SUM_START,
     sv_byte_ring_attach_consumer,
     sv_byte_ring_attach_producer,
     sv_byte_ring_commit,
@@ -38,10 +42,14 @@ from shmvec._core.csrc cimport (
     sv_byte_ring_reserve,
     sv_segment_actions,
     sv_segment_infos,
+    sv_sum,
+    sv_sum_bytes,
+    sv_sum_pair,
 )
-from shmvec._core.protocol cimport KINDS
+from shmvec._core.protocol cimport ACTION, KINDS
 from shmvec._core.segment cimport Segment
 
+import math
 import pickle
 
 import cloudpickle
@@ -55,12 +63,27 @@ cdef enum:
     MOST_SCHEMAS = 1000       # then infos are pickled: they do not look alike
     TAG_PICKLE = 0x7ffffffe
     TAG_SCHEMA = 0x7ffffffd
-    PREFIX = 12               # env, kind and sequence
+    PREFIX = 16               # env, kind, sequence and sum
 
 cdef object _ndarray = np.ndarray
 cdef object _float32 = np.float32
 cdef object _float64 = np.float64
 cdef object _number = np.number
+
+
+cdef inline uint32_t _sum(const uint32_t *prefix, Py_ssize_t nbytes, uint32_t tag,
+                          const char *content) noexcept:
+    """Of all that says how a message is to be read, and of all of a pickle or a schema."""
+    cdef uint64_t sum = sv_sum_pair(SV_SUM_START, <uint32_t>nbytes, tag)
+    sum = sv_sum(sv_sum_pair(sum, prefix[0], prefix[1]), prefix[2])
+    if tag >= TAG_SCHEMA:
+        sum = sv_sum_bytes(sum, content, nbytes - PREFIX)
+    return <uint32_t>sum
+
+
+cdef inline uint32_t _sum_of(bytes pickled):
+    return <uint32_t>sv_sum_bytes(
+        SV_SUM_START, PyBytes_AS_STRING(pickled), PyBytes_GET_SIZE(pickled))
 
 
 def dumps(value):
@@ -191,10 +214,11 @@ cdef class Encoder:
     cdef int encode(self, Py_ssize_t env, uint32_t kind, object message,
                     uint32_t sequence) except -1:
         """Sends a dict of one env.  Returns 0 if the ring has no room for it."""
-        cdef uint32_t prefix[3]
+        cdef uint32_t prefix[4]
         prefix[0] = <uint32_t>env
         prefix[1] = kind
         prefix[2] = sequence
+        prefix[3] = 0  # the sum: see `send`
         cdef Py_ssize_t habit = (env - self.first_env) * KINDS + kind
         cdef object known = self.last[habit]
         cdef Py_ssize_t attempt
@@ -229,7 +253,7 @@ cdef class Encoder:
             number = len(self.schemas)
             pickled = cloudpickle.dumps((number, fields))
             self.used = 0
-            self.grow(PREFIX)
+            memset(self.grow(PREFIX), 0, PREFIX)
             memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
             if not self.send(TAG_SCHEMA):
                 return None  # no room now: try again with the next message
@@ -239,10 +263,14 @@ cdef class Encoder:
         return known
 
     cdef bint send(self, uint32_t tag) noexcept:
+        cdef uint32_t prefix[4]
         cdef char *payload = <char *>sv_byte_ring_reserve(&self.ring, <uint32_t>self.used, tag)
         if payload is NULL or self.used > 0x7fffffff:
             return False
-        memcpy(payload, self.buffer, self.used)
+        memcpy(prefix, self.buffer, PREFIX)
+        prefix[3] = _sum(prefix, self.used, tag, self.buffer + PREFIX)
+        memcpy(payload, prefix, PREFIX)
+        memcpy(payload + PREFIX, self.buffer + PREFIX, self.used - PREFIX)
         sv_byte_ring_commit(&self.ring)
         return True
 
@@ -262,6 +290,7 @@ cdef class Encoder:
         cdef const char *text
         cdef Py_ssize_t length
         cdef uint32_t size
+        cdef uint32_t sum
         cdef bytes pickled
         cdef bint same
         if len(message) != count:
@@ -322,6 +351,8 @@ cdef class Encoder:
                 pickled = dumps(<object>value)
                 size = <uint32_t>PyBytes_GET_SIZE(pickled)
                 memcpy(self.grow(4), &size, 4)
+                sum = _sum_of(pickled)
+                memcpy(self.grow(4), &sum, 4)
                 memcpy(self.grow(size), PyBytes_AS_STRING(pickled), size)
         return True
 
@@ -340,6 +371,24 @@ cdef class Decoder:
                 segment.plan.sizes.action_capacity)
         self.schemas = []
         self.num_envs = segment.plan.sizes.num_envs
+        self.whose = f"of worker {worker}" if from_worker else f"to worker {worker}"
+        self.kinds = 1 << ACTION
+
+    cdef object damaged(self, what):
+        """An error to raise."""
+        return RuntimeError(f"the segment is damaged: a message {self.whose} {what}")
+
+    cdef int check(self, list fields) except -1:
+        """Raises unless values of these fields fit what they are copied to."""
+        cdef Field field
+        for field in fields:
+            if field.kind == NESTED:
+                self.check(field.children)
+            elif field.kind != NONE and field.kind != TEXT and field.kind != PICKLED and (
+                    field.dtype.kind not in "biufc"
+                    or field.nbytes != field.dtype.itemsize * math.prod(field.shape)):
+                raise self.damaged("describes a value of another size than it has")
+        return 0
 
     cdef int learned(self, list fields) except -1:
         """Called with each new schema."""
@@ -350,35 +399,41 @@ cdef class Decoder:
 
         Learns schemas, and drops messages of earlier sequences, on the way.
         """
-        cdef uint32_t prefix[3]
+        cdef uint32_t prefix[4]
         cdef uint32_t size
         cdef const void *start
         cdef int found
+        cdef const char *content
         while True:
             found = sv_byte_ring_peek(&self.ring, &start, &size, &self.tag)
             if found != SV_RING_YES:
                 if found == SV_RING_CORRUPT:
-                    raise RuntimeError("the segment is damaged: a message ring makes no sense")
+                    raise self.damaged("lies where none can be")
                 return False
             if size < PREFIX:
-                raise RuntimeError("the segment is damaged: a message is cut short")
+                raise self.damaged("is cut short")
             memcpy(prefix, start, PREFIX)
-            self.cursor = <const char *>start + PREFIX
+            content = self.cursor = <const char *>start + PREFIX
             self.end = <const char *>start + size
+            if self.tag >= TAG_SCHEMA:
+                self.pickled = PyBytes_FromStringAndSize(self.cursor, size - PREFIX)
+                content = PyBytes_AS_STRING(self.pickled)  # what is summed is what is read
+            if prefix[3] != _sum(prefix, size, self.tag, content):
+                raise self.damaged("is not as it was written")
             if self.tag == TAG_SCHEMA:
-                number, fields = pickle.loads(
-                    PyBytes_FromStringAndSize(self.cursor, self.end - self.cursor))
+                number, fields = pickle.loads(self.pickled)
                 if number != len(self.schemas):
-                    raise RuntimeError("the segment is damaged: a schema is out of order")
+                    raise self.damaged("is a schema out of order")
+                self.check(fields)
                 self.learned(fields)
                 self.schemas.append(fields)
             elif prefix[2] == sequence:
                 self.env = prefix[0]
                 self.kind = prefix[1]
                 if self.env >= self.num_envs or self.kind >= KINDS or (
-                    self.tag != TAG_PICKLE and self.tag >= <uint32_t>len(self.schemas)
-                ):
-                    raise RuntimeError("the segment is damaged: a message has no env or schema")
+                    not self.kinds >> self.kind & 1
+                ) or (self.tag != TAG_PICKLE and self.tag >= <uint32_t>len(self.schemas)):
+                    raise self.damaged("has no env, no kind or no schema")
                 return True
             elif <int32_t>(prefix[2] - sequence) > 0:
                 return False
@@ -391,7 +446,7 @@ cdef class Decoder:
     cdef object take(self):
         """The message that `next` found."""
         if self.tag == TAG_PICKLE:
-            return pickle.loads(PyBytes_FromStringAndSize(self.cursor, self.end - self.cursor))
+            return pickle.loads(self.pickled)
         return self.unpack(self.schemas[self.tag])
 
     cdef dict unpack(self, list fields):
@@ -403,30 +458,39 @@ cdef class Decoder:
                                   else self.value(field))
         return message
 
+    cdef const char *skip(self, Py_ssize_t nbytes) except NULL:
+        """Where the next bytes of the message are."""
+        cdef const char *start = self.cursor
+        if self.end - start < nbytes:
+            raise self.damaged(f"is cut short (env {self.env})")
+        self.cursor += nbytes
+        return start
+
     cdef object value(self, Field field):
         """Takes one packed value, as the Python object that the env returned."""
         cdef uint32_t size
+        cdef uint32_t sum
+        cdef bytes pickled
         cdef double real
         cdef int64_t integer
         cdef const char *start
         if field.kind == NONE:
             return None
-        if field.kind == TEXT or field.kind == PICKLED:
-            if self.end - self.cursor < 4:
-                raise RuntimeError("the segment is damaged: a message is cut short")
-            memcpy(&size, self.cursor, 4)
-            self.cursor += 4
-            if self.end - self.cursor < <Py_ssize_t>size:
-                raise RuntimeError("the segment is damaged: a message is cut short")
-            start = self.cursor
-            self.cursor += size
-            if field.kind == TEXT:
+        if field.kind == TEXT:
+            memcpy(&size, self.skip(4), 4)
+            start = self.skip(size)
+            try:
                 return PyUnicode_DecodeUTF8(start, size, NULL)
-            return pickle.loads(PyBytes_FromStringAndSize(start, size))
-        if self.end - self.cursor < field.nbytes:
-            raise RuntimeError("the segment is damaged: a message is cut short")
-        start = self.cursor
-        self.cursor += field.nbytes
+            except UnicodeDecodeError as error:
+                raise self.damaged(f"holds bytes that are no text (env {self.env})") from error
+        if field.kind == PICKLED:
+            memcpy(&size, self.skip(4), 4)
+            memcpy(&sum, self.skip(4), 4)
+            pickled = PyBytes_FromStringAndSize(self.skip(size), size)
+            if sum != _sum_of(pickled):
+                raise self.damaged(f"holds what is not as it was written (env {self.env})")
+            return pickle.loads(pickled)
+        start = self.skip(field.nbytes)
         if field.kind == FLOAT:
             memcpy(&real, start, 8)
             return real if field.type is float else _float64(real)
@@ -440,10 +504,7 @@ cdef class Decoder:
 
     cdef int copy(self, void *target, Py_ssize_t nbytes) except -1:
         """Takes a packed number or array as it is."""
-        if self.end - self.cursor < nbytes:
-            raise RuntimeError("the segment is damaged: a message is cut short")
-        memcpy(target, self.cursor, nbytes)
-        self.cursor += nbytes
+        memcpy(target, self.skip(nbytes), nbytes)
         return 0
 
     cdef int release(self) except -1:

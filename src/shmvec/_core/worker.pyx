@@ -241,7 +241,7 @@ cdef class WorkerLoop:
         cdef int64_t reset_ns
         if operation == STEP:
             if self.action_messages is not None:
-                self.receive_actions(request.operation & LATE)
+                self.receive_actions(request.operation & LATE, request.count)
             start, reset_ns = sv_now_ns(), self.reset_ns
             self.step_range(begin, end)
             self.step_ns += sv_now_ns() - start - (self.reset_ns - reset_ns)
@@ -277,11 +277,12 @@ cdef class WorkerLoop:
         self.row = frame * self.home.num_envs
         return 0
 
-    cdef int receive_actions(self, bint late) except -1:
+    cdef int receive_actions(self, bint late, Py_ssize_t expected) except -1:
         """Takes the actions that come as messages, and from the pipe those that did not fit."""
         cdef Decoder decoder = self.action_messages
         self.undecodable.clear()
         while decoder.next(self.sequence):
+            expected -= 1
             try:
                 self.actions.write(decoder.env, decoder.take()[""])
             except Exception as error:  # unpickling runs the user's code
@@ -291,6 +292,9 @@ cdef class WorkerLoop:
         if late:
             for env, action in self.host.late_actions():
                 self.actions.write(env, action)
+                expected -= 1
+        if expected != 0:
+            raise RuntimeError("the segment is damaged: there is not one action for each env")
         return 0
 
     cdef int complete(self, sv_record *request) except -1:
