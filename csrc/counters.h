@@ -53,7 +53,7 @@ static inline uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int
     /* acquire: pairs with the release of sv_busy_begin. */
     uint64_t busy = atomic_load_explicit(&counters->busy, memory_order_acquire);
     uint64_t since = atomic_load_explicit(&counters->busy_since, memory_order_relaxed);
-    *elapsed = now - (int64_t)since;
+    *elapsed = (int64_t)((uint64_t)now - since); /* unsigned: a damaged one must not overflow */
     return busy;
 }
 

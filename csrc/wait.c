@@ -61,7 +61,7 @@ static void follow(sv_waiter *waiter)
     waiter->budget.pause = clamp(pause, 0, BUDGET_MAX);
     waiter->budget.window = clamp(window, 0, BUDGET_MAX);
     waiter->budget.yield = clamp(yield, 0, BUDGET_MAX);
-    waiter->homing = atomic_load_explicit(&policy->homing, memory_order_relaxed);
+    waiter->homing = atomic_load_explicit(&policy->homing, memory_order_relaxed) != 0;
 }
 
 static int64_t average(int64_t old, int64_t sample)

@@ -100,7 +100,7 @@ typedef struct {
     alignas(SV_CACHE_LINE) _Atomic int64_t pause;
     _Atomic int64_t yield;
     _Atomic int64_t window;
-    _Atomic bool homing;
+    _Atomic uint32_t homing; /* no bool: a damaged segment may hold anything */
 } sv_policy;
 
 void sv_policy_set(sv_policy *policy, sv_budget budget, bool homing);

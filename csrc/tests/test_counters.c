@@ -69,10 +69,24 @@ static void test_busy(bool process, uint32_t rounds)
     munmap(shared, sizeof *shared);
 }
 
+/* Whatever a damaged segment says, a time comes out. */
+static void test_nonsense(void)
+{
+    sv_counters counters = {0};
+    const uint64_t times[] = {0, UINT64_MAX, UINT64_C(1) << 63, (UINT64_C(1) << 63) - 1};
+    int64_t elapsed;
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        sv_counter_set(&counters.busy_since, times[i]);
+        sv_busy_for(&counters, INT64_MAX, &elapsed);
+        sv_busy_for(&counters, 0, &elapsed);
+    }
+}
+
 int main(int argc, char **argv)
 {
     uint32_t rounds = rounds_or(argc, argv, 1000000);
     start_deadline();
+    test_nonsense();
     test_reader(false, rounds);
     test_reader(true, rounds);
     test_busy(false, rounds);

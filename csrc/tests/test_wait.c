@@ -141,6 +141,12 @@ static void test_policy(void)
     sv_policy_set(&policy, (sv_budget){INT64_MAX, INT64_MAX, 0, 0}, true);
     CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
     CHECK(waiter.budget.pause + waiter.budget.yield < 1000 * MS && waiter.homing);
+    memset((void *)&policy, 0x5a, sizeof policy); /* damaged */
+    CHECK(sv_ring_try_push(&sent, &record) == SV_RING_YES);
+    CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_READY);
+    CHECK(sv_ring_try_pop(&received, &record) == SV_RING_YES);
+    CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
+    CHECK(waiter.budget.pause + waiter.budget.yield < 1000 * MS && waiter.homing);
 }
 
 /* A wait whose end is foreseen is slept away in two parts; others in one. */

@@ -1,13 +1,18 @@
 """Damage to the segment ends in a clear error: no crash, no endless wait, no huge array."""
 
 import multiprocessing
+import sys
 from contextlib import closing
 
+import gymnasium as gym
+import numpy as np
 import pytest
 from envs import Counter
 from segment_map import LINE, MAPPED, Map, keep_mappings
 
 from shmvec import ShmVectorEnv, WorkerCrashError
+from shmvec._core.segment import Segment
+from shmvec.layout import Layout
 
 LATE = 16  # see protocol.pxd
 COMMAND = 3
@@ -201,3 +206,48 @@ def test_lost_actions():
         envs.recv()
         with pytest.raises(WorkerCrashError):
             envs.recv(timeout=MANY)
+
+
+# ---- slabs --------------------------------------------------------------------------------------
+
+
+def slabs(observation_space, action_space):
+    layout = Layout(observation_space, action_space, 3)
+    memory = bytearray(layout.nbytes + 100_000)
+    segment = Segment.create(memory, 1, 3, 64, 4096, 64, layout.nbytes)
+    return memory, layout.attach(segment)
+
+
+@pytest.mark.parametrize("text", ["text", "\U0010ffff"])
+def test_damaged_texts(text):
+    memory, found = slabs(gym.spaces.Text(5, charset="ab"), gym.spaces.Discrete(2))
+    texts = found.results.observations
+    texts.put(1, text)
+    row = memory.index(len(text).to_bytes(4, sys.byteorder) + text.encode("utf-32")[4:])
+    assert texts.get(1) == text
+    memory[row + 6] ^= 0x20  # beyond Unicode
+    for read in (texts.get, lambda env: texts.batch(True)):
+        with pytest.raises(RuntimeError, match="the segment is damaged: .* row 1 is no text"):
+            read(1)
+    memory[row + 6] ^= 0x20
+    for length in (6, 2**31, 2**32 - 1):
+        memory[row : row + 4] = length.to_bytes(4, sys.byteorder)
+        with pytest.raises(RuntimeError, match="the segment is damaged: .* row 1 is no text"):
+            texts.get(1)
+    memory[row : row + 4] = (5).to_bytes(4, sys.byteorder)
+    assert texts.get(1) == text.ljust(5, "\0")
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_damaged_action_formats(shape):
+    space = gym.spaces.Box(0, 1, shape, np.float32)
+    memory, found = slabs(space, space)
+    found.actions.put_rows(np.arange(3), np.full((3, *shape), 0.5, np.float32))
+    codes = memory.index(bytes([10] * 3))
+    for code in range(256):
+        memory[codes + 2] = code
+        if code < 12:
+            assert found.actions.get(2).shape == shape
+        else:  # 12: long double, for which there is no room
+            with pytest.raises(RuntimeError, match=f"damaged: action format {code} of env 2"):
+                found.actions.get(2)

@@ -224,6 +224,7 @@ cdef class ActionCodec(Codec):
     cdef uint8_t[::1] codes
     cdef char *base
     cdef Py_ssize_t capacity  # bytes of a row
+    cdef uint32_t fitting     # a bit for each format in which it has room for an action
     cdef object shape
     cdef Py_ssize_t size
     cdef object dtype
@@ -243,6 +244,10 @@ cdef class ActionCodec(Codec):
         self.shape = shape
         self.scalar = shape == ()
         self.size = int(np.prod(shape))
+        self.fitting = sum([
+            1 << code for code, dtype in enumerate(_FORMATS)
+            if dtype.itemsize * self.size <= self.capacity
+        ])
         self.dtype = np.dtype(dtype)
         self.space = space
         self.arrays = [None] * len(_FORMATS)
@@ -263,8 +268,8 @@ cdef class ActionCodec(Codec):
 
     cdef object read(self, Py_ssize_t env):
         cdef int code = self.codes[env]
-        if code >= len(_FORMATS):
-            raise RuntimeError(f"the segment is damaged: action format {code}")
+        if code >= 32 or not self.fitting >> code & 1:
+            raise RuntimeError(f"the segment is damaged: action format {code} of env {env}")
         cdef object array = self.rows(code)
         # A copy: the env may keep its action, and the slab is written again.
         return array[env] if self.scalar else (<list>self.slots[code])[env].copy()
@@ -328,16 +333,27 @@ cdef class ActionCodec(Codec):
         )
 
 
+cdef bint _are_characters(const uint32_t *points, Py_ssize_t count) noexcept:
+    """Python makes strings of any numbers, but cannot take apart what is above Unicode."""
+    cdef Py_ssize_t i
+    cdef uint32_t largest = 0
+    for i in range(count):  # without a branch: several at a time
+        largest = max(largest, points[i])
+    return largest <= 0x10ffff
+
+
 cdef class TextCodec(Codec):
     """Strings of Text spaces: a length and code points, so that any character travels."""
 
     cdef _Rows rows
     cdef Py_ssize_t longest
+    cdef uint32_t[::1] copy  # of a row
 
     def __init__(self, array):
         """Takes a uint32 array (num_envs, 1 + longest text)."""
         self.rows = _Rows(array)
         self.longest = array.shape[1] - 1
+        self.copy = np.empty(max(1, self.longest), np.uint32)
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
         cdef uint32_t *row = <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
@@ -362,8 +378,13 @@ cdef class TextCodec(Codec):
 
     cdef object read(self, Py_ssize_t env):
         cdef uint32_t *row = <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
-        cdef Py_ssize_t length = min(<Py_ssize_t>row[0], self.longest)
-        return PyUnicode_FromKindAndData(PyUnicode_4BYTE_KIND, row + 1, length)
+        cdef uint32_t *copy = &self.copy[0]  # Python looks at the characters twice
+        cdef Py_ssize_t length = row[0]
+        if length <= self.longest:
+            memcpy(copy, row + 1, 4 * length)
+        if length > self.longest or not _are_characters(copy, length):
+            raise RuntimeError(f"the segment is damaged: what is in row {env} is no text")
+        return PyUnicode_FromKindAndData(PyUnicode_4BYTE_KIND, copy, length)
 
     cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
         cdef Py_ssize_t row
