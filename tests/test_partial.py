@@ -548,6 +548,26 @@ def test_envs_left_out_keep_their_state_and_results(workers):
         envs.close()
 
 
+def test_masked_steps_with_texts():
+    """Of a tuple of texts each env gets one, not a letter of each."""
+
+    class Reading(Story):
+        action_space = gym.spaces.Dict(
+            text=gym.spaces.Text(5), part=gym.spaces.Tuple([gym.spaces.Text(5)])
+        )
+
+        def step(self, action):
+            return self._observation(0), 0.0, False, False, dict(action)
+
+    envs = ShmVectorEnv([lambda: Reading(0)] * 3, num_workers=1)
+    envs.reset()
+    actions = {"text": ("one", "two", "three"), "part": (("four", "five", "six"),)}
+    infos = envs.step(actions, mask=np.array([True, False, True]))[4]
+    assert infos["text"].tolist() == ["one", None, "three"]
+    assert infos["part"].tolist() == [("four",), None, ("six",)]
+    envs.close()
+
+
 def test_bad_masks():
     envs = ShmVectorEnv(stories(2), num_workers=1)
     try:

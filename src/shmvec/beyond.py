@@ -32,7 +32,7 @@ class BeyondGymnasium:
     """
 
     num_envs: int
-    action_space: gym.Space[Any]
+    single_action_space: gym.Space[Any]
     batch_size: int | None
     _partial: PartialBatches
     _rollouts: Rollouts
@@ -252,7 +252,7 @@ class BeyondGymnasium:
         envs = np.flatnonzero(checked_mask(mask, self.num_envs, "`mask`"))
         loop = self._idle_loop("step")
         self._settle(loop)
-        self._partial.send(envs, given_actions(self.action_space, actions, envs))
+        self._partial.send(envs, given_actions(self.single_action_space, actions, envs))
         return loop.results(self._infos_of_masked())
 
     def _reset_some(

@@ -398,7 +398,7 @@ def checked_env_ids(env_id: Any, num_envs: int) -> Envs:
 
 
 def given_actions(space: Any, actions: Any, envs: Envs) -> Any:
-    """The actions of some envs, out of those of all."""
+    """The actions of some envs, out of those of all; ``space`` is that of one env."""
     if isinstance(space, spaces.Dict):
         return {key: given_actions(part, actions[key], envs) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
