@@ -14,9 +14,10 @@
  * half on which the futex sleeps, so a wake before the sleep makes the futex refuse to sleep.
  *
  * The count is a hint: completion rings are the truth.  A worker that dies between its add and its
- * wake costs the parent one park slice (see wait.h), nothing more; one that dies between its push
- * and its add leaves the count one too low, which the parent sees by the rings after a slice, and
- * mends by taking one from what it has issued.
+ * wake costs the parent one park slice (see wait.h), nothing more.  One that dies between its push
+ * and its add leaves the count one too low, and damage may make it anything: so the parent looks at
+ * the rings after each slice, and when the count says that all is done; if it contradicts them, the
+ * parent counts from there on.
  */
 #ifndef SHMVEC_COMPLETION_H
 #define SHMVEC_COMPLETION_H

@@ -117,6 +117,14 @@ static inline int sv_ring_try_push(sv_ring *ring, const sv_record *record)
     return SV_RING_YES;
 }
 
+/* Producer: says again how much the ring holds: the tail is mine, and damage to it would be mine to
+ * wait for. */
+static inline void sv_ring_announce(const sv_ring *ring)
+{
+    /* release: as in sv_ring_try_push. */
+    atomic_store_explicit(&ring->shared->tail, ring->mine, memory_order_release);
+}
+
 /* Consumer: whether a record waits. */
 static inline int sv_ring_peek(sv_ring *ring)
 {

@@ -39,9 +39,19 @@ static void test_records(uint32_t start)
     /* A tail or a head that cannot be is refused, and the ring recovers when it is sane again. */
     uint32_t sane = atomic_load(&ring->tail);
     atomic_store(&ring->tail, sane + CAPACITY + 1);
+    CHECK(sv_ring_waiting(&consumer) == 0);
     CHECK(sv_ring_try_pop(&consumer, &record) == SV_RING_CORRUPT);
     atomic_store(&ring->tail, sane);
     CHECK(sv_ring_try_pop(&consumer, &record) == SV_RING_NO);
+    /* A record that a damaged tail hides is there again when that is announced. */
+    CHECK(sv_ring_try_push(&producer, &record) == SV_RING_YES);
+    CHECK(sv_ring_waiting(&consumer) == 1);
+    atomic_store(&ring->tail, sane);
+    CHECK(sv_ring_waiting(&consumer) == 0 && sv_ring_peek(&consumer) == SV_RING_NO);
+    sv_ring_announce(&producer);
+    CHECK(sv_ring_waiting(&consumer) == 1);
+    CHECK(sv_ring_try_pop(&consumer, &record) == SV_RING_YES);
+    CHECK(sv_ring_waiting(&consumer) == 0);
     while (sv_ring_try_push(&producer, &record) == SV_RING_YES)
         ;
     atomic_store(&ring->head, sane + 5 * CAPACITY);

@@ -2,13 +2,15 @@
 
 import multiprocessing
 import sys
-from contextlib import closing
+import time
+from contextlib import closing, contextmanager
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
 from segment_map import LINE, MAPPED, Map, keep_mappings
+from test_dozing import wait_until_dozing
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._core.segment import Segment
@@ -38,7 +40,11 @@ class Damaging(Counter):
         return super().step(action)
 
 
-def vector_env(num_workers, make=Counter, num_envs=2, **arguments):
+def make_counter():
+    return Counter(length=1000)
+
+
+def vector_env(num_workers, make=make_counter, num_envs=2, **arguments):
     """A vector env that was reset, in whose segment one can write."""
     envs = ShmVectorEnv([make] * num_envs, num_workers=num_workers, context="fork", **arguments)
     envs.reset() if envs.batch_size is None else envs.async_reset()
@@ -251,3 +257,102 @@ def test_damaged_action_formats(shape):
         else:  # 12: long double, for which there is no room
             with pytest.raises(RuntimeError, match=f"damaged: action format {code} of env 2"):
                 found.actions.get(2)
+
+
+# ---- hints: the count, tails, the bell, what a worker is busy with ------------------------------
+
+
+@pytest.mark.parametrize("damage", [1, -1, 2, 2**20, -(2**20), 2**30, 2**31])
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_a_damaged_count(num_workers, damage):
+    """The rings tell who has answered; the count is right again from then on."""
+    with vector_env(num_workers) as envs:
+        for when in ("before", "after", "after", "both"):
+            found = Map()
+            if when != "after":
+                found.put(found.completion + 4, found.get(found.completion + 4) + damage)
+            envs.step_async([1, 2])
+            if when != "before":
+                envs._loop.wait(0.5)
+                found.put(found.completion + 4, found.get(found.completion + 4) - damage)
+            assert envs.step_wait()[0][:, 1].tolist() == [1, 2]
+        begin = time.monotonic()
+        for _ in range(100):
+            assert envs.step([2, 3])[0][:, 1].tolist() == [2, 3]
+        assert time.monotonic() - begin < 2.5, "it still waits for slices"
+
+
+@pytest.mark.parametrize("damage", [1, -1, 2, 2**20, -(2**20), 2**31])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_damaged_count_in_batches(num_workers, damage):
+    with vector_env(num_workers, num_envs=4, batch_size=2) as envs:
+        for turn in range(40):
+            if turn % 10 == 0:
+                found = Map()
+                found.put(found.completion + 4, found.get(found.completion + 4) + damage)
+            infos = envs.recv()[4]
+            envs.send([turn % 4] * 2, infos["env_id"])
+        assert envs.stats().parent.requests
+
+
+def test_an_answer_that_a_damaged_tail_hides():
+    with vector_env(2) as envs:
+        found = answered(envs, [1, 2])
+        ring = found.completions(1)
+        found.put(ring, found.get(ring + LINE))
+        assert envs.step_wait()[0][:, 1].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("which", ["requests", "completions"])
+def test_nobody_waits_for_this_process(which):
+    """Without workers nobody announces anything again."""
+    with vector_env(0) as envs:
+        envs.step_async([0, 0])
+        if which == "completions":
+            envs._loop.wait(MANY)
+        ring = getattr(Map(), which)(0)
+        Map().put(ring, Map().get(ring + LINE))
+        with pytest.raises(RuntimeError, match="the segment is damaged: .* is lost"):
+            envs.step_wait()
+
+
+@contextmanager
+def dozing():
+    with vector_env(2) as envs:
+        wait_until_dozing([process.pid for process in envs.processes])
+        found = Map()
+        found.put(found.bell, 0, 0)  # nobody sleeps, it says, and nobody dozes
+        yield envs
+    assert not multiprocessing.active_children()
+
+
+def test_a_bell_that_has_forgotten_who_dozes():
+    with dozing() as envs:
+        assert envs.step([1, 2])[0][:, 1].tolist() == [1, 2]
+
+
+def test_a_request_that_a_damaged_tail_hides():
+    with dozing() as envs:
+        envs.step_async([1, 2])
+        found = Map()
+        for worker in range(2):
+            ring = found.requests(worker)
+            found.put(ring, found.get(ring + LINE))
+        assert envs.step_wait()[0][:, 1].tolist() == [1, 2]
+
+
+def test_commands_to_workers_that_doze():
+    with dozing() as envs:
+        envs.set_attr("payload", b"x" * 1_000_000)  # more than a pipe takes at once
+        assert [len(payload) for payload in envs.get_attr("payload")] == [1_000_000] * 2
+
+
+def test_a_worker_that_is_busy_with_nonsense():
+    def damage(found):
+        busy = found.counters + 8 * 12  # since when, and with what
+        found.memory[busy : busy + 16] = (1).to_bytes(8, "little") + (2000).to_bytes(8, "little")
+        time.sleep(1)
+
+    with vector_env(1, lambda: Damaging(damage), 1, step_timeout=0.2) as envs:
+        with pytest.raises(RuntimeError, match="the segment is damaged: worker 0 is busy with"):
+            envs.step([0])

@@ -73,6 +73,7 @@ cdef extern from "ring.h" nogil:
     void sv_ring_attach_consumer(sv_ring *ring, void *base, uint32_t capacity)
     int sv_ring_peek(sv_ring *ring)
     int sv_ring_try_push(sv_ring *ring, const sv_record *record)
+    void sv_ring_announce(const sv_ring *ring)
     uint32_t sv_ring_waiting(const sv_ring *ring)
     int sv_ring_try_pop(sv_ring *ring, sv_record *record)
 

@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shmvec._core.codec cimport Codec
-from shmvec._core.csrc cimport sv_bell, sv_completion, sv_ring, sv_waiter
+from shmvec._core.csrc cimport sv_bell, sv_completion, sv_record, sv_ring, sv_waiter
 from shmvec._core.infos cimport Columns
 from shmvec._core.messages cimport Encoder
 from shmvec._core.results cimport Results
@@ -35,7 +35,6 @@ cdef class ParentLoop:
     cdef uint8_t[::1] invalid     # envs whose last results were lost, or are an error
     cdef readonly Py_ssize_t num_invalid
     cdef uint32_t *outstanding    # requests to each worker that it has not answered
-    cdef bint bereaved            # a worker has died, and it is not known whether it had counted
     cdef uint32_t operation       # that was posted last to all
     cdef bint resets              # the last command does
     cdef list saved               # [(env, info)]: of rings that are gone
@@ -72,8 +71,6 @@ cdef class ParentLoop:
     cdef Py_ssize_t free_frame(self, const Py_ssize_t[::1] envs)
     cdef Py_ssize_t frame_for(self, const Py_ssize_t[::1] envs) except -1
     cdef int answers_of(self, uint32_t worker) except -1
-    cdef uint32_t answered(self)
-    cdef int wait_for_rings(self) except -1
     cdef int save_infos(self, uint32_t worker) except -1
     cdef int set_invalid(self, Py_ssize_t env) except -1
     cdef Py_ssize_t first_row(self)
@@ -85,6 +82,10 @@ cdef class ParentLoop:
     cdef int request(self, uint32_t worker, uint32_t operation, uint32_t first,
                      uint32_t count, Py_ssize_t frame) except -1
     cdef int ring_bell(self) except -1
+    cpdef int remind(self) except -1
+    cdef uint32_t answered(self)
+    cdef uint32_t count_anew(self)
+    cdef int take(self, uint32_t worker, sv_record *answer) except -1
     cdef bint wait_for(self, uint32_t target, timeout) except -1
     cpdef bint wait(self, timeout) except -1
     cdef int check_limits(self) except -1

@@ -74,6 +74,8 @@ class ParentLoop:
         """Copies the last results to the segment if they are in a rollout."""
     def post_close(self) -> None:
         """Asks every worker to close its envs and end."""
+    def remind(self) -> None:
+        """Calls the workers again, in case that damage to the segment has hidden a request."""
     def wait(self, timeout: float | None) -> bool:
         """Waits until all that was posted is done; False when the time is up first."""
     def collect(self) -> list[int] | None:

@@ -11,6 +11,8 @@ from libc.stdlib cimport calloc, free
 from shmvec._core.codec cimport Codec, MessageCodec
 from shmvec._core.csrc cimport (
     SV_EVERYONE,
+    SV_RING_CORRUPT,
+    SV_RING_NO,
     SV_RING_YES,
     SV_WAIT_READY,
     sv_bell,
@@ -29,6 +31,7 @@ from shmvec._core.csrc cimport (
     sv_record,
     sv_policy_set,
     sv_ring,
+    sv_ring_announce,
     sv_ring_attach_consumer,
     sv_ring_attach_producer,
     sv_ring_try_pop,
@@ -62,7 +65,6 @@ from shmvec._core.results cimport Results
 from shmvec._core.segment cimport Segment
 
 import gc
-import time
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -93,10 +95,8 @@ cdef class ParentLoop:
         self.counts = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
         self.flags = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
         self.outstanding = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
-        if self.outstanding is NULL:
-            raise MemoryError
         if (self.requests is NULL or self.completions is NULL or self.firsts is NULL
-                or self.counts is NULL or self.flags is NULL):
+                or self.counts is NULL or self.flags is NULL or self.outstanding is NULL):
             raise MemoryError
         self.segment = segment
         self.columns = Columns()
@@ -122,12 +122,12 @@ cdef class ParentLoop:
         return 0
 
     def __dealloc__(self):
-        free(self.outstanding)
         free(self.requests)
         free(self.completions)
         free(self.firsts)
         free(self.counts)
         free(self.flags)
+        free(self.outstanding)
 
     def __init__(self, segment, ranges, slabs, look, rouse, budgets, limits=(None, None), copy=True,
                  leasing=False, keep_last=False, may_step_over=True, inline=None):
@@ -274,6 +274,8 @@ cdef class ParentLoop:
             elif flag:
                 del late[worker]  # nobody would read it
         self.ring_bell()
+        if late or operation == COMMAND:
+            self.rouse()  # whatever the bell said: what is sent next blocks until it is read
         return 0
 
     cdef Py_ssize_t frame_of_all(self, Py_ssize_t rollout_frame) except -1:
@@ -378,6 +380,14 @@ cdef class ParentLoop:
                     self.rouse()
         return 0
 
+    cpdef int remind(self) except -1:
+        """Calls the workers again, whatever has become of the tails and of the bell."""
+        cdef uint32_t worker
+        for worker in range(self.num_workers):
+            sv_ring_announce(&self.requests[worker])
+        self.rouse()
+        return 0
+
     # ---- waiting -----------------------------------------------------------------------------
 
     cpdef bint wait(self, timeout) except -1:
@@ -385,18 +395,24 @@ cdef class ParentLoop:
         return self.wait_for(self.issued, timeout)
 
     cdef bint wait_for(self, uint32_t target, timeout) except -1:
-        """Waits until so many requests are done, counted from the first one ever."""
+        """Waits until so many requests are done, counted from the first one ever.
+
+        The count of those that are done says when to look at the rings; they say whether they are.
+        """
         if self.waiting:
             raise RuntimeError("another thread waits for this vector env: use it in one at a time")
         if self.inline is not None:
             self.inline()
-        if sv_completion_check(self.completion, target):
+            if not sv_completion_reached(self.answered(), target):
+                raise RuntimeError("the segment is damaged: a request or its answer is lost")
+            return True
+        if (sv_completion_check(self.completion, target)
+                and sv_completion_reached(self.answered(), target)):
             return True
         cdef int64_t deadline = -1 if timeout is None else sv_now_ns() + <int64_t>(timeout * 1e9)
         cdef int64_t slice_ns = self.slice_ns
+        cdef int64_t reminded = sv_now_ns()
         cdef int found
-        cdef uint32_t done
-        cdef uint32_t answered
         while True:
             if deadline >= 0:
                 slice_ns = min(self.slice_ns, deadline - sv_now_ns())
@@ -406,25 +422,22 @@ cdef class ParentLoop:
             with nogil:
                 found = sv_wait_completion(&self.waiter, self.completion, target, slice_ns)
             self.waiting = False
-            if found == SV_WAIT_READY:
+            if sv_completion_reached(self.answered(), target):
+                if found != SV_WAIT_READY:
+                    self.count_anew()
                 return True
+            if found == SV_WAIT_READY:
+                target += self.count_anew()
             PyErr_CheckSignals()
-            if sv_bell_has_dozers(self.bell):
-                self.rouse()  # Ctrl-C may have come between the bell and this
-            if self.bereaved:
-                # One that died may have answered without counting that: see completion.h.
-                done = sv_completion_done(self.completion)
-                answered = self.answered()
-                if sv_completion_reached(answered, target):
-                    self.issued -= answered - done
-                    self.bereaved = False
-                    return True
             self.look()
+            if sv_now_ns() - reminded >= SLICE_NS:
+                self.remind()
+                reminded = sv_now_ns()
             if self.step_limit >= 0 or self.reset_limit >= 0:
                 self.check_limits()
 
     cdef uint32_t answered(self):
-        """How many requests are done, counted from the first one ever, as the rings tell."""
+        """How many requests are done, as the rings tell, counted as `issued` is."""
         cdef uint32_t worker
         cdef uint32_t done = self.issued
         for worker in range(self.num_workers):
@@ -432,22 +445,15 @@ cdef class ParentLoop:
             done += min(self.outstanding[worker], sv_ring_waiting(&self.completions[worker]))
         return done
 
-    cdef int wait_for_rings(self) except -1:
-        """Waits for answers that were counted as done: the count was mended too soon."""
-        cdef int64_t deadline = sv_now_ns() + SLICE_NS * 20
-        while self.answered() != self.issued:
-            if sv_now_ns() > deadline:
-                raise RuntimeError(
-                    "the segment is damaged: workers have counted requests as done, but their "
-                    "completion rings do not hold the answers"
-                )
-            PyErr_CheckSignals()
-            self.look()
-            time.sleep(1e-4)
-        # Those who had died had counted after all, or somebody counts late.
-        if sv_completion_reached(sv_completion_done(self.completion), self.issued):
-            self.issued = sv_completion_done(self.completion)
-        return 0
+    cdef uint32_t count_anew(self):
+        """Counts from what the workers' count is now; returns by how much that differs.
+
+        It is damaged; or a worker has answered and died before it counted that; or it has not counted
+        that yet: then the next wait finds the count one too high, and counts anew.
+        """
+        cdef uint32_t difference = sv_completion_done(self.completion) - self.answered()
+        self.issued += difference
+        return difference
 
     cdef int check_limits(self) except -1:
         """Raises if an env takes longer than it may, or a worker does not begin (SIGSTOP)."""
@@ -473,6 +479,10 @@ cdef class ParentLoop:
             if self.idle_since[worker] != 0:  # commands may take their time: they are of the user's
                 limit = -1 if limit < 0 or self.operation == COMMAND else max(limit, BEGIN_NS)
             if busy != 0 and 0 <= limit < elapsed:
+                if not self.firsts[worker] < busy >> 1 <= self.firsts[worker] + self.counts[worker]:
+                    raise RuntimeError(
+                        f"the segment is damaged: worker {worker} is busy with an env that it has "
+                        "not")
                 error = EnvTimeoutError((busy >> 1) - 1, "reset" if busy & 1 else "step",
                                         1e-9 * limit)
                 error.began = now - elapsed
@@ -506,7 +516,6 @@ cdef class ParentLoop:
         self.issued -= self.outstanding[worker]
         self.outstanding[worker] = 0
         self.flags[worker] = 0
-        self.bereaved = True
         counters = self.counters_of(worker)
         self.past[worker] = {
             name: count + self.past[worker].get(name, 0) for name, count in counters.items()}
@@ -596,11 +605,10 @@ cdef class ParentLoop:
         cdef sv_record answer
         cdef int late = 0
         self.flags[worker] = 0
-        while sv_ring_try_pop(&self.completions[worker], &answer) == SV_RING_YES:
-            if self.outstanding[worker] == 0 or answer.sequence != self.sequence:
+        while self.outstanding[worker] > 0:
+            if not self.take(worker, &answer) or answer.sequence != self.sequence:
                 raise RuntimeError(
                     f"the segment is damaged: worker {worker} has answered what was not asked")
-            self.outstanding[worker] -= 1
             self.flags[worker] |= answer.operation
             if answer.operation & LATE:
                 late += 1
@@ -615,8 +623,6 @@ cdef class ParentLoop:
         cdef list late = None
         cdef int messages
         self.wait(None)
-        if self.answered() != self.issued:
-            self.wait_for_rings()
         for worker in range(self.num_workers):
             messages = self.answers_of(worker)
             if messages:
@@ -624,6 +630,17 @@ cdef class ParentLoop:
         self.pending = False
         self.follow_if_due()
         return late
+
+    cdef int take(self, uint32_t worker, sv_record *answer) except -1:
+        """Takes an answer of a worker; 0 if there is none."""
+        cdef int found = sv_ring_try_pop(&self.completions[worker], answer)
+        if found == SV_RING_NO:
+            return 0
+        if found == SV_RING_CORRUPT or self.outstanding[worker] == 0:
+            raise RuntimeError(
+                f"the segment is damaged: the completion ring of worker {worker} makes no sense")
+        self.outstanding[worker] -= 1
+        return 1
 
     cdef int follow_if_due(self) except -1:
         """Looks at the cores again if that was long ago."""

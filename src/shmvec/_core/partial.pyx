@@ -7,7 +7,7 @@ was asked, so the messages in its info ring lie in the order of its answers.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shmvec._core.codec cimport MessageCodec
-from shmvec._core.csrc cimport SV_RING_YES, sv_budget, sv_now_ns, sv_record, sv_ring_try_pop
+from shmvec._core.csrc cimport sv_budget, sv_now_ns, sv_record
 from shmvec._core.infos cimport InfoDecoder
 from shmvec._core.parent cimport ParentLoop
 from shmvec._core.results cimport Results
@@ -154,6 +154,7 @@ cdef class PartialLoop:
         self.open_requests += len(named)
         self.ranges_out = True
         loop.ring_bell()
+        loop.rouse()  # as in ParentLoop.post
         return list(named)
 
     cdef Py_ssize_t whole_worker(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
@@ -220,6 +221,8 @@ cdef class PartialLoop:
             self.ranges_out |= count > 1
             i += count
         loop.ring_bell()
+        if late_envs:
+            loop.rouse()  # as in ParentLoop.post
         return 0
 
     cdef int ask(self, Py_ssize_t env, uint32_t operation) except -1:
@@ -249,8 +252,10 @@ cdef class PartialLoop:
         """Waits until `wanted` envs may be ready: `pop`, and look.  False: the time is up first."""
         cdef Py_ssize_t missing = wanted - self.num_ready
         cdef uint32_t done = self.loop.issued - self.open_requests
-        if missing <= 0 or self.open_requests == 0 or self.truncated:
+        if missing <= 0 or self.truncated:
             return True
+        if self.open_requests == 0:  # nothing would ever come
+            raise RuntimeError("the segment is damaged: answers are lost")
         if self.ranges_out:  # one answer may be that of many
             missing = 1
         cdef sv_budget usual = self.loop.waiter.budget
@@ -275,24 +280,24 @@ cdef class PartialLoop:
         cdef uint32_t turn
         cdef uint32_t worker
         cdef Py_ssize_t env
+        cdef bint asked
         cdef InfoDecoder decoder
         cdef list late = None
         for turn in range(loop.num_workers):
             worker = (self.next_worker + turn) % loop.num_workers
-            while sv_ring_try_pop(&loop.completions[worker], &answer) == SV_RING_YES:
-                if answer.first + answer.count > <uint32_t>self.num_envs:
-                    raise RuntimeError("the segment is damaged: an answer names no env")
-                if loop.outstanding[worker] == 0:
-                    raise RuntimeError(
-                        f"the segment is damaged: worker {worker} has answered what was not asked")
+            while loop.take(worker, &answer):
                 self.open_requests -= 1
-                loop.outstanding[worker] -= 1
+                asked = False
+                if (answer.first < loop.firsts[worker] or answer.count > loop.counts[worker]
+                        or answer.first - loop.firsts[worker] > loop.counts[worker] - answer.count):
+                    raise RuntimeError("the segment is damaged: an answer names no env")
                 if answer.operation & LATE:
                     if late is None:
                         late = []
                     late.append((worker, answer.first, answer.count))
                 for env in range(answer.first, answer.first + answer.count):
                     if self.states[env] == OUT and self.sequences[env] == answer.sequence:
+                        asked = True
                         self.flags[env] = answer.operation
                         self.make_ready(env)
                         if self.in_any_order and answer.operation & MESSAGES:
@@ -301,6 +306,9 @@ cdef class PartialLoop:
                                 if owner == env:  # else of one that failed
                                     self.hold(env, INFO, info)
                             self.flags[env] &= ~<uint32_t>MESSAGES
+                if not asked:
+                    raise RuntimeError(
+                        f"the segment is damaged: worker {worker} has answered what was not asked")
         self.next_worker = (self.next_worker + 1) % loop.num_workers
         if self.open_requests == 0:
             self.ranges_out = False

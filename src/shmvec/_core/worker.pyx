@@ -32,6 +32,7 @@ from shmvec._core.csrc cimport (
     sv_now_ns,
     sv_record,
     sv_ring,
+    sv_ring_announce,
     sv_ring_attach_consumer,
     sv_ring_attach_producer,
     sv_ring_peek,
@@ -188,6 +189,7 @@ cdef class WorkerLoop:
             if found == SV_WAIT_SLICE:
                 if not parent_alive():
                     return False
+                sv_ring_announce(&self.completions)  # in case that the parent waits for nothing
                 if doze is not None and sv_now_ns() - idle_since >= DOZE_AFTER_NS:
                     sv_bell_doze(self.bell)
                     if self.waiter.homing:  # as for a park: see wait.h
