@@ -23,6 +23,7 @@ from gymnasium.error import ClosedEnvironmentError
 from test_dozing import dozing
 
 from shmvec import ShmVectorEnv, WorkerCrashError
+from shmvec.worker import EnvHost
 
 DEADLINE_S = 20
 
@@ -61,6 +62,27 @@ def test_a_worker_dies_in_a_call():
     envs.reset()
     with pytest.raises(WorkerCrashError):
         envs.call("_fail")
+
+
+def test_a_command_to_a_dead_worker():
+    envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
+    envs.reset()
+    os.kill(envs.processes[1].pid, signal.SIGKILL)
+    envs.processes[1].join(DEADLINE_S)
+    with pytest.raises(WorkerCrashError, match="worker 1"):
+        envs.set_attr("payload", b"x" * 1_000_000)
+
+
+def test_a_worker_that_ends_instead_of_saying_what_an_env_raised(monkeypatch):
+    def send_late(self, *args):
+        raise SystemExit(3)
+
+    monkeypatch.setattr(EnvHost, "send_late", send_late)
+    make = [lambda: Failing("step", ValueError(), at=1)] * 2
+    envs = ShmVectorEnv(make, num_workers=1, context="fork")
+    envs.reset()
+    with pytest.raises(WorkerCrashError, match="exit code 3"):
+        envs.step([0, 0])
 
 
 def test_close_ends_a_worker_that_hangs():

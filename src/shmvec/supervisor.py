@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait as wait_for_any
@@ -31,6 +31,7 @@ __all__ = ["InlineWorker", "Supervisor"]
 Resets = Sequence[tuple[int | None, Any] | None]
 
 _KILL_AFTER_S = 2.0  # what a process gets to obey SIGTERM
+_SLICE_S = 0.05  # between two reminders
 
 
 class Supervisor:
@@ -218,7 +219,7 @@ class Supervisor:
             if not self.processes[index].is_alive():
                 raise BrokenPipeError
 
-        with suppress(BrokenPipeError, ConnectionResetError):
+        with suppress(EOFError, BrokenPipeError, ConnectionResetError):
             self._pipes[index].send(packed, look)
 
     def _send_descriptor(self, index: int, descriptor: int) -> None:
@@ -233,7 +234,10 @@ class Supervisor:
             WorkerCrashError: It died instead.
         """
         try:
-            return self._pipes[index].receive(self.look)
+            message = self._pipes[index].receive(self.look)
+            if not isinstance(message, list):
+                return message
+            raise EOFError("it has said goodbye")  # failures in close(): it ends
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
             self.processes[index].join(_KILL_AFTER_S)
             self.look()
@@ -261,12 +265,15 @@ class Supervisor:
             except OSError:
                 pass  # it has ended already
 
-    def stop(self, timeout: float | None) -> list[Failure]:
+    def stop(
+        self, timeout: float | None, remind: Callable[[], object] | None = None
+    ) -> list[Failure]:
         """Ends all processes, which were asked to close before.
 
         Args:
             timeout: Seconds they get to close their envs; None: as long as it takes. After that
                 they are terminated, and killed if they do not obey.
+            remind: Called every 50 ms; asks them again.
 
         Returns:
             What closing the envs raised.
@@ -279,8 +286,8 @@ class Supervisor:
         sentinels = {process.sentinel for process in self.processes}
         open_pipes: dict[Any, Pipe] = {pipe.connection: pipe for pipe in self._pipes}
         while sentinels and (deadline is None or time.monotonic() < deadline):
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            for ready in wait_for_any([*sentinels, *open_pipes], left):
+            left = _SLICE_S if deadline is None else max(0.0, deadline - time.monotonic())
+            for ready in wait_for_any([*sentinels, *open_pipes], min(left, _SLICE_S)):
                 if ready in sentinels:
                     sentinels.remove(ready)
                     continue
@@ -290,6 +297,8 @@ class Supervisor:
                         failures += message
                 except (EOFError, OSError):
                     del open_pipes[ready]
+            if remind is not None:
+                remind()
         _end(self.processes, _KILL_AFTER_S)
         for pipe in self._pipes:
             pipe.close()
@@ -384,7 +393,9 @@ class InlineWorker:
     def dismiss(self) -> None:
         """Nobody waits."""
 
-    def stop(self, timeout: float | None) -> list[Failure]:
+    def stop(
+        self, timeout: float | None, remind: Callable[[], object] | None = None
+    ) -> list[Failure]:
         """Closes the envs."""
         self._loop = None
         if self._rollouts is not None:

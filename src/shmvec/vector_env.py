@@ -715,7 +715,8 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._finalizer.detach()
         self._loop = None
         self.closed = True
-        raise_failures(workers.stop(0.0 if terminate else timeout))
+        remind = None if loop is None else loop.remind
+        raise_failures(workers.stop(0.0 if terminate else timeout, remind))
 
     def __del__(self) -> None:
         """Ends the workers of a vector env that was not closed, and warns."""

@@ -347,6 +347,11 @@ def test_commands_to_workers_that_doze():
         assert [len(payload) for payload in envs.get_attr("payload")] == [1_000_000] * 2
 
 
+def test_closing_workers_that_doze():
+    with dozing() as envs:
+        envs.close()
+
+
 def test_a_worker_that_is_busy_with_nonsense():
     def damage(found):
         busy = found.counters + 8 * 12  # since when, and with what
