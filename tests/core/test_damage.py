@@ -132,15 +132,51 @@ def test_a_damaged_head_of_an_info(num_workers, info):
                     envs.step_wait()
 
 
-@pytest.mark.parametrize("kind", [FINAL, OBSERVATION, ACTION])
-def test_an_info_of_a_kind_that_this_env_has_not(kind):
-    """It would be read by a codec that is not there."""
-    with vector_env(0, telling({"a": 1})) as envs:
-        envs.step([0, 0])
-        found, message = answered_with(envs)
-        found.put(message + 4 * KIND, kind)
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [(KIND, FINAL), (KIND, OBSERVATION), (KIND, ACTION), (KIND, 4), (KIND, 2**32 - 1)]
+    + [(ENV, 2), (ENV, 2**32 - 1), (TAG, 2), (TAG, 0x7FFFFFFC)]
+    + [(BYTES, 0), (BYTES, 15), (BYTES, 16), (BYTES, 23)],
+)
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_indices_are_checked_whatever_the_sum_says(word, value, batch_size):
+    """FINAL would be read by a codec that is not there, for one."""
+    with vector_env(0, telling({"a": 1}), batch_size=batch_size) as envs:
+        if batch_size is None:
+            envs.step([0, 0])
+            envs.step_async([0, 0])
+            finish = envs.step_wait
+        else:
+            for _ in range(2):
+                envs.recv()
+                envs.send([0, 0])
+            finish = envs.recv
+        envs._loop.wait(MANY)
+        found = Map()
+        message = found.message(found.infos(0), found.info_bytes)
+        found.seal_message(message)
+        found.put(message + 4 * word, value)
+        found.seal_message(message)
         with pytest.raises(RuntimeError, match="the segment is damaged: a message of worker 0"):
-            envs.step_wait()
+            finish()
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [(0, 1), (0, 2), (0, 2**32 - 1), (0, 2**32 - 2), (1, 0), (1, 3), (1, 2**32 - 1), (3, 77)],
+)
+@pytest.mark.parametrize("env", [0, 1])
+def test_answers_are_checked_whatever_the_sum_says(word, value, env):
+    with vector_env(0, batch_size=2) as envs:
+        envs.recv()
+        envs.send([0], [env])
+        envs._loop.wait(MANY)
+        found = Map()
+        slot = found.slot(found.completions(0))
+        found.put(slot + 4 * word, value if word else env + value)
+        found.seal(found.completions(0))
+        with pytest.raises(RuntimeError, match="the segment is damaged"):
+            envs.recv(min_envs=1)
 
 
 @pytest.mark.parametrize("info", [{3: "pickled"}, {"a": ("pickled", 1)}])
