@@ -73,7 +73,7 @@ void sv_segment_format(void *base, const sv_segment *plan);
  * version, or damaged. */
 bool sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy);
 
-/* Makes the rings and counters of one worker as new, for its successor.  The caller has confirmed
+/* Makes the header, and the rings and counters of one worker, as new, for its successor.  The caller has confirmed
  * that the worker is dead and holds the only handles: nobody else reads or writes them now. */
 void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker);
 

@@ -12,7 +12,7 @@ from envs import Counter
 from segment_map import LINE, MAPPED, Map, keep_mappings
 from test_dozing import wait_until_dozing
 
-from shmvec import ShmVectorEnv, WorkerCrashError
+from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._core.segment import Segment
 from shmvec.layout import Layout
 
@@ -397,3 +397,12 @@ def test_a_worker_that_is_busy_with_nonsense():
     with vector_env(1, lambda: Damaging(damage), 1, step_timeout=0.2) as envs:
         with pytest.raises(RuntimeError, match="the segment is damaged: worker 0 is busy with"):
             envs.step([0])
+
+
+def test_a_worker_that_is_restarted_under_a_damaged_header():
+    faults = FaultPolicy(on_crash="restart", max_restarts=1)
+    with vector_env(2, faults=faults) as envs:
+        Map().put(8, 0, 0, 0)
+        envs.processes[1].kill()
+        assert envs.step([0, 0])[3].tolist() == [False, True]
+        assert envs.step([0, 0])[3].tolist() == [False, False]
