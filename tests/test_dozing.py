@@ -3,42 +3,17 @@
 import os
 import signal
 import sys
-import time
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from envs import Counter
-from test_faults import gone, run_script
+from processes import dozing, gone, run_script, wait_until_dozing
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(os, "eventfd"), reason="sleeps in slices elsewhere"
 )
-
-
-def switches(pid):
-    """How often a process has gone to sleep so far."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("voluntary_ctxt_switches"):
-            return int(line.split()[1])
-    raise AssertionError("no such line")
-
-
-def wait_until_dozing(pids):
-    """Until none of them has gone to sleep anew for six slices."""
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        before = [switches(pid) for pid in pids]
-        time.sleep(0.3)
-        if before == [switches(pid) for pid in pids]:
-            return
-    raise AssertionError("they still wake up")
-
-
-def dozing(envs):
-    wait_until_dozing([process.pid for process in envs.processes])
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "spin", "park"])

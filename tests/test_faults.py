@@ -6,13 +6,9 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import cloudpickle
 import gymnasium as gym
@@ -20,7 +16,7 @@ import numpy as np
 import pytest
 from envs import Counter, Failing
 from gymnasium.error import ClosedEnvironmentError
-from test_dozing import dozing
+from processes import dozing, gone, run_script
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec.worker import EnvHost
@@ -143,32 +139,6 @@ def test_what_an_interrupted_step_raised_is_dropped_but_a_death_is_not():
     with pytest.raises(WorkerCrashError):
         envs.reset()
     envs.close()
-
-
-def run_script(body: str) -> subprocess.Popen:
-    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", script + textwrap.dedent(body)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def gone(pids, deadline_s):
-    until = time.monotonic() + deadline_s
-    while time.monotonic() < until:
-        if not any(Path(f"/proc/{pid}").exists() and "Z" not in state(pid) for pid in pids):
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def state(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return "Z"
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])

@@ -1,0 +1,56 @@
+"""Scripts in processes of their own, and what can be seen of processes from outside."""
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+
+def run_script(body: str) -> subprocess.Popen:
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", script + textwrap.dedent(body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def gone(pids, deadline_s):
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until:
+        if not any(Path(f"/proc/{pid}").exists() and "Z" not in state(pid) for pid in pids):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return "Z"
+
+
+def switches(pid):
+    """How often a process has gone to sleep so far."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("voluntary_ctxt_switches"):
+            return int(line.split()[1])
+    raise AssertionError("no such line")
+
+
+def wait_until_dozing(pids):
+    """Until none of them has gone to sleep anew for six slices."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        before = [switches(pid) for pid in pids]
+        time.sleep(0.3)
+        if before == [switches(pid) for pid in pids]:
+            return
+    raise AssertionError("they still wake up")
+
+
+def dozing(envs):
+    wait_until_dozing([process.pid for process in envs.processes])
