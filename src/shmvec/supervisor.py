@@ -284,7 +284,9 @@ class Supervisor:
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
         sentinels = {process.sentinel for process in self.processes}
-        open_pipes: dict[Any, Pipe] = {pipe.connection: pipe for pipe in self._pipes}
+        open_pipes: dict[Any, Pipe] = {
+            pipe.connection: pipe for pipe in self._pipes if not pipe.connection.closed
+        }
         while sentinels and (deadline is None or time.monotonic() < deadline):
             left = _SLICE_S if deadline is None else max(0.0, deadline - time.monotonic())
             for ready in wait_for_any([*sentinels, *open_pipes], min(left, _SLICE_S)):

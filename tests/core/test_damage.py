@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
+from processes import wait_until_dozing
 from segment_map import LINE, MAPPED, Map, keep_mappings
-from test_dozing import wait_until_dozing
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._core.segment import Segment
