@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy as copying
 import multiprocessing
 import os
-import sys
 import time
 import warnings
 import weakref
@@ -49,6 +48,7 @@ from shmvec.faults import (
 )
 from shmvec.layout import Layout, has_fixed_size
 from shmvec.memory import map_memory, reserve_memory
+from shmvec.ownership import caller, own
 from shmvec.partial import PartialBatches, checked_batch_size, checked_env_ids
 from shmvec.pipes import uninterrupted
 from shmvec.recovery import Recovery
@@ -200,8 +200,8 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         # Set first: close() and __del__ must work whatever fails below.
         self._workers: Supervisor | InlineWorker | None = None
         self._owner = os.getpid()
-        self._made_at = _caller()
-        _LIVE.add(self)
+        self._made_at = caller()
+        own(self)
         self._loop: ParentLoop | None = None
         self._state = _DEFAULT
         self._held: Callable[[], object] | None = None
@@ -967,28 +967,3 @@ def _only(name: str, limit: float | None, other: float | None) -> float | None:
     if limit is not None and other is not None and limit != other:
         raise ValueError(f"{name} is given twice: {limit}, and {other} in the FaultPolicy")
     return other if limit is None else limit
-
-
-def _caller() -> str:
-    """Where the user's code made a vector env."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
-        ("shmvec", "gymnasium")
-    ):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-# Those that are open in this process. A fork of it must not touch their workers.
-_LIVE: weakref.WeakSet[ShmVectorEnv] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for envs in list(_LIVE):
-        envs._loop = None
-        envs.closed = True
-    _LIVE.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
