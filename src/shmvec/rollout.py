@@ -6,6 +6,7 @@ Two rollouts alternate in one block of memory, so that one is learned from while
 from __future__ import annotations
 
 import gc
+import importlib
 import math
 import os
 import weakref
@@ -287,12 +288,12 @@ def _page_lock(memory: npt.NDArray[np.uint8]) -> None:
         RuntimeError: There is no torch, no CUDA, or CUDA refuses.
     """
     try:
-        import torch
+        torch: Any = importlib.import_module("torch")
     except ImportError:
         raise RuntimeError("pin=True page-locks memory by torch, which is not installed") from None
     if not torch.cuda.is_available():
         raise RuntimeError("pin=True page-locks memory for CUDA, and torch finds none here")
-    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    cudart = torch.cuda.cudart()
     address = memory.ctypes.data
     error = int(cudart.cudaHostRegister(address, memory.nbytes, 0))
     if error != 0:
