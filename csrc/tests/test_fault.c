@@ -1,4 +1,4 @@
-/* Fault points: harmless unless armed, deadly where they are. */
+/* test_fault.c — fault points: harmless unless armed, deadly where they are. */
 #include "fault.h"
 
 #include <sys/wait.h>
