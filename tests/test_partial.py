@@ -85,7 +85,10 @@ def assert_told(infos, expected):
     """Infos are equal, whatever the order of their keys."""
     assert infos.keys() == expected.keys()
     for key in expected:
-        assert same(infos[key], expected[key])
+        if isinstance(expected[key], dict):
+            assert_told(infos[key], expected[key])
+        else:
+            assert same(infos[key], expected[key])
 
 
 @settings(max_examples=30, deadline=None)
