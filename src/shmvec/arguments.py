@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from shmvec.scheduling import WAIT_POLICIES
 
@@ -29,6 +30,7 @@ else:
 
 __all__ = [
     "AutoresetMode",
+    "Options",
     "checked_autoreset_mode",
     "checked_count",
     "checked_env_fns",
@@ -37,10 +39,15 @@ __all__ = [
     "checked_max_concurrency",
     "checked_num_workers",
     "checked_observation_mode",
+    "checked_options",
     "checked_seeds",
     "checked_threads",
     "checked_wait_policy",
+    "of_each_env",
 ]
+
+# For reset: the same for all envs, or one for each.
+Options: TypeAlias = dict[str, Any] | Sequence[dict[str, Any] | None] | None
 
 
 def checked_env_fns(env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> list[Any]:
@@ -190,6 +197,35 @@ def checked_seeds(seed: Any, num_envs: int) -> list[int | None] | None:
                 f"the seed of env {env} must be an int or None, got {value!r}"
             ) from None
     return seeds
+
+
+def checked_options(options: Any, num_envs: int) -> list[Any] | None:
+    """Options of a reset, one for each env, or None for none at all."""
+    if options is None:
+        return None
+    if not isinstance(options, (list, tuple)):
+        return [options] * num_envs
+    if len(options) != num_envs:
+        raise ValueError(
+            f"If options are passed as a list its length must be the number of envs, {num_envs}, "
+            f"but it is {len(options)}"
+        )
+    return list(options)
+
+
+def of_each_env(
+    checked: Callable[[Any, int], list[Any] | None],
+    values: Any,
+    env_id: npt.NDArray[np.intp] | None,
+    num_envs: int,
+) -> list[Any] | None:
+    """Seeds or options by env, of which a list has one for each env in ``env_id``; None: of all."""
+    if env_id is None or not isinstance(values, (list, tuple, np.ndarray)):
+        return checked(values, num_envs)
+    found: list[Any] = [None] * num_envs
+    for env, value in zip(env_id.tolist(), checked(values, len(env_id)) or (), strict=True):
+        found[env] = value
+    return found
 
 
 def checked_mask(mask: Any, num_envs: int, name: str = "`options['reset_mask']`") -> list[bool]:

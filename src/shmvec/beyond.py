@@ -9,15 +9,32 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.vector.async_vector_env import AsyncState
 
 from shmvec._core.parent import ParentLoop
-from shmvec.arguments import checked_mask
+from shmvec.arguments import (
+    Options,
+    checked_mask,
+    checked_options,
+    checked_seeds,
+    of_each_env,
+)
 from shmvec.faults import Failure, WorkerCrashError, log_as_gymnasium_does, raise_failures
-from shmvec.partial import EnvsFailed, PartialBatches, checked_env_ids, given_actions, release
+from shmvec.partial import (
+    EnvsFailed,
+    PartialBatches,
+    checked_env_ids,
+    existing_env_ids,
+    given_actions,
+    release,
+)
 from shmvec.recovery import Recovery
 from shmvec.rollout import Rollout, Rollouts
 
 __all__ = ["BeyondGymnasium", "StepResults"]
+
+# Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
+_NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
 
 # Observations, rewards, terminations, truncations, infos.
 StepResults: TypeAlias = tuple[
@@ -40,39 +57,74 @@ class BeyondGymnasium:
     _masked: bool  # the single envs that were asked are those of a masked step or reset
     _abandon: Callable[[], None]
     _idle_loop: Callable[..., ParentLoop]
+    _begin: Callable[[AsyncState, ParentLoop, Callable[[], object]], None]
+    call_wait: Callable[[], tuple[Any, ...]]
     _settle: Callable[[ParentLoop], None]
+    _command: Callable[[str, Callable[[range], Any]], Callable[[], None]]
     _packed: Callable[[str, Callable[[range], Any]], list[Any]]
-    _reset_arguments: Callable[..., tuple[npt.NDArray[np.intp], Callable[[range], Any] | None]]
 
     def async_reset(
         self,
         seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
+        options: Options = None,
+        env_id: npt.ArrayLike | None = None,
     ) -> None:
-        """Starts to reset all envs; :meth:`recv` returns those that are ready first.
+        """Starts to reset envs; :meth:`recv` returns those that are ready first.
 
         Args:
-            seed: As for :meth:`reset`.
-            options: As for :meth:`reset`, ``reset_mask`` included.
+            seed: An int: env ``i`` gets ``seed + i``. A list: one seed (or None) for each of the
+                envs. None: they go on with the generators they have.
+            options: Passed to the envs' ``reset``; of a list, each gets its own. ``reset_mask``
+                as for :meth:`reset`.
+            env_id: Which envs, int ``(n,)``. None: all.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
             AlreadyPendingCallError: Another call waits for its results.
-            ValueError: An env has been asked already; seeds or mask are wrong.
-            TypeError: A seed is no integer, or the mask no array of bools.
+            ValueError: There is no such env, it is named twice, or it has been asked already;
+                seeds, options or mask are wrong. Nothing was sent.
+            TypeError: A seed is no integer, or the mask no array of bools. Nothing was sent.
         """
-        self._ask_to_reset(self._idle_loop("async_reset", asking=True), seed, options)
+        loop = self._idle_loop("async_reset", asking=True)
+        envs = None if env_id is None else existing_env_ids(env_id, self.num_envs)
+        self._ask_to_reset(loop, seed, options, envs)
 
     def _ask_to_reset(
         self,
         loop: ParentLoop,
         seed: int | Sequence[int | None] | None,
-        options: dict[str, Any] | None,
+        options: Options,
+        env_id: npt.NDArray[np.intp] | None = None,
     ) -> None:
-        envs, payload = self._reset_arguments(seed, options)
         self._settle(loop)
+        envs, payload = self._reset_arguments(seed, options, env_id)
         command = None if payload is None else partial(self._packed, "reset", payload)
         self._partial.reset(envs, command)
+
+    def _reset_arguments(
+        self,
+        seed: int | Sequence[int | None] | None,
+        options: Options,
+        env_id: npt.NDArray[np.intp] | None = None,
+    ) -> tuple[npt.NDArray[np.intp], Callable[[range], Any] | None]:
+        """The envs to reset, and what makes a worker's arguments; None if there are none."""
+        mask: Any = None
+        if env_id is not None:
+            mask = np.isin(np.arange(self.num_envs), env_id)
+        elif isinstance(options, dict) and "reset_mask" in options:
+            options = dict(options)
+            mask = checked_mask(options.pop("reset_mask"), self.num_envs)
+        chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
+        seeds = of_each_env(checked_seeds, seed, env_id, self.num_envs)
+        each = of_each_env(checked_options, options, env_id, self.num_envs)
+        self._partial.check(chosen)
+        self._recovery.resets(chosen, seeds, each)
+        if seeds is None and each is None:
+            return chosen, None
+        return chosen, lambda envs: tuple(
+            None if values is None else values[envs.start : envs.stop]
+            for values in (seeds, each, mask)
+        )
 
     def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
         """Starts to step some envs; :meth:`recv` returns those that are ready first.
@@ -220,6 +272,41 @@ class BeyondGymnasium:
         self._settle(self._idle_loop("rollout"))
         return self._rollouts.begin(length, pin)
 
+    def call_some(
+        self, env_id: npt.ArrayLike, name: str, /, *args: Any, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Calls a method of some envs, in parallel, or gets an attribute; as :meth:`call`.
+
+        Args:
+            env_id: Indices of the envs, int ``(n,)``.
+            name: Of the method or attribute, of the env or one of its wrappers.
+            *args: For the method.
+            **kwargs: For the method.
+
+        Returns:
+            One result for each of these envs, in this order.
+
+        Raises:
+            ValueError: There is no such env, or it is named twice; and as :meth:`call`.
+            TypeError: ``env_id`` is not of integers.
+        """
+        loop = self._idle_loop("call_some")
+        envs = existing_env_ids(env_id, self.num_envs)
+        self._begin(AsyncState.WAITING_CALL, loop, self._calling(envs, name, args, kwargs))
+        results = self.call_wait()
+        return tuple(results[env] for env in envs.tolist())
+
+    def _calling(
+        self, env_id: npt.NDArray[np.intp] | None, name: str, args: Any, kwargs: Any
+    ) -> Callable[[], None]:
+        """What sends a call of a method of some envs; None: of all."""
+        if name in _NOT_CALLED:
+            raise ValueError(
+                f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+            )
+        chosen = None if env_id is None else frozenset(env_id.tolist())
+        return self._command("call", lambda envs: (name, args, kwargs, chosen))
+
     def restart(self, env_id: npt.ArrayLike | None = None) -> None:
         """Restarts the workers of some envs, for simulators that leak.
 
@@ -237,9 +324,7 @@ class BeyondGymnasium:
             TypeError: ``env_id`` is not of integers.
             WorkerCrashError: A new worker died while it built its envs.
         """
-        envs = checked_env_ids(env_id, self.num_envs)
-        if envs.min() < 0 or envs.max() >= self.num_envs:
-            raise ValueError(f"env_id must be in 0 to {self.num_envs - 1}, got {envs.tolist()}")
+        envs = existing_env_ids(env_id, self.num_envs)
         self._settle(self._idle_loop("restart", asking=True))
         try:
             self._recovery.restart(envs.tolist())

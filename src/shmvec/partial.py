@@ -31,6 +31,7 @@ __all__ = [
     "PartialBatches",
     "checked_batch_size",
     "checked_env_ids",
+    "existing_env_ids",
     "given_actions",
     "release",
 ]
@@ -66,6 +67,10 @@ class PartialBatches:
         self._hold_batches = hold_batches
         self._held: deque[weakref.ref[Lease] | None] = deque()
 
+    def check(self, envs: Envs) -> None:
+        """Raises ValueError unless these envs can be asked something."""
+        self._loop.check(envs)
+
     def send(self, envs: Envs, actions: Any) -> None:
         """Asks envs to step."""
         self._workers.doing = "send"
@@ -87,7 +92,6 @@ class PartialBatches:
             command: Makes a command for each worker, packed, which has the seeds and options; None
                 if there are none.
         """
-        self._loop.check(envs)
         if self.recovery.later:
             self.recovery.asked(envs.tolist())
         self._workers.doing = "reset"
@@ -395,6 +399,21 @@ def checked_env_ids(env_id: Any, num_envs: int) -> Envs:
     if ids.dtype.kind not in "iu":
         raise TypeError(f"env_id must be integers, got {ids.dtype}: {env_id!r}")
     return np.ascontiguousarray(ids, np.intp)
+
+
+def existing_env_ids(env_id: Any, num_envs: int) -> Envs:
+    """Indices of envs that there are, each once; None means all.
+
+    Raises:
+        TypeError: They are no integers.
+        ValueError: There is no such env, or it is named twice.
+    """
+    envs = checked_env_ids(env_id, num_envs)
+    if envs.min() < 0 or envs.max() >= num_envs:
+        raise ValueError(f"env_id must be in 0 to {num_envs - 1}, got {envs.tolist()}")
+    if len(np.unique(envs)) < len(envs):
+        raise ValueError(f"env_id names an env twice: {envs.tolist()}")
+    return envs
 
 
 def given_actions(space: Any, actions: Any, envs: Envs) -> Any:

@@ -78,12 +78,16 @@ class Recovery:
     # ---- what the vector env says ------------------------------------------------------------
 
     def resets(
-        self, envs: npt.NDArray[np.intp], seeds: Sequence[int | None] | None, options: Any
+        self,
+        envs: npt.NDArray[np.intp],
+        seeds: Sequence[int | None] | None,
+        options: Sequence[Any] | None,
     ) -> None:
         """Envs are about to be reset, which ends what was wrong with them."""
         for env in envs.tolist():
             seed = None if seeds is None else seeds[env]
-            self._asked[env] = (self._asked[env][0] if seed is None else seed), options
+            seed = self._asked[env][0] if seed is None else seed
+            self._asked[env] = seed, None if options is None else options[env]
             self._mend_broken(env)
 
     def _mend_broken(self, env: int) -> None:

@@ -25,15 +25,14 @@ from shmvec._core.parent import ParentLoop
 from shmvec._core.segment import Segment, segment_bytes
 from shmvec.arguments import (
     AutoresetMode,
+    Options,
     checked_autoreset_mode,
     checked_count,
     checked_env_fns,
     checked_limits,
-    checked_mask,
     checked_max_concurrency,
     checked_num_workers,
     checked_observation_mode,
-    checked_seeds,
     checked_threads,
     checked_wait_policy,
 )
@@ -49,7 +48,12 @@ from shmvec.faults import (
 from shmvec.layout import Layout, has_fixed_size
 from shmvec.memory import map_memory, reserve_memory
 from shmvec.ownership import caller, own
-from shmvec.partial import PartialBatches, checked_batch_size, checked_env_ids
+from shmvec.partial import (
+    PartialBatches,
+    checked_batch_size,
+    checked_env_ids,
+    existing_env_ids,
+)
 from shmvec.pipes import uninterrupted
 from shmvec.recovery import Recovery
 from shmvec.rollout import Rollouts
@@ -382,22 +386,23 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self,
         *,
         seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
+        options: Options = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Resets all envs, in parallel.
 
         Args:
             seed: An int: env ``i`` gets ``seed + i``. A list: one seed (or None) for each env.
                 None: envs go on with the generators they have.
-            options: Passed to every env's ``reset``. ``options["reset_mask"]``, a bool array of
-                shape ``(num_envs,)``, is not: only the envs that it marks are reset.
+            options: Passed to every env's ``reset``; of a list, each env gets its own.
+                ``options["reset_mask"]``, a bool array of shape ``(num_envs,)``, is not passed:
+                only the envs that it marks are reset.
 
         Returns:
             Observations, batched as ``observation_space`` says, and infos, a dict of arrays.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
-            ValueError: The number of seeds or the shape of the mask is wrong.
+            ValueError: The number of seeds or options, or the shape of the mask, is wrong.
             TypeError: A seed is no integer, or the mask no array of bools.
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker process died.
@@ -407,7 +412,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             self.async_reset(seed, options)
             observations, *_, infos = self.recv()
             return observations, infos
-        if options is not None and "reset_mask" in options:
+        if isinstance(options, dict) and "reset_mask" in options:
             return self._reset_some(seed, options)
         self.reset_async(seed, options)
         return self.reset_wait()
@@ -415,7 +420,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def reset_async(
         self,
         seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
+        options: Options = None,
     ) -> None:
         """Starts to reset all envs and does not wait; see :meth:`reset`.
 
@@ -434,25 +439,6 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._workers.doing = "reset"
         self._recovery.asked(range(self.num_envs))
         loop.post_reset()
-
-    def _reset_arguments(
-        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
-    ) -> tuple[npt.NDArray[np.intp], Callable[[range], Any] | None]:
-        """The envs to reset, and what makes a worker's arguments; None if there are none."""
-        seeds = checked_seeds(seed, self.num_envs)
-        mask = None
-        if options is not None and "reset_mask" in options:
-            options = dict(options)
-            mask = checked_mask(options.pop("reset_mask"), self.num_envs)
-        chosen = np.arange(self.num_envs) if mask is None else np.flatnonzero(mask)
-        self._recovery.resets(chosen, seeds, options)
-        if seeds is None and options is None:
-            return chosen, None
-        return chosen, lambda envs: (
-            None if seeds is None else seeds[envs.start : envs.stop],
-            options,
-            None if mask is None else mask[envs.start : envs.stop],
-        )
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits for what :meth:`reset_async` started.
@@ -607,11 +593,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             AlreadyPendingCallError: Another call waits for its results.
         """
         loop = self._idle_loop("call_async")
-        if name in _NOT_CALLED:
-            raise ValueError(
-                f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
-            )
-        self._begin(_CALL, loop, self._command("call", lambda envs: (name, args, kwargs)))
+        self._begin(_CALL, loop, self._calling(None, name, args, kwargs))
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Waits for what :meth:`call_async` started.
@@ -629,32 +611,39 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         return self._finish(_CALL, timeout)[2]
 
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """The attribute of every env, as a tuple; see :meth:`call`."""
-        return self.call(name)
+    def get_attr(self, name: str, env_id: npt.ArrayLike | None = None) -> tuple[Any, ...]:
+        """The attribute of every env, or of those in ``env_id``, as a tuple; see :meth:`call`."""
+        return self.call(name) if env_id is None else self.call_some(env_id, name)
 
-    def set_attr(self, name: str, values: Any) -> None:
+    def set_attr(self, name: str, values: Any, env_id: npt.ArrayLike | None = None) -> None:
         """Sets an attribute of every env.
 
         Args:
             name: Of the attribute.
             values: A list or tuple: one value for each env. Anything else: the value for all.
+            env_id: Indices of the envs, int ``(n,)``. None: all.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
-            ValueError: The list has another length than there are envs.
+            ValueError: The list has another length than there are envs, or there is no such env.
+            TypeError: ``env_id`` is not of integers.
             AlreadyPendingCallError: Another call waits for its results.
             Exception: Whatever an env raises.
         """
         loop = self._idle_loop("set_attr")
+        envs = existing_env_ids(env_id, self.num_envs).tolist()
         if not isinstance(values, (list, tuple)):
-            values = [values] * self.num_envs
-        if len(values) != self.num_envs:
+            values = [values] * len(envs)
+        if len(values) != len(envs):
             raise ValueError(
                 "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {self.num_envs} environments."
+                f"Got `{len(values)}` values for {len(envs)} environments."
             )
-        command = self._command("set_attr", lambda envs: (name, values[envs.start : envs.stop]))
+        assigned = dict(zip(envs, values, strict=True))
+        command = self._command(
+            "set_attr",
+            lambda envs: (name, {env: assigned[env] for env in envs if env in assigned}),
+        )
         self._begin(_CALL, loop, command)
         self._finish(_CALL, None)
 
@@ -956,10 +945,6 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._state = _DEFAULT
         self.closed = True
         self._finalizer()
-
-
-# Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
-_NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
 
 
 def _only(name: str, limit: float | None, other: float | None) -> float | None:

@@ -177,20 +177,23 @@ class EnvHost:
             self._take_rollouts(*payload)
             return None, []
         if name == "call":
-            attribute, args, kwargs = payload
+            attribute, args, kwargs, chosen = payload
 
-            def run(env: gym.Env[Any, Any], value: Any) -> Any:
+            def run(env: gym.Env[Any, Any], index: int) -> Any:
+                if chosen is not None and index not in chosen:
+                    return None
                 found = env.get_wrapper_attr(attribute)
                 return found(*args, **kwargs) if callable(found) else found
 
-            return None, self._for_each(run, [None] * len(self.envs), attribute)
+            return None, self._for_each(run, attribute)
         assert name == "set_attr", name
         attribute, values = payload
 
-        def assign(env: gym.Env[Any, Any], value: Any) -> None:
-            env.set_wrapper_attr(attribute, value)
+        def assign(env: gym.Env[Any, Any], index: int) -> None:
+            if index in values:
+                env.set_wrapper_attr(attribute, values[index])
 
-        return None, self._for_each(assign, values, f"set_attr({attribute!r})")
+        return None, self._for_each(assign, f"set_attr({attribute!r})")
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
         """Raises EnvTimeoutError, inside an env's step or reset, if that takes too long."""
@@ -211,16 +214,14 @@ class EnvHost:
         assert self._loop is not None and self._layout is not None
         self._loop.take_rollouts(self._layout.results_in(memory, num_frames))
 
-    def _for_each(
-        self, run: Callable[[gym.Env[Any, Any], Any], Any], values: Sequence[Any], name: str
-    ) -> list[Any]:
+    def _for_each(self, run: Callable[[gym.Env[Any, Any], int], Any], name: str) -> list[Any]:
         """One packed result, or the Failure, an env."""
         results: list[Any] = []
-        for i, (env, value) in enumerate(zip(self.envs, values, strict=True)):
+        for index, env in enumerate(self.envs, self.first_env):
             try:
-                results.append(self.pipe.pack(run(env, value)))
+                results.append(self.pipe.pack(run(env, index)))
             except BaseException as error:
-                results.append(self._failure(self.first_env + i, name, error))
+                results.append(self._failure(index, name, error))
         return results
 
     def late_actions(self) -> list[tuple[int, Any]]:

@@ -7,8 +7,8 @@ from shmvec._core.results import Results
 from shmvec._core.segment import Segment
 from shmvec.layout import Slabs
 
-# Seeds, options and mask (which envs to reset), the first and the last one item an env.
-ResetArguments = tuple[Sequence[int | None] | None, dict[str, Any] | None, Sequence[bool] | None]
+# Seeds, options and mask (which envs to reset), one item an env.
+ResetArguments = tuple[Sequence[int | None] | None, Sequence[Any] | None, Sequence[bool] | None]
 
 AUTORESET: dict[str, int]  # values of gymnasium.vector.AutoresetMode and their numbers here
 

@@ -349,7 +349,8 @@ cdef class WorkerLoop:
                 continue
             self.operation = "reset"
             try:
-                self.reset_one(i, None if seeds is None else seeds[i], options, True)
+                self.reset_one(i, None if seeds is None else seeds[i],
+                               None if options is None else options[i], True)
             except BaseException as error:
                 self.fail(i, error)
         return 0
