@@ -1,5 +1,7 @@
 """Resets, calls and attributes of some of the envs, each with arguments of its own."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from envs import Counter
@@ -10,63 +12,80 @@ import shmvec
 NUM_ENVS = 5
 
 
-@pytest.fixture(params=[0, 2, 5])
-def envs(request):
-    envs = shmvec.ShmVectorEnv([Counter] * NUM_ENVS, num_workers=request.param)
-    yield envs
-    envs.close()
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 5])
 
 
-def test_reset_of_some_envs_gives_each_its_own_seed_and_options(envs):
-    envs.reset(seed=0)
-    envs.async_reset([7, None], [{"a": 1}, None], env_id=[3, 1])
-    envs.send([0, 0, 0], env_id=[0, 2, 4])
-    infos = envs.recv()[4]
-    assert sorted(infos["env_id"].tolist()) == list(range(NUM_ENVS))
-    assert envs.get_attr("resets") == (1, 2, 1, 2, 1)
-    assert [given[-1] for given in envs.get_attr("received")] == [None, None, None, {"a": 1}, None]
-    alone = Counter()
-    alone.reset(seed=7)
-    assert envs.get_attr("noise", env_id=[3]) == (alone.noise,)
+def vector_env(num_workers):
+    return closing(shmvec.ShmVectorEnv([Counter] * NUM_ENVS, num_workers=num_workers))
 
 
-def test_an_int_seed_counts_from_the_first_env(envs):
-    envs.async_reset(10, env_id=[4, 2])
-    envs.recv(min_envs=2)
-    for env in (2, 4):
+@WORKERS
+def test_reset_of_some_envs_gives_each_its_own_seed_and_options(num_workers):
+    with vector_env(num_workers) as envs:
+        envs.reset(seed=0)
+        envs.async_reset([7, None], [{"a": 1}, None], env_id=[3, 1])
+        envs.send([0, 0, 0], env_id=[0, 2, 4])
+        infos = envs.recv()[4]
+        assert sorted(infos["env_id"].tolist()) == list(range(NUM_ENVS))
+        assert envs.get_attr("resets") == (1, 2, 1, 2, 1)
+        assert [given[-1] for given in envs.get_attr("received")] == [
+            None,
+            None,
+            None,
+            {"a": 1},
+            None,
+        ]
         alone = Counter()
-        alone.reset(seed=10 + env)
-        assert envs.get_attr("noise", env_id=[env]) == (alone.noise,)
+        alone.reset(seed=7)
+        assert envs.get_attr("noise", env_id=[3]) == (alone.noise,)
 
 
-def test_reset_takes_a_list_of_options(envs):
-    options = [{"env": env} for env in range(NUM_ENVS)]
-    envs.reset(options=options)
-    assert [given[-1] for given in envs.get_attr("received")] == options
-    with pytest.raises(ValueError, match="number of envs, 5, but it is 2"):
-        envs.reset(options=[{}, {}])
+@WORKERS
+def test_an_int_seed_counts_from_the_first_env(num_workers):
+    with vector_env(num_workers) as envs:
+        envs.async_reset(10, env_id=[4, 2])
+        envs.recv(min_envs=2)
+        for env in (2, 4):
+            alone = Counter()
+            alone.reset(seed=10 + env)
+            assert envs.get_attr("noise", env_id=[env]) == (alone.noise,)
 
 
-def test_call_some_calls_only_these_envs_in_the_order_asked_for(envs):
-    envs.reset()
-    envs.step([0] * 5, mask=np.arange(5) == 4)
-    seen = envs.call_some([4, 1], "_observation", action=3)
-    assert [observation.tolist()[:2] for observation in seen] == [[1, 3], [0, 3]]
-    envs.set_attr("offset", [40, 10], env_id=[4, 1])
-    assert envs.get_attr("offset") == (0, 10, 0, 0, 40)
-    envs.set_attr("offset", 7, env_id=[0])
-    assert envs.get_attr("offset", env_id=[1, 0]) == (10, 7)
+@WORKERS
+def test_reset_takes_a_list_of_options(num_workers):
+    with vector_env(num_workers) as envs:
+        options = [{"env": env} for env in range(NUM_ENVS)]
+        envs.reset(options=options)
+        assert [given[-1] for given in envs.get_attr("received")] == options
+        with pytest.raises(ValueError, match="number of envs, 5, but it is 2"):
+            envs.reset(options=[{}, {}])
 
 
-def test_only_the_envs_that_are_called_can_fail(envs):
-    with pytest.raises(AttributeError, match="nothing"):
-        envs.call_some([2], "nothing")
-    envs.set_attr("special", 1, env_id=[2])
-    assert envs.call_some([2], "special") == (1,)
-    with pytest.raises(AttributeError):
-        envs.call("special")
+@WORKERS
+def test_call_some_calls_only_these_envs_in_the_order_asked_for(num_workers):
+    with vector_env(num_workers) as envs:
+        envs.reset()
+        envs.step([0] * 5, mask=np.arange(5) == 4)
+        seen = envs.call_some([4, 1], "_observation", action=3)
+        assert [observation.tolist()[:2] for observation in seen] == [[1, 3], [0, 3]]
+        envs.set_attr("offset", [40, 10], env_id=[4, 1])
+        assert envs.get_attr("offset") == (0, 10, 0, 0, 40)
+        envs.set_attr("offset", 7, env_id=[0])
+        assert envs.get_attr("offset", env_id=[1, 0]) == (10, 7)
 
 
+@WORKERS
+def test_only_the_envs_that_are_called_can_fail(num_workers):
+    with vector_env(num_workers) as envs:
+        with pytest.raises(AttributeError, match="nothing"):
+            envs.call_some([2], "nothing")
+        envs.set_attr("special", 1, env_id=[2])
+        assert envs.call_some([2], "special") == (1,)
+        with pytest.raises(AttributeError):
+            envs.call("special")
+
+
+@WORKERS
 @pytest.mark.parametrize(
     ("env_id", "error", "message"),
     [
@@ -77,34 +96,39 @@ def test_only_the_envs_that_are_called_can_fail(envs):
         ([0.5], TypeError, "integers"),
     ],
 )
-def test_bad_env_ids_are_refused_before_anything_is_sent(envs, env_id, error, message):
-    envs.reset(seed=1)
-    for call in (
-        lambda: envs.async_reset(env_id=env_id),
-        lambda: envs.call_some(env_id, "render"),
-        lambda: envs.set_attr("offset", 1, env_id=env_id),
-        lambda: envs.get_attr("offset", env_id=env_id),
-    ):
-        with pytest.raises(error, match=message):
-            call()
-    assert envs.get_attr("resets") == (1,) * NUM_ENVS
-    np.testing.assert_array_equal(envs.step([0] * NUM_ENVS)[0][:, 0], 1)
+def test_bad_env_ids_are_refused_before_anything_is_sent(num_workers, env_id, error, message):
+    with vector_env(num_workers) as envs:
+        envs.reset(seed=1)
+        for call in (
+            lambda: envs.async_reset(env_id=env_id),
+            lambda: envs.call_some(env_id, "render"),
+            lambda: envs.set_attr("offset", 1, env_id=env_id),
+            lambda: envs.get_attr("offset", env_id=env_id),
+        ):
+            with pytest.raises(error, match=message):
+                call()
+        assert envs.get_attr("resets") == (1,) * NUM_ENVS
+        np.testing.assert_array_equal(envs.step([0] * NUM_ENVS)[0][:, 0], 1)
 
 
-def test_wrong_numbers_of_values_are_refused(envs):
-    with pytest.raises(ValueError, match="2 values for 3"):
-        envs.set_attr("offset", [1, 2], env_id=[0, 1, 2])
-    with pytest.raises(ValueError, match="length"):
-        envs.async_reset([1, 2], env_id=[0, 1, 2])
-    with pytest.raises(ValueError, match="number of envs, 3, but it is 1"):
-        envs.async_reset(None, [{}], env_id=[0, 1, 2])
+@WORKERS
+def test_wrong_numbers_of_values_are_refused(num_workers):
+    with vector_env(num_workers) as envs:
+        with pytest.raises(ValueError, match="`2` values for 3"):
+            envs.set_attr("offset", [1, 2], env_id=[0, 1, 2])
+        with pytest.raises(ValueError, match="length"):
+            envs.async_reset([1, 2], env_id=[0, 1, 2])
+        with pytest.raises(ValueError, match="number of envs, 3, but it is 1"):
+            envs.async_reset(None, [{}], env_id=[0, 1, 2])
 
 
-def test_envs_that_are_out_cannot_be_called_or_reset(envs):
-    envs.reset()
-    envs.send([0], [1])
-    with pytest.raises(ValueError, match="env 1 has been asked already"):
-        envs.async_reset(env_id=[1])
-    with pytest.raises(AlreadyPendingCallError):
-        envs.call_some([0], "render")
-    envs.recv(min_envs=1)
+@WORKERS
+def test_envs_that_are_out_cannot_be_called_or_reset(num_workers):
+    with vector_env(num_workers) as envs:
+        envs.reset()
+        envs.send([0], [1])
+        with pytest.raises(ValueError, match="env 1 has been asked already"):
+            envs.async_reset(env_id=[1])
+        with pytest.raises(AlreadyPendingCallError):
+            envs.call_some([0], "render")
+        envs.recv(min_envs=1)
