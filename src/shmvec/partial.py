@@ -132,6 +132,25 @@ class PartialBatches:
             self._record.append(envs.copy())
         return envs
 
+    def take_these(self, envs: Envs, timeout: float | None) -> None:
+        """Waits for these envs, which were asked, and takes them.
+
+        Raises:
+            multiprocessing.TimeoutError: The time is up; nothing was taken.
+            EnvsFailed: Envs have raised exceptions; the others are still to be taken.
+        """
+        loop = self._loop
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._pop()
+            missing = loop.num_missing(envs)
+            if missing == 0:
+                loop.take_these(envs)
+                return
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._wait_core(loop.num_ready + missing, left):
+                raise self._too_late(timeout, f"{missing} of {len(envs)} envs are not ready")
+
     def _wait_for(self, wanted: int, timeout: float | None) -> bool:
         """Waits until so many are ready; False when the time is up first."""
         loop = self._loop

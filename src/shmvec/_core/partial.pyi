@@ -83,6 +83,8 @@ class PartialLoop:
         """Whether an env's last request was a reset."""
     def hold_infos(self, env: int) -> None:
         """Takes what an env has sent out of the ring; to be called in the order of answers."""
+    def num_missing(self, envs: npt.NDArray[np.intp]) -> int:
+        """How many of these envs have still to answer."""
     def infos_of(self, env: int) -> list[dict[str, Any]]:
         """What an env that was taken has sent, as it returned it."""
     def hold(self, env: int, kind: int, message: dict[str, Any]) -> None:

@@ -417,6 +417,14 @@ cdef class PartialLoop:
         self.loop.asked -= count - kept
         return True
 
+    def num_missing(self, const Py_ssize_t[::1] envs):
+        """How many of these envs have still to answer."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t missing = 0
+        for i in range(envs.shape[0]):
+            missing += self.states[envs[i]] == OUT
+        return missing
+
     def infos_of(self, Py_ssize_t env):
         """What an env that was taken has sent, as it returned it: [info]."""
         self.hold_infos(env)

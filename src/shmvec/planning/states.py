@@ -1,0 +1,683 @@
+"""The state of an env, wrappers included: what must be set for it to go on exactly as before.
+
+A state is taken apart by layers: each wrapper, and the env inside. Gymnasium's own envs and
+wrappers have states of fixed size, which become one array; an env with ``get_state()`` and
+``set_state(state)`` says itself what its state is; of any other everything it holds is pickled.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import wrappers
+
+__all__ = ["AnyState", "EnvState"]
+
+Vector = npt.NDArray[Any]
+
+
+class AnyState(gym.Space[Any]):
+    """The space of states that are no arrays of a fixed size: any object that can be pickled."""
+
+    def __init__(self) -> None:
+        """Makes the space; it has no shape and no dtype."""
+        super().__init__()
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        """Nothing can be sampled: states come from envs."""
+        raise NotImplementedError("states cannot be sampled, only taken from an env")
+
+    def contains(self, x: Any) -> bool:
+        """Anything will do."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        """All are equal."""
+        return isinstance(other, AnyState)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Part:
+    """Part of a state. Fixed ones fill a slice of a vector, others are an object each.
+
+    Attributes:
+        dtype: Of the slice; None if it is an object.
+        size: Length of the slice.
+        shape: Of the array that a lone part is to its user.
+    """
+
+    dtype: np.dtype[Any] | None = None
+    size: int = 0
+    shape: tuple[int, ...] = ()
+
+    def get(self, out: Any) -> Any:
+        """Fills the slice; or returns the object."""
+        raise NotImplementedError
+
+    def set(self, value: Any) -> None:
+        """Restores what ``get`` gave."""
+        raise NotImplementedError
+
+
+_FLOAT = np.dtype(np.float64)
+_BYTE = np.dtype(np.uint8)
+
+
+class EnvState:
+    """Takes and sets the state of one env.
+
+    Attributes:
+        space: The space of states: a Box of float64, of bytes (uint8) or of what the env's own
+            ``get_state`` returns; ``AnyState`` if they have no fixed size.
+        nothing: What may stand where nobody looks for a state.
+    """
+
+    space: gym.Space[Any]
+    nothing: Any
+
+    def __init__(self, env: gym.Env[Any, Any], include_rng: bool) -> None:
+        """Looks at the layers of an env, which must have been reset.
+
+        Args:
+            env: The env.
+            include_rng: Whether the random generators of envs that roll dice in their steps are
+                part of the state.
+
+        Raises:
+            TypeError: The state of a layer cannot be taken.
+        """
+        parts = _parts(env, include_rng)
+        fixed = [part for part in parts if part.dtype is not None]
+        self._objects = [part for part in parts if part.dtype is None]
+        # Floats first: what follows need not be aligned.
+        self._fixed = sorted(fixed, key=lambda part: part.dtype != _FLOAT)
+        self._alone = len(parts) == 1
+        dtypes = {part.dtype for part in fixed}
+        if self._alone and fixed:
+            dtype, shape = fixed[0].dtype, fixed[0].shape
+        elif dtypes <= {_FLOAT}:
+            dtype, shape = _FLOAT, (sum(part.size for part in fixed),)
+        else:
+            dtype, shape = _BYTE, (sum(_nbytes(part) for part in fixed),)
+        self._vector: Vector = np.zeros(shape, dtype)
+        self._slices = self._sliced(self._vector)
+        self._steps = [(part.get, part.set, out) for part, out in self._slices]
+        self.space = AnyState() if self._objects else _box(shape, dtype)
+        self.nothing = None if self._objects else self._vector  # in the place of a state
+
+    def _sliced(self, vector: Vector) -> list[tuple[_Part, Vector]]:
+        """Each part's slice of a vector."""
+        flat = vector.reshape(-1)
+        raw = flat.view(np.uint8)
+        slices, begin = [], 0
+        for part in self._fixed:
+            end = begin + _nbytes(part)
+            slices.append((part, raw[begin:end].view(part.dtype or _BYTE)))
+            begin = end
+        return slices
+
+    def get(self) -> Any:
+        """The state now. An array is used again by the next call: copy it to keep it."""
+        for take, _, out in self._steps:
+            take(out)
+        if not self._objects:
+            return self._vector
+        values = [part.get(None) for part in self._objects]
+        if self._alone:
+            return values[0]
+        return (self._vector.copy(), *values)
+
+    def set(self, state: Any) -> None:
+        """Restores a state that ``get`` gave, here or for an equal env elsewhere.
+
+        Raises:
+            TypeError: It is no such state.
+            ValueError: It is the state of another env.
+        """
+        if self._objects and self._alone:
+            self._objects[0].set(state)
+            return
+        if self._objects:
+            state = self._objects_set(state)
+        array = np.asarray(state)
+        if array.shape != self._vector.shape or array.dtype != self._vector.dtype:
+            raise ValueError(
+                f"a state of this env is {self._vector.dtype} {self._vector.shape}, not "
+                f"{array.dtype} {array.shape}"
+            )
+        self._vector[...] = array
+        for _, put, out in self._steps:
+            put(out)
+
+    def _objects_set(self, state: Any) -> Any:
+        """Restores what is in no array; returns the array."""
+        if not isinstance(state, tuple) or len(state) != 1 + len(self._objects):
+            raise TypeError(
+                f"a state of this env is a tuple of {1 + len(self._objects)} parts, not "
+                f"{type(state).__name__}"
+            )
+        for part, value in zip(self._objects, state[1:], strict=True):
+            part.set(value)
+        return state[0]
+
+
+def _nbytes(part: _Part) -> int:
+    assert part.dtype is not None
+    return part.size * part.dtype.itemsize
+
+
+def _box(shape: tuple[int, ...], dtype: Any) -> gym.spaces.Box:
+    if np.dtype(dtype).kind == "f":
+        return gym.spaces.Box(-np.inf, np.inf, shape, dtype)
+    if np.dtype(dtype) == np.bool_:
+        return gym.spaces.Box(0, 1, shape, dtype)
+    bounds = np.iinfo(dtype)
+    return gym.spaces.Box(bounds.min, bounds.max, shape, dtype)
+
+
+# ---- layers ----------------------------------------------------------------------------------
+
+_STATELESS = (
+    wrappers.PassiveEnvChecker,
+    wrappers.TransformAction,
+    wrappers.ClipAction,
+    wrappers.RescaleAction,
+    wrappers.TransformReward,
+    wrappers.ClipReward,
+    wrappers.TransformObservation,
+    wrappers.DtypeObservation,
+    wrappers.FilterObservation,
+    wrappers.FlattenObservation,
+    wrappers.GrayscaleObservation,
+    wrappers.RescaleObservation,
+    wrappers.ReshapeObservation,
+    wrappers.ResizeObservation,
+)
+
+# By the full name of a class: attributes that a step reads or writes, and how many numbers each
+# holds at most. Names, so that nothing is imported that is not there.
+_ATTRIBUTES: dict[str, dict[str, int]] = {
+    "gymnasium.envs.classic_control.cartpole.CartPoleEnv": {
+        "state": 4,
+        "steps_beyond_terminated": 1,
+    },
+    "gymnasium.envs.classic_control.mountain_car.MountainCarEnv": {"state": 2},
+    "gymnasium.envs.classic_control.continuous_mountain_car.Continuous_MountainCarEnv": {
+        "state": 2
+    },
+    "gymnasium.envs.classic_control.pendulum.PendulumEnv": {"state": 2, "last_u": 1},
+    "gymnasium.envs.classic_control.acrobot.AcrobotEnv": {"state": 4},
+    "gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv": {"s": 1, "lastaction": 1},
+    "gymnasium.envs.toy_text.cliffwalking.CliffWalkingEnv": {"s": 1, "lastaction": 1},
+    "gymnasium.envs.toy_text.taxi.TaxiEnv": {
+        "s": 1,
+        "lastaction": 1,
+        "fickle_step": 1,
+        "taxi_orientation": 1,
+    },
+    "gymnasium.envs.toy_text.blackjack.BlackjackEnv": {"player": 32, "dealer": 32},
+}
+# Envs whose steps roll dice.
+_DICE = ("FrozenLakeEnv", "CliffWalkingEnv", "TaxiEnv", "BlackjackEnv")
+
+
+def _name(layer: Any) -> str:
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
+    """The parts of an env's state, layer by layer from the outside."""
+    parts: list[_Part] = []
+    pickled: list[Any] = []
+    layer: Any = env
+    while True:
+        name = _name(layer)
+        if _says_itself(layer):
+            parts.append(_own(layer))
+            break
+        if type(layer) in _STATELESS:
+            pass
+        elif type(layer) is wrappers.OrderEnforcing:
+            pass  # it was reset, and stays so
+        elif type(layer) is wrappers.TimeLimit:
+            parts.append(_ElapsedSteps(layer))
+        elif name in _ATTRIBUTES:
+            parts.append(_Attributes(layer, _ATTRIBUTES[name]))
+        elif name.startswith("gymnasium.wrappers.atari_preprocessing."):
+            parts.append(_AtariPreprocessing(layer))
+        elif type(layer) is wrappers.FrameStackObservation and _stacks_arrays(layer):
+            parts.append(_Frames(layer))
+        elif name == "ale_py.env.AtariEnv":
+            parts.append(_Ale(layer, include_rng))
+        elif _is_mujoco(layer):
+            parts.append(_Mujoco(layer))
+            if not name.startswith("gymnasium.envs.mujoco."):  # it may hold more
+                pickled.append(layer)
+        else:
+            pickled.append(layer)
+        if not isinstance(layer, gym.Wrapper):
+            if include_rng and layer not in pickled and _rolls_dice(layer):
+                parts.append(_Generator(layer))
+            break
+        layer = layer.env
+    if pickled:
+        parts.append(_Pickled(env, pickled, include_rng))
+    return parts
+
+
+def _rolls_dice(layer: Any) -> bool:
+    """Whether steps of an env of a known class draw random numbers."""
+    return (
+        type(layer).__name__ in _DICE
+        or getattr(layer, "torque_noise_max", 0) > 0  # Acrobot
+        or isinstance(getattr(layer, "_frameskip", None), tuple)  # AtariEnv
+    )
+
+
+def _says_itself(layer: Any) -> bool:
+    return callable(getattr(layer, "get_state", None)) and callable(
+        getattr(layer, "set_state", None)
+    )
+
+
+def _is_mujoco(layer: Any) -> bool:
+    if not any(kind.__module__.startswith("gymnasium.envs.mujoco.") for kind in type(layer).mro()):
+        return False
+    import mujoco
+
+    return isinstance(getattr(layer, "data", None), mujoco.MjData)
+
+
+def _stacks_arrays(layer: Any) -> bool:
+    return isinstance(layer.env.observation_space, gym.spaces.Box)
+
+
+# ---- parts -----------------------------------------------------------------------------------
+
+
+class _ElapsedSteps(_Part):
+    """What a TimeLimit has counted."""
+
+    dtype = _FLOAT
+    size = 1
+    shape = (1,)
+
+    def __init__(self, layer: Any) -> None:
+        """Takes the wrapper."""
+        self._layer = layer
+
+    def get(self, out: Vector) -> None:
+        """Writes the number of steps."""
+        out[0] = self._layer._elapsed_steps
+
+    def set(self, value: Vector) -> None:
+        """Sets it."""
+        self._layer._elapsed_steps = int(value[0])
+
+
+class _Attributes(_Part):
+    """Attributes of a layer: None, numbers, and short rows of them. Types are kept."""
+
+    # How each type is told from the others, and made again from a list of floats.
+    _MAKE: Sequence[tuple[type, np.dtype[Any] | None, Callable[[list[float]], Any]]] = (
+        (type(None), None, lambda values: None),
+        (bool, None, lambda values: bool(values[0])),
+        (int, None, lambda values: int(values[0])),
+        (float, None, lambda values: values[0]),
+        (np.float64, None, lambda values: np.float64(values[0])),
+        (np.float32, None, lambda values: np.float32(values[0])),
+        (np.int64, None, lambda values: np.int64(values[0])),
+        (np.bool_, None, lambda values: np.bool_(values[0])),
+        (tuple, None, tuple),
+        (list, None, lambda values: [int(value) for value in values]),
+        (np.ndarray, np.dtype(np.float64), lambda values: np.array(values)),
+        (np.ndarray, np.dtype(np.float32), lambda values: np.array(values, np.float32)),
+    )
+    _KINDS = {(kind, dtype): code for code, (kind, dtype, _) in enumerate(_MAKE)}
+
+    dtype = _FLOAT
+
+    def __init__(self, layer: Any, sizes: dict[str, int]) -> None:
+        """Takes a layer, and how many numbers each attribute holds at most."""
+        self._layer = layer
+        self._sizes = sizes
+        self.size = sum(2 + size for size in sizes.values())  # with its kind and their number
+        self.shape = (self.size,)
+
+    def get(self, out: Vector) -> None:
+        """Writes each attribute's kind, number of values, and values."""
+        begin = 0
+        for name, size in self._sizes.items():
+            value = getattr(self._layer, name)
+            kind = type(value)
+            code = self._KINDS.get((kind, value.dtype if kind is np.ndarray else None))
+            values: Any = () if value is None else (value,)
+            if kind in (tuple, list, np.ndarray):
+                values = value
+            if code is None or len(values) > size:
+                raise TypeError(
+                    f"the state of {type(self._layer).__name__} cannot be taken: its {name} is "
+                    f"{value!r}"
+                )
+            end = begin + 2 + size
+            out[begin] = code
+            out[begin + 1] = len(values)
+            out[begin + 2 : begin + 2 + len(values)] = values
+            out[begin + 2 + len(values) : end] = 0  # equal states are equal arrays
+            begin = end
+
+    def set(self, value: Vector) -> None:
+        """Sets each attribute to what it was."""
+        begin = 0
+        numbers = value.tolist()
+        for name, size in self._sizes.items():
+            code, count = int(numbers[begin]), int(numbers[begin + 1])
+            if not 0 <= code < len(self._MAKE) or not 0 <= count <= size:
+                raise ValueError(f"this is no state of a {type(self._layer).__name__}")
+            values = numbers[begin + 2 : begin + 2 + count]
+            setattr(self._layer, name, self._MAKE[code][2](values))
+            begin += 2 + size
+
+
+class _Generator(_Part):
+    """The random generator of an env: eight words of its state, and what is left of its last."""
+
+    dtype = _FLOAT
+    size = 10
+    shape = (10,)
+
+    def __init__(self, layer: Any) -> None:
+        """Takes the env, whose generator must be NumPy's default one."""
+        self._env = layer
+        if type(layer.np_random.bit_generator) is not np.random.PCG64:
+            raise TypeError(
+                f"the state of {type(layer).__name__} cannot be taken: its np_random is no PCG64"
+            )
+
+    def get(self, out: Vector) -> None:
+        """Writes words of 32 bits, which floats hold exactly."""
+        state = self._env.np_random.bit_generator.state
+        for i, key in enumerate(("state", "inc")):
+            number = state["state"][key]
+            out[4 * i : 4 * i + 4] = [number >> 32 * word & 0xFFFFFFFF for word in range(4)]
+        out[8], out[9] = state["has_uint32"], state["uinteger"]
+
+    def set(self, value: Vector) -> None:
+        """Puts the words together again."""
+        words = [int(word) for word in value]
+        numbers = [
+            sum(word << 32 * place for place, word in enumerate(words[begin : begin + 4]))
+            for begin in (0, 4)
+        ]
+        self._env.np_random.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": numbers[0], "inc": numbers[1]},
+            "has_uint32": words[8],
+            "uinteger": words[9],
+        }
+
+
+class _Mujoco(_Part):
+    """The integration state of a MuJoCo simulation, and positions that steps read beforehand.
+
+    MuJoCo leaves the Cartesian positions one substep behind the joints; Ant and Humanoid measure
+    their speed from them. So they are part of what must be set.
+    """
+
+    dtype = _FLOAT
+
+    def __init__(self, layer: Any) -> None:
+        """Takes the env."""
+        import mujoco
+
+        self._model, self._data = layer.model, layer.data
+        self._kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._get, self._set = mujoco.mj_getState, mujoco.mj_setState
+        self._count = mujoco.mj_stateSize(self._model, self._kind)
+        self._bodies = self._data.xpos.size
+        self._xpos = self._data.xpos.reshape(-1)  # views: MuJoCo's memory stays where it is
+        self._xipos = self._data.xipos.reshape(-1)
+        self.size = self._count + 2 * self._bodies
+        self.shape = (self.size,)
+
+    def get(self, out: Vector) -> None:
+        """Copies it out of MuJoCo's memory."""
+        self._get(self._model, self._data, out[: self._count], self._kind)
+        out[self._count : -self._bodies] = self._xpos
+        out[-self._bodies :] = self._xipos
+
+    def set(self, value: Vector) -> None:
+        """Copies it back."""
+        self._set(self._model, self._data, value[: self._count], self._kind)
+        self._xpos[:] = value[self._count : -self._bodies]
+        self._xipos[:] = value[-self._bodies :]
+
+
+class _Ale(_Part):
+    """The state of an Atari emulator, as it serialises it; with or without its dice.
+
+    It lacks the action that the emulator carried out last, which sticky actions
+    (``repeat_action_probability``) may repeat.
+    """
+
+    dtype = _BYTE
+    _LENGTH = 8  # bytes before it that say how long it is, which varies by some
+
+    def __init__(self, layer: Any, include_rng: bool) -> None:
+        """Takes the env."""
+        self._ale = layer.ale
+        self._include_rng = include_rng
+        # The same in every process, though texts of random numbers make it vary by some bytes.
+        self.size = 1 << (len(self._serialised()) * 5 // 4).bit_length()
+        self.shape = (self.size,)
+
+    def _serialised(self) -> bytes:
+        serialised: bytes = self._ale.cloneState(include_rng=self._include_rng).__getstate__()
+        return serialised
+
+    def get(self, out: Vector) -> None:
+        """Writes it, and zeros."""
+        serialised = self._serialised()
+        end = self._LENGTH + len(serialised)
+        if end > self.size:
+            raise RuntimeError(
+                f"the emulator's state has grown to {len(serialised)} bytes, of which "
+                f"{self.size - self._LENGTH} were expected"
+            )
+        out[: self._LENGTH].view(np.int64)[0] = len(serialised)
+        out[self._LENGTH : end] = np.frombuffer(serialised, np.uint8)
+        out[end:] = 0
+
+    def set(self, value: Vector) -> None:
+        """Restores it."""
+        from ale_py import ALEState
+
+        length = int(value[: self._LENGTH].view(np.int64)[0])
+        if not 0 < length <= self.size - self._LENGTH:
+            raise ValueError("this is no state of an AtariEnv")
+        self._ale.restoreState(ALEState(value[self._LENGTH : self._LENGTH + length].tobytes()))
+
+
+class _AtariPreprocessing(_Part):
+    """The last two frames, which the next step may look at, and how the game stands."""
+
+    dtype = _BYTE
+
+    def __init__(self, layer: Any) -> None:
+        """Takes the wrapper."""
+        self._layer = layer
+        self._frame = layer.obs_buffer[0].size
+        self.size = 2 * self._frame + 8
+        self.shape = (self.size,)
+
+    def get(self, out: Vector) -> None:
+        """Copies the frames out."""
+        for i, frame in enumerate(self._layer.obs_buffer):
+            out[i * self._frame : (i + 1) * self._frame] = frame.reshape(-1)
+        out[-8:] = 0
+        out[-8:-4].view(np.int32)[0] = self._layer.lives
+        out[-4] = self._layer.game_over
+
+    def set(self, value: Vector) -> None:
+        """Copies them back."""
+        for i, frame in enumerate(self._layer.obs_buffer):
+            frame.reshape(-1)[:] = value[i * self._frame : (i + 1) * self._frame]
+        self._layer.lives = int(value[-8:-4].view(np.int32)[0])
+        self._layer.game_over = bool(value[-4])
+
+
+class _Frames(_Part):
+    """The frames that FrameStackObservation stacks."""
+
+    dtype = _BYTE
+
+    def __init__(self, layer: Any) -> None:
+        """Takes the wrapper."""
+        self._layer = layer
+        first = np.asarray(layer.obs_queue[0])
+        self._dtype, self._frame_shape, self._frame = first.dtype, first.shape, first.nbytes
+        used = len(layer.obs_queue) * self._frame
+        self.size = (used + 7) // 8 * 8
+        self.shape = (self.size,)
+
+    def get(self, out: Vector) -> None:
+        """Copies them out."""
+        for i, frame in enumerate(self._layer.obs_queue):
+            out[i * self._frame : (i + 1) * self._frame].view(self._dtype)[:] = np.ravel(frame)
+
+    def set(self, value: Vector) -> None:
+        """Puts copies in their place."""
+        queue = self._layer.obs_queue
+        for i in range(len(queue)):
+            frame = value[i * self._frame : (i + 1) * self._frame].view(self._dtype)
+            queue[i] = frame.reshape(self._frame_shape).copy()
+
+
+def _own(layer: Any) -> _Part:
+    """The state of an env that says itself what that is."""
+    state = layer.get_state()
+    fixed = isinstance(state, np.ndarray) and state.dtype.kind in "fiub" and state.size > 0
+    return _OwnArray(layer, state) if fixed else _OwnObject(layer)
+
+
+class _OwnArray(_Part):
+    """An env's own ``get_state`` and ``set_state``, of arrays of one shape and dtype."""
+
+    def __init__(self, layer: Any, first: Vector) -> None:
+        """Takes the env, and a first state."""
+        self._layer = layer
+        self.dtype = first.dtype
+        self.size = first.size
+        self.shape = first.shape
+
+    def get(self, out: Vector) -> None:
+        """Asks the env."""
+        state = np.asarray(self._layer.get_state())
+        if state.shape != self.shape or state.dtype != self.dtype:
+            raise RuntimeError(
+                f"get_state() of {type(self._layer).__name__} has returned {state.dtype} "
+                f"{state.shape}, where it had returned {self.dtype} {self.shape}: states of "
+                "changing size must not be arrays; return bytes, or a tuple of arrays"
+            )
+        out[:] = state.reshape(-1)
+
+    def set(self, value: Vector) -> None:
+        """Gives the env a copy, which is its to keep."""
+        self._layer.set_state(value.reshape(self.shape).copy())
+
+
+class _OwnObject(_Part):
+    """An env's own ``get_state`` and ``set_state``, of anything else."""
+
+    def __init__(self, layer: Any) -> None:
+        """Takes the env."""
+        self._layer = layer
+
+    def get(self, out: Any) -> Any:
+        """Asks the env."""
+        return self._layer.get_state()
+
+    def set(self, value: Any) -> None:
+        """Tells the env."""
+        self._layer.set_state(value)
+
+
+class _Pickled(_Part):
+    """All attributes of layers of which nothing is known, pickled in one go.
+
+    Layers themselves, spaces, specs, the simulation's model and data, and windows are not copied:
+    where a copy would refer to one, the restored env refers to its own.
+    """
+
+    _KEPT_NAMES: tuple[str, ...] = (
+        "env",
+        "spec",
+        "_cached_spec",
+        "model",
+        "data",
+        "mujoco_renderer",
+    )
+    _KEPT_MODULES = ("pygame", "mujoco", "glfw", "ale_py")
+
+    def __init__(self, env: gym.Env[Any, Any], layers: list[Any], include_rng: bool) -> None:
+        """Takes the whole env, and its layers that are to be pickled."""
+        self._layers = layers
+        if not include_rng:
+            self._KEPT_NAMES = (*self._KEPT_NAMES, "_np_random")
+        self._every: list[Any] = [env]
+        while isinstance(self._every[-1], gym.Wrapper):
+            self._every.append(self._every[-1].env)
+
+    def _kept(self, layer: Any, name: str) -> bool:
+        value = vars(layer)[name]
+        module = type(value).__module__.partition(".")[0]
+        return (
+            name in self._KEPT_NAMES or module in self._KEPT_MODULES or isinstance(value, gym.Space)
+        )
+
+    def get(self, out: Any) -> bytes:
+        """Pickles the attributes."""
+        own: dict[int, Any] = {id(layer): i for i, layer in enumerate(self._every)}
+        for i, layer in enumerate(self._layers):
+            for name in vars(layer):
+                if self._kept(layer, name):
+                    own.setdefault(id(vars(layer)[name]), (i, name))
+        file = io.BytesIO()
+
+        class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+            def persistent_id(self, value: Any) -> Any:
+                return own.get(id(value)) if value is not None else None
+
+        try:
+            Pickler(file).dump([dict(vars(layer)) for layer in self._layers])
+        except Exception as error:
+            raise TypeError(
+                f"the state of {' and '.join(map(_name, self._layers))} cannot be taken: {error}. "
+                "Give the env get_state() and set_state(state)."
+            ) from error
+        return file.getvalue()
+
+    def set(self, value: bytes) -> None:
+        """Replaces the attributes."""
+        if not isinstance(value, bytes):
+            raise TypeError(f"a state of this env is bytes, not {type(value).__name__}")
+        outer = self
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, key: Any) -> Any:
+                if isinstance(key, int):
+                    return outer._every[key]
+                return vars(outer._layers[key[0]]).get(key[1])
+
+        found = Unpickler(io.BytesIO(value)).load()
+        for layer, attributes in zip(self._layers, found, strict=True):
+            vars(layer).clear()
+            vars(layer).update(attributes)

@@ -1,0 +1,791 @@
+"""``PlanningVectorEnv``: batches of (state, action) pairs, stepped by the workers' envs.
+
+The workers' rows (see rows.py) are the envs of a ``ShmVectorEnv``: states and actions lie in its
+slabs, or travel through its rings, and its hot loop steps them.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from shmvec.arguments import AutoresetMode, checked_count
+from shmvec.faults import EnvTimeoutError, WorkerCrashError, raise_failures
+from shmvec.partial import EnvsFailed, existing_env_ids
+from shmvec.planning.pieces import fill, joined_infos, room_for
+from shmvec.planning.promise import Queue, Work
+from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, SET, WANTED, SharedEnv
+from shmvec.planning.states import AnyState
+from shmvec.scheduling import split_evenly, usable_cores
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["PlanningVectorEnv"]
+
+Rows = npt.NDArray[np.intp]
+EnvFn = Callable[[], gym.Env[Any, Any]]
+Answers: TypeAlias = tuple[Any, npt.NDArray[np.float64], Any, Any, dict[str, Any]]
+
+_ROWS = 256
+_ROUNDS = 4  # under way at a time: while the parent takes one, the workers have the others
+
+
+class PlanningRows(ShmVectorEnv):
+    """The rows of all workers."""
+
+    def ask(self, rows: Rows, actions: dict[str, Any]) -> None:
+        """Sends rows what they are to do."""
+        self._send(rows, actions)
+
+    def collect(self, rows: Rows, timeout: float | None) -> Answers:
+        """Waits for rows that were asked: their results, in this order."""
+        self._idle_loop("recv", asking=True)
+        try:
+            self._partial.take_these(rows, timeout)
+        except EnvsFailed as failed:
+            raise_failures(failed.failures)
+        except WorkerCrashError:
+            self._abandon()
+            raise
+        observations, rewards, terminations, truncations, infos = self._partial.results(rows)
+        del infos["env_id"]
+        return observations, rewards, terminations, truncations, infos
+
+    def drop(self) -> None:
+        """Waits for all rows that were asked, and drops what they say."""
+        if self._loop is not None:
+            with suppress(WorkerCrashError):  # which has closed it
+                self._finish_masked()
+
+
+class PlanningVectorEnv:
+    """Steps batches of states and actions in parallel: the tree search's and shooter's env.
+
+    Every worker process holds one env. A batch may have any size: it is split evenly over the
+    workers, which set row ``i``'s state, step its action and say the state that came of it.
+
+    Without states, each worker's env goes on from where it stands, row by row of its part of the
+    batch: use as many rows as workers, or ``sync_states`` first.
+
+    What is not about batches (``step``, ``get_state``, ``render``, attributes of the env) is done
+    by one more env in this process, which is built when it is first asked for.
+
+    The interface is that of plangym's ``ParallelEnv``, for plain Gymnasium envs. States of MuJoCo,
+    Atari, classic control and toy text envs under Gymnasium's usual wrappers are arrays of fixed
+    size; envs with ``get_state()`` and ``set_state(state)`` say themselves what theirs are; of any
+    other env everything it holds is pickled.
+
+    Attributes:
+        n_workers: Number of worker processes; 0: the envs live in this process.
+        frameskip: How often each step is repeated with the same action.
+        autoreset: Whether an env whose episode has ended is reset by its next step without a state.
+        observation_space: Of one env.
+        action_space: Of one env.
+        state_space: Of states: a Box, or ``AnyState``.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.planning import PlanningVectorEnv
+        >>> env = PlanningVectorEnv(lambda: gym.make("CartPole-v1"), n_workers=2)
+        >>> state, observation, info = env.reset(seed=1)
+        >>> states = [state] * 5
+        >>> new_states, observations, rewards, ends, truncateds, infos = env.step_batch(
+        ...     [0, 1, 0, 1, 0], states, dt=3
+        ... )
+        >>> rewards
+        array([3., 3., 3., 3., 3.])
+        >>> env.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: EnvFn | Sequence[EnvFn],
+        n_workers: int | None = None,
+        *,
+        frameskip: int = 1,
+        autoreset: bool = True,
+        include_rng: bool = True,
+        delay_setup: bool = False,
+        rows: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Starts the workers, each with its env.
+
+        Args:
+            env_fns: Makes an env; or one such function for each worker, of envs that are alike.
+            n_workers: Number of worker processes. None: one for each usable core, or for each of
+                the functions. 0: the env lives in this process, for debuggers and profilers.
+            frameskip: How often each step is repeated with the same action.
+            autoreset: Whether an env whose episode has ended is reset by its next step without a
+                state; ``infos["autoreset"]`` says so.
+            include_rng: Whether states hold the random generators of envs that roll dice in their
+                steps: the same state and action then always lead to the same result. False: each
+                worker rolls its own.
+            delay_setup: Whether nothing is started before ``setup``, or the first use.
+            rows: How many pairs are with the workers at a time; larger batches go in rounds. Each
+                takes the memory of two states, an observation and an action. None: 256.
+            **options: Of ``ShmVectorEnv``: ``context``, ``wait_policy``, ``threads_per_worker``,
+                ``step_timeout``, ``faults`` and others. With a fault policy that restarts workers,
+                rows that were lost are stepped again if their states were given.
+
+        Raises:
+            TypeError: An env_fn is not callable; the state of an env cannot be taken; and as
+                ``ShmVectorEnv``.
+            ValueError: A number is out of range; and as ``ShmVectorEnv``.
+            Exception: Whatever an env_fn raises.
+        """
+        self._envs: PlanningRows | None = None  # first: __getattr__ looks for it
+        self._local: _LocalEnv | None = None
+        self._current: Any = None  # the state that was last set everywhere
+        self._closed = False
+        self._arguments = {
+            "env_fns": env_fns,
+            "n_workers": n_workers,
+            "frameskip": frameskip,
+            "autoreset": autoreset,
+            "include_rng": include_rng,
+            "delay_setup": delay_setup,
+            "rows": rows,
+            **options,
+        }
+        for name in ("autoreset_mode", "batch_size", "num_workers", "copy"):
+            if name in options:
+                raise TypeError(f"{name}= is not an option of PlanningVectorEnv")
+        functions = [env_fns] if callable(env_fns) else list(env_fns)
+        if not functions or not all(map(callable, functions)):
+            raise TypeError("env_fns must be a function that makes an env, or a list of some")
+        if n_workers is None:
+            n_workers = usable_cores() if callable(env_fns) else len(functions)
+        try:
+            self.n_workers = operator.index(n_workers)
+        except TypeError:
+            raise TypeError(f"n_workers must be an int or None, got {n_workers!r}") from None
+        if self.n_workers < 0 or len(functions) not in (1, max(1, self.n_workers)):
+            raise ValueError(
+                f"n_workers={n_workers} does not go with {len(functions)} env_fns: give one, or "
+                "one for each worker"
+            )
+        self.frameskip = checked_count("frameskip", frameskip)
+        self.autoreset = bool(autoreset)
+        num_rows = max(1, self.n_workers, _ROWS) if rows is None else checked_count("rows", rows)
+        if num_rows < self.n_workers:
+            raise ValueError(f"rows={rows} is less than there are workers ({self.n_workers})")
+        self._num_rows = num_rows
+        self._options = options
+        self._shared = [
+            SharedEnv(function, self.frameskip, self.autoreset, include_rng)
+            for function in functions
+        ]
+        self._queue = Queue(
+            self._collect,
+            (multiprocessing.TimeoutError, EnvTimeoutError),
+            self._drop,
+        )
+        if not delay_setup:
+            self.setup()
+
+    def setup(self) -> None:
+        """Starts the workers, unless they have been; only needed with ``delay_setup``."""
+        if self._closed:
+            raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
+        if self._envs is not None:
+            return
+        self._ranges = split_evenly(self._num_rows, max(1, self.n_workers))
+        shared = [
+            SharedEnv(one.env_fn, one.frameskip, one.autoreset, one.include_rng)
+            for one in self._shared * (len(self._ranges) // len(self._shared))
+        ]
+        self._envs = PlanningRows(
+            [one.row for one, rows in zip(shared, self._ranges, strict=True) for _ in rows],
+            num_workers=self.n_workers,
+            autoreset_mode=AutoresetMode.DISABLED,
+            **self._options,
+        )
+        observation: Any = self._envs.single_observation_space
+        action: Any = self._envs.single_action_space
+        self._observation_space: gym.Space[Any] = observation["observation"]
+        self._action_space: gym.Space[Any] = action["action"]
+        self._state_space: gym.Space[Any] = observation["state"]
+        self._first_rows = np.array([rows.start for rows in self._ranges], np.intp)
+        # What stands where a batch has no actions or states.
+        self._no_action = create_empty_array(self._action_space, 1)
+        self._no_state = (
+            None
+            if isinstance(self._state_space, AnyState)
+            else np.zeros(self._state_space.shape, self._state_space.dtype)
+        )
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """Of one env."""
+        self.setup()
+        return self._observation_space
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """Of one env."""
+        self.setup()
+        return self._action_space
+
+    @property
+    def state_space(self) -> gym.Space[Any]:
+        """Of states."""
+        self.setup()
+        return self._state_space
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed."""
+        return self._closed
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    def step_batch(
+        self,
+        actions: Any,
+        states: Any = None,
+        dt: int | npt.ArrayLike = 1,
+        return_state: bool | None = None,
+        blocking: bool = True,
+    ) -> Any:
+        """Steps a batch of actions, each from a state of its own.
+
+        Args:
+            actions: ``(n, ...)``: a list, or batched as ``action_space`` says. ``n`` may be
+                anything, 0 included.
+            states: One for each: an array ``(n, ...)`` or a list. None: the workers' envs go on
+                from where they stand.
+            dt: How often each action is repeated, an int or ints ``(n,)``; the end of an episode
+                ends it. Rewards are summed.
+            return_state: Whether the states that came of it are returned. None: if states were
+                given.
+            blocking: Whether to wait. False: returns a ``Promise``.
+
+        Returns:
+            ``(observations, rewards, ends, truncateds, infos)``, with the new states first if they
+            are returned: arrays ``(n, ...)`` (states of no fixed size: a list), float64, bool and
+            bool ``(n,)``, and infos as Gymnasium's vector envs return them.
+
+        Raises:
+            ValueError: Numbers or shapes do not fit. Nothing was sent.
+            TypeError: A dtype does not. Nothing was sent.
+            Exception: Whatever an env raises, with a note that names the row of the batch.
+        """
+        self.setup()
+        batched, count = self._batched_actions(actions)
+        given = None if states is None else self._batched_states(states, count)
+        orders = np.zeros((count, NUM_ORDERS), np.int64)
+        orders[:, DT] = _checked_dt(dt, count)
+        orders[:, SET] = given is not None
+        returned = given is not None if return_state is None else bool(return_state)
+        orders[:, WANTED] = returned
+        orders[:, INDEX] = np.arange(count)
+        return self._do(self._stepping(batched, given, orders, returned), blocking)
+
+    def _stepping(
+        self, actions: Any, states: Any, orders: npt.NDArray[np.int64], returned: bool
+    ) -> Work[tuple[Any, ...]]:
+        """Sends a batch in rounds, some of which are under way at any time."""
+        count = len(orders)
+        if count == 0:
+            return self._results(self._empty(), np.zeros(0), {}, returned)
+        rounds = self._rounds(count)
+
+        def ask(rows: Rows, where: Rows) -> None:
+            assert self._envs is not None
+            self._envs.ask(rows, self._batch(actions, states, orders, where))
+
+        for round_ in rounds[:_ROUNDS]:
+            ask(*round_)
+        room: Any = None
+        infos = []
+        for number, (rows, where) in enumerate(rounds):
+            answers = yield rows
+            if room is None:
+                room = answers[:2] if len(rounds) == 1 else room_for(answers[:2], count)
+            if len(rounds) > 1:
+                fill(room, where, answers[:2])
+            infos.append((answers[4], where))
+            lost = np.flatnonzero(answers[3])  # nothing but a fault truncates a row
+            while len(lost):
+                rows, where = rows[lost], where[lost]
+                assert self._envs is not None
+                self._envs.async_reset(env_id=rows)
+                yield rows
+                if states is None:  # what the env had come to is lost
+                    room[0]["ends"][where] = (0, 1)
+                    break
+                ask(rows, where)
+                answers = yield rows
+                fill(room, where, answers[:2])
+                infos.append((answers[4], where))
+                lost = np.flatnonzero(answers[3])
+            if number + _ROUNDS < len(rounds):
+                ask(*rounds[number + _ROUNDS])
+        joined = infos[0][0] if len(infos) == 1 else joined_infos(infos, count)
+        return self._results(room[0], room[1], joined, returned)
+
+    def _empty(self) -> dict[str, Any]:
+        """What a batch of nothing has to show."""
+        states: Any = () if self._no_state is None else self._no_state[None][:0]
+        observations = create_empty_array(self._observation_space, 0)
+        return {"observation": observations, "state": states, "ends": np.zeros((0, 2))}
+
+    def _rounds(self, count: int) -> list[tuple[Rows, Rows]]:
+        """Rows for each round of a batch, and which of the batch they get.
+
+        Rounds take turns with quarters of the rows. Each is spread evenly over the workers.
+        """
+        assert self._envs is not None
+        fewest = min(map(len, self._ranges))
+        quarters = min(_ROUNDS, fewest)
+        rounds: list[tuple[Rows, Rows]] = []
+        begin = 0
+        while begin < count:
+            quarter = len(rounds) % quarters
+            parts = [
+                range(rows.start + quarter * fewest // quarters,
+                      rows.start + (quarter + 1) * fewest // quarters)
+                for rows in self._ranges
+            ]  # fmt: skip
+            size = min(count - begin, sum(map(len, parts)))
+            shares = split_evenly(size, len(parts)) if size >= len(parts) else [range(1)] * size
+            rows = np.concatenate(
+                [part[: len(share)] for part, share in zip(parts, shares, strict=False)]
+            )
+            rounds.append((rows.astype(np.intp), np.arange(begin, begin + size, dtype=np.intp)))
+            begin += size
+        return rounds
+
+    def _batch(
+        self, actions: Any, states: Any, orders: npt.NDArray[np.int64], where: Rows
+    ) -> dict[str, Any]:
+        """Actions of the rows, of some of a batch; None: there are no actions, or no states."""
+        count = len(where)
+        if actions is None:
+            actions, of_actions = self._no_action, np.zeros(count, np.intp)
+        else:
+            of_actions = where
+        if states is None:
+            states = [None] if self._no_state is None else self._no_state[None]
+            of_states = np.zeros(count, np.intp)
+        else:
+            of_states = where
+        return {
+            "action": _chosen(actions, of_actions),
+            "state": _chosen(states, of_states),
+            "orders": orders[where],
+        }
+
+    def _results(
+        self, seen: dict[str, Any], rewards: Any, infos: dict[str, Any], returned: bool
+    ) -> tuple[Any, ...]:
+        ends = seen["ends"].astype(bool)
+        results = (
+            seen["observation"],
+            rewards,
+            np.ascontiguousarray(ends[:, 0]),
+            np.ascontiguousarray(ends[:, 1]),
+            infos,
+        )
+        if not returned:
+            return results
+        states = seen["state"]
+        return (states if isinstance(states, np.ndarray) else list(states), *results)
+
+    def _batched_actions(self, actions: Any) -> tuple[Any, int]:
+        """Actions as the action space batches them, and how many they are."""
+        space = self._action_space
+        if isinstance(space, _ARRAYS):
+            array = np.asarray(actions)
+            if array.ndim == 0 or (array.shape[1:] != space.shape and len(array)):
+                raise ValueError(
+                    f"wrong actions: their shape is {array.shape}, for envs whose action has "
+                    f"{space.shape}; expected one for each of the batch. Nothing was sent."
+                )
+            return array, len(array)
+        if isinstance(actions, list):
+            if not actions:
+                return actions, 0
+            try:
+                room: Any = create_empty_array(space, len(actions))
+                return concatenate(space, actions, room), len(actions)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"wrong actions: {error}. Nothing was sent.") from error
+        count = _length(actions)
+        if count is None:
+            raise ValueError(
+                f"wrong actions: they must be a list, or batched as {space} says, got "
+                f"{type(actions).__name__}. Nothing was sent."
+            )
+        return actions, count
+
+    def _batched_states(self, states: Any, count: int) -> Any:
+        """States as an array, or as a list if they are not of fixed size."""
+        if self._no_state is None:
+            states = list(states)
+            found: Any = (len(states),)
+        else:
+            states = np.asarray(states)
+            if count == 0 and len(states) == 0:
+                return states
+            found = states.shape
+            if states.dtype != self._no_state.dtype:
+                raise TypeError(
+                    f"wrong states: they are {states.dtype}, not {self._no_state.dtype}. "
+                    "Nothing was sent."
+                )
+        expected = (count,) if self._no_state is None else (count, *self._no_state.shape)
+        if found != expected:
+            raise ValueError(
+                f"wrong states: their shape is {found}, expected {expected}, one for each of "
+                f"{count} actions. Nothing was sent."
+            )
+        return states
+
+    # ---- states of all workers ---------------------------------------------------------------
+
+    def sync_states(self, state: Any = None, blocking: bool = True) -> Any:
+        """Sets one state in all workers.
+
+        Args:
+            state: The state. None: that of this process's env.
+            blocking: Whether to wait. False: returns a ``Promise``.
+
+        Raises:
+            ValueError: It has another shape than this env's states.
+            TypeError: It has another dtype.
+        """
+        self.setup()
+        given = self._one_state(self.get_state() if state is None else state)
+        return self._do(self._syncing(given), blocking)
+
+    def _syncing(self, given: Any) -> Work[None]:
+        assert self._envs is not None
+        rows = self._first_rows
+        orders = np.zeros((1, NUM_ORDERS), np.int64)
+        orders[:, SET] = 1
+        self._envs.ask(rows, self._batch(None, given, orders, np.zeros(len(rows), np.intp)))
+        yield rows
+
+    def set_state(self, state: Any, blocking: bool = True) -> Any:
+        """Sets the state of this process's env and of all workers.
+
+        Args:
+            state: The state.
+            blocking: Whether to wait for the workers. False: returns a ``Promise``.
+
+        Raises:
+            ValueError: It has another shape than this env's states.
+            TypeError: It has another dtype.
+        """
+        self.setup()
+        given = self._one_state(state)
+        self._set_current(_kept(given[0]))
+        return self._do(self._syncing(given), blocking)
+
+    def get_state(self) -> Any:
+        """The state of this process's env, which is that of the last ``reset`` or ``set_state``.
+
+        Unless ``step`` has changed it.
+        """
+        if self._local is None and self._current is not None:
+            return _kept(self._current)
+        return _kept(self._row.state)
+
+    def _one_state(self, state: Any) -> Any:
+        """A batch of one state, checked."""
+        return self._batched_states(
+            [state] if self._no_state is None else np.asarray(state)[None], 1
+        )
+
+    def _set_current(self, state: Any) -> None:
+        self._current = state
+        if self._local is not None:
+            self._local.state = state
+
+    def reset(
+        self,
+        return_state: bool = True,
+        indices: npt.ArrayLike | None = None,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        blocking: bool = True,
+    ) -> Any:
+        """Resets the env, and sets the state that came of it everywhere.
+
+        Args:
+            return_state: Whether the state is returned.
+            indices: Workers whose envs are to be reset, each by itself. None: one env is, and the
+                others get its state.
+            seed: For the env's ``reset``; with ``indices``, worker ``i`` gets ``seed + i``.
+            options: For the env's ``reset``.
+            blocking: Whether to wait. False: returns a ``Promise``.
+
+        Returns:
+            ``(state, observation, info)``, or without the state; with ``indices`` batches of them.
+
+        Raises:
+            ValueError: There is no such worker, or it is named twice.
+            TypeError: An index is no integer.
+            Exception: Whatever the env raises.
+        """
+        self.setup()
+        if indices is None:
+            return self._do(self._resetting(seed, options, return_state), blocking)
+        workers = existing_env_ids(indices, len(self._ranges))
+        return self._do(self._resetting_some(workers, seed, options, return_state), blocking)
+
+    def _resetting(self, seed: int | None, options: Any, returned: bool) -> Work[tuple[Any, ...]]:
+        assert self._envs is not None
+        first = self._first_rows[:1]
+        self._envs.async_reset([seed], [options], env_id=first)
+        answers = yield first
+        seen = answers[0]
+        state = _kept(seen["state"][0])
+        self._set_current(state)
+        yield from self._syncing(self._one_state(state))
+        info = {
+            key: value[0]
+            for key, value in answers[4].items()
+            if not (key.startswith("_") and key[1:] in answers[4])
+        }
+        result = _single(seen["observation"], 0), info
+        return (_kept(state), *result) if returned else result
+
+    def _resetting_some(
+        self, workers: Rows, seed: int | None, options: Any, returned: bool
+    ) -> Work[tuple[Any, ...]]:
+        assert self._envs is not None
+        rows = self._first_rows[workers]
+        seeds = None if seed is None else [seed + worker for worker in workers.tolist()]
+        self._envs.async_reset(seeds, [options] * len(rows), env_id=rows)
+        answers = yield rows
+        seen = answers[0]
+        states = seen["state"]
+        states = states if isinstance(states, np.ndarray) else list(states)
+        result = seen["observation"], answers[4]
+        return (states, *result) if returned else result
+
+    # ---- the env of this process -------------------------------------------------------------
+
+    @property
+    def _row(self) -> _LocalEnv:
+        """The env of this process, built now if it was not."""
+        if self._closed:
+            raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
+        if self._local is None:
+            one = self._shared[0]
+            self._local = _LocalEnv(
+                SharedEnv(one.env_fn, one.frameskip, one.autoreset, one.include_rng)
+            )
+            if self._current is not None:
+                self._local.state = self._current
+        return self._local
+
+    @property
+    def env(self) -> gym.Env[Any, Any]:
+        """The env of this process."""
+        return self._row.env
+
+    def step(
+        self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
+    ) -> tuple[Any, ...]:
+        """Steps the env of this process; as :meth:`step_batch`, of one action.
+
+        Args:
+            action: The action.
+            state: Set before. None: the env goes on from where it stands.
+            dt: How often the action is repeated.
+            return_state: Whether the new state is returned. None: if one was given.
+
+        Returns:
+            ``(observation, reward, end, truncated, info)``, with the new state first if it is
+            returned.
+        """
+        times = int(_checked_dt(dt, 1)[0])
+        return self._row.step(
+            action, state, times, state is not None if return_state is None else return_state
+        )
+
+    def sample_action(self) -> Any:
+        """A random action."""
+        return self.action_space.sample()
+
+    def render(self) -> Any:
+        """What the env of this process renders, in the state it is in."""
+        return self.env.render()
+
+    def get_image(self) -> npt.NDArray[np.uint8]:
+        """A picture of the env of this process, ``(height, width, 3)``.
+
+        Raises:
+            RuntimeError: It was not made with ``render_mode="rgb_array"``.
+        """
+        if self.env.render_mode != "rgb_array":
+            raise RuntimeError(
+                f"get_image needs an env with render_mode='rgb_array', this one has "
+                f"{self.env.render_mode!r}: write gym.make(..., render_mode='rgb_array')"
+            )
+        image: npt.NDArray[np.uint8] = np.asarray(self.env.render())
+        return image
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute or method of the env of this process."""
+        if name.startswith("_"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return self.env.get_wrapper_attr(name)
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Calls a method of every worker's env, or gets an attribute: one result for each.
+
+        Raises:
+            AttributeError: There is none.
+            Exception: Whatever an env raises.
+        """
+        self.setup()
+        self._queue.finish()
+        assert self._envs is not None
+        return self._envs.call_some(self._first_rows, name, *args, **kwargs)
+
+    # ---- the rest ----------------------------------------------------------------------------
+
+    def clone(self, **changes: Any) -> PlanningVectorEnv:
+        """Another one, made with the same arguments but for these."""
+        return type(self)(**{**self._arguments, **changes})
+
+    def close(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ends the workers and closes the envs. A second call does nothing.
+
+        Args:
+            timeout: Seconds that the envs get to close; None: as long as they take.
+            terminate: Do not wait for the workers' envs at all.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._envs is not None and not self._envs.closed:
+                self._envs.close(timeout=timeout, terminate=terminate)
+        finally:
+            if self._local is not None:
+                self._local.close()
+
+    def __enter__(self) -> PlanningVectorEnv:
+        """For ``with``."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def _do(self, work: Work[Any], blocking: bool) -> Any:
+        promise = self._queue.add(work)
+        return promise() if blocking else promise
+
+    def _collect(self, rows: Rows, timeout: float | None) -> Answers:
+        assert self._envs is not None
+        return self._envs.collect(rows, timeout)
+
+    def _drop(self) -> None:
+        assert self._envs is not None
+        self._envs.drop()
+
+
+class _LocalEnv:
+    """The env of this process: a row that is stepped here."""
+
+    def __init__(self, shared: SharedEnv) -> None:
+        """Builds the env."""
+        self._row = shared.row()
+        self._shared = shared
+        assert shared.env is not None
+        self.env = shared.env
+
+    @property
+    def state(self) -> Any:
+        """Its state."""
+        return self._shared.state.get()
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._shared.state.set(state)
+        self._shared.over = False
+
+    def step(self, action: Any, state: Any, dt: int, returned: bool) -> tuple[Any, ...]:
+        """Steps it as a worker would."""
+        orders = np.array([dt, state is not None, returned, 0], np.int64)
+        seen, reward, _, _, info = self._row.step(
+            {"action": action, "state": state, "orders": orders}
+        )
+        result = seen["observation"], reward, bool(seen["ends"][0]), bool(seen["ends"][1]), info
+        return (_kept(seen["state"]), *result) if returned else result
+
+    def close(self) -> None:
+        """Closes it."""
+        self._row.close()
+
+
+# Spaces whose batches are one array.
+_ARRAYS = (
+    gym.spaces.Box,
+    gym.spaces.Discrete,
+    gym.spaces.MultiBinary,
+    gym.spaces.MultiDiscrete,
+)
+
+
+def _checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
+    """How often each action is repeated."""
+    times = np.asarray(dt)
+    if times.dtype.kind not in "iu":
+        raise TypeError(f"dt must be an int or an array of ints, got {times.dtype}: {dt!r}")
+    if times.ndim > 1 or (times.ndim == 1 and len(times) != count):
+        raise ValueError(f"dt must be one int or {count}, one for each action, got {times.shape}")
+    if (times < 1).any():
+        raise ValueError(f"dt must be at least 1, got {dt!r}")
+    return np.broadcast_to(times, count).astype(np.int64)
+
+
+def _kept(state: Any) -> Any:
+    """A state that nothing else will change."""
+    return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
+
+
+def _chosen(values: Any, which: Rows) -> Any:
+    """Some of a batch."""
+    if isinstance(values, dict):
+        return {key: _chosen(part, which) for key, part in values.items()}
+    if isinstance(values, np.ndarray):
+        return values[which]
+    if isinstance(values, list):
+        return tuple(values[index] for index in which.tolist())
+    return tuple(_chosen(part, which) for part in values)
+
+
+def _single(values: Any, index: int) -> Any:
+    """One of a batch."""
+    if isinstance(values, dict):
+        return {key: _single(part, index) for key, part in values.items()}
+    if isinstance(values, tuple) and values and isinstance(values[0], (np.ndarray, dict, tuple)):
+        return tuple(_single(part, index) for part in values)
+    return values[index]
+
+
+def _length(values: Any) -> int | None:
+    """How many a batch are, by its first array."""
+    if isinstance(values, np.ndarray):
+        return len(values) if values.ndim else None
+    if isinstance(values, dict):
+        values = tuple(values.values())
+    return _length(values[0]) if isinstance(values, tuple) and values else None
