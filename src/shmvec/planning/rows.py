@@ -115,7 +115,7 @@ class Row(gym.Env[Any, Any]):
         info: dict[str, Any] = {}
         was_reset = False
         if set_state:
-            shared.state.set(action["state"])
+            shared.state.put(action["state"])
             shared.over = False
         elif dt and shared.over and shared.autoreset:
             self._env.reset()

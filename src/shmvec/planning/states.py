@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import wrappers
+from gymnasium.vector.utils import create_shared_memory
 
 __all__ = ["AnyState", "EnvState"]
 
@@ -43,6 +44,11 @@ class AnyState(gym.Space[Any]):
         return isinstance(other, AnyState)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@create_shared_memory.register(AnyState)
+def _in_messages(space: AnyState, n: int = 1, ctx: Any = None) -> None:
+    """States of no fixed size lie in no slab: the core sends them as messages."""
 
 
 class _Part:
@@ -142,10 +148,10 @@ class EnvState:
             TypeError: It is no such state.
             ValueError: It is the state of another env.
         """
-        if self._objects and self._alone:
-            self._objects[0].set(state)
-            return
         if self._objects:
+            if self._alone:
+                self._objects[0].set(state)
+                return
             state = self._objects_set(state)
         array = np.asarray(state)
         if array.shape != self._vector.shape or array.dtype != self._vector.dtype:
@@ -153,6 +159,16 @@ class EnvState:
                 f"a state of this env is {self._vector.dtype} {self._vector.shape}, not "
                 f"{array.dtype} {array.shape}"
             )
+        self._put(array)
+
+    def put(self, state: Any) -> None:
+        """As ``set``, of a state that is known to fit."""
+        if self._objects:
+            self.set(state)
+        else:
+            self._put(state)
+
+    def _put(self, array: Vector) -> None:
         self._vector[...] = array
         for _, put, out in self._steps:
             put(out)
@@ -613,8 +629,8 @@ class _OwnObject(_Part):
 class _Pickled(_Part):
     """All attributes of layers of which nothing is known, pickled in one go.
 
-    Layers themselves, spaces, specs, the simulation's model and data, and windows are not copied:
-    where a copy would refer to one, the restored env refers to its own.
+    Layers themselves, spaces that are not sampled from, specs, the simulation's model and data, and
+    windows are not copied: where a copy would refer to one, the restored env refers to its own.
     """
 
     _KEPT_NAMES: tuple[str, ...] = (
@@ -630,6 +646,7 @@ class _Pickled(_Part):
     def __init__(self, env: gym.Env[Any, Any], layers: list[Any], include_rng: bool) -> None:
         """Takes the whole env, and its layers that are to be pickled."""
         self._layers = layers
+        self._include_rng = include_rng
         if not include_rng:
             self._KEPT_NAMES = (*self._KEPT_NAMES, "_np_random")
         self._every: list[Any] = [env]
@@ -639,9 +656,9 @@ class _Pickled(_Part):
     def _kept(self, layer: Any, name: str) -> bool:
         value = vars(layer)[name]
         module = type(value).__module__.partition(".")[0]
-        return (
-            name in self._KEPT_NAMES or module in self._KEPT_MODULES or isinstance(value, gym.Space)
-        )
+        if isinstance(value, gym.Space):
+            return not (self._include_rng and _was_sampled(value))
+        return name in self._KEPT_NAMES or module in self._KEPT_MODULES
 
     def get(self, out: Any) -> bytes:
         """Pickles the attributes."""
@@ -681,3 +698,10 @@ class _Pickled(_Part):
         for layer, attributes in zip(self._layers, found, strict=True):
             vars(layer).clear()
             vars(layer).update(attributes)
+
+
+def _was_sampled(space: gym.Space[Any]) -> bool:
+    """Whether a space has a random generator of its own by now, or a part of it has."""
+    parts: Any = getattr(space, "spaces", ())
+    parts = parts.values() if isinstance(parts, dict) else parts
+    return space._np_random is not None or any(map(_was_sampled, parts))

@@ -215,6 +215,7 @@ class PlanningVectorEnv:
         self._observation_space: gym.Space[Any] = observation["observation"]
         self._action_space: gym.Space[Any] = action["action"]
         self._state_space: gym.Space[Any] = observation["state"]
+        self._quarters = min(_ROUNDS, min(map(len, self._ranges)))
         self._first_rows = np.array([rows.start for rows in self._ranges], np.intp)
         # What stands where a batch has no actions or states.
         self._no_action = create_empty_array(self._action_space, 1)
@@ -304,7 +305,8 @@ class PlanningVectorEnv:
             assert self._envs is not None
             self._envs.ask(rows, self._batch(actions, states, orders, where))
 
-        for round_ in rounds[:_ROUNDS]:
+        ahead = self._quarters
+        for round_ in rounds[:ahead]:
             ask(*round_)
         room: Any = None
         infos = []
@@ -329,8 +331,8 @@ class PlanningVectorEnv:
                 fill(room, where, answers[:2])
                 infos.append((answers[4], where))
                 lost = np.flatnonzero(answers[3])
-            if number + _ROUNDS < len(rounds):
-                ask(*rounds[number + _ROUNDS])
+            if number + ahead < len(rounds):
+                ask(*rounds[number + ahead])
         joined = infos[0][0] if len(infos) == 1 else joined_infos(infos, count)
         return self._results(room[0], room[1], joined, returned)
 
@@ -345,9 +347,7 @@ class PlanningVectorEnv:
 
         Rounds take turns with quarters of the rows. Each is spread evenly over the workers.
         """
-        assert self._envs is not None
-        fewest = min(map(len, self._ranges))
-        quarters = min(_ROUNDS, fewest)
+        fewest, quarters = min(map(len, self._ranges)), self._quarters
         rounds: list[tuple[Rows, Rows]] = []
         begin = 0
         while begin < count:
@@ -724,9 +724,11 @@ class _LocalEnv:
 
     def step(self, action: Any, state: Any, dt: int, returned: bool) -> tuple[Any, ...]:
         """Steps it as a worker would."""
-        orders = np.array([dt, state is not None, returned, 0], np.int64)
+        if state is not None:
+            self.state = state
+        orders = np.array([dt, False, returned, 0], np.int64)
         seen, reward, _, _, info = self._row.step(
-            {"action": action, "state": state, "orders": orders}
+            {"action": action, "state": None, "orders": orders}
         )
         result = seen["observation"], reward, bool(seen["ends"][0]), bool(seen["ends"][1]), info
         return (_kept(seen["state"]), *result) if returned else result

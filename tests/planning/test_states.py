@@ -1,0 +1,328 @@
+"""States: an env that is set to one goes on exactly as the env from which it was taken."""
+
+import copy
+import threading
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter
+from gymnasium import wrappers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmvec.planning import AnyState, EnvState
+
+CLASSIC = [
+    "CartPole-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "FrozenLake-v1",
+    "CliffWalking-v1",
+    "Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3",
+    "Blackjack-v1",
+]
+MUJOCO = [
+    "Ant-v5",
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "Humanoid-v5",
+    "HumanoidStandup-v5",
+    "InvertedPendulum-v5",
+    "InvertedDoublePendulum-v5",
+    "Pusher-v5",
+    "Reacher-v5",
+    "Swimmer-v5",
+    "Walker2d-v5",
+]
+
+
+def make(id, **options):
+    """An env, without the warnings of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if id.startswith("ALE/"):
+            pytest.importorskip("ale_py")
+        if id in MUJOCO:
+            mujoco = pytest.importorskip("mujoco")
+            mujoco.set_mju_user_warning(lambda message: None)
+        return gym.make(id, **options)
+
+
+def kept(state):
+    return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
+
+
+def same(one, other):
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+
+
+def same_results(one, other):
+    """Whether two results of step() are equal, bit for bit."""
+    assert np.array_equal(one[0], other[0]) if not isinstance(one[0], dict) else one[0] == other[0]
+    assert one[1:4] == other[1:4]
+    assert one[4].keys() == other[4].keys()
+    for key in one[4]:
+        np.testing.assert_array_equal(one[4][key], other[4][key])
+
+
+def goes_on_as(one, other, steps=40, include_rng=True):
+    """Takes the state of one before each step, sets it in the other, which was elsewhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one.reset(seed=1)
+        other.reset(seed=2)
+        here, there = EnvState(one, include_rng), EnvState(other, include_rng)
+        assert here.space == there.space
+        arrays = isinstance(here.space, gym.spaces.Box)  # equal states need not be equal pickles
+        one.action_space.seed(0)
+        other.action_space.seed(1)
+        for _ in range(steps):
+            action = one.action_space.sample()
+            state = kept(here.get())
+            for _ in range(2):
+                _, _, terminated, truncated, _ = other.step(other.action_space.sample())
+                if terminated or truncated:
+                    other.reset()
+            there.set(state)
+            assert not arrays or same(kept(there.get()), state)
+            result = one.step(action)
+            same_results(result, other.step(action))
+            assert not arrays or same(kept(here.get()), kept(there.get()))
+            if result[2] or result[3]:
+                one.reset()
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize("id", CLASSIC)
+def test_classic_control_and_toy_text(id):
+    one, other = make(id), make(id)
+    state = EnvState(one, True) if one.reset(seed=0) else None
+    assert isinstance(state.space, gym.spaces.Box) and state.space.dtype == np.float64
+    goes_on_as(one, other)
+
+
+@pytest.mark.parametrize("id", MUJOCO)
+def test_mujoco(id):
+    one = make(id)
+    one.reset(seed=0)
+    assert EnvState(one, True).space.dtype == np.float64
+    goes_on_as(one, make(id), 15)
+
+
+def atari(**options):
+    return make("ALE/Pong-v5", repeat_action_probability=0, **options)
+
+
+def test_atari():
+    one = atari()
+    one.reset(seed=0)
+    assert EnvState(one, True).space.dtype == np.uint8
+    goes_on_as(one, atari(), 10)
+
+
+def test_atari_as_it_is_learned_from():
+    pytest.importorskip("cv2")
+
+    def stacked():
+        return wrappers.FrameStackObservation(
+            wrappers.AtariPreprocessing(atari(frameskip=1), noop_max=3), 4
+        )
+
+    one = stacked()
+    one.reset(seed=0)
+    assert isinstance(EnvState(one, True).space, gym.spaces.Box)  # of fixed size, all of it
+    goes_on_as(one, stacked(), 10)
+
+
+def test_wrappers_of_gymnasium_that_change_nothing_leave_states_arrays():
+    def wrapped():
+        env = wrappers.ClipReward(make("Pendulum-v1"), -1, 1)
+        return wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+
+    goes_on_as(wrapped(), wrapped())
+    env = wrapped()
+    env.reset()
+    assert isinstance(EnvState(env, True).space, gym.spaces.Box)
+
+
+def test_wrappers_with_a_memory():
+    """They are pickled; the env inside is as before."""
+
+    def wrapped():
+        env = wrappers.StickyAction(make("CartPole-v1"), 0.5)
+        env = wrappers.RecordEpisodeStatistics(env)
+        return wrappers.FrameStackObservation(wrappers.NormalizeObservation(env), 2)
+
+    one, other = wrapped(), wrapped()
+    one.reset(seed=1)
+    other.reset(seed=2)
+    here, there = EnvState(one, True), EnvState(other, True)
+    assert isinstance(here.space, AnyState)
+    for _ in range(20):
+        state = kept(here.get())
+        if other.step(0)[2]:
+            other.reset()
+        there.set(state)
+        result, again = one.step(1), other.step(1)
+        np.testing.assert_array_equal(result[0], again[0])
+        assert result[1:4] == again[1:4]
+        assert one.get_wrapper_attr("episode_lengths") == other.get_wrapper_attr("episode_lengths")
+        if result[2]:
+            one.reset()
+            other.reset()
+
+
+def test_any_other_env_is_pickled():
+    one, other = Counter(length=30), Counter(length=30)
+    goes_on_as(one, other)
+
+
+class Linked(gym.Env):
+    """Attributes that refer to each other, to the env itself and to its spaces."""
+
+    observation_space = gym.spaces.Discrete(1000)
+
+    def __init__(self):
+        self.action_space = gym.spaces.Discrete(3)
+        self.shared = [0]
+        self.also = {"shared": self.shared, "env": self, "space": self.action_space}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.shared[0] = 0
+        return 0, {}
+
+    def step(self, action):
+        self.also["shared"][0] += 1 + action
+        assert self.also["env"] is self and self.also["space"] is self.action_space
+        return self.shared[0], 0.0, False, False, {}
+
+
+def test_attributes_that_refer_to_each_other_still_do():
+    goes_on_as(Linked(), Linked())
+
+
+class Stateful(Counter):
+    """Says itself what its state is."""
+
+    def __init__(self, kind):
+        super().__init__(length=50)
+        self.kind = kind
+
+    def get_state(self):
+        state = [self.count, self.noise, *_words(self.np_random)]
+        return {"float": np.array(state), "bytes": np.array(state).tobytes(), "object": state}[
+            self.kind
+        ]
+
+    def set_state(self, state):
+        if self.kind == "bytes":
+            state = np.frombuffer(state)
+        self.count, self.noise = int(state[0]), float(state[1])
+        _set_words(self.np_random, state[2:])
+
+
+def _words(generator):
+    state = generator.bit_generator.state["state"]
+    return [float(state[key] >> 16 * i & 0xFFFF) for key in ("state", "inc") for i in range(8)]
+
+
+def _set_words(generator, words):
+    numbers = [sum(int(word) << 16 * i for i, word in enumerate(words[b : b + 8])) for b in (0, 8)]
+    whole = generator.bit_generator.state
+    whole["state"] = dict(zip(("state", "inc"), numbers, strict=True))
+    generator.bit_generator.state = whole
+
+
+@pytest.mark.parametrize("kind", ["float", "bytes", "object"])
+@pytest.mark.parametrize("limited", [False, True])
+def test_an_env_that_says_itself_what_its_state_is(kind, limited):
+    def stateful():
+        env = Stateful(kind)
+        return wrappers.TimeLimit(env, 40) if limited else env
+
+    goes_on_as(stateful(), stateful())
+    env = stateful()
+    env.reset(seed=0)
+    state = EnvState(env, True)
+    assert isinstance(state.space, gym.spaces.Box) == (kind == "float")
+    if not limited:  # its own state, as it is
+        assert same(kept(state.get()), env.get_state())
+
+
+class Growing(Stateful):
+    def get_state(self):
+        return np.zeros(2 + self.count)
+
+
+def test_an_array_of_changing_size_is_refused():
+    env = Growing("float")
+    env.reset()
+    state = EnvState(env, True)
+    env.step(0)
+    with pytest.raises(RuntimeError, match="states of changing size must not be arrays"):
+        state.get()
+
+
+class Unpicklable(Counter):
+    def reset(self, **kwargs):
+        self.handle = threading.Lock()
+        return super().reset(**kwargs)
+
+
+def test_an_env_that_cannot_be_pickled_is_named():
+    env = Unpicklable()
+    env.reset()
+    with pytest.raises(TypeError, match="Unpicklable cannot be taken: .*set_state"):
+        EnvState(env, True).get()
+
+
+def test_a_state_of_another_env_is_refused():
+    env = make("CartPole-v1")
+    env.reset()
+    state = EnvState(env, True)
+    with pytest.raises(ValueError, match="float64"):
+        state.set(np.zeros(3))
+    with pytest.raises(ValueError, match="float64"):
+        state.set(np.zeros(state.space.shape, np.float32))
+    with pytest.raises(ValueError, match="no state of a CartPoleEnv"):
+        state.set(np.full(state.space.shape, 99.0))
+
+
+@pytest.mark.parametrize("include_rng", [False, True])
+@pytest.mark.parametrize("id", ["FrozenLake-v1", "counter"])
+def test_dice_are_in_the_state_or_not(id, include_rng):
+    env = Counter(length=1000) if id == "counter" else make(id)
+    env.reset(seed=0)
+    state = EnvState(env, include_rng)
+    first = kept(state.get())
+    seen = set()
+    for _ in range(40):
+        state.set(first)
+        observation, *_ = env.step(1)
+        seen.add(float(np.max(observation)) if id != "counter" else float(observation[2]))
+    assert (len(seen) == 1) == include_rng
+
+
+@given(steps=st.lists(st.integers(0, 1), max_size=30), seed=st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_a_state_keeps_types_and_values(steps, seed):
+    env = make("CartPole-v1")
+    env.reset(seed=seed)
+    state = EnvState(env, True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of steps beyond the end
+        for action in steps:
+            env.step(action)
+    before = {key: copy.deepcopy(value) for key, value in vars(env.unwrapped).items()}
+    taken = kept(state.get())
+    env.reset(seed=seed + 1)
+    state.set(taken)
+    for key in ("state", "steps_beyond_terminated"):
+        assert type(getattr(env.unwrapped, key)) is type(before[key])
+        np.testing.assert_array_equal(getattr(env.unwrapped, key), before[key])
