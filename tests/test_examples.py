@@ -56,3 +56,22 @@ def test_ppo_logs_what_tensorboard_users_expect(tmp_path):
     losses = {"policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"}
     assert {f"charts/{name}" for name in charts} <= set(events.Tags()["scalars"])
     assert {f"losses/{name}" for name in losses} <= set(events.Tags()["scalars"])
+
+
+def test_planning_plays_better_than_chance_and_draws_it(tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plan.png"
+    options = ("--moves", "60", "--samples", "40", "--plot", str(picture))
+    line = run("planning.py", *options)[0]
+    planned, at_random = re.search(r"(\d+) in \d+ moves by planning, (\d+) in", line).groups()
+    assert int(planned) > 2 * int(at_random)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_planning_in_pong(tmp_path):
+    pytest.importorskip("ale_py")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "pong.png"
+    options = ("--env", "pong", "--moves", "2", "--samples", "6", "--plot", str(picture))
+    assert "in 2 moves by planning" in run("planning.py", *options)[0]
+    assert picture.exists()
