@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,6 +76,7 @@ class _Part:
 
 _FLOAT = np.dtype(np.float64)
 _BYTE = np.dtype(np.uint8)
+_LARGE = 8192  # bytes of a state
 
 
 class EnvState:
@@ -169,6 +171,10 @@ class EnvState:
             self._put(state)
 
     def _put(self, array: Vector) -> None:
+        if array.nbytes > _LARGE and array.flags.c_contiguous:  # not worth copying
+            for part, out in self._sliced(array):
+                part.set(out)
+            return
         self._vector[...] = array
         for _, put, out in self._steps:
             put(out)
@@ -491,8 +497,9 @@ class _Ale(_Part):
         """Takes the env."""
         self._ale = layer.ale
         self._include_rng = include_rng
-        # The same in every process, though texts of random numbers make it vary by some bytes.
-        self.size = 1 << (len(self._serialised()) * 5 // 4).bit_length()
+        # The same in every process: random numbers, which are written as texts, differ in length.
+        longest = re.sub(rb"(?<= )\d+(?= )", b"0" * 10, self._serialised())
+        self.size = self._LENGTH + (len(longest) * 17 // 16 + 511) // 512 * 512
         self.shape = (self.size,)
 
     def _serialised(self) -> bytes:

@@ -765,11 +765,12 @@ def _kept(state: Any) -> Any:
 
 
 def _chosen(values: Any, which: Rows) -> Any:
-    """Some of a batch."""
+    """Some of a batch, of indices that grow or are all the same."""
     if isinstance(values, dict):
         return {key: _chosen(part, which) for key, part in values.items()}
     if isinstance(values, np.ndarray):
-        return values[which]
+        first, last = which[0], which[-1]
+        return values[first : last + 1] if len(which) == last + 1 - first else values[which]
     if isinstance(values, list):
         return tuple(values[index] for index in which.tolist())
     return tuple(_chosen(part, which) for part in values)
