@@ -349,19 +349,19 @@ class _Attributes(_Part):
     """Attributes of a layer: None, numbers, and short rows of them. Types are kept."""
 
     # How each type is told from the others, and made again from a list of floats.
-    _MAKE: Sequence[tuple[type, np.dtype[Any] | None, Callable[[list[float]], Any]]] = (
-        (type(None), None, lambda values: None),
-        (bool, None, lambda values: bool(values[0])),
-        (int, None, lambda values: int(values[0])),
-        (float, None, lambda values: values[0]),
-        (np.float64, None, lambda values: np.float64(values[0])),
-        (np.float32, None, lambda values: np.float32(values[0])),
-        (np.int64, None, lambda values: np.int64(values[0])),
-        (np.bool_, None, lambda values: np.bool_(values[0])),
-        (tuple, None, tuple),
-        (list, None, lambda values: [int(value) for value in values]),
-        (np.ndarray, np.dtype(np.float64), lambda values: np.array(values)),
-        (np.ndarray, np.dtype(np.float32), lambda values: np.array(values, np.float32)),
+    _MAKE: Sequence[tuple[type, str, Callable[[list[float]], Any]]] = (
+        (type(None), "", lambda values: None),
+        (bool, "", lambda values: bool(values[0])),
+        (int, "", lambda values: int(values[0])),
+        (float, "", lambda values: values[0]),
+        (np.float64, "", lambda values: np.float64(values[0])),
+        (np.float32, "", lambda values: np.float32(values[0])),
+        (np.int64, "", lambda values: np.int64(values[0])),
+        (np.bool_, "", lambda values: np.bool_(values[0])),
+        (tuple, "", tuple),
+        (list, "", lambda values: [int(value) for value in values]),
+        (np.ndarray, "d", lambda values: np.array(values)),
+        (np.ndarray, "f", lambda values: np.array(values, np.float32)),
     )
     _KINDS = {(kind, dtype): code for code, (kind, dtype, _) in enumerate(_MAKE)}
 
@@ -376,25 +376,24 @@ class _Attributes(_Part):
 
     def get(self, out: Vector) -> None:
         """Writes each attribute's kind, number of values, and values."""
-        begin = 0
+        numbers: list[Any] = []
         for name, size in self._sizes.items():
             value = getattr(self._layer, name)
             kind = type(value)
-            code = self._KINDS.get((kind, value.dtype if kind is np.ndarray else None))
-            values: Any = () if value is None else (value,)
-            if kind in (tuple, list, np.ndarray):
-                values = value
-            if code is None or len(values) > size:
+            if kind is np.ndarray:
+                code, values = self._KINDS.get((kind, value.dtype.char)), value.tolist()
+            else:
+                code = self._KINDS.get((kind, ""))
+                values = value if kind in (tuple, list) else () if value is None else (value,)
+            padding = size - len(values)
+            if code is None or padding < 0:
                 raise TypeError(
                     f"the state of {type(self._layer).__name__} cannot be taken: its {name} is "
                     f"{value!r}"
                 )
-            end = begin + 2 + size
-            out[begin] = code
-            out[begin + 1] = len(values)
-            out[begin + 2 : begin + 2 + len(values)] = values
-            out[begin + 2 + len(values) : end] = 0  # equal states are equal arrays
-            begin = end
+            numbers += (code, len(values), *values)
+            numbers += [0] * padding  # so that equal states are equal arrays
+        out[:] = numbers
 
     def set(self, value: Vector) -> None:
         """Sets each attribute to what it was."""
