@@ -352,6 +352,29 @@ def test_a_promise_raises_what_the_env_raised_each_time_it_is_called():
         assert len(good()[1]) == len(after()[1]) == 4
 
 
+def test_many_promises_that_fail():
+    with planning(lambda: Raises(lambda: ValueError("no"))) as env:
+        promises = [env.step_batch([3], blocking=False) for _ in range(1200)]
+        last = env.step_batch([0], blocking=False)
+        assert len(last()[1]) == 1
+        for promise in promises:
+            with pytest.raises(ValueError, match="no"):
+                promise()
+
+
+def test_ctrl_c_while_waiting_loses_nothing(tmp_path):
+    path = str(tmp_path / "open")
+    with planning(lambda: Gate(path)) as env:
+        promise = env.step_batch([2, 2], np.ones((2, 1)), blocking=False)
+        timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            promise()
+        timer.join()
+        (tmp_path / "open").touch()
+        assert promise()[1][:, 1].tolist() == [2, 2]
+
+
 # ---- the local env ---------------------------------------------------------------------------
 
 

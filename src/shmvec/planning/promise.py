@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -89,7 +90,7 @@ class Queue:
         promise: Promise[Result] = Promise(self._settle)
         self._waiting.append((promise, work))
         if len(self._waiting) == 1:
-            self._advance(lambda: next(work))
+            self._advance(partial(next, work))
         return promise
 
     def finish(self) -> None:
@@ -105,37 +106,35 @@ class Queue:
     def _step(self, timeout: float | None) -> None:
         """Lets the first work go on by one wait."""
         _, work = self._waiting[0]
-        rows = self._rows
-        if rows is None:  # a wait was broken off between two works
-            self._advance(lambda: next(work))
-            return
+        assert self._rows is not None
         try:
-            answers = self._collect(rows, timeout)
+            answers = self._collect(self._rows, timeout)
         except self._unfinished:
             raise
-        except Exception as failure:
-            error = failure
-            self._end(None, error)
-            return
-        self._advance(lambda: work.send(answers))
+        except Exception as error:
+            self._advance(partial(work.throw, error))
+        else:
+            self._advance(partial(work.send, answers))
 
     def _advance(self, go_on: Callable[[], Rows]) -> None:
-        self._rows = None
-        try:
-            self._rows = go_on()
-        except StopIteration as end:
-            self._end(end.value)
-        except Exception as error:
-            self._end(None, error)
+        """Lets the first work go on to its next wait; if it ends, the one after it, and so on."""
+        while True:
+            self._rows = None
+            try:
+                self._rows = go_on()
+                return
+            except StopIteration as end:
+                self._settle_first(end.value)
+            except BaseException as error:
+                self._settle_first(None, error)
+                if not isinstance(error, Exception):  # Ctrl-C
+                    raise
+            if not self._waiting:
+                return
+            go_on = partial(next, self._waiting[0][1])
 
-    def _end(self, result: Any, error: Exception | None = None) -> None:
-        """Settles the first promise and begins the next work."""
-        promise, work = self._waiting.popleft()
+    def _settle_first(self, result: Any, error: BaseException | None = None) -> None:
+        promise, _ = self._waiting.popleft()
         promise._set(result, error)
-        self._rows = None
         if error is not None:
-            work.close()
             self._abort()
-        if self._waiting:
-            following = self._waiting[0][1]
-            self._advance(lambda: next(following))

@@ -17,15 +17,14 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
-from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.arguments import AutoresetMode, checked_count
 from shmvec.faults import EnvTimeoutError, WorkerCrashError, raise_failures
 from shmvec.partial import EnvsFailed, existing_env_ids
+from shmvec.planning.batches import Batches, checked_dt
 from shmvec.planning.pieces import fill, joined_infos, room_for
 from shmvec.planning.promise import Queue, Work
 from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, SET, WANTED, SharedEnv
-from shmvec.planning.states import AnyState
 from shmvec.scheduling import split_evenly, usable_cores
 from shmvec.vector_env import ShmVectorEnv
 
@@ -217,13 +216,7 @@ class PlanningVectorEnv:
         self._state_space: gym.Space[Any] = observation["state"]
         self._quarters = min(_ROUNDS, min(map(len, self._ranges)))
         self._first_rows = np.array([rows.start for rows in self._ranges], np.intp)
-        # What stands where a batch has no actions or states.
-        self._no_action = create_empty_array(self._action_space, 1)
-        self._no_state = (
-            None
-            if isinstance(self._state_space, AnyState)
-            else np.zeros(self._state_space.shape, self._state_space.dtype)
-        )
+        self._batches = Batches(self._observation_space, self._action_space, self._state_space)
 
     @property
     def observation_space(self) -> gym.Space[Any]:
@@ -282,10 +275,10 @@ class PlanningVectorEnv:
             Exception: Whatever an env raises, with a note that names the row of the batch.
         """
         self.setup()
-        batched, count = self._batched_actions(actions)
-        given = None if states is None else self._batched_states(states, count)
+        batched, count = self._batches.actions(actions)
+        given = None if states is None else self._batches.states(states, count)
         orders = np.zeros((count, NUM_ORDERS), np.int64)
-        orders[:, DT] = _checked_dt(dt, count)
+        orders[:, DT] = checked_dt(dt, count)
         orders[:, SET] = given is not None
         returned = given is not None if return_state is None else bool(return_state)
         orders[:, WANTED] = returned
@@ -298,12 +291,12 @@ class PlanningVectorEnv:
         """Sends a batch in rounds, some of which are under way at any time."""
         count = len(orders)
         if count == 0:
-            return self._results(self._empty(), np.zeros(0), {}, returned)
+            return self._results(self._batches.empty(), np.zeros(0), {}, returned)
         rounds = self._rounds(count)
 
         def ask(rows: Rows, where: Rows) -> None:
             assert self._envs is not None
-            self._envs.ask(rows, self._batch(actions, states, orders, where))
+            self._envs.ask(rows, self._batches.part(actions, states, orders, where))
 
         ahead = self._quarters
         for round_ in rounds[:ahead]:
@@ -336,12 +329,6 @@ class PlanningVectorEnv:
         joined = infos[0][0] if len(infos) == 1 else joined_infos(infos, count)
         return self._results(room[0], room[1], joined, returned)
 
-    def _empty(self) -> dict[str, Any]:
-        """What a batch of nothing has to show."""
-        states: Any = () if self._no_state is None else self._no_state[None][:0]
-        observations = create_empty_array(self._observation_space, 0)
-        return {"observation": observations, "state": states, "ends": np.zeros((0, 2))}
-
     def _rounds(self, count: int) -> list[tuple[Rows, Rows]]:
         """Rows for each round of a batch, and which of the batch they get.
 
@@ -366,26 +353,6 @@ class PlanningVectorEnv:
             begin += size
         return rounds
 
-    def _batch(
-        self, actions: Any, states: Any, orders: npt.NDArray[np.int64], where: Rows
-    ) -> dict[str, Any]:
-        """Actions of the rows, of some of a batch; None: there are no actions, or no states."""
-        count = len(where)
-        if actions is None:
-            actions, of_actions = self._no_action, np.zeros(count, np.intp)
-        else:
-            of_actions = where
-        if states is None:
-            states = [None] if self._no_state is None else self._no_state[None]
-            of_states = np.zeros(count, np.intp)
-        else:
-            of_states = where
-        return {
-            "action": _chosen(actions, of_actions),
-            "state": _chosen(states, of_states),
-            "orders": orders[where],
-        }
-
     def _results(
         self, seen: dict[str, Any], rewards: Any, infos: dict[str, Any], returned: bool
     ) -> tuple[Any, ...]:
@@ -402,56 +369,6 @@ class PlanningVectorEnv:
         states = seen["state"]
         return (states if isinstance(states, np.ndarray) else list(states), *results)
 
-    def _batched_actions(self, actions: Any) -> tuple[Any, int]:
-        """Actions as the action space batches them, and how many they are."""
-        space = self._action_space
-        if isinstance(space, _ARRAYS):
-            array = np.asarray(actions)
-            if array.ndim == 0 or (array.shape[1:] != space.shape and len(array)):
-                raise ValueError(
-                    f"wrong actions: their shape is {array.shape}, for envs whose action has "
-                    f"{space.shape}; expected one for each of the batch. Nothing was sent."
-                )
-            return array, len(array)
-        if isinstance(actions, list):
-            if not actions:
-                return actions, 0
-            try:
-                room: Any = create_empty_array(space, len(actions))
-                return concatenate(space, actions, room), len(actions)
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"wrong actions: {error}. Nothing was sent.") from error
-        count = _length(actions)
-        if count is None:
-            raise ValueError(
-                f"wrong actions: they must be a list, or batched as {space} says, got "
-                f"{type(actions).__name__}. Nothing was sent."
-            )
-        return actions, count
-
-    def _batched_states(self, states: Any, count: int) -> Any:
-        """States as an array, or as a list if they are not of fixed size."""
-        if self._no_state is None:
-            states = list(states)
-            found: Any = (len(states),)
-        else:
-            states = np.asarray(states)
-            if count == 0 and len(states) == 0:
-                return states
-            found = states.shape
-            if states.dtype != self._no_state.dtype:
-                raise TypeError(
-                    f"wrong states: they are {states.dtype}, not {self._no_state.dtype}. "
-                    "Nothing was sent."
-                )
-        expected = (count,) if self._no_state is None else (count, *self._no_state.shape)
-        if found != expected:
-            raise ValueError(
-                f"wrong states: their shape is {found}, expected {expected}, one for each of "
-                f"{count} actions. Nothing was sent."
-            )
-        return states
-
     # ---- states of all workers ---------------------------------------------------------------
 
     def sync_states(self, state: Any = None, blocking: bool = True) -> Any:
@@ -466,7 +383,7 @@ class PlanningVectorEnv:
             TypeError: It has another dtype.
         """
         self.setup()
-        given = self._one_state(self.get_state() if state is None else state)
+        given = self._batches.one_state(self.get_state() if state is None else state)
         return self._do(self._syncing(given), blocking)
 
     def _syncing(self, given: Any) -> Work[None]:
@@ -474,7 +391,7 @@ class PlanningVectorEnv:
         rows = self._first_rows
         orders = np.zeros((1, NUM_ORDERS), np.int64)
         orders[:, SET] = 1
-        self._envs.ask(rows, self._batch(None, given, orders, np.zeros(len(rows), np.intp)))
+        self._envs.ask(rows, self._batches.part(None, given, orders, np.zeros(len(rows), np.intp)))
         yield rows
 
     def set_state(self, state: Any, blocking: bool = True) -> Any:
@@ -489,7 +406,7 @@ class PlanningVectorEnv:
             TypeError: It has another dtype.
         """
         self.setup()
-        given = self._one_state(state)
+        given = self._batches.one_state(state)
         self._set_current(_kept(given[0]))
         return self._do(self._syncing(given), blocking)
 
@@ -501,12 +418,6 @@ class PlanningVectorEnv:
         if self._local is None and self._current is not None:
             return _kept(self._current)
         return _kept(self._row.state)
-
-    def _one_state(self, state: Any) -> Any:
-        """A batch of one state, checked."""
-        return self._batched_states(
-            [state] if self._no_state is None else np.asarray(state)[None], 1
-        )
 
     def _set_current(self, state: Any) -> None:
         self._current = state
@@ -554,7 +465,7 @@ class PlanningVectorEnv:
         seen = answers[0]
         state = _kept(seen["state"][0])
         self._set_current(state)
-        yield from self._syncing(self._one_state(state))
+        yield from self._syncing(self._batches.one_state(state))
         info = {
             key: value[0]
             for key, value in answers[4].items()
@@ -613,7 +524,7 @@ class PlanningVectorEnv:
             ``(observation, reward, end, truncated, info)``, with the new state first if it is
             returned.
         """
-        times = int(_checked_dt(dt, 1)[0])
+        times = int(checked_dt(dt, 1)[0])
         return self._row.step(
             action, state, times, state is not None if return_state is None else return_state
         )
@@ -738,42 +649,9 @@ class _LocalEnv:
         self._row.close()
 
 
-# Spaces whose batches are one array.
-_ARRAYS = (
-    gym.spaces.Box,
-    gym.spaces.Discrete,
-    gym.spaces.MultiBinary,
-    gym.spaces.MultiDiscrete,
-)
-
-
-def _checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
-    """How often each action is repeated."""
-    times = np.asarray(dt)
-    if times.dtype.kind not in "iu":
-        raise TypeError(f"dt must be an int or an array of ints, got {times.dtype}: {dt!r}")
-    if times.ndim > 1 or (times.ndim == 1 and len(times) != count):
-        raise ValueError(f"dt must be one int or {count}, one for each action, got {times.shape}")
-    if (times < 1).any():
-        raise ValueError(f"dt must be at least 1, got {dt!r}")
-    return np.broadcast_to(times, count).astype(np.int64)
-
-
 def _kept(state: Any) -> Any:
     """A state that nothing else will change."""
     return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
-
-
-def _chosen(values: Any, which: Rows) -> Any:
-    """Some of a batch, of indices that grow or are all the same."""
-    if isinstance(values, dict):
-        return {key: _chosen(part, which) for key, part in values.items()}
-    if isinstance(values, np.ndarray):
-        first, last = which[0], which[-1]
-        return values[first : last + 1] if len(which) == last + 1 - first else values[which]
-    if isinstance(values, list):
-        return tuple(values[index] for index in which.tolist())
-    return tuple(_chosen(part, which) for part in values)
 
 
 def _single(values: Any, index: int) -> Any:
@@ -783,12 +661,3 @@ def _single(values: Any, index: int) -> Any:
     if isinstance(values, tuple) and values and isinstance(values[0], (np.ndarray, dict, tuple)):
         return tuple(_single(part, index) for part in values)
     return values[index]
-
-
-def _length(values: Any) -> int | None:
-    """How many a batch are, by its first array."""
-    if isinstance(values, np.ndarray):
-        return len(values) if values.ndim else None
-    if isinstance(values, dict):
-        values = tuple(values.values())
-    return _length(values[0]) if isinstance(values, tuple) and values else None
