@@ -1,0 +1,462 @@
+"""Stable-Baselines3's ``VecEnv`` over ``ShmVectorEnv``: in place of its ``SubprocVecEnv``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector.async_vector_env import AsyncState
+
+try:
+    from stable_baselines3.common.vec_env import VecEnv
+    from stable_baselines3.common.vec_env.base_vec_env import (
+        VecEnvIndices,
+        VecEnvObs,
+        VecEnvStepReturn,
+    )
+except ImportError as error:
+    raise ImportError(
+        "shmvec.adapters.sb3 adapts to Stable-Baselines3, which cannot be imported "
+        f"({error}): pip install stable-baselines3"
+    ) from error
+
+from shmvec.adapters.sb3_env import HostedEnv
+from shmvec.arguments import AutoresetMode, checked_env_fns
+from shmvec.faults import EnvTimeoutError
+from shmvec.stats import Stats
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["ShmVecEnv"]
+
+# Options of ShmVectorEnv that keep what a VecEnv promises.
+_OPTIONS = frozenset(
+    {
+        "daemon",
+        "faults",
+        "max_concurrency",
+        "num_workers",
+        "observation_mode",
+        "pin_workers",
+        "recycle_after",
+        "reset_timeout",
+        "shared_memory",
+        "step_timeout",
+        "threads_per_worker",
+        "wait_policy",
+    }
+)
+_CLOSE_S = 2.0  # what envs get to close while one of them is over its time limit
+
+
+class ShmVecEnv(VecEnv):
+    """Steps Gymnasium envs in worker processes, for Stable-Baselines3.
+
+    Takes the place of ``SubprocVecEnv``: the same arguments, methods and results. Rewards are
+    float32 and observations have the dtype of their space, as ``DummyVecEnv`` returns them.
+
+    Attributes:
+        num_envs: Number of envs.
+        num_workers: Number of worker processes; 0 if the envs live in this process.
+        processes: The worker processes, one for each worker.
+        observation_space: Observation space of one env.
+        action_space: Action space of one env.
+        render_mode: That of the envs.
+        metadata: The first env's, with the render modes that a ``VecEnv`` has.
+        reset_infos: What the last reset of each env returned as info, a list of dicts.
+        waiting: Whether a step was begun, by ``step_async``, and not waited for.
+        closed: Whether it has been closed.
+
+    Example:
+        >>> from stable_baselines3.common.env_util import make_vec_env
+        >>> from shmvec.adapters.sb3 import ShmVecEnv
+        >>> env = make_vec_env(
+        ...     "CartPole-v1",
+        ...     n_envs=4,
+        ...     seed=0,
+        ...     vec_env_cls=ShmVecEnv,
+        ...     vec_env_kwargs={"start_method": "fork", "num_workers": 2},
+        ... )
+        >>> env.reset().shape
+        (4, 4)
+        >>> observations, rewards, dones, infos = env.step([0, 1, 0, 1])
+        >>> rewards, dones, infos[0]
+        (array([1., 1., 1., 1.], dtype=float32), array([False, False, False, False]), \
+{'TimeLimit.truncated': False})
+        >>> env.close()
+    """
+
+    metadata: dict[str, Any]
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        start_method: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Starts the workers and builds the envs, all in parallel.
+
+        Args:
+            env_fns: One function for each env, each of which makes an env of its own.
+            start_method: How processes are started: "fork", "spawn" or "forkserver". None:
+                "forkserver" where there is one, else "spawn", both of which are safe beside
+                threads such as torch's; scripts need ``if __name__ == "__main__":``.
+            **options: Of :class:`shmvec.ShmVectorEnv`: ``num_workers``, ``step_timeout``,
+                ``reset_timeout``, ``faults``, ``recycle_after``, ``wait_policy``,
+                ``threads_per_worker``, ``pin_workers``, ``max_concurrency``, ``shared_memory``,
+                ``observation_mode``, ``daemon``.
+
+        Raises:
+            TypeError: There is no such option, or it would break what a ``VecEnv`` promises.
+            ValueError: No env_fns; two of them returned the same env; a bad option or
+                ``start_method``; something that is no env.
+            AssertionError: The envs' render modes differ.
+            RuntimeError: Their spaces differ.
+            WorkerCrashError: A worker process died while it built its envs.
+            Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
+        """
+        refused = sorted(options.keys() - _OPTIONS)
+        if refused:
+            raise TypeError(
+                f"ShmVecEnv() takes no {', '.join(refused)}: envs are reset in the step that ends "
+                "an episode, results are copies, and start_method= says how processes start. It "
+                f"takes {', '.join(sorted(_OPTIONS))}"
+            )
+        if start_method is None:
+            available = multiprocessing.get_all_start_methods()
+            start_method = "forkserver" if "forkserver" in available else "spawn"
+        self._overran = False  # an env was over its time limit when last heard of
+        hosted: list[Any] = [partial(HostedEnv, env_fn) for env_fn in checked_env_fns(env_fns)]
+        self._envs = _VectorEnv(
+            hosted,
+            context=start_method,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            **options,
+        )
+        try:
+            self.num_envs = self._envs.num_envs  # the base class asks the envs for attributes
+            self._check_distinct()
+            super().__init__(
+                self.num_envs,
+                self._envs.single_observation_space,
+                self._envs.single_action_space,
+            )
+        except BaseException:
+            self.close()
+            raise
+        metadata = {k: v for k, v in self._envs.metadata.items() if k != "autoreset_mode"}
+        self.metadata = {**metadata, **self.metadata}
+
+    def _check_distinct(self) -> None:
+        """Raises unless each env is an object of its own."""
+        first: dict[Any, int] = {}
+        for env, identity in enumerate(self._ask(None, "identity")):
+            if identity in first:
+                raise ValueError(
+                    f"env_fns[{first[identity]}] and env_fns[{env}] returned the same env, which "
+                    "one worker would step twice. Make an env in each function: write "
+                    "`lambda: gym.make(...)`, not `lambda: env`. (With num_workers="
+                    f"{self.num_envs} each has a process, and so a copy, of its own.)"
+                )
+            first[identity] = env
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes."""
+        return self._envs.num_workers
+
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes."""
+        return self._envs.processes
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, by ``close`` or because a worker died."""
+        return self._envs.closed
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a step was begun and not waited for."""
+        return self._envs.stepping
+
+    def reset(self) -> VecEnvObs:
+        """Resets all envs, with the seeds and options that wait for this reset.
+
+        A step that was begun and not waited for is finished first; its results are dropped.
+
+        Returns:
+            Observations, each array ``(num_envs, ...)``; infos are in ``reset_infos``.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            ValueError: There are not as many seeds or options as envs.
+            EnvTimeoutError: An env takes longer than its time limit.
+            WorkerCrashError: A worker process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause.
+        """
+        self._envs.cancel()
+        seeds: Any = self._seeds
+        options: Any = self._options
+        observations, infos = self._waited(
+            partial(
+                self._envs.reset,
+                seed=seeds if any(seed is not None for seed in seeds) else None,
+                options=options if any(options) else None,
+            )
+        )
+        self.reset_infos = [infos.get(env, {}) for env in range(self.num_envs)]
+        # Seeds and options are used once.
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+    def step_async(self, actions: npt.ArrayLike) -> None:
+        """Starts to step all envs and does not wait.
+
+        Args:
+            actions: One for each env: an array ``(num_envs, ...)`` or a list; of Dict and Tuple
+                action spaces a list.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: A step was begun already.
+            ValueError: The number or the shape of the actions is wrong. Nothing was sent.
+            TypeError: Their dtype is. Nothing was sent.
+        """
+        self._envs.step_async(_batched(self.action_space, actions))
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Waits for the step that ``step_async`` began.
+
+        Returns:
+            Observations, each array ``(num_envs, ...)``: of an env that was done, those of its
+            reset; rewards, float32 ``(num_envs,)``; dones, bool ``(num_envs,)``; infos, a list of
+            dicts, each as its env returned it, with ``TimeLimit.truncated`` and, if done,
+            ``terminal_observation``.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            NoAsyncCallError: No step was begun.
+            EnvTimeoutError: An env takes longer than its time limit.
+            WorkerCrashError: A worker process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause. The other
+                envs have made their step; ``reset`` or ``close`` as you like.
+        """
+        observations, rewards, terminations, truncations, found = self._waited(self._envs.step_wait)
+        dones = terminations | truncations
+        if found:
+            infos = [found.get(env, {}) for env in range(self.num_envs)]
+            for env in np.flatnonzero(dones).tolist():
+                info = infos[env].pop("final_info")
+                # SB3's rule: it is no truncation where the episode terminated as well.
+                info["TimeLimit.truncated"] = not terminations[env]
+                info["terminal_observation"] = infos[env].pop("final_obs")
+                self.reset_infos[env] = infos[env]
+                infos[env] = info
+            for info, done in zip(infos, dones.tolist(), strict=True):
+                if not done:
+                    info["TimeLimit.truncated"] = False
+        else:  # the usual
+            infos = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        return observations, rewards.astype(np.float32), dones, infos
+
+    def _waited(self, wait: Callable[[], Any]) -> Any:
+        try:
+            results = wait()
+        except EnvTimeoutError:
+            self._overran = True
+            raise
+        self._overran = False
+        return results
+
+    def close(self) -> None:
+        """Closes the envs and ends the workers. May be called twice, and while a step is out.
+
+        Where an env was over its time limit, it and the others get two seconds, and their
+        processes are then terminated.
+
+        Raises:
+            Exception: What an env's ``close`` raises, after everything else is closed.
+        """
+        self._envs.cancel()
+        self._envs.close(timeout=_CLOSE_S if self._overran else None)
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether all envs, or their wrappers, have an attribute or method of this name."""
+        return all(self._ask(None, "has_attr", attr_name))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The attribute of each env, or one of its wrappers.
+
+        Args:
+            attr_name: Its name. A method is returned, not called.
+            indices: Of the envs, an int or several; negative ones count from the end. None: all.
+
+        Returns:
+            One value for each of these envs, in this order.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: A step was begun and not waited for.
+            IndexError: There is no such env.
+            AttributeError: There is no such attribute.
+            Exception: What pickling the value raises.
+        """
+        return self._ask(indices, "get_attr", attr_name)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Sets an attribute of each env: where it is, of the env itself or one of its wrappers.
+
+        Args:
+            attr_name: Its name. Where there is none it is made, on the outermost wrapper.
+            value: The same for all.
+            indices: As for :meth:`get_attr`.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: A step was begun and not waited for.
+            IndexError: There is no such env.
+        """
+        envs = sorted(set(self._existing(indices)))
+        if envs:
+            self._envs.set_attr(attr_name, [value] * len(envs), envs)
+
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,
+        indices: VecEnvIndices = None,
+        **method_kwargs: Any,
+    ) -> list[Any]:
+        """Calls a method of each env, or one of its wrappers, in parallel.
+
+        Args:
+            method_name: Its name, such as "action_masks" or "compute_reward".
+            *method_args: For the method.
+            indices: As for :meth:`get_attr`; an env that is named twice is called twice.
+            **method_kwargs: For the method.
+
+        Returns:
+            What it returned, one for each of these envs, in this order.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: A step was begun and not waited for.
+            IndexError: There is no such env.
+            AttributeError: There is no such method.
+            Exception: Whatever the method raises, with the worker's traceback as its cause.
+        """
+        return self._ask(indices, "env_method", method_name, method_args, method_kwargs)
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        """Whether each of these envs has a wrapper of this class; see :meth:`get_attr`."""
+        return self._ask(indices, "is_wrapped", wrapper_class)
+
+    def get_images(self) -> Sequence[npt.NDArray[Any] | None]:
+        """A frame of each env, as its ``render`` returns it.
+
+        None, and a warning, unless the render mode is "rgb_array".
+        """
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"there are no images of envs whose render_mode is {self.render_mode!r}: make them "
+                'with render_mode="rgb_array"',
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
+        return self._ask(None, "render")
+
+    def restart(self, indices: VecEnvIndices = None) -> None:
+        """Restarts the workers of some envs, whose next step truncates; as ``ShmVectorEnv``'s."""
+        envs = sorted(set(self._existing(indices)))
+        if envs:
+            self._envs.restart(envs)
+
+    def stats(self) -> Stats:
+        """What has been done so far, and where the time went; as ``ShmVectorEnv.stats``."""
+        return self._envs.stats()
+
+    def _existing(self, indices: VecEnvIndices) -> list[int]:
+        """Indices of envs as a list, none negative."""
+        if indices is None:
+            return list(range(self.num_envs))
+        try:
+            indices = [operator.index(indices)]
+        except TypeError:  # several
+            indices = [operator.index(index) for index in indices]
+        for index in indices:
+            if not -self.num_envs <= index < self.num_envs:
+                raise IndexError(f"there is no env {index}: there are {self.num_envs}")
+        return [index % self.num_envs for index in indices]
+
+    def _ask(self, indices: VecEnvIndices, name: str, *args: Any) -> list[Any]:
+        """Calls a method of ``HostedEnv`` for each of these envs, however often they are named."""
+        envs = self._existing(indices)
+        answers: list[Any] = [None] * len(envs)
+        places = list(range(len(envs)))
+        while places:
+            now = {envs[place]: place for place in reversed(places)}  # the first of each env
+            results = self._envs.call_some(list(now), name, *args)
+            for place, result in zip(now.values(), results, strict=True):
+                answers[place] = result
+            places = [place for place in places if now[envs[place]] != place]
+        return answers
+
+
+class _VectorEnv(ShmVectorEnv):
+    """The envs of a ``ShmVecEnv``. Infos are not gathered in arrays, but left to each env."""
+
+    def _add_info(
+        self, vector_infos: dict[Any, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[Any, Any]:
+        """Adds the info of one env to {env: info}."""
+        if self.num_workers == 0:  # what is too long for the ring is the env's own dict
+            env_info = deepcopy(env_info)
+        if env_num in vector_infos:  # what is told of a fault follows what the reset said
+            vector_infos[env_num].update(env_info)
+        else:
+            vector_infos[env_num] = env_info
+        return vector_infos
+
+    @property
+    def stepping(self) -> bool:
+        """Whether a step was begun and not waited for."""
+        return self._state is AsyncState.WAITING_STEP
+
+    def cancel(self) -> None:
+        """Forgets a step that was begun: its results, when they come, are dropped."""
+        self._state = AsyncState.DEFAULT
+        self._held = None
+
+
+# In messages, and in the names of processes, it is the class that the user knows.
+_VectorEnv.__name__ = _VectorEnv.__qualname__ = ShmVecEnv.__name__
+
+
+def _batched(space: gym.Space[Any], actions: Any) -> Any:
+    """One action an env, as SB3 passes them, batched as Gymnasium's vector envs take them."""
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return actions
+    if isinstance(actions, dict):
+        raise TypeError(
+            f"wrong actions: envs with action space {space} need a list, one action for each env, "
+            "not one dict of batches. Nothing was sent to any env."
+        )
+    if isinstance(space, spaces.Dict):
+        return {key: _batched(part, [a[key] for a in actions]) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            _batched(part, [action[i] for action in actions]) for i, part in enumerate(space.spaces)
+        )
+    return actions

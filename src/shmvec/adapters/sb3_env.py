@@ -1,0 +1,99 @@
+"""One env in its worker, as ``shmvec.adapters.sb3`` wants it reset, asked and changed.
+
+Nothing here imports Stable-Baselines3, which imports torch: workers need neither, unless the envs
+do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+__all__ = ["HostedEnv"]
+
+
+class HostedEnv:
+    """An env of the user's, and what is asked of it through ``ShmVectorEnv.call_some``.
+
+    The names that may be called are this class's: an attribute of the env is returned and not
+    called, whatever it is, and methods named ``reset`` or ``step`` are called like any other.
+    """
+
+    def __init__(self, env_fn: Callable[[], Any]) -> None:
+        """Builds the env."""
+        self.env = gymnasium_env(env_fn())
+        self.observation_space = self.env.observation_space
+        self.action_space = self.env.action_space
+        self.metadata = self.env.metadata
+        self.render_mode = self.env.render_mode
+
+    def reset(self, *, options: Any = None, **seed: Any) -> Any:
+        """Resets the env; it is given no options where there are none: it may know of none."""
+        return self.env.reset(options=options, **seed) if options else self.env.reset(**seed)
+
+    def step(self, action: Any) -> Any:
+        """Steps the env."""
+        return self.env.step(action)
+
+    def close(self) -> None:
+        """Closes the env."""
+        self.env.close()
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """What a worker calls: one of the methods below."""
+        return getattr(self, name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Sets an attribute where it is: of the env, or of one of its wrappers."""
+        self.env.set_wrapper_attr(name, value)
+
+    def identity(self) -> tuple[int, int]:
+        """Which object in which process the env itself is."""
+        return os.getpid(), id(self.env.unwrapped)
+
+    def get_attr(self, name: str) -> Any:
+        """An attribute of the env or one of its wrappers."""
+        return self.env.get_wrapper_attr(name)
+
+    def has_attr(self, name: str) -> bool:
+        """Whether there is one; its value need not be picklable."""
+        try:
+            self.env.get_wrapper_attr(name)
+        except AttributeError:
+            return False
+        return True
+
+    def env_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a method of the env or one of its wrappers."""
+        return self.env.get_wrapper_attr(name)(*args, **kwargs)
+
+    def is_wrapped(self, wrapper_class: type[Any]) -> bool:
+        """Whether one of the env's wrappers is such a one."""
+        env: Any = self.env
+        while isinstance(env, gym.Wrapper):
+            if isinstance(env, wrapper_class):
+                return True
+            env = env.env
+        return False
+
+    def render(self) -> Any:
+        """A frame."""
+        return self.env.render()
+
+
+def gymnasium_env(env: Any) -> gym.Env[Any, Any]:
+    """The env; one of old Gym is wrapped as Stable-Baselines3 does.
+
+    Raises:
+        ValueError: It is neither.
+        ImportError: It is one of old Gym, and shimmy is not installed.
+    """
+    if isinstance(env, gym.Env):
+        return env
+    from stable_baselines3.common.vec_env.patch_gym import _patch_env
+
+    patched: gym.Env[Any, Any] = _patch_env(env)
+    return patched
