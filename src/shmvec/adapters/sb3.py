@@ -29,7 +29,7 @@ except ImportError as error:
         f"({error}): pip install stable-baselines3"
     ) from error
 
-from shmvec.adapters.sb3_env import HostedEnv
+from shmvec.adapters.sb3_env import RESET_INFO, HostedEnv
 from shmvec.arguments import AutoresetMode, checked_env_fns
 from shmvec.faults import EnvTimeoutError
 from shmvec.stats import Stats
@@ -213,7 +213,7 @@ class ShmVecEnv(VecEnv):
                 options=options if any(options) else None,
             )
         )
-        self.reset_infos = [infos.get(env, {}) for env in range(self.num_envs)]
+        self.reset_infos = [_reset_info(infos.get(env, {})) for env in range(self.num_envs)]
         # Seeds and options are used once.
         self._reset_seeds()
         self._reset_options()
@@ -260,7 +260,7 @@ class ShmVecEnv(VecEnv):
                 # SB3's rule: it is no truncation where the episode terminated as well.
                 info["TimeLimit.truncated"] = not terminations[env]
                 info["terminal_observation"] = infos[env].pop("final_obs")
-                self.reset_infos[env] = infos[env]
+                self.reset_infos[env] = _reset_info(infos[env])
                 infos[env] = info
             for info, done in zip(infos, dones.tolist(), strict=True):
                 if not done:
@@ -442,6 +442,14 @@ class _VectorEnv(ShmVectorEnv):
 
 # In messages, and in the names of processes, it is the class that the user knows.
 _VectorEnv.__name__ = _VectorEnv.__qualname__ = ShmVecEnv.__name__
+
+
+def _reset_info(told: dict[str, Any]) -> dict[str, Any]:
+    """The info of a reset, out of what ``HostedEnv`` returned, and what is told of a fault."""
+    info: dict[str, Any] = told.pop(RESET_INFO, {})
+    if told:
+        info.update(told)
+    return info
 
 
 def _batched(space: gym.Space[Any], actions: Any) -> Any:

@@ -12,7 +12,9 @@ from typing import Any
 
 import gymnasium as gym
 
-__all__ = ["HostedEnv"]
+__all__ = ["RESET_INFO", "HostedEnv"]
+
+RESET_INFO = "reset"  # the key
 
 
 class HostedEnv:
@@ -31,8 +33,15 @@ class HostedEnv:
         self.render_mode = self.env.render_mode
 
     def reset(self, *, options: Any = None, **seed: Any) -> Any:
-        """Resets the env; it is given no options where there are none: it may know of none."""
-        return self.env.reset(options=options, **seed) if options else self.env.reset(**seed)
+        """Resets the env; it is given no options where there are none: it may know of none.
+
+        Its info lies under one key, out of the way of what the core tells of the last episode.
+        """
+        result = self.env.reset(options=options, **seed) if options else self.env.reset(**seed)
+        if isinstance(result, tuple) and len(result) == 2 and result[1]:
+            observation, info = result
+            return observation, {RESET_INFO: info} if isinstance(info, dict) else info
+        return result
 
     def step(self, action: Any) -> Any:
         """Steps the env."""

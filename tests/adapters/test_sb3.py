@@ -1,0 +1,839 @@
+"""``ShmVecEnv`` keeps what SB3's ``SubprocVecEnv`` promises, and does better where that failed.
+
+What needs Stable-Baselines3 itself is in test_sb3_learning.py.
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from contextlib import closing
+from copy import deepcopy
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter, Failing, Infos, Scripted, Spaces
+from equality import same
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector.utils import batch_space, iterate
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sb3_stand_in import ShmVecEnv
+from strategies import infos, spaces, unsized_leaves
+
+import shmvec
+
+NUM_ENVS = 5
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, NUM_ENVS])
+
+
+def vec_env(make=Counter, num_workers=2, num_envs=NUM_ENVS, **options):
+    """A few envs; forked, because that is quickest to start."""
+    fns = list(make) if isinstance(make, list) else [make] * num_envs
+    return closing(
+        ShmVecEnv(fns, start_method="fork", num_workers=min(num_workers, len(fns)), **options)
+    )
+
+
+class Asked(Counter):
+    """Shows what `reset` was given, and has what is asked of envs."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
+
+    def __init__(self, *, render_mode="rgb_array", length=5, lock=True):
+        super().__init__(length=length)
+        self.render_mode = render_mode
+        self.given = []
+        self.reward_of = abs  # an attribute that can be called
+        self.calls = 0
+        if lock:
+            self.lock = multiprocessing.Lock()  # cannot be pickled
+
+    def reset(self, **given):
+        self.given.append(given)
+        return super().reset(**given)
+
+    def add(self, a, b=0, *, indices=0):
+        self.calls += 1
+        return a + b + indices
+
+    def action_masks(self):
+        return np.arange(4) != self.count % 4
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return -np.abs(achieved_goal - desired_goal).sum(-1)
+
+    def raises(self, error):
+        raise error
+
+    def render(self):
+        return np.full((2, 3, 3), self.count, np.uint8)
+
+
+# ---- construction ----------------------------------------------------------------------------
+
+
+def test_start_method_defaults_to_forkserver():
+    with closing(ShmVecEnv([Counter] * 2, num_workers=1)) as env:
+        assert [type(process).__name__ for process in env.processes] == ["ForkServerProcess"]
+        assert env.reset().shape == (2, 4)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_subproc_start_method(start_method):
+    with closing(ShmVecEnv([partial(Counter, 2)] * 2, start_method, num_workers=1)) as env:
+        env.reset()
+        assert type(env.processes[0])._start_method == start_method
+        assert [env.step([0, 0])[2].tolist() for _ in range(2)] == [[False] * 2, [True] * 2]
+
+
+def test_illegal_start_method():
+    with pytest.raises(ValueError, match="cannot find context for 'illegal_method'"):
+        ShmVecEnv([Counter], start_method="illegal_method")
+
+
+def test_options_of_shm_vector_env():
+    with vec_env(num_workers=3, step_timeout=50.0, faults=shmvec.FaultPolicy()) as env:
+        assert env.num_workers == len(env.processes) == 3
+        assert "ShmVecEnv" in env.processes[0].name
+    with pytest.raises(ValueError, match="num_workers"):
+        ShmVecEnv([Counter], num_workers=2)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"autoreset_mode": "NextStep"}, {"copy": False}, {"batch_size": 1}, {"num_worker": 1}],
+)
+def test_options_that_would_break_a_vec_env_are_refused(option):
+    with pytest.raises(TypeError, match=f"takes no {next(iter(option))}.*num_workers"):
+        ShmVecEnv([Counter], **option)
+
+
+@WORKERS
+def test_vecenv_func_checker(num_workers):
+    """Functions that return one env for several: one process would step it several times."""
+    env = Counter()
+    if num_workers == NUM_ENVS:  # each process has a copy, as with SubprocVecEnv
+        with vec_env([lambda: env] * NUM_ENVS, num_workers) as copies:
+            copies.reset()
+            assert copies.get_attr("resets") == [1] * NUM_ENVS
+        return
+    with pytest.raises(ValueError, match=r"env_fns\[0\] and env_fns\[1\] returned the same env"):
+        vec_env([lambda: env] * NUM_ENVS, num_workers)
+
+
+def test_bad_env_fns():
+    with pytest.raises(ValueError, match="env_fns is empty"):
+        ShmVecEnv([])
+    with pytest.raises(TypeError, match=r"env_fns\[1\] is a Counter"):
+        ShmVecEnv([Counter, Counter()])
+
+
+def fail_to_build():
+    raise FileNotFoundError("no such robot")
+
+
+def test_an_env_fn_that_raises_raises_here():
+    with pytest.raises(FileNotFoundError, match="no such robot"):
+        vec_env([Counter, Counter, fail_to_build])
+
+
+def test_render_modes_must_be_the_same():
+    with pytest.raises(AssertionError, match="render_mode"):
+        vec_env([Asked, partial(Asked, render_mode="human")])
+
+
+def test_spaces_must_be_the_same():
+    with pytest.raises(RuntimeError, match="observation space of env 1"):
+        vec_env([Counter, partial(Counter, size=7)])
+
+
+def test_attributes():
+    with vec_env(Asked) as env:
+        assert env.num_envs == NUM_ENVS
+        assert env.observation_space == Counter().observation_space
+        assert env.action_space == gym.spaces.Discrete(4)
+        assert env.render_mode == "rgb_array"
+        assert env.metadata["render_fps"] == 7 and "rgb_array" in env.metadata["render_modes"]
+        assert "autoreset_mode" not in env.metadata
+        assert not env.waiting and not env.closed
+        assert env.reset_infos == [{}] * NUM_ENVS
+
+
+# ---- transitions -----------------------------------------------------------------------------
+
+
+class Alone:
+    """Envs stepped one after the other, by SB3's rules: what ShmVecEnv's results must equal."""
+
+    def __init__(self, env_fns):
+        self.envs = [env_fn() for env_fn in env_fns]
+
+    def reset(self, seeds):
+        pairs = [env.reset(seed=seed) for env, seed in zip(self.envs, seeds, strict=True)]
+        self.reset_infos = [deepcopy(info) for _, info in pairs]
+        return [observation for observation, _ in pairs]
+
+    def step(self, actions):
+        rows = []
+        for i, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            observation, reward, terminated, truncated, info = deepcopy(env.step(action))
+            info["TimeLimit.truncated"] = truncated and not terminated
+            if terminated or truncated:
+                info["terminal_observation"] = observation
+                observation, self.reset_infos[i] = deepcopy(env.reset())
+            rows.append((observation, np.float32(reward), terminated or truncated, info))
+        return [list(column) for column in zip(*rows, strict=True)]
+
+
+def assert_same(mine, reference):
+    assert same(mine, reference), f"\n{mine}\n{reference}"
+
+
+common = settings(deadline=None, suppress_health_check=list(HealthCheck))
+lengths = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=5)
+per_env_infos = st.lists(st.lists(infos(), min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+def compare(observations, actions, lengths, infos, seed, **options):
+    """Steps ShmVecEnv and envs alone side by side; every transition is the same."""
+    fns = [
+        lambda n=n, i=i: Scripted(observations, actions, n, infos[i % len(infos)])
+        for i, n in enumerate(lengths)
+    ]
+    alone = Alone(fns)
+    batched = batch_space(observations, len(fns))
+    with closing(ShmVecEnv(fns, start_method="fork", **options)) as env:
+        assert env.observation_space == observations and env.action_space == actions
+        seeds = env.seed(seed)
+        assert_same(list(iterate(batched, env.reset())), alone.reset(seeds))
+        assert_same(list(env.reset_infos), alone.reset_infos)
+        many_actions = batch_space(actions, len(fns))
+        many_actions.seed(seed)
+        for _ in range(8):
+            batch = list(iterate(many_actions, many_actions.sample()))
+            found, rewards, dones, infos = env.step(batch)
+            assert rewards.dtype == np.float32 and dones.dtype == bool and type(infos) is list
+            mine = [list(iterate(batched, found)), list(rewards), dones.tolist(), infos]
+            assert_same(mine, alone.step(batch))
+            assert_same(env.reset_infos, alone.reset_infos)
+        assert_same(env.get_attr("actions"), [env.actions for env in alone.envs])
+
+
+@settings(common, max_examples=60)
+@given(spaces(), spaces(), lengths, per_env_infos, st.integers(0, 99))
+def test_transitions_in_this_process(observations, actions, lengths, infos, seed):
+    compare(observations, actions, lengths, infos, seed, num_workers=0)
+
+
+@settings(common, max_examples=20)
+@given(spaces(), spaces(), lengths, per_env_infos, st.integers(0, 99), st.data())
+def test_transitions_in_workers(observations, actions, lengths, infos, seed, data):
+    num_workers = data.draw(st.integers(1, len(lengths)))
+    compare(observations, actions, lengths, infos, seed, num_workers=num_workers)
+
+
+@settings(common, max_examples=20)
+@given(spaces(unsized_leaves), spaces(unsized_leaves), lengths, per_env_infos, st.integers(0, 99))
+def test_transitions_as_messages(observations, actions, lengths, infos, seed):
+    compare(observations, actions, lengths, infos, seed, num_workers=0, shared_memory=False)
+
+
+@WORKERS
+def test_results(num_workers):
+    """Shapes and dtypes, and whose they are: a learner keeps the last observation while stepping"""
+    with vec_env(partial(Counter, 3), num_workers) as env:
+        first = env.reset()
+        kept = first.copy()
+        observations, rewards, dones, infos = env.step(np.zeros(NUM_ENVS, int))
+        assert observations.shape == (NUM_ENVS, 4) and observations.dtype == np.float64
+        assert rewards.shape == dones.shape == (NUM_ENVS,)
+        assert rewards.dtype == np.float32 and dones.dtype == np.bool_
+        assert infos == [{"count": 1, "action": 0, "TimeLimit.truncated": False}] * NUM_ENVS
+        assert [type(info) for info in infos] == [dict] * NUM_ENVS
+        np.testing.assert_array_equal(first, kept)
+
+
+class Ends(gym.Env):
+    """Episodes of one step, which end as told; it uses one array again and again."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, terminated, truncated):
+        self.end = terminated, truncated
+        self.array = np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.array[0] = 5
+        return self.array, {"began": 1}
+
+    def step(self, action):
+        self.array[0] = 3
+        return self.array, 1.0, *self.end, {"ended": 1}
+
+
+@WORKERS
+def test_vecenv_terminal_obs(num_workers):
+    ends = [(False, False), (False, True), (True, False), (True, True)]
+    with vec_env([partial(Ends, *end) for end in ends], num_workers) as env:
+        env.reset()
+        observations, _, dones, infos = env.step([0] * 4)
+        assert dones.tolist() == [False, True, True, True]
+        assert [info["TimeLimit.truncated"] for info in infos] == [False, True, False, False]
+        assert {type(info["TimeLimit.truncated"]) for info in infos} == {bool}
+        assert observations[:, 0].tolist() == [3, 5, 5, 5]
+        assert ["terminal_observation" in info for info in infos] == [False, True, True, True]
+        assert [info["terminal_observation"].tolist() for info in infos[1:]] == [[3]] * 3
+        assert [info["ended"] for info in infos] == [1] * 4
+
+
+@WORKERS
+def test_reset_infos(num_workers):
+    with vec_env([partial(Counter, 1 + i) for i in range(NUM_ENVS)], num_workers) as env:
+        env.reset()
+        assert env.reset_infos == [{"reset": 1}] * NUM_ENVS
+        for step in range(1, 4):
+            env.step([0] * NUM_ENVS)
+            expected = [{"reset": 1 + step // (1 + i)} for i in range(NUM_ENVS)]
+            assert env.reset_infos == expected
+    with vec_env(partial(Counter, 1, infos=False), num_workers) as env:
+        env.reset()
+        assert env.reset_infos == [{}] * NUM_ENVS
+        env.step([0] * NUM_ENVS)
+        assert env.reset_infos == [{}] * NUM_ENVS
+
+
+class Named(dict):
+    """A dict of a class of the user's."""
+
+
+STRANGE = [
+    {"a": 1},
+    {"a": 1.5},
+    {},
+    {"a": None, "_a": True},
+    {"a": np.float32(1), "b": np.bool_(True), "c": np.float64(2), "d": np.int16(3)},
+    {"episode": {"r": 1.0, "l": 3, "t": 0.5}, "terminal_observation": "mine"},
+    {"TimeLimit.truncated": True, 3: "a key that is no string"},
+    {"deep": {"er": {"array": np.arange(6).reshape(2, 3), "list": [{"x": (1, 2)}]}}},
+    {"final_obs": 1, "final_info": {"x": 1}, "fault": 2, "reset": 3},
+    OrderedDict(b=1, a=Named(x=1)),
+    {"long": np.arange(40_000)},  # longer than the ring
+    {"words": "nö", "bytes": b"\0", "complex": 1j},
+]
+
+
+class Told(Ends):
+    """Ends every episode at once; its infos are those given, of steps and resets alike."""
+
+    def __init__(self, infos, over):
+        super().__init__(over, False)
+        self.infos, self.turn = infos, 0
+
+    def info(self):
+        self.turn += 1
+        return self.infos[self.turn % len(self.infos)]
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset()[0], self.info()
+
+    def step(self, action):
+        return *super().step(action)[:4], self.info()
+
+
+@WORKERS
+@pytest.mark.parametrize("over", [False, True])
+def test_infos_are_those_that_the_envs_returned(num_workers, over):
+    n = len(STRANGE)
+    fns = [partial(Told, STRANGE[i:] + STRANGE[:i], over) for i in range(n)]
+    alone = Alone([partial(Told, deepcopy(STRANGE[i:] + STRANGE[:i]), over) for i in range(n)])
+    with vec_env(fns, num_workers) as env:
+        env.reset()
+        alone.reset([None] * n)
+        assert_same(env.reset_infos, alone.reset_infos)
+        for _ in range(n):
+            assert_same(env.step([0] * n)[3], alone.step([0] * n)[3])
+            assert_same(env.reset_infos, alone.reset_infos)
+
+
+def test_infos_are_no_objects_of_the_env():
+    info = {"long": np.arange(40_000), "nested": {"x": [1]}}
+    with vec_env([partial(Infos, [info])], 0) as env:
+        env.reset()
+        for _ in range(2):
+            found = env.step([0])[3][0]
+            found["long"][:] = 7
+            found["nested"]["x"].append(2)
+    assert info["nested"] == {"x": [1]} and info["long"][1] == 1 and len(info) == 2
+
+
+def test_structured_observations():
+    space = gym.spaces.Dict(
+        image=gym.spaces.Box(0, 255, (2, 3), np.uint8), number=gym.spaces.Discrete(4, start=2)
+    )
+    with vec_env(partial(Spaces, space, length=2)) as env:
+        observations = env.reset()
+        assert type(observations) is dict and list(observations) == ["image", "number"]
+        assert observations["image"].shape == (NUM_ENVS, 2, 3)
+        assert observations["number"].shape == (NUM_ENVS,)
+        env.step([0] * NUM_ENVS)
+        terminal = env.step([0] * NUM_ENVS)[3][0]["terminal_observation"]
+        assert space.contains(terminal)
+    with vec_env(partial(Spaces, gym.spaces.Tuple(space.spaces.values()))) as env:
+        observations = env.reset()
+        assert type(observations) is tuple
+        assert [len(part) for part in observations] == [NUM_ENVS] * 2
+
+
+def test_structured_actions():
+    space = gym.spaces.Dict(
+        go=gym.spaces.Box(-1, 1, (2,)), say=gym.spaces.Tuple([gym.spaces.Discrete(3)])
+    )
+    with vec_env(partial(Spaces, gym.spaces.Discrete(2), space)) as env:
+        env.reset()
+        actions = [{"go": np.full(2, i, np.float32), "say": (i % 3,)} for i in range(NUM_ENVS)]
+        env.step(actions)
+        for i, (action,) in enumerate(env.get_attr("actions")):
+            assert action["go"].tolist() == [i, i] and action["say"] == (i % 3,)
+        with pytest.raises(TypeError, match="a list, one action for each env"):
+            env.step({"go": np.zeros((NUM_ENVS, 2)), "say": ([0] * NUM_ENVS,)})
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        ([0] * 4, ValueError, "there are 4"),
+        ([[0]] * 5, ValueError, "shape"),
+        ([0.5] * 5, TypeError, "float64"),
+        ([0, 0, None, 0, 0], TypeError, "dtype object"),
+        (0, TypeError, "one int"),
+    ],
+)
+def test_bad_actions_are_refused_before_anything_is_sent(num_workers, actions, error, message):
+    with vec_env(num_workers=num_workers) as env:
+        env.reset()
+        with pytest.raises(error, match=message):
+            env.step(actions)
+        assert env.step([0] * NUM_ENVS)[0][:, 0].tolist() == [1] * NUM_ENVS
+
+
+# ---- seeds and options -----------------------------------------------------------------------
+
+
+@WORKERS
+def test_seeds_and_options_are_used_once(num_workers):
+    with vec_env(Asked, num_workers) as env:
+        assert list(env.seed(7)) == [7, 8, 9, 10, 11]
+        env.set_options({"x": 1})
+        first = env.reset()
+        env.seed(7)
+        env.set_options([{"x": i} for i in range(NUM_ENVS)])
+        np.testing.assert_array_equal(env.reset(), first)
+        assert not np.array_equal(env.reset(), first)
+        assert env.get_attr("given") == [
+            [
+                {"seed": 7 + i, "options": {"x": 1}},
+                # An env whose options are empty is given none, by SB3's rule.
+                {"seed": 7 + i, **({"options": {"x": i}})},
+                {"seed": None},
+            ]
+            for i in range(NUM_ENVS)
+        ]
+
+
+@WORKERS
+def test_automatic_resets_are_given_nothing(num_workers):
+    with vec_env(partial(Asked, length=1), num_workers) as env:
+        env.seed(3)
+        env.reset()
+        env.step([0] * NUM_ENVS)
+        assert env.get_attr("given") == [[{"seed": 3 + i}, {}] for i in range(NUM_ENVS)]
+
+
+class OldReset(Counter):
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+@WORKERS
+def test_backward_compat_seed(num_workers):
+    """Envs whose `reset` knows of no options."""
+    with vec_env(OldReset, num_workers) as env:
+        env.seed(3)
+        first = env.reset()
+        env.seed(3)
+        np.testing.assert_array_equal(env.reset(), first)
+
+
+def test_vec_seeding():
+    with vec_env() as env:
+        env.seed()
+        assert len(np.unique(env.reset()[:, 2])) == NUM_ENVS
+
+
+def test_a_wrong_number_of_options_is_refused_and_nothing_is_reset():
+    with vec_env() as env:
+        env.set_options([{}, {"x": 1}])
+        with pytest.raises(ValueError, match="number of envs, 5, but it is 2"):
+            env.reset()
+        assert env.get_attr("resets") == [0] * NUM_ENVS
+        env.set_options()
+        env.reset()
+
+
+# ---- attributes and methods ------------------------------------------------------------------
+
+
+@WORKERS
+def test_vecenv_custom_calls(num_workers):
+    """What SB3's own test of that name checks."""
+    with vec_env(Asked, num_workers) as env:
+        assert env.env_method("add", 1, b=2) == [3] * NUM_ENVS
+        for i in range(NUM_ENVS):
+            assert env.set_attr("offset", i, indices=i) is None
+        assert env.get_attr("offset") == list(range(NUM_ENVS))
+        assert env.env_method("add", 1, indices=[0, 2]) == [1, 1]
+        env.set_attr("offset", 42)
+        assert env.get_attr("offset") == [42] * NUM_ENVS
+        env.set_attr("offset", 12, indices=[0, 1])
+        assert env.get_attr("offset") == [12, 12, 42, 42, 42]
+        assert env.get_attr("offset", indices=[0, 2]) == [12, 42]
+        env.set_attr("offset", 7, indices=[0, -1])
+        assert env.get_attr("offset") == [7, 12, 42, 42, 7]
+        assert env.get_attr("offset", indices=[-1]) == [7]
+
+
+@WORKERS
+def test_indices(num_workers):
+    with vec_env(Asked, num_workers) as env:
+        env.set_attr("offset", 5, indices=np.int64(1))
+        assert env.get_attr("offset", 1) == env.get_attr("offset", np.array([1])) == [5]
+        assert env.get_attr("offset", (i for i in (2, 1, 0))) == [0, 5, 0]
+        assert env.get_attr("offset", range(1, 3)) == [5, 0]
+        assert env.get_attr("offset", []) == env.env_method("add", 1, indices=[]) == []
+        env.set_attr("offset", 9, [])
+        assert env.get_attr("offset", [1, 1, -4]) == [5, 5, 5]
+        assert env.env_method("add", 1, indices=[2, 0, 2]) == [1, 1, 1]
+        assert env.get_attr("calls") == [1, 0, 2, 0, 0]
+        for wrong, error in ((5, IndexError), ([0, -6], IndexError), ([0.5], TypeError)):
+            with pytest.raises(error):
+                env.set_attr("offset", 1, wrong)
+            with pytest.raises(error):
+                env.env_method("add", 1, indices=wrong)
+        assert env.get_attr("offset") == [0, 5, 0, 0, 0]
+        assert env.get_attr("calls") == [1, 0, 2, 0, 0]
+
+
+@WORKERS
+def test_get_attr_calls_nothing(num_workers):
+    with vec_env(Asked, num_workers) as env:
+        assert env.get_attr("reward_of") == [abs] * NUM_ENVS
+        assert env.env_method("reward_of", -2) == [2] * NUM_ENVS
+
+
+@WORKERS
+def test_has_attr(num_workers):
+    with vec_env([Asked, partial(Asked, lock=False)], num_workers) as env:
+        assert env.has_attr("action_masks") and env.has_attr("count") is False
+        assert env.has_attr("lock") is False  # the second has none
+    with vec_env(Asked, num_workers) as env:
+        assert env.has_attr("lock") is True  # though it cannot be pickled
+
+
+@pytest.mark.parametrize("num_workers", [2, NUM_ENVS])
+def test_an_attribute_that_cannot_be_pickled_is_an_error_and_no_end(num_workers):
+    with vec_env(Asked, num_workers) as env:
+        with pytest.raises(RuntimeError, match="inheritance"):
+            env.get_attr("lock")
+        env.reset()
+        env.step([0] * NUM_ENVS)
+
+
+@WORKERS
+def test_methods_of_any_name_can_be_called(num_workers):
+    with vec_env(Asked, num_workers) as env:
+        env.reset()
+        (observation, info), *_ = env.env_method("reset", seed=3, indices=[1])
+        assert info == {"reset": 2}
+        assert env.env_method("step", 2, indices=0)[0][4] == {"count": 1, "action": 2}
+        assert env.get_attr("resets") == [1, 2, 1, 1, 1]
+        with pytest.raises(TypeError, match="not callable"):
+            env.env_method("calls")
+
+
+class Outer(gym.Wrapper):
+    inner = None
+
+
+@WORKERS
+def test_vec_env_is_wrapped(num_workers):
+    fns = [Counter, lambda: Outer(Counter()), lambda: gym.wrappers.TimeLimit(Outer(Counter()), 3)]
+    with vec_env(fns, num_workers) as env:
+        assert env.env_is_wrapped(Outer) == [False, True, True]
+        assert env.env_is_wrapped(gym.wrappers.TimeLimit) == [False, False, True]
+        assert env.env_is_wrapped(gym.Wrapper, indices=[2, 0]) == [True, False]
+
+
+@WORKERS
+def test_action_masks(num_workers):
+    with vec_env(Asked, num_workers) as env:
+        env.reset()
+        assert env.has_attr("action_masks")
+        masks = np.stack(env.env_method("action_masks"))
+        assert masks.shape == (NUM_ENVS, 4) and masks.dtype == bool
+        assert masks[:, 0].tolist() == [False] * NUM_ENVS
+
+
+def test_compute_reward_of_a_goal_env():
+    """As HerReplayBuffer calls it: of one env, with batches, which come back as arrays."""
+    goals = np.arange(12.0).reshape(6, 2)
+    with vec_env(Asked) as env:
+        (rewards,) = env.env_method("compute_reward", goals, goals + 1, [{}] * 6, indices=[0])
+        np.testing.assert_array_equal(rewards, np.full(6, -2.0))
+
+
+@WORKERS
+def test_get_images(num_workers):
+    with vec_env(Asked, num_workers) as env:
+        env.reset()
+        env.step([0] * NUM_ENVS)
+        images = env.get_images()
+        assert type(images) is list
+        assert [image.tolist() for image in images] == [np.ones((2, 3, 3)).tolist()] * NUM_ENVS
+    with vec_env(Counter, num_workers) as env, pytest.warns(UserWarning, match="no images"):
+        assert env.get_images() == [None] * NUM_ENVS
+
+
+# ---- one step at a time ----------------------------------------------------------------------
+
+
+@WORKERS
+def test_step_async_and_wait(num_workers):
+    with vec_env(num_workers=num_workers) as env:
+        env.reset()
+        with pytest.raises(NoAsyncCallError):
+            env.step_wait()
+        env.step_async([1] * NUM_ENVS)
+        assert env.waiting
+        for call in (
+            lambda: env.step_async([2] * NUM_ENVS),
+            lambda: env.get_attr("offset"),
+            lambda: env.set_attr("offset", 1),
+        ):
+            with pytest.raises(AlreadyPendingCallError):
+                call()
+        assert env.step_wait()[0][:, 1].tolist() == [1] * NUM_ENVS
+        assert not env.waiting
+
+
+@WORKERS
+def test_reset_cancels_a_step(num_workers):
+    with vec_env(num_workers=num_workers) as env:
+        env.reset()
+        for turn in range(3):
+            env.step_async([0] * NUM_ENVS)
+            assert env.reset()[:, 0].tolist() == [0] * NUM_ENVS
+            assert not env.waiting
+            assert env.reset_infos == [{"reset": 2 + turn}] * NUM_ENVS
+            observations, _, _, infos = env.step([0] * NUM_ENVS)
+            assert observations[:, 0].tolist() == [1] * NUM_ENVS and infos[0]["count"] == 1
+
+
+def test_reset_cancels_a_step_that_fails():
+    with vec_env([Counter, partial(Failing, "step", ValueError("lost"), at=1)]) as env:
+        env.reset()
+        env.step_async([0, 0])
+        assert env.reset()[:, 0].tolist() == [0, 0]
+
+
+# ---- closing ---------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_close(num_workers):
+    env = ShmVecEnv([Counter] * NUM_ENVS, "fork", num_workers=num_workers)
+    env.reset()
+    env.step_async([0] * NUM_ENVS)
+    env.close()
+    assert env.closed and not env.waiting
+    env.close()
+    for call in (
+        env.reset,
+        lambda: env.step([0] * NUM_ENVS),
+        lambda: env.get_attr("offset"),
+        lambda: env.env_method("render"),
+        lambda: env.env_is_wrapped(gym.Wrapper),
+    ):
+        with pytest.raises(ClosedEnvironmentError):
+            call()
+
+
+@WORKERS
+def test_close_raises_what_an_env_raises_after_all_are_closed(num_workers):
+    fns = [Counter, partial(Failing, "close", ValueError("stuck lid"))]
+    env = ShmVecEnv(fns, "fork", num_workers=min(2, num_workers))
+    with pytest.raises(ValueError, match="stuck lid"):
+        env.close()
+    assert env.closed
+    env.close()
+
+
+# ---- faults of the original ------------------------------------------------------------------
+
+
+def test_a_killed_worker_does_not_hang_step():
+    """SB3 waits for ever for its answer."""
+    with vec_env(num_workers=NUM_ENVS) as env:
+        env.reset()
+        os.kill(env.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(shmvec.WorkerCrashError, match="envs 1 to 1.*SIGKILL"):
+            env.step([0] * NUM_ENVS)
+        assert env.closed
+
+
+def test_a_worker_killed_in_its_step_does_not_hang_it():
+    fns = [Counter, partial(Failing, "step", "kill"), Counter]
+    with vec_env(fns, 3) as env:
+        env.reset()
+        env.step([0] * 3)
+        with pytest.raises(shmvec.WorkerCrashError, match="SIGKILL"):
+            env.step([0] * 3)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_faults_restart_a_killed_worker(num_workers):
+    """The episode is truncated, and says why; the next one has begun."""
+    policy = shmvec.FaultPolicy(on_crash="restart", backoff_s=0)
+    fns = [Counter, partial(Failing, "step", "kill", at=2), Counter]
+    fns[0] = fns[2] = partial(Counter, 1000)
+    with vec_env(fns, num_workers, faults=policy) as env:
+        env.reset()
+        last = env.step([0] * 3)[0]
+        observations, rewards, dones, infos = env.step([0] * 3)
+        assert dones[1] and rewards[1] == 0
+        assert infos[1]["fault"]["type"] == "WorkerCrashError"
+        assert infos[1]["TimeLimit.truncated"] is True
+        np.testing.assert_array_equal(infos[1]["terminal_observation"], last[1])
+        assert "final_obs" not in infos[1] and "final_info" not in infos[1]
+        assert env.reset_infos[1]["fault"]["restarts"] == 1
+        assert env.reset_infos[1]["reset"] == 1
+        assert observations[1, 0] == 0
+        assert dones.tolist() == ([True] * 3 if num_workers == 1 else [False, True, False])
+        assert [info.keys() >= {"TimeLimit.truncated"} for info in infos] == [True] * 3
+        env.step([0] * 3)
+        env.reset()
+
+
+@WORKERS
+def test_faults_reset_an_env_that_raises(num_workers):
+    policy = shmvec.FaultPolicy(on_error="reset", backoff_s=0)
+    fns = [partial(Failing, "step", ValueError("slip"), at=2), partial(Counter, 1000)]
+    with vec_env(fns, num_workers, faults=policy) as env:
+        env.reset()
+        last = env.step([0, 0])[0]
+        observations, rewards, dones, infos = env.step([0, 0])
+        assert dones.tolist() == [True, False] and rewards.tolist() == [0, 2]
+        assert infos[0]["fault"]["message"] == "slip"
+        np.testing.assert_array_equal(infos[0]["terminal_observation"], last[0])
+        assert infos[1] == {"count": 2, "action": 0, "TimeLimit.truncated": False}
+        assert env.reset_infos[0]["reset"] == 2 and observations[:, 0].tolist() == [0, 2]
+
+
+@WORKERS
+def test_an_attribute_error_in_env_method_does_not_end_the_worker(num_workers):
+    """SB3's worker dies of it, and the caller gets an EOFError."""
+    with vec_env(Asked, num_workers) as env:
+        env.reset()
+        with pytest.raises(AttributeError, match="no_such_method"):
+            env.env_method("no_such_method")
+        with pytest.raises(AttributeError, match="no_such_attribute"):
+            env.get_attr("no_such_attribute", indices=[2])
+        with pytest.raises(AttributeError, match="from within"):
+            env.env_method("raises", AttributeError("from within"))
+        with pytest.raises(KeyError, match="other"):
+            env.env_method("raises", KeyError("other"), indices=-1)
+        assert env.step([0] * NUM_ENVS)[0][:, 0].tolist() == [1] * NUM_ENVS
+
+
+@WORKERS
+def test_set_attr_reaches_the_env_inside_its_wrappers(num_workers):
+    """SB3 sets it on the outermost wrapper, where the env does not see it."""
+    with vec_env(lambda: Outer(gym.wrappers.TimeLimit(Counter(), 9)), num_workers) as env:
+        env.set_attr("offset", 100)
+        env.set_attr("_max_episode_steps", 2)
+        env.set_attr("inner", [1, 2], indices=1)  # a list is one value
+        env.reset()
+        assert env.step([0] * NUM_ENVS)[1].tolist() == [101] * NUM_ENVS
+        assert env.step([0] * NUM_ENVS)[2].all()
+        assert env.get_attr("inner") == [None, [1, 2], None, None, None]
+        env.set_attr("brand_new", (3,))
+        assert env.get_attr("brand_new") == [(3,)] * NUM_ENVS
+
+
+@WORKERS
+def test_an_exception_in_an_env_keeps_its_type_and_the_others_go_on(num_workers):
+    """SB3's worker dies of it, and the caller gets an EOFError."""
+    with vec_env([Counter, partial(Failing, "step", ZeroDivisionError("x"))], num_workers) as env:
+        env.reset()
+        env.step([0, 0])
+        with pytest.raises(ZeroDivisionError) as caught:
+            env.step([0, 0])
+        assert "env 1" in str(caught.value.__cause__)
+        assert not env.waiting
+        env.reset()
+        env.step([0, 0])
+
+
+class Sleeping(Counter):
+    def step(self, action):
+        if action == 1:
+            time.sleep(1000)
+        return super().step(action)
+
+
+def test_a_hung_env_hangs_neither_step_nor_close(monkeypatch):
+    """SB3 waits for ever for its answer, in `close` as well."""
+    monkeypatch.setitem(ShmVecEnv.close.__globals__, "_CLOSE_S", 0.2)
+    env = ShmVecEnv([Sleeping] * 2, "fork", num_workers=2, step_timeout=0.1)
+    env.reset()
+    processes = list(env.processes)
+    with pytest.raises(shmvec.EnvTimeoutError, match="env 1"):
+        env.step([0, 1])
+    env.close()
+    assert env.closed and not any(process.is_alive() for process in processes)
+
+
+def test_restart_and_stats():
+    with vec_env(partial(Counter, 1000), NUM_ENVS) as env:
+        env.reset()
+        env.restart([-1, 0])
+        _, _, dones, infos = env.step([0] * NUM_ENVS)
+        assert dones.tolist() == [True, False, False, False, True]
+        assert infos[0]["fault"]["type"] == "Restart" and "fault" not in infos[1]
+        env.restart([])
+        assert env.stats().faults.restarts == 2
+
+
+# ---- without Stable-Baselines3 ---------------------------------------------------------------
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_without_sb3_the_import_says_what_to_install():
+    ran = run("import sys; sys.modules['stable_baselines3'] = None; import shmvec.adapters.sb3")
+    assert ran.returncode == 1
+    assert "ImportError" in ran.stderr and "pip install stable-baselines3" in ran.stderr
+
+
+def test_workers_need_neither_sb3_nor_torch():
+    imported = run("import sys, shmvec.adapters.sb3_env; print(*sys.modules)").stdout.split()
+    assert "shmvec" in imported and not {"torch", "stable_baselines3"} & {*imported}
