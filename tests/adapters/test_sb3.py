@@ -20,7 +20,7 @@ import pytest
 from envs import Counter, Failing, Infos, Scripted, Spaces
 from equality import same
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sb3_stand_in import ShmVecEnv
@@ -200,6 +200,10 @@ lengths = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size
 per_env_infos = st.lists(st.lists(infos(), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
+def stacked(space, observations):
+    return concatenate(space, observations, create_empty_array(space, len(observations)))
+
+
 def compare(observations, actions, lengths, infos, seed, **options):
     """Steps ShmVecEnv and envs alone side by side; every transition is the same."""
     fns = [
@@ -207,11 +211,10 @@ def compare(observations, actions, lengths, infos, seed, **options):
         for i, n in enumerate(lengths)
     ]
     alone = Alone(fns)
-    batched = batch_space(observations, len(fns))
     with closing(ShmVecEnv(fns, start_method="fork", **options)) as env:
         assert env.observation_space == observations and env.action_space == actions
         seeds = env.seed(seed)
-        assert_same(list(iterate(batched, env.reset())), alone.reset(seeds))
+        assert_same(env.reset(), stacked(observations, alone.reset(seeds)))
         assert_same(list(env.reset_infos), alone.reset_infos)
         many_actions = batch_space(actions, len(fns))
         many_actions.seed(seed)
@@ -219,8 +222,9 @@ def compare(observations, actions, lengths, infos, seed, **options):
             batch = list(iterate(many_actions, many_actions.sample()))
             found, rewards, dones, infos = env.step(batch)
             assert rewards.dtype == np.float32 and dones.dtype == bool and type(infos) is list
-            mine = [list(iterate(batched, found)), list(rewards), dones.tolist(), infos]
-            assert_same(mine, alone.step(batch))
+            expected, *others = alone.step(batch)
+            assert_same(found, stacked(observations, expected))
+            assert_same([list(rewards), dones.tolist(), infos], others)
             assert_same(env.reset_infos, alone.reset_infos)
         assert_same(env.get_attr("actions"), [env.actions for env in alone.envs])
 
