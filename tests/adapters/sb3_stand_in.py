@@ -5,6 +5,7 @@ part is tested wherever there is no torch. It is in ``sys.modules`` only while t
 imported: to everything else SB3 is as missing as it is.
 """
 
+import gc
 import importlib
 import sys
 import types
@@ -69,6 +70,8 @@ try:
     importlib.import_module("stable_baselines3")
     INSTALLED = True
     from shmvec.adapters.sb3 import ShmVecEnv
+
+    gc.freeze()  # what torch has brought is not gone through again after every test
 except ImportError:
     INSTALLED = False
     ShmVecEnv = _adapter().ShmVecEnv

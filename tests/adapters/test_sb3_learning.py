@@ -16,6 +16,7 @@ from envs import Counter, Scripted
 from equality import same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sb3_stand_in import ShmVecEnv
 from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
@@ -34,8 +35,6 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import tile_images
 from strategies import infos, leaves, names
-
-from shmvec.adapters.sb3 import ShmVecEnv
 
 NUM_ENVS = 3
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2, NUM_ENVS])
