@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import peers
 from peers import Make
 from workloads import WORKLOADS
@@ -24,8 +25,47 @@ from shmvec.scheduling import usable_cores
 
 ROUNDS = 5
 
+
+def sb3(fns: Sequence[Any]) -> dict[str, Make]:
+    """Stable-Baselines3's VecEnvs, their processes forked."""
+
+    def contender(name: str, make: Callable[[], Any]) -> Make:
+        def start() -> Any:
+            envs = make()
+            envs.action_space.seed(0)
+            envs.reset()
+            return envs
+
+        return lambda: peers.Contender(
+            name,
+            start,
+            lambda envs, actions: envs.step(actions),
+            lambda results: np.asarray(results[2]),
+            lambda envs: np.array([envs.action_space.sample() for _ in fns]),
+            resets_are_steps=True,  # in the step that ends an episode
+        )
+
+    def ours() -> Any:
+        from shmvec.adapters.sb3 import ShmVecEnv
+
+        return ShmVecEnv(list(fns), "fork")
+
+    def subproc() -> Any:
+        from stable_baselines3.common.vec_env import SubprocVecEnv
+
+        return SubprocVecEnv(list(fns), "fork")
+
+    def dummy() -> Any:
+        from stable_baselines3.common.vec_env import DummyVecEnv
+
+        return DummyVecEnv(list(fns))
+
+    makes = {"ShmVecEnv": ours, "SubprocVecEnv": subproc, "DummyVecEnv": dummy}
+    return {name: contender(f"SB3 {name}", make) for name, make in makes.items()}
+
+
 # By the name of a system: from functions that make envs to its contenders, by name.
-SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {}
+SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {"sb3": sb3}
 
 
 def measure(system: str, workload: str, n: int, seconds: float) -> list[dict[str, Any]]:

@@ -428,6 +428,14 @@ def test_bad_actions_are_refused_before_anything_is_sent(num_workers, actions, e
         assert env.step([0] * NUM_ENVS)[0][:, 0].tolist() == [1] * NUM_ENVS
 
 
+def test_without_shared_memory_envs_get_any_action():
+    actions = ["left", 0.5, None, (1,), 4]
+    with vec_env(partial(Spaces, gym.spaces.Discrete(2)), shared_memory=False) as env:
+        env.reset()
+        env.step(actions)
+        assert env.get_attr("actions") == [[action] for action in actions]
+
+
 # ---- seeds and options -----------------------------------------------------------------------
 
 
@@ -657,6 +665,36 @@ def test_reset_cancels_a_step_that_fails():
         assert env.reset()[:, 0].tolist() == [0, 0]
 
 
+class Slow(Counter):
+    def step(self, action):
+        if action == 1:
+            time.sleep(0.3)
+        return super().step(action)
+
+
+def test_reset_cancels_a_step_after_one_that_was_broken_off():
+    """The second is not sent before the first is done: then it is not sent at all."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with vec_env(Slow) as env:
+            env.reset()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                env.step([1] * NUM_ENVS)
+            assert not env.waiting
+            env.step_async([0] * NUM_ENVS)
+            assert env.waiting
+            assert env.reset()[:, 0].tolist() == [0] * NUM_ENVS
+            assert env.step([2] * NUM_ENVS)[0][:, 0].tolist() == [1] * NUM_ENVS
+            assert env.get_attr("resets") == [2] * NUM_ENVS
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 # ---- closing ---------------------------------------------------------------------------------
 
 
@@ -687,6 +725,13 @@ def test_close_raises_what_an_env_raises_after_all_are_closed(num_workers):
         env.close()
     assert env.closed
     env.close()
+
+
+def test_one_that_is_forgotten_says_where_it_was_made():
+    env = ShmVecEnv([Counter] * 2, "fork", num_workers=1)
+    env.reset()
+    with pytest.warns(ResourceWarning, match=r"unclosed ShmVecEnv, made at .*test_sb3\.py"):
+        del env
 
 
 # ---- faults of the original ------------------------------------------------------------------
@@ -733,6 +778,18 @@ def test_faults_restart_a_killed_worker(num_workers):
         assert [info.keys() >= {"TimeLimit.truncated"} for info in infos] == [True] * 3
         env.step([0] * 3)
         env.reset()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_faults_restart_a_worker_killed_in_a_reset(num_workers):
+    policy = shmvec.FaultPolicy(on_crash="restart", backoff_s=0)
+    with vec_env([Counter, partial(Failing, "reset", "kill")], num_workers, faults=policy) as env:
+        env.reset()
+        env.seed(1)
+        np.testing.assert_array_equal(env.reset()[:, 0], 0)
+        assert env.reset_infos[1]["fault"]["type"] == "WorkerCrashError"
+        assert env.reset_infos[1]["reset"] == 1
+        assert env.step([0, 0])[2].tolist() == [False, False]
 
 
 @WORKERS

@@ -135,7 +135,7 @@ class Masked(Counter):
 
 
 def test_maskable_ppo_asks_for_action_masks():
-    contrib = pytest.importorskip("sb3_contrib")
+    contrib = pytest.importorskip("sb3_contrib", exc_type=ImportError)
     from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 
     def learn(cls):

@@ -57,7 +57,10 @@ class HostedEnv:
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """Sets an attribute where it is: of the env, or of one of its wrappers."""
-        self.env.set_wrapper_attr(name, value)
+        if hasattr(self.env, name):  # Gymnasium 1.0 passes over the outermost wrapper
+            setattr(self.env, name, value)
+        else:
+            self.env.set_wrapper_attr(name, value)
 
     def identity(self) -> tuple[int, int]:
         """Which object in which process the env itself is."""
