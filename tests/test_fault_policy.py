@@ -579,3 +579,22 @@ def test_cartpole_under_fire():
 
 def test_exported():
     assert {"FaultPolicy", "TooManyFaultsError"} <= set(shmvec.__all__)
+
+
+def test_an_overridden_add_info_is_told_of_faults():
+    class Listing(ShmVectorEnv):
+        def _add_info(self, vector_infos, env_info, env_num):
+            vector_infos.setdefault(env_num, {}).update(env_info)
+            return vector_infos
+
+    envs = Listing([lambda: Frail(0), lambda: Frail(5)], num_workers=2, context="fork")
+    try:
+        envs.reset(seed=0)
+        while not envs.step([1, 1])[2][0]:
+            pass
+        for _ in range(2):  # its episode is over, so that it is only told so; then it truncates
+            envs.restart([0])
+            infos = envs.step([1, 1])[4]
+            assert set(infos) == {0, 1} and infos[0]["fault"]["type"] == "Restart"
+    finally:
+        envs.close()

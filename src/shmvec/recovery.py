@@ -329,7 +329,7 @@ class Recovery:
         fault, _, finals = self.told.pop(env)
         if finals is not None:  # its last observation, which the reset has overwritten
             self._loop.mark_truncated(env)
-        return VectorEnv._add_info(batch, infos, _info(fault, finals), row)
+        return batch._add_info(infos, _info(fault, finals), row)
 
     def carry_over(self) -> None:
         """Results were dropped: what they told is told by the next ones."""
