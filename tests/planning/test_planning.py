@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -555,6 +556,27 @@ def test_a_worker_that_dies_is_replaced_and_its_rows_are_stepped_again():
         assert not truncateds.any()
         assert infos["fault"]["type"][11] == "WorkerCrashError"
         assert flag.value == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "kind"),
+    [
+        (lambda: Raises(lambda: ValueError("no")), FaultPolicy(on_error="reset"), "ValueError"),
+        (lambda: Raises(die=True), FaultPolicy(on_crash="restart"), "WorkerCrashError"),
+    ],
+)
+def test_a_row_that_always_fails_is_truncated_alone(env, policy, kind):
+    policy = replace(policy, backoff_s=0)
+    with planning(env, rows=8, faults=policy) as planner:
+        state, *_ = planner.reset(seed=0)
+        actions = [0] * 4 + [3] + [1] * 7
+        _, observations, _, ends, truncateds, infos = planner.step_batch(actions, [state] * 12)
+        assert truncateds.tolist() == [action == 3 for action in actions]
+        assert infos["fault"]["type"][4] == kind and not ends.any()
+        good = np.array(actions) != 3
+        assert observations[good, 1].tolist() == [0] * 4 + [1] * 7
+        assert observations[good, 0].tolist() == [1] * 11
+        assert planner.step_batch([2] * 3, [state] * 3)[1][:, 1].tolist() == [2] * 3
 
 
 def test_a_worker_that_dies_without_a_policy_is_an_error():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import operator
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -35,6 +36,7 @@ EnvFn = Callable[[], gym.Env[Any, Any]]
 Answers: TypeAlias = tuple[Any, npt.NDArray[np.float64], Any, Any, dict[str, Any]]
 
 _ROWS = 256
+_TRIES = 2  # to step rows again whose worker has died
 _ROUNDS = 4  # under way at a time: while the parent takes one, the workers have the others
 
 
@@ -133,8 +135,9 @@ class PlanningVectorEnv:
             rows: How many pairs are with the workers at a time; larger batches go in rounds. Each
                 takes the memory of two states, an observation and an action. None: 256.
             **options: Of ``ShmVectorEnv``: ``context``, ``wait_policy``, ``threads_per_worker``,
-                ``step_timeout``, ``faults`` and others. With a fault policy that restarts workers,
-                rows that were lost are stepped again if their states were given.
+                ``step_timeout``, ``faults`` and others. With a fault policy, rows whose worker has
+                died are stepped again, if their states were given; a row that fails otherwise, or
+                a third time, is truncated, its results are void, and ``infos["fault"]`` says why.
 
         Raises:
             TypeError: An env_fn is not callable; the state of an env cannot be taken; and as
@@ -294,40 +297,43 @@ class PlanningVectorEnv:
             return self._results(self._batches.empty(), np.zeros(0), {}, returned)
         rounds = self._rounds(count)
 
-        def ask(rows: Rows, where: Rows) -> None:
+        room: Any = None
+        infos: list[tuple[dict[str, Any], Rows]] = []
+        waiting = deque((rows, where, _TRIES) for rows, where in rounds)
+        flying: deque[tuple[Rows, Rows, int]] = deque()
+        lost: deque[tuple[Rows, Rows, int]] = deque()
+
+        def ask(rows: Rows, where: Rows, tries: int) -> None:
             assert self._envs is not None
             self._envs.ask(rows, self._batches.part(actions, states, orders, where))
+            flying.append((rows, where, tries))
 
-        ahead = self._quarters
-        for round_ in rounds[:ahead]:
-            ask(*round_)
-        room: Any = None
-        infos = []
-        for number, (rows, where) in enumerate(rounds):
-            answers = yield rows
-            if room is None:
-                room = answers[:2] if len(rounds) == 1 else room_for(answers[:2], count)
-            if len(rounds) > 1:
-                fill(room, where, answers[:2])
-            infos.append((answers[4], where))
-            lost = np.flatnonzero(answers[3])  # nothing but a fault truncates a row
-            while len(lost):
-                rows, where = rows[lost], where[lost]
+        while waiting or flying or lost:
+            if lost and not flying:  # infos come in the order in which rows were asked
+                rows, where, tries = lost.popleft()
                 assert self._envs is not None
                 self._envs.async_reset(env_id=rows)
                 yield rows
-                if states is None:  # what the env had come to is lost
+                if tries > 0 and states is not None:
+                    ask(rows, where, tries - 1)
+                else:
                     room[0]["ends"][where] = (0, 1)
-                    break
-                ask(rows, where)
-                answers = yield rows
-                fill(room, where, answers[:2])
-                infos.append((answers[4], where))
-                lost = np.flatnonzero(answers[3])
-            if number + ahead < len(rounds):
-                ask(*rounds[number + ahead])
-        joined = infos[0][0] if len(infos) == 1 else joined_infos(infos, count)
-        return self._results(room[0], room[1], joined, returned)
+                continue
+            while waiting and not lost and len(flying) < self._quarters:
+                ask(*waiting.popleft())
+            rows, where, tries = flying.popleft()
+            answers = yield rows
+            truncated = np.flatnonzero(answers[3])  # nothing but a fault does that to a row
+            if len(where) == count and len(truncated) == 0:  # as they are
+                return self._results(answers[0], answers[1], answers[4], returned)
+            if room is None:
+                room = room_for(answers[:2], count)
+            fill(room, where, answers[:2])
+            infos.append((answers[4], where))
+            if len(truncated):
+                crashed = "WorkerCrashError" in answers[4]["fault"]["type"][truncated].tolist()
+                lost.append((rows[truncated], where[truncated], tries if crashed else 0))
+        return self._results(room[0], room[1], joined_infos(infos, count), returned)
 
     def _rounds(self, count: int) -> list[tuple[Rows, Rows]]:
         """Rows for each round of a batch, and which of the batch they get.
