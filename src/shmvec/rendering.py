@@ -1,0 +1,188 @@
+"""Frames of many envs in one picture, and a window that shows it.
+
+Adapters to systems that render vector envs share it. The window needs pygame, which Gymnasium's own
+envs render with; it is imported when a window is opened, and not before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Viewer", "checked_frames", "tile_images"]
+
+_SHARE_OF_DESKTOP = 0.9  # that a window takes at most, in each direction
+
+
+def checked_frames(rendered: Sequence[Any]) -> list[npt.NDArray[Any]]:
+    """The frames among what each env's ``render()`` has returned.
+
+    Args:
+        rendered: One value for each env: a frame, or a list of frames, of which the last is taken
+            (``render_mode="rgb_array_list"``).
+
+    Returns:
+        One frame for each env, ``(height, width)`` or ``(height, width, 1, 3 or 4)``.
+
+    Raises:
+        ValueError: There is none, or a value is no frame; the message names the env.
+    """
+    frames = []
+    for env, value in enumerate(rendered):
+        if isinstance(value, list) and value:
+            value = value[-1]
+        if value is None or isinstance(value, (str, list)):
+            raise ValueError(
+                f"render() of env {env} returned {'no frame' if value is None else repr(value)}: "
+                'make the envs with render_mode="rgb_array"'
+            )
+        frame = np.asarray(value)
+        if frame.ndim not in (2, 3) or (frame.ndim == 3 and frame.shape[2] not in (1, 3, 4)):
+            raise ValueError(
+                f"the frame of env {env} has shape {frame.shape}; expected (height, width), grey, "
+                "or (height, width, channels) with 1, 3 or 4 channels"
+            )
+        if frame.dtype.kind not in "buif" or frame.size == 0:
+            raise ValueError(
+                f"the frame of env {env} holds no numbers: {frame.dtype}, {frame.shape}"
+            )
+        frames.append(frame)
+    if not frames:
+        raise ValueError("there is no frame: at least one env must be rendered")
+    return frames
+
+
+def tile_images(frames: Sequence[Any]) -> npt.NDArray[Any]:
+    """One picture of many, on a grid that is as close to a square as can be.
+
+    Args:
+        frames: An array ``(n, height, width, channels)``, or a sequence of frames, whose sizes may
+            differ: each ``(height, width)``, grey, or ``(height, width, channels)`` with 1, 3 or 4
+            channels. The fourth, alpha, is left out.
+
+    Returns:
+        The picture, ``(rows * height, columns * width, 3)``, in the frames' dtype. There are
+        ``ceil(sqrt(n))`` rows; frames follow each other row by row. Tiles are as large as the
+        highest and the widest frame; what no frame covers is black.
+
+    Raises:
+        ValueError: There is no frame, or something else among them.
+
+    Example:
+        >>> import numpy as np
+        >>> from shmvec.rendering import tile_images
+        >>> tile_images([np.full((2, 3, 3), 10 * i, np.uint8) for i in range(5)]).shape
+        (6, 6, 3)
+    """
+    checked = checked_frames(list(frames))
+    rows = math.ceil(math.sqrt(len(checked)))
+    columns = math.ceil(len(checked) / rows)
+    height = max(frame.shape[0] for frame in checked)
+    width = max(frame.shape[1] for frame in checked)
+    dtype = np.result_type(*(frame.dtype for frame in checked))
+    picture = np.zeros((rows * height, columns * width, 3), dtype)
+    for index, frame in enumerate(checked):
+        row, column = divmod(index, columns)
+        colors = frame[:, :, None] if frame.ndim == 2 else frame[:, :, :3]
+        tile = picture[row * height : (row + 1) * height, column * width : (column + 1) * width]
+        tile[: frame.shape[0], : frame.shape[1]] = colors
+    return picture
+
+
+class Viewer:
+    """A window that shows pictures, one after the other; it opens with the first.
+
+    pygame has one window a process: several viewers share it.
+
+    Attributes:
+        isopen: Whether the window is open. It is not before the first picture, after
+            :meth:`close`, and after the user has closed it; the next picture opens it again.
+    """
+
+    def __init__(self, title: str = "shmvec") -> None:
+        """Prepares for a window.
+
+        Args:
+            title: In its frame.
+
+        Raises:
+            ImportError: pygame is not installed.
+        """
+        self._pygame = _pygame()
+        self._title = title
+        self._window: Any = None
+
+    @property
+    def isopen(self) -> bool:
+        """Whether the window is open."""
+        self._look()
+        return self._window is not None
+
+    def imshow(self, picture: npt.NDArray[Any]) -> None:
+        """Shows a picture, scaled to the window, whose size the first one sets.
+
+        Args:
+            picture: uint8 ``(height, width)`` or ``(height, width, 1, 3 or 4)``.
+
+        Raises:
+            ValueError: It is no such array.
+        """
+        frame = np.asarray(picture)
+        if frame.dtype != np.uint8:
+            raise ValueError(f"a window shows pictures of uint8, got {frame.dtype}")
+        colors = tile_images([frame])
+        pygame = self._pygame
+        if not self.isopen:
+            self._open(colors.shape[1], colors.shape[0])
+        surface = pygame.image.frombuffer(colors.tobytes(), colors.shape[1::-1], "RGB")
+        if surface.get_size() != self._window.get_size():
+            surface = pygame.transform.smoothscale(surface, self._window.get_size())
+        self._window.blit(surface, (0, 0))
+        pygame.display.flip()
+
+    def close(self) -> None:
+        """Closes the window, if it is open; a second call is harmless."""
+        if self._window is not None:
+            mine = self._pygame.display.get_surface() is self._window
+            self._window = None
+            if mine:  # else another viewer, or an env that renders in this process, has it
+                self._pygame.display.quit()
+
+    def _open(self, width: int, height: int) -> None:
+        pygame = self._pygame
+        pygame.display.init()
+        desktop = pygame.display.get_desktop_sizes()[0]
+        scale = min(
+            1.0, _SHARE_OF_DESKTOP * desktop[0] / width, _SHARE_OF_DESKTOP * desktop[1] / height
+        )
+        size = max(1, int(width * scale)), max(1, int(height * scale))
+        self._window = pygame.display.set_mode(size, pygame.RESIZABLE)
+        pygame.display.set_caption(self._title)
+
+    def _look(self) -> None:
+        """Takes the window's events; notices that it has been closed or resized."""
+        if self._window is None:
+            return
+        pygame = self._pygame
+        # None: an env that renders in this process has ended pygame's display.
+        current = pygame.display.get_surface() if pygame.display.get_init() else None
+        if current is None:
+            self._window = None
+        elif pygame.event.get(pygame.QUIT):
+            self.close()
+        else:
+            self._window = current
+
+
+def _pygame() -> Any:
+    try:
+        import pygame
+    except ImportError as error:
+        raise ImportError(
+            'a window needs pygame: pip install pygame. render(mode="rgb_array") needs nothing'
+        ) from error
+    return pygame
