@@ -1,0 +1,397 @@
+"""OpenAI baselines' ``SubprocVecEnv`` over :class:`shmvec.ShmVectorEnv`.
+
+Steps Gymnasium envs and returns what baselines' algorithms and wrappers expect: four values, one
+``done`` for each env, infos as dicts, and envs that are reset at once. baselines itself is not
+needed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import ClosedEnvironmentError
+
+from shmvec.adapters.actions import batched
+from shmvec.arguments import AutoresetMode, Options, checked_count, checked_env_fns
+from shmvec.faults import WorkerCrashError
+from shmvec.rendering import Viewer, checked_frames, tile_images
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["AlreadySteppingError", "NotSteppingError", "SubprocVecEnv", "tile_images"]
+
+# Observations, rewards, dones, infos.
+StepResults: TypeAlias = tuple[
+    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], tuple[dict[str, Any], ...]
+]
+
+_RENDER_MODES = ["human", "rgb_array"]
+_CLOSE_S = 30.0
+
+
+class AlreadySteppingError(Exception):
+    """Something else was asked while a step is running that ``step_async`` has started."""
+
+    def __init__(self, name: str = "step_async") -> None:
+        """Says so.
+
+        Args:
+            name: Of the method that was called.
+        """
+        super().__init__(f"already running an async step: call step_wait() before {name}()")
+
+
+class NotSteppingError(Exception):
+    """``step_wait`` was called, but no step is running."""
+
+    def __init__(self) -> None:
+        """Says so."""
+        super().__init__("not running an async step: call step_async() before step_wait()")
+
+
+class _Envs(ShmVectorEnv):
+    """Gives infos as ``{env: info}``, each as its env returned it."""
+
+    def _add_info(
+        self, vector_infos: dict[Any, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[Any, Any]:
+        vector_infos.setdefault(env_num, {}).update(env_info)
+        return vector_infos
+
+
+_Envs.__name__ = "SubprocVecEnv"  # what messages and processes are called by
+
+
+class SubprocVecEnv:
+    """Steps envs in worker processes; baselines' interface.
+
+    An env that is done is reset at once: the observation is the new episode's first one, and the
+    info has the last one as ``terminal_observation``. If a limit has cut the episode off
+    (Gymnasium's ``truncated``) the info has ``TimeLimit.truncated``: whether it would have gone on.
+
+    Attributes:
+        num_envs: Number of envs.
+        observation_space: Of one env.
+        action_space: Of one env.
+        spec: The first env's, or None.
+        metadata: The first env's, with the two modes of :meth:`render`.
+        render_mode: The first env's.
+        reset_infos: For each env, the info of its last reset, which the interface has no room for.
+        viewer: The window, once :meth:`get_viewer` has made it.
+        vector_env: The :class:`shmvec.ShmVectorEnv` below, for its ``call``, ``set_attr`` and
+            ``stats``.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.adapters.baselines import SubprocVecEnv
+        >>> venv = SubprocVecEnv([lambda: gym.make("CartPole-v1")] * 4, in_series=2)
+        >>> observations = venv.reset()
+        >>> observations, rewards, dones, infos = venv.step([0, 1, 0, 1])
+        >>> observations.shape, rewards, dones
+        ((4, 4), array([1., 1., 1., 1.]), array([False, False, False, False]))
+        >>> venv.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Iterable[Callable[[], gym.Env[Any, Any]]],
+        spaces: tuple[gym.Space[Any], gym.Space[Any]] | None = None,
+        context: str | None = "spawn",
+        in_series: int = 1,
+        **options: Any,
+    ) -> None:
+        """Starts the processes and builds the envs, all in parallel.
+
+        Args:
+            env_fns: One function for each env; sent by cloudpickle, so a lambda will do.
+            spaces: Those of observations and actions, if you want them checked. None: the envs'.
+            context: How processes are started: "spawn", "fork", "forkserver", or None for Python's
+                default.
+            in_series: Envs in each process, which steps them in turn.
+            **options: Further arguments of :class:`shmvec.ShmVectorEnv`, such as
+                ``step_timeout=`` or ``faults=``; with ``num_workers=`` instead of ``in_series``
+                any split will do, and 0 steps the envs in this process.
+
+        Raises:
+            ValueError: No env_fns; ``in_series`` does not divide their number, or is below 1;
+                ``spaces`` is no pair of spaces, or not the envs'; a bad ``context`` or option.
+            TypeError: Something in ``env_fns`` is not callable, or cannot be pickled;
+                ``in_series`` is no integer; an option that there is not, or that is fixed here.
+            RuntimeError: Spaces of the envs differ.
+            WorkerCrashError: A worker process died while it built its envs.
+            Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
+        """
+        functions = checked_env_fns(list(env_fns))
+        _check_spaces(spaces)
+        self.in_series = checked_count("in_series", in_series)
+        if len(functions) % self.in_series != 0:
+            raise ValueError(
+                f"the number of envs, {len(functions)}, must be divisible by the number of envs to "
+                f"run in series, {self.in_series}; num_workers= takes any split"
+            )
+        if "num_workers" not in options:
+            options["num_workers"] = len(functions) // self.in_series
+        elif self.in_series != 1:
+            raise ValueError("in_series and num_workers say the same: leave one of them out")
+        self.viewer: Viewer | None = None
+        self._stepping = False
+        self.vector_env = envs = _Envs(
+            functions,
+            context=context,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            batch_size=None,
+            worker=None,
+            **options,
+        )
+        try:
+            self.num_envs = envs.num_envs
+            self.observation_space = envs.single_observation_space
+            self.action_space = envs.single_action_space
+            self._compare_with(spaces)
+            self.render_mode = envs.render_mode
+            self.metadata = {
+                **{key: value for key, value in envs.metadata.items() if key != "autoreset_mode"},
+                "render_modes": _RENDER_MODES,
+                "render.modes": _RENDER_MODES,  # as gym called it
+            }
+            self.spec: Any = None
+            with suppress(AttributeError):  # an env that is no gym.Env
+                (self.spec,) = envs.get_attr("spec", [0])
+        except BaseException:
+            envs.close(terminate=True)
+            raise
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in functions]
+        _register_with_baselines()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, or a worker's death has."""
+        return self.vector_env.closed
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a step is running that ``step_async`` has started."""
+        return self._stepping
+
+    @property
+    def unwrapped(self) -> SubprocVecEnv:
+        """Itself."""
+        return self
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
+    ) -> Any:
+        """Resets all envs, in parallel. A step that is running is finished, and its results lost.
+
+        Args:
+            seed: An int: env ``i`` gets ``seed + i``. A list: one seed (or None) for each env.
+                None: envs go on with the generators they have.
+            options: Passed to every env's ``reset``; of a list, each env gets its own.
+
+        Returns:
+            Observations, ``(num_envs, ...)``: an array, or a dict or tuple of arrays.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            ValueError: The number of seeds or options is wrong.
+            TypeError: A seed is no integer.
+            WorkerCrashError: A worker process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause.
+        """
+        self._assert_open("reset")
+        if self._stepping:
+            self._stepping = False
+            try:
+                self.vector_env.step_wait()
+            except WorkerCrashError:
+                raise
+            except Exception:  # of a step that nobody wants any more
+                pass
+        observations, infos = self.vector_env.reset(seed=seed, options=options)
+        self.reset_infos = self._each(infos)
+        return observations
+
+    def step_async(self, actions: Any) -> None:
+        """Starts a step of all envs and does not wait.
+
+        Args:
+            actions: One for each env: an array ``(num_envs, ...)`` or a list. For Dict and Tuple
+                spaces a list of dicts or tuples, or a dict or tuple of arrays.
+
+        Raises:
+            AlreadySteppingError: A step is running.
+            ClosedEnvironmentError: After ``close``.
+            ValueError: The number or shape of the actions is wrong. Nothing was sent.
+            TypeError: Their dtype is. Nothing was sent.
+        """
+        self._assert_idle("step_async")
+        if isinstance(actions, list):
+            if len(actions) != self.num_envs:
+                raise ValueError(
+                    f"wrong actions: there are {len(actions)} for {self.num_envs} envs. Nothing "
+                    "was sent to any env."
+                )
+            actions = batched(self.action_space, actions)
+        self.vector_env.step_async(actions)
+        self._stepping = True
+
+    def step_wait(self) -> StepResults:
+        """Waits for the step that ``step_async`` has started.
+
+        Returns:
+            Observations, as :meth:`reset`; rewards, float64 ``(num_envs,)``; dones, bool
+            ``(num_envs,)``: the episode has ended or was cut off; infos, a tuple of dicts.
+
+        Raises:
+            NotSteppingError: None was started.
+            ClosedEnvironmentError: After ``close``.
+            EnvTimeoutError: An env takes longer than its time limit.
+            WorkerCrashError: A worker process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause.
+        """
+        self._assert_open("step_wait")
+        if not self._stepping:
+            raise NotSteppingError
+        self._stepping = False
+        observations, rewards, terminated, truncated, gathered = self.vector_env.step_wait()
+        dones = terminated | truncated
+        infos = self._each(gathered)
+        for env in np.flatnonzero(dones).tolist():
+            reset_info = infos[env]
+            final = reset_info.pop("final_obs", None)
+            infos[env] = reset_info.pop("final_info", {})
+            infos[env]["terminal_observation"] = final
+            if truncated[env]:
+                infos[env]["TimeLimit.truncated"] = not terminated[env]
+            self.reset_infos[env] = reset_info
+        return observations, rewards, dones, tuple(infos)
+
+    def step(self, actions: Any) -> StepResults:
+        """Steps all envs, in parallel: :meth:`step_async`, then :meth:`step_wait`."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def get_images(self) -> list[npt.NDArray[Any]]:
+        """What every env shows: ``(height, width, 3)`` each, or what its ``render`` returns.
+
+        Raises:
+            AlreadySteppingError: A step is running.
+            ClosedEnvironmentError: After ``close``.
+            ValueError: An env returns no frame: make the envs with ``render_mode="rgb_array"``.
+            Exception: Whatever an env raises.
+        """
+        self._assert_idle("get_images")
+        return checked_frames(self.vector_env.render())
+
+    def render(self, mode: str = "human") -> Any:
+        """Shows what all envs show, in one picture: see :func:`shmvec.rendering.tile_images`.
+
+        Args:
+            mode: "human": in a window. "rgb_array": returns the picture.
+
+        Returns:
+            Whether the window is open, or the picture, uint8 ``(rows * height, columns * width,
+            3)``.
+
+        Raises:
+            NotImplementedError: Another mode.
+            ImportError: The window needs pygame.
+            Exception: As :meth:`get_images`.
+        """
+        if mode not in _RENDER_MODES:
+            raise NotImplementedError(f"render(mode={mode!r}): the modes are {_RENDER_MODES}")
+        viewer = self.get_viewer() if mode == "human" else None
+        picture = tile_images(self.get_images())
+        if viewer is None:
+            return picture
+        viewer.imshow(picture)
+        return viewer.isopen
+
+    def get_viewer(self) -> Viewer:
+        """The window, which opens with the first picture.
+
+        Raises:
+            ImportError: It needs pygame.
+        """
+        if self.viewer is None:
+            self.viewer = Viewer(f"{self.num_envs} envs")
+        return self.viewer
+
+    def close(self, timeout: float | None = _CLOSE_S) -> None:
+        """Takes outstanding results, closes window and envs, and ends the processes.
+
+        A second call is harmless.
+
+        Args:
+            timeout: Seconds that a running step, and closing the envs, may take each. Then the
+                processes are terminated. None: as long as they take.
+
+        Raises:
+            Exception: What an env's ``close`` raises, after everything else is closed.
+        """
+        viewer, self.viewer = self.viewer, None
+        stepping, self._stepping = self._stepping, False
+        late = False
+        try:
+            if viewer is not None:
+                viewer.close()
+            if stepping and not self.closed:
+                self.vector_env.step_wait(timeout)
+        except multiprocessing.TimeoutError:
+            late = True
+        except Exception:  # of a step that nobody wants any more
+            pass
+        finally:
+            self.vector_env.close(timeout=timeout, terminate=late)
+
+    def _each(self, infos: dict[Any, Any]) -> list[dict[str, Any]]:
+        return [infos.get(env, {}) for env in range(self.num_envs)]
+
+    def _assert_open(self, name: str) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(
+                f"Trying to operate on a SubprocVecEnv after calling close(): {name}()"
+            )
+
+    def _assert_idle(self, name: str) -> None:
+        self._assert_open(name)
+        if self._stepping:
+            raise AlreadySteppingError(name)
+
+    def _compare_with(self, spaces: Any) -> None:
+        for kind, given, found in zip(
+            ("observation", "action"),
+            spaces or (),
+            (self.observation_space, self.action_space),
+            strict=False,
+        ):
+            if given != found:
+                raise ValueError(f"`spaces` says the {kind} space is {given}, but it is {found}")
+
+
+def _check_spaces(spaces: Any) -> None:
+    if spaces is None:
+        return
+    if not (
+        isinstance(spaces, (tuple, list))
+        and len(spaces) == 2
+        and all(isinstance(space, gym.Space) for space in spaces)
+    ):
+        raise ValueError(
+            "spaces must be a pair, the observation space and the action space of one env, or None "
+            f"for those that the envs have; got {spaces!r}"
+        )
+
+
+def _register_with_baselines() -> None:
+    """Where baselines is in use, ``isinstance(env, VecEnv)`` is what it asks: the answer is yes."""
+    theirs = sys.modules.get("baselines.common.vec_env")
+    base = getattr(theirs, "VecEnv", None)
+    if base is not None and hasattr(base, "register"):
+        base.register(SubprocVecEnv)

@@ -1,0 +1,787 @@
+"""OpenAI baselines' SubprocVecEnv: its interface, what its own tests check, and its old faults."""
+
+import importlib.util
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter, Failing, Infos, Scripted, Spaces
+from equality import same
+from gymnasium.error import ClosedEnvironmentError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from processes import gone, run_script
+from strategies import infos, leaves
+
+from shmvec import EnvTimeoutError, FaultPolicy, WorkerCrashError
+from shmvec.adapters import baselines
+from shmvec.adapters.baselines import AlreadySteppingError, NotSteppingError, SubprocVecEnv
+
+DEADLINE_S = 20.0
+SPLITS = pytest.mark.parametrize(
+    "split", [{"num_workers": 0}, {"num_workers": 2}, {"in_series": 1}, {"in_series": 2}], ids=str
+)
+
+
+def vec_env(env_fns, **options):
+    """Forked, unless the processes are what the test is about: that starts faster."""
+    return closing(SubprocVecEnv(env_fns, **{"context": "fork", **options}))
+
+
+def counters(n, **options):
+    return [partial(Counter, offset=10 * i, **options) for i in range(n)]
+
+
+def equal(one, other):
+    """Equality of observations, NaN included."""
+    if isinstance(other, np.ndarray) and other.dtype.kind == "f":
+        return np.array_equal(one, other, equal_nan=True)
+    return bool(np.all(one == other))
+
+
+class Alone:
+    """What a vector env of these must return: each env stepped by itself, as baselines does."""
+
+    def __init__(self, env_fns, seed):
+        self.envs = [env_fn() for env_fn in env_fns]
+        self.start = [env.reset(seed=seed + i) for i, env in enumerate(self.envs)]
+
+    def step(self, actions):
+        return [self._step(env, action) for env, action in zip(self.envs, actions, strict=True)]
+
+    def _step(self, env, action):
+        observation, reward, terminated, truncated, info = env.step(action)
+        info = dict(info)
+        if terminated or truncated:
+            info["terminal_observation"] = observation
+            if truncated:
+                info["TimeLimit.truncated"] = not terminated
+            observation, self.reset_info = env.reset()
+        return observation, reward, terminated or truncated, info
+
+
+class Picture(gym.Env):
+    """Shows its number, in a size and with channels of its own."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
+
+    def __init__(self, value, shape=(2, 3, 3), render_mode="rgb_array"):
+        self.value, self.shape, self.render_mode = value, shape, render_mode
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def render(self):
+        if self.render_mode is None:
+            return None
+        return np.full(self.shape, self.value, np.uint8)
+
+
+class Slow(Counter):
+    """Takes its time where it is told to, and says when it is closed."""
+
+    def __init__(self, seconds=60.0, log=None):
+        super().__init__()
+        self.seconds, self.log = seconds, log
+
+    def step(self, action):
+        if action == 3:
+            time.sleep(self.seconds)
+        return super().step(action)
+
+    def close(self):
+        if self.log is not None:
+            with open(self.log, "a") as log:
+                log.write("closed\n")
+
+
+# ---- SubprocVecEnv(env_fns, spaces=None, context="spawn", in_series=1) ------------------------
+
+
+@pytest.mark.parametrize("in_series", [1, 2, 3, 6])
+def test_in_series_envs_share_a_process_and_are_stepped_in_turn(in_series):
+    with vec_env(counters(6), in_series=in_series) as venv:
+        venv.reset()
+        assert len(venv.vector_env.processes) == 6 // in_series
+        rewards = venv.step([0] * 6)[1]
+        assert rewards.tolist() == [1 + 10 * i for i in range(6)]
+
+
+@pytest.mark.parametrize("in_series", [4, 7])
+def test_in_series_must_divide_the_number_of_envs(in_series):
+    with pytest.raises(ValueError, match=f"6, must be divisible by .* {in_series}"):
+        SubprocVecEnv(counters(6), in_series=in_series)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"in_series": 0}, ValueError, "at least 1"),
+        ({"in_series": 1.5}, TypeError, "must be an int"),
+        ({"in_series": 2, "num_workers": 1}, ValueError, "say the same"),
+        ({"context": "thread"}, ValueError, "context"),
+        ({"spaces": Counter().observation_space}, ValueError, "must be a pair"),
+        ({"spaces": (Counter().observation_space, None)}, ValueError, "must be a pair"),
+        ({"autoreset_mode": "Disabled"}, TypeError, "autoreset_mode"),
+        ({"nonsense": 1}, TypeError, "nonsense"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_started(arguments, error, message):
+    with pytest.raises(error, match=message):
+        SubprocVecEnv(counters(2), **arguments)
+    assert not multiprocessing.active_children()
+
+
+def test_no_env_fns_and_what_is_none():
+    with pytest.raises(ValueError, match="empty"):
+        SubprocVecEnv([])
+    with pytest.raises(TypeError, match=r"env_fns\[1\]"):
+        SubprocVecEnv([Counter, Counter()])
+
+
+def test_context_is_spawn_and_lambdas_will_do():
+    class Local(Counter):
+        """Only cloudpickle can send it."""
+
+    with closing(SubprocVecEnv([lambda: Local(length=3)] * 2)) as venv:
+        assert venv.vector_env.context == "spawn"
+        assert venv.reset().shape == (2, 4)
+        assert venv.step([0, 1])[1].tolist() == [1.0, 1.0]
+
+
+def test_spaces_are_the_envs_or_checked():
+    space = Counter().observation_space, Counter().action_space
+    for given_spaces in (None, space, list(space)):
+        with vec_env(counters(2), spaces=given_spaces, num_workers=0) as venv:
+            assert (venv.observation_space, venv.action_space) == space
+    for other, message in (
+        ((gym.spaces.Discrete(2), space[1]), "observation space is Discrete"),
+        ((space[0], gym.spaces.Discrete(2)), r"action space is Discrete\(2\), but"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SubprocVecEnv(counters(2), spaces=other, context="fork")
+    assert not multiprocessing.active_children()
+
+
+def test_an_env_fn_that_raises_does_so_here_with_its_index():
+    def broken():
+        raise LookupError("no such game")
+
+    with pytest.raises(LookupError, match="no such game") as raised:
+        SubprocVecEnv([Counter, broken], context="fork")
+    assert "env 1" in str(raised.value.__cause__)
+
+
+# ---- step_async, step_wait, step, reset ------------------------------------------------------
+
+
+@SPLITS
+def test_step_and_reset_return_what_the_envs_do_alone(split):
+    env_fns = counters(4)
+    alone = Alone(env_fns, seed=3)
+    with vec_env(env_fns, **split) as venv:
+        observations = venv.reset(seed=3)
+        np.testing.assert_array_equal(observations, [start[0] for start in alone.start])
+        assert venv.reset_infos == [start[1] for start in alone.start]
+        for step in range(12):
+            actions = [(step + i) % 4 for i in range(4)]
+            observations, rewards, dones, infos = venv.step(np.array(actions))
+            expected = alone.step(actions)
+            assert (observations.dtype, rewards.dtype, dones.dtype) == ("f8", "f8", "?")
+            np.testing.assert_array_equal(observations, [row[0] for row in expected])
+            np.testing.assert_array_equal(rewards, [row[1] for row in expected])
+            np.testing.assert_array_equal(dones, [row[2] for row in expected])
+            assert isinstance(infos, tuple) and len(infos) == 4
+            for info, row in zip(infos, expected, strict=True):
+                np.testing.assert_array_equal(
+                    info.pop("terminal_observation", 0), row[3].pop("terminal_observation", 0)
+                )
+                assert info == row[3]
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
+@given(
+    observations=leaves,
+    actions=leaves,
+    lengths=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=4),
+    per_env=st.lists(st.lists(infos(), min_size=1, max_size=3), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_any_space_and_info_is_as_the_env_returned_it(
+    observations, actions, lengths, per_env, seed
+):
+    for info in (info for one in per_env for info in one):
+        for name in ("final_obs", "final_info"):  # Gymnasium's own, in this autoreset mode
+            info.pop(name, None)
+    env_fns = [
+        partial(Scripted, observations, actions, length, per_env[i % len(per_env)])
+        for i, length in enumerate(lengths)
+    ]
+    alone = Alone(env_fns, seed)
+    with vec_env(env_fns, num_workers=0) as venv:
+        venv.reset(seed=seed)
+        actions.seed(seed)
+        for _ in range(6):
+            chosen = [actions.sample() for _ in env_fns]
+            batch, rewards, dones, found = venv.step(chosen)
+            for i, row in enumerate(alone.step(chosen)):
+                assert equal(batch[i], row[0])
+                assert (rewards[i], dones[i]) == row[1:3]
+                last = row[3].pop("terminal_observation", None)
+                assert ("terminal_observation" in found[i]) == bool(dones[i])
+                assert same(found[i].pop("terminal_observation", None), last)
+                limit = row[3].pop("TimeLimit.truncated", None)
+                assert found[i].pop("TimeLimit.truncated", None) is limit
+                assert same(found[i], row[3]), f"\n{found[i]}\n{row[3]}"
+
+
+def test_done_envs_are_reset_at_once_and_terminal_observation_is_kept():
+    with vec_env([partial(Counter, length=2), partial(Counter, length=3)]) as venv:
+        venv.reset()
+        venv.step([1, 1])
+        observations, _, dones, infos = venv.step([2, 2])
+        assert dones.tolist() == [True, False]
+        assert observations[:, :2].tolist() == [[0, -1], [2, 2]]
+        assert infos[0]["terminal_observation"][:2].tolist() == [2, 2]
+        assert infos[0]["count"] == 2 and "reset" not in infos[0]
+        assert "terminal_observation" not in infos[1]
+        assert venv.reset_infos == [{"reset": 2}, {"reset": 1}]
+
+
+@pytest.mark.parametrize(("terminates", "limit", "expected"), [
+    (9, 3, [True]), (3, 3, [False]), (3, 9, []),
+])  # fmt: skip
+def test_time_limit_truncated_says_whether_the_episode_would_have_gone_on(
+    terminates, limit, expected
+):
+    def make():
+        return gym.wrappers.TimeLimit(Counter(length=terminates), limit)
+
+    with vec_env([make], num_workers=0) as venv:
+        venv.reset()
+        for _ in range(3):
+            _, _, dones, (info,) = venv.step([0])
+        assert dones[0]
+        assert [info[key] for key in info if key == "TimeLimit.truncated"] == expected
+
+
+def test_infos_are_each_envs_own_dicts_with_its_own_types():
+    per_env = [[{"x": 1, "s": "a"}], [{"x": 1.5, "nested": {"y": [1, 2]}}], [{}]]
+    with vec_env([partial(Infos, one) for one in per_env], in_series=3) as venv:
+        venv.reset()
+        found = venv.step([0, 0, 0])[3]
+        assert found == tuple(one[0] for one in per_env)
+        assert [type(info.get("x")) for info in found] == [int, float, type(None)]
+        found[0]["episode"] = {"r": 1}  # VecMonitor writes into them
+        assert "episode" not in venv.step([0, 0, 0])[3][0]
+
+
+def test_a_running_step_is_dropped_by_reset():
+    with vec_env(counters(2)) as venv:
+        venv.reset()
+        venv.step_async([1, 1])
+        assert venv.reset()[:, 0].tolist() == [0, 0]
+        assert not venv.waiting
+        with pytest.raises(NotSteppingError):
+            venv.step_wait()
+        assert venv.step([1, 1])[1].tolist() == [1, 11]
+
+
+def test_seeds_and_options_are_passed_on():
+    with vec_env(counters(2), in_series=2) as venv:
+        first = venv.reset(seed=5, options={"level": 2})
+        np.testing.assert_array_equal(first, venv.reset(seed=[5, 6]))
+        assert venv.vector_env.get_attr("received") == ([{"level": 2}, None],) * 2
+        with pytest.raises(ValueError, match="length"):
+            venv.reset(seed=[1])
+
+
+# ---- dict observations -----------------------------------------------------------------------
+
+
+@SPLITS
+def test_dict_observations_are_a_dict_of_stacked_arrays(split):
+    space = gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2, 3)), b=gym.spaces.Discrete(5))
+    with vec_env([partial(Spaces, space, seed=i) for i in range(4)], **split) as venv:
+        for observations in (venv.reset(), venv.step([0] * 4)[0]):
+            assert list(observations) == ["a", "b"]
+            assert observations["a"].shape == (4, 2, 3)
+            assert observations["b"].shape == (4,) and observations["b"].dtype == np.int64
+            assert len(np.unique(observations["a"][:, 0, 0])) == 4
+
+
+def test_tuple_observations_are_a_tuple_of_stacked_arrays():
+    space = gym.spaces.Tuple((gym.spaces.Box(0, 1, (2,)), gym.spaces.MultiBinary(3)))
+    with vec_env([partial(Spaces, space)] * 2, num_workers=0) as venv:
+        first, second = venv.reset()
+        assert first.shape == (2, 2) and second.shape == (2, 3)
+        info = venv.step([0, 0]) and venv.step([0, 0]) and venv.step([0, 0])[3][0]
+        assert len(info["terminal_observation"]) == 2
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_dict_and_tuple_actions_come_one_by_one_or_stacked(as_list):
+    space = gym.spaces.Dict(
+        x=gym.spaces.Discrete(9), y=gym.spaces.Tuple((gym.spaces.Box(0, 1, (2,)),))
+    )
+    actions = [{"x": i, "y": (np.full(2, i / 9, np.float32),)} for i in range(2)]
+    stacked = {"x": np.arange(2), "y": (np.array([a["y"][0] for a in actions]),)}
+    with vec_env([partial(Spaces, gym.spaces.Discrete(2), space)] * 2, num_workers=0) as venv:
+        venv.reset()
+        venv.step(actions if as_list else stacked)
+        for i, (received,) in enumerate(venv.vector_env.get_attr("actions")):
+            assert received["x"] == i
+            np.testing.assert_array_equal(received["y"][0], actions[i]["y"][0])
+        with pytest.raises(ValueError, match="env 1 must be a dict"):
+            venv.step([actions[0], {"x": 1}])
+        with pytest.raises(ValueError, match="env 0 must be a tuple of 1"):
+            venv.step([{"x": 1, "y": ()}, actions[0]])
+
+
+# ---- attributes ------------------------------------------------------------------------------
+
+
+def test_attributes_are_named_as_they_were():
+    with vec_env([lambda: gym.make("CartPole-v1")] * 2) as venv:
+        assert venv.num_envs == 2
+        assert venv.observation_space.shape == (4,)
+        assert venv.action_space == gym.spaces.Discrete(2)
+        assert venv.spec.id == "CartPole-v1"
+        assert venv.viewer is None and venv.in_series == 1
+        assert (venv.closed, venv.waiting) == (False, False)
+        assert venv.unwrapped is venv
+        assert venv.metadata["render.modes"] == ["human", "rgb_array"]
+        assert venv.metadata["render_fps"] == 50
+        venv.reset()
+        venv.step_async([0, 1])
+        assert venv.waiting
+        venv.step_wait()
+        assert not venv.waiting
+    assert venv.closed
+
+
+def test_spec_is_none_where_there_is_none():
+    with vec_env([Counter], num_workers=0) as venv:
+        assert venv.spec is None
+
+
+class VecEnvWrapper:
+    """Uses a vector env as baselines' wrappers do."""
+
+    def __init__(self, venv):
+        self.venv = venv
+        self.num_envs = venv.num_envs
+        self.observation_space, self.action_space = venv.observation_space, venv.action_space
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.venv, name)
+
+
+def test_a_wrapper_finds_everything_it_asks_for():
+    with vec_env(counters(2), num_workers=0) as venv:
+        wrapped = VecEnvWrapper(VecEnvWrapper(venv))
+        wrapped.reset()
+        wrapped.step_async([0, 0])
+        assert wrapped.waiting
+        assert wrapped.step_wait()[1].tolist() == [1, 11]
+        assert wrapped.unwrapped is venv and not wrapped.closed and wrapped.spec is None
+        wrapped.close()
+        assert wrapped.closed
+
+
+def test_it_counts_as_baselines_vec_env_where_that_is_in_use(monkeypatch):
+    import abc
+    import types
+
+    theirs = types.ModuleType("baselines.common.vec_env")
+    theirs.VecEnv = abc.ABCMeta("VecEnv", (), {})
+    monkeypatch.setitem(sys.modules, "baselines.common.vec_env", theirs)
+    with vec_env([Counter], num_workers=0) as venv:
+        assert isinstance(venv, theirs.VecEnv)
+
+
+# ---- get_images, render, get_viewer ----------------------------------------------------------
+
+
+def pictures(*shapes, **options):
+    return [partial(Picture, 10 * (i + 1), shape, **options) for i, shape in enumerate(shapes)]
+
+
+def test_get_images_are_the_frames_of_all_envs():
+    with vec_env(pictures(*[(2, 3, 3)] * 4), in_series=2) as venv:
+        venv.reset()
+        images = venv.get_images()
+        assert [image.shape for image in images] == [(2, 3, 3)] * 4
+        assert [image[0, 0, 0] for image in images] == [10, 20, 30, 40]
+        assert venv.metadata["render_fps"] == 7 and venv.render_mode == "rgb_array"
+
+
+def test_render_rgb_array_tiles_the_frames():
+    with vec_env(pictures(*[(2, 3, 3)] * 5), num_workers=0) as venv:
+        picture = venv.render(mode="rgb_array")
+        assert picture.shape == (6, 6, 3) and picture.dtype == np.uint8
+        assert picture[::2, ::3, 0].tolist() == [[10, 20], [30, 40], [50, 0]]
+
+
+def test_render_takes_frames_of_mixed_sizes_and_grey_ones():
+    with vec_env(pictures((2, 3, 3), (4, 2), (1, 5, 1)), num_workers=0) as venv:
+        picture = venv.render("rgb_array")
+        assert picture.shape == (8, 10, 3)
+        assert (picture[:4, 5:7] == 20).all() and (picture[4:5, :5] == 30).all()
+
+
+def test_render_human_shows_a_window():
+    if importlib.util.find_spec("pygame") is None:
+        pytest.skip("pygame is not installed")
+    script = f"""
+import sys; sys.path[:0] = {[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))]}
+import pygame
+from test_baselines import SubprocVecEnv, pictures
+venv = SubprocVecEnv(pictures(*[(20, 30, 3)] * 2), num_workers=0)
+assert venv.render() is True
+assert venv.viewer is venv.get_viewer() and venv.viewer.isopen
+assert pygame.display.get_surface().get_size() == (30, 40)
+assert pygame.display.get_surface().get_at((1, 21))[:3] == (20, 20, 20)
+pygame.event.post(pygame.event.Event(pygame.QUIT))
+assert venv.viewer.isopen is False
+venv.render("human")
+venv.close()
+assert not pygame.display.get_init() and venv.viewer is None
+"""
+    env = {**os.environ, "SDL_VIDEODRIVER": "dummy"}
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=env
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_rendering_says_what_is_wrong():
+    with vec_env(pictures((2, 3, 3), render_mode=None), num_workers=0) as venv:
+        with pytest.raises(ValueError, match='env 0 returned no frame: .*render_mode="rgb_array"'):
+            venv.render("rgb_array")
+        with pytest.raises(NotImplementedError, match="'ansi'"):
+            venv.render("ansi")
+        venv.step_async([0])
+        with pytest.raises(AlreadySteppingError, match="get_images"):
+            venv.get_images()
+        venv.step_wait()
+
+
+def test_a_window_without_pygame_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with vec_env(pictures((2, 3, 3)), num_workers=0) as venv:
+        with pytest.raises(ImportError, match="pip install pygame"):
+            venv.render()
+        assert venv.render("rgb_array").shape == (2, 3, 3)
+
+
+def test_tile_images_is_here_too():
+    assert baselines.tile_images([np.zeros((2, 2))] * 3).shape == (4, 4, 3)
+
+
+# ---- close -----------------------------------------------------------------------------------
+
+
+def test_close_while_waiting_takes_outstanding_results_first(tmp_path):
+    log = tmp_path / "log"
+    venv = SubprocVecEnv([partial(Slow, 0.3, log)] * 2, context="fork")
+    venv.reset()
+    venv.step_async([3, 3])
+    venv.close()
+    assert venv.closed and not venv.waiting
+    assert log.read_text() == "closed\n" * 2  # they came to an end, and were not killed
+
+
+def test_double_close_is_harmless():
+    venv = SubprocVecEnv([Counter], context="fork")
+    venv.close()
+    venv.close()
+    assert venv.closed
+
+
+@SPLITS
+def test_use_after_close_is_an_error(split):
+    venv = SubprocVecEnv(counters(2), **{"context": "fork", **split})
+    venv.close()
+    for use in (
+        venv.reset,
+        lambda: venv.step([0, 0]),
+        lambda: venv.step_async([0, 0]),
+        venv.step_wait,
+        venv.get_images,
+        lambda: venv.render("rgb_array"),
+    ):
+        with pytest.raises(ClosedEnvironmentError, match="SubprocVecEnv after calling close"):
+            use()
+
+
+def test_a_forgotten_one_warns_where_it_was_made():
+    venv = SubprocVecEnv([Counter], context="fork")
+    with pytest.warns(ResourceWarning, match=r"unclosed SubprocVecEnv, made at .*test_baselines"):
+        del venv
+
+
+# ---- processes -------------------------------------------------------------------------------
+
+
+class Environ(Counter):
+    def mpi(self):
+        return [name for name in os.environ if name.startswith(("OMPI_", "PMI_"))]
+
+
+def test_mpi_variables_are_cleared_while_processes_start(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
+    with vec_env([Environ] * 2) as venv:
+        assert venv.vector_env.call("mpi") == ([], [])
+    assert os.environ["OMPI_COMM_WORLD_SIZE"] == "2" and os.environ["PMI_RANK"] == "0"
+
+
+def test_processes_are_daemons():
+    with vec_env(counters(2)) as venv:
+        assert all(process.daemon for process in venv.vector_env.processes)
+        assert all("SubprocVecEnv" in process.name for process in venv.vector_env.processes)
+
+
+def test_ctrl_c_in_a_worker_is_quiet():
+    script = run_script("""
+        import os, signal
+        from envs import Counter
+        from shmvec.adapters.baselines import SubprocVecEnv
+
+        venv = SubprocVecEnv([Counter] * 2, context="fork")
+        venv.reset()
+        for process in venv.vector_env.processes:
+            os.kill(process.pid, signal.SIGINT)
+        print(venv.step([0, 0])[1].tolist())
+        venv.close()
+    """)
+    out, err = script.communicate(timeout=DEADLINE_S)
+    assert (script.returncode, out, err) == (0, "[1.0, 1.0]\n", "")
+
+
+def test_ctrl_c_in_the_parent_leaves_a_usable_vec_env():
+    script = run_script("""
+        import os, signal, threading, time
+        from envs import Counter
+        from shmvec.adapters.baselines import SubprocVecEnv
+
+        class Sleepy(Counter):
+            def step(self, action):
+                time.sleep(0.5 * (action == 3))
+                return super().step(action)
+
+        venv = SubprocVecEnv([Sleepy] * 2, context="fork")
+        venv.reset()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            venv.step([3, 3])
+        except KeyboardInterrupt:
+            print("interrupted", venv.waiting, venv.step([0, 0])[1].tolist())
+        venv.close()
+    """)
+    out, err = script.communicate(timeout=DEADLINE_S)
+    assert (script.returncode, out, err) == (0, "interrupted False [2.0, 2.0]\n", "")
+
+
+# ---- the original's faults -------------------------------------------------------------------
+
+
+def test_a_second_step_async_is_an_error_and_changes_nothing():
+    with vec_env(counters(2)) as venv:
+        venv.reset()
+        venv.step_async([1, 1])
+        with pytest.raises(AlreadySteppingError, match="already running an async step"):
+            venv.step_async([2, 2])
+        with pytest.raises(AlreadySteppingError):
+            venv.step([2, 2])
+        assert venv.step_wait()[0][:, :2].tolist() == [[1, 1], [1, 1]]
+        assert venv.step([2, 2])[0][:, :2].tolist() == [[2, 2], [2, 2]]
+
+
+def test_step_wait_alone_is_an_error():
+    with vec_env(counters(2)) as venv:
+        with pytest.raises(NotSteppingError, match="not running an async step"):
+            venv.step_wait()
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(NotSteppingError):
+            venv.step_wait()
+
+
+@pytest.mark.parametrize("actions", [[1], [1, 1, 1], np.zeros(3, int), [None, 1], ["a", "b"]])
+def test_wrong_actions_are_refused_before_anything_is_sent(actions):
+    with vec_env(counters(2)) as venv:
+        venv.reset()
+        with pytest.raises((ValueError, TypeError), match="wrong actions"):
+            venv.step_async(actions)
+        assert not venv.waiting
+        assert venv.step([1, 1])[0][:, 0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("in_series", [1, 2])
+def test_an_envs_error_is_raised_as_itself_and_close_does_not_hang(in_series):
+    env_fns = [Counter, partial(Failing, "step", LookupError("lost"))]
+    start = time.monotonic()
+    with vec_env(env_fns, in_series=in_series) as venv:
+        venv.reset()
+        venv.step([0, 0])
+        with pytest.raises(LookupError, match="lost") as raised:
+            venv.step([0, 0])
+        assert "env 1" in str(raised.value.__cause__)
+        assert not venv.waiting and not venv.closed
+        assert venv.reset()[:, 0].tolist() == [0, 0]  # and goes on
+    assert time.monotonic() - start < DEADLINE_S
+
+
+def test_an_envs_error_in_a_step_nobody_waits_for_harms_neither_reset_nor_close():
+    with vec_env([partial(Failing, "step", LookupError("lost"), at=1)]) as venv:
+        venv.reset()
+        venv.step_async([0])
+        venv.reset()
+        venv.step_async([0])
+    assert venv.closed
+
+
+def test_a_hung_env_does_not_hang_close():
+    venv = SubprocVecEnv([Slow, Slow], context="fork")
+    pids = [process.pid for process in venv.vector_env.processes]
+    venv.reset()
+    venv.step_async([3, 0])
+    start = time.monotonic()
+    venv.close(timeout=0.2)
+    assert time.monotonic() - start < DEADLINE_S
+    assert venv.closed and gone(pids, 2)
+
+
+def test_a_hung_env_is_named_where_there_is_a_limit():
+    with vec_env([Counter, Slow], step_timeout=0.2) as venv:
+        venv.reset()
+        with pytest.raises(EnvTimeoutError, match="env 1"):
+            venv.step([0, 3])
+        venv.close(timeout=0.1)
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_killed_worker_is_an_error_and_close_does_not_hang(waiting):
+    with vec_env([Slow, Slow]) as venv:
+        venv.reset()
+        if waiting:
+            venv.step_async([3, 3])
+        os.kill(venv.vector_env.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(WorkerCrashError, match=r"envs 1 to 1\) killed by SIGKILL"):
+            if not waiting:
+                venv.step_async([0, 0])
+            venv.step_wait()
+        assert venv.closed
+
+
+def test_a_worker_killed_while_a_step_is_dropped_is_an_error():
+    with vec_env([Slow]) as venv:
+        venv.reset()
+        venv.step_async([3])
+        os.kill(venv.vector_env.processes[0].pid, signal.SIGKILL)
+        with pytest.raises(WorkerCrashError):
+            venv.reset()
+
+
+def test_a_fault_policy_goes_on_and_infos_say_so():
+    policy = FaultPolicy(on_crash="restart", on_error="reset", backoff_s=0)
+    env_fns = [Counter, partial(Failing, "step", "kill"), partial(Failing, "step", KeyError("x"))]
+    with vec_env(env_fns, faults=policy) as venv:
+        venv.reset(seed=1)
+        before = venv.step([1, 1, 1])[0]
+        observations, rewards, dones, infos = venv.step([1, 1, 1])
+        assert dones.tolist() == [False, True, True] and rewards.tolist() == [2, 0, 0]
+        assert observations[:, 0].tolist() == [2, 0, 0]
+        assert [info.get("fault", {}).get("type") for info in infos] == [
+            None, "WorkerCrashError", "KeyError",
+        ]  # fmt: skip
+        for env in (1, 2):
+            np.testing.assert_array_equal(infos[env]["terminal_observation"], before[env])
+            assert infos[env]["TimeLimit.truncated"] is True
+        assert venv.step([1, 1, 1])[2].tolist() == [False] * 3
+
+
+# ---- what upstream's own tests check ---------------------------------------------------------
+
+
+class SimpleEnv(gym.Env):
+    """Adds the actions up; an episode lasts as many steps as its seed says."""
+
+    def __init__(self, seed, shape, dtype):
+        self.start = np.random.default_rng(seed).integers(0, 256, shape).astype(dtype)
+        self.length = seed + 1
+        self.action_space = gym.spaces.Box(0, 255, shape, dtype)
+        self.observation_space = self.action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now, self.steps = self.start.copy(), 0
+        return self.now, {}
+
+    def step(self, action):
+        self.now += np.asarray(action, self.now.dtype)
+        self.steps += 1
+        reward = self.steps / self.length
+        return self.now, reward, self.steps >= self.length, False, {"foo": f"bar{reward}"}
+
+
+def assert_equal(one, other, num_steps):
+    with closing(one), closing(other):
+        assert one.num_envs == other.num_envs
+        assert one.observation_space == other.observation_space
+        first, second = one.reset(), other.reset()
+        assert first.shape == (one.num_envs, *one.observation_space.shape)
+        np.testing.assert_array_equal(first, second)
+        one.action_space.seed(1337)
+        for _ in range(num_steps):
+            actions = np.array([one.action_space.sample() for _ in range(one.num_envs)])
+            for venv in (one, other):
+                venv.step_async(actions)
+            mine, theirs = one.step_wait(), other.step_wait()
+            for a, b in zip(mine[:3], theirs[:3], strict=True):
+                np.testing.assert_array_equal(a, b)
+            assert same(list(mine[3]), list(theirs[3]))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize(
+    "split", [{}, {"in_series": 3}, {"in_series": 4}, {"in_series": 6}], ids=str
+)
+def test_sampling_is_the_same_in_series_and_in_this_process(dtype, split):
+    env_fns = [partial(SimpleEnv, seed, (3, 8), dtype) for seed in range(12)]
+    one = SubprocVecEnv(env_fns, context="fork", **split)
+    assert_equal(one, SubprocVecEnv(env_fns, num_workers=0), 40)
+
+
+@pytest.mark.parametrize("video_interval", [1, 50])
+def test_frames_can_be_recorded_at_every_step(video_interval):
+    """What VecVideoRecorder does: a frame after each reset and step."""
+    with vec_env(pictures(*[(4, 6, 3)] * 4), in_series=2) as venv:
+        venv.reset()
+        frames = [venv.render(mode="rgb_array")]
+        for _ in range(video_interval + 3):
+            venv.step([0] * venv.num_envs)
+            frames.append(venv.render(mode="rgb_array"))
+        assert {frame.shape for frame in frames} == {(8, 12, 3)}
+
+
+def test_one_env_will_do():
+    with vec_env([partial(SimpleEnv, 0, (2, 3, 4), "float32")]) as venv:
+        assert venv.reset().shape == (1, 2, 3, 4)
