@@ -1,0 +1,396 @@
+"""actorcritic's MultiEnv and SubprocessEnv: deaths, hangs, exceptions, and their end."""
+
+import multiprocessing
+import os
+import signal
+import time
+from contextlib import closing
+from functools import partial
+
+import numpy as np
+import pytest
+from actorcritic_envs import (
+    AGAIN,
+    DEADLINE_S,
+    Chatty,
+    Mortal,
+    counters,
+    kill,
+    multi_env,
+    process_of,
+    started,
+)
+from envs import Counter, Failing
+from processes import gone, run_script
+
+from shmvec import EnvTimeoutError, FaultPolicy, TooManyFaultsError, WorkerCrashError
+from shmvec.adapters.actorcritic import MultiEnv, SubprocessEnv, create_subprocess_envs
+from shmvec.faults import restart_seed
+
+# ---- dead subprocess recreated ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("killed", ["before", "within"])
+def test_a_dead_subprocess_is_recreated_and_a_step_repeated(killed, tmp_path):
+    envs = create_subprocess_envs(
+        [Counter, partial(Mortal, "step" if killed == "within" else "", tmp_path / "died")],
+        faults=AGAIN,
+    )
+    with closing(MultiEnv(envs)):
+        for env in envs:
+            env.reset(seed=3, options={"level": 5})
+            env.step(1)
+        if killed == "before":
+            kill(envs[1])
+        observation, reward, terminated, truncated, info = envs[1].step(2)
+        # The first step of a new episode, which had the options of the old one.
+        assert observation[:2].tolist() == [1, 2]
+        assert (reward, terminated, truncated, info["count"]) == (1, False, False, 1)
+        assert info["reset_observation"][:2].tolist() == [0, -1]
+        assert info["reset_info"] == {"reset": 1}
+        assert info["fault"]["type"] == "WorkerCrashError" and info["fault"]["restarts"] == 1
+        assert "SIGKILL" in info["fault"]["message"]
+        assert envs[1]._group.get_attr("received", [1]) == ([{"level": 5}],)
+        alone = Counter()
+        alone.reset(seed=restart_seed(3, 1))
+        np.testing.assert_array_equal(observation, alone.step(2)[0])
+        assert "fault" not in envs[1].step(2)[4]
+        assert envs[0].step(1)[4]["count"] == 2  # nobody else has noticed
+
+
+@pytest.mark.parametrize("killed", ["before", "within"])
+def test_a_dead_subprocess_is_recreated_and_a_reset_repeated(killed, tmp_path):
+    operation = "reset" if killed == "within" else ""
+    with started(partial(Mortal, operation, tmp_path / "died"), faults=AGAIN) as env:
+        if killed == "before":
+            env.reset()
+            kill(env)
+        observation, info = env.reset(seed=3, options={"level": 5})
+        alone = Counter()
+        np.testing.assert_array_equal(observation, alone.reset(seed=3)[0])
+        assert info["reset"] == 1 and info["fault"]["restarts"] == 1
+        assert env._group.get_attr("received") == ([{"level": 5}],)
+
+
+@pytest.mark.parametrize("killed", ["before", "within"])
+def test_a_dead_subprocess_is_recreated_reset_and_a_call_repeated(killed, tmp_path):
+    operation = "render" if killed == "within" else ""
+    envs = create_subprocess_envs(
+        [Counter, partial(Mortal, operation, tmp_path / "died")], faults=AGAIN
+    )
+    with closing(MultiEnv(envs)):
+        for env in envs:
+            env.reset(options={"level": 5})
+            env.step(1)
+        if killed == "before":
+            kill(envs[1])
+        assert envs[1].render() == 0
+        assert envs[1]._group.get_attr("received", [1]) == ([{"level": 5}],)
+        info = envs[1].step(1)[4]
+        assert info["count"] == 1 and info["fault"]["restarts"] == 1
+        assert "fault" not in envs[1].step(1)[4]
+        assert envs[0].step(1)[4] == {"count": 2, "action": 1}
+
+
+def test_a_call_survives_the_death_of_another_subprocess(tmp_path):
+    envs = create_subprocess_envs([Counter, partial(Mortal, "", tmp_path / "died")], faults=AGAIN)
+    with closing(MultiEnv(envs)):
+        for env in envs:
+            env.reset()
+            env.step(1)
+        kill(envs[0])
+        assert envs[1].render() == 1
+        assert envs[1].step(1)[4] == {"count": 2, "action": 1}
+        assert envs[0].step(1)[4]["fault"]["restarts"] == 1
+
+
+def test_a_dead_subprocess_of_a_multi_env_is_recreated_and_the_break_is_visible():
+    with multi_env(counters(3), faults=AGAIN) as envs:
+        envs.reset(seed=0)
+        envs.step([1, 1, 1])
+        kill(envs.envs[1])
+        observations, rewards, terminals, infos = envs.step([2, 2, 2])
+        assert [observation[0] for observation in observations] == [2, 1, 2]
+        assert rewards == [2, 11, 22] and terminals == [False] * 3
+        assert ["fault" in info for info in infos] == [False, True, False]
+        kill(envs.envs[0])
+        kill(envs.envs[2])
+        assert [observation[0] for observation in envs.reset()] == [0, 0, 0]
+        assert ["fault" in info for info in envs.reset_infos] == [True, False, True]
+
+
+def test_a_death_after_the_end_of_an_episode_loses_nothing_but_is_visible():
+    with multi_env([partial(Counter, length=2)] * 2, faults=AGAIN) as envs:
+        envs.reset()
+        envs.step([1, 1])
+        assert envs.step([1, 1])[2] == [True, True]
+        kill(envs.envs[0])
+        observations, _, _, infos = envs.step([2, 2])
+        assert [observation[0] for observation in observations] == [1, 1]
+        assert ["fault" in info for info in infos] == [True, False]
+        assert infos[0]["reset_observation"][0] == 0
+
+
+def test_envs_that_share_a_process_are_recreated_together():
+    with multi_env(counters(3), num_workers=2, faults=AGAIN) as envs:
+        envs.reset()
+        envs.step([1, 1, 1])
+        os.kill(envs.envs[0]._group.processes[0].pid, signal.SIGKILL)
+        observations, _, _, infos = envs.step([1, None, 1])
+        assert [observations[0][0], observations[2][0]] == [1, 2]
+        assert "fault" in infos[0] and "fault" not in infos[2]
+        assert "fault" in envs.step([None, 1, None])[3][1]
+
+
+def test_restarts_are_limited(tmp_path):
+    policy = FaultPolicy(on_crash="restart", max_restarts=2, backoff_s=0)
+    with started(partial(Failing, "step", "kill", at=1), faults=policy) as env:
+        env.reset()
+        with pytest.raises(TooManyFaultsError, match="max_restarts=2"):
+            env.step(0)
+        assert not multiprocessing.active_children()
+        with pytest.raises(ValueError, match="has ended, by a fault"):
+            env.step(0)
+
+
+def test_the_default_goes_on_after_a_death():
+    with started(Counter) as env:
+        env.reset()
+        kill(env)
+        assert env.step(0)[4]["fault"]["restarts"] == 1
+
+
+def test_a_policy_may_forbid_restarts():
+    with started(Counter, faults=FaultPolicy()) as env:
+        env.reset()
+        kill(env)
+        with pytest.raises(WorkerCrashError):
+            env.step(0)
+
+
+def test_a_policy_may_reset_envs_that_raise_or_hang(tmp_path):
+    policy = FaultPolicy(
+        on_error="reset", on_timeout="restart", step_timeout=0.3, backoff_s=0, max_restarts=3
+    )
+    env_fns = [
+        partial(Failing, "step", LookupError("lost"), at=2),
+        partial(Chatty, tmp_path / "log"),
+    ]
+    with multi_env(env_fns, faults=policy) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        _, _, _, infos = envs.step([0, 0])
+        assert infos[0]["fault"]["type"] == "LookupError" and infos[0]["count"] == 1
+        with pytest.raises(TooManyFaultsError):  # this action always hangs
+            envs.step([None, 3])
+
+
+def test_nothing_is_recreated_on_ctrl_c():
+    script = run_script("""
+        import os, signal, threading, time
+        from envs import Counter
+        from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
+
+        class Sleepy(Counter):
+            def step(self, action):
+                time.sleep(0.5 * (action == 3))
+                return super().step(action)
+
+        os.setpgrp()
+        envs = MultiEnv(create_subprocess_envs([Sleepy] * 2))
+        envs.reset()
+        group = envs.envs[0]._group
+        before = [process.pid for process in group.processes]
+        threading.Timer(0.1, os.killpg, (os.getpgrp(), signal.SIGINT)).start()
+        try:
+            envs.step([3, 3])
+        except KeyboardInterrupt:
+            infos = envs.step([1, 1])[3]
+            print([info["count"] for info in infos], ["fault" in info for info in infos])
+            print([process.pid for process in group.processes] == before)
+        envs.close()
+    """)
+    out, err = script.communicate(timeout=DEADLINE_S)
+    assert (script.returncode, out, err) == (0, "[2, 2] [False, False]\nTrue\n", "")
+
+
+# ---- close -----------------------------------------------------------------------------------
+
+
+def test_close_closes_all_in_parallel_and_a_second_one_is_harmless(tmp_path):
+    log = tmp_path / "log"
+    envs = MultiEnv(create_subprocess_envs([partial(Chatty, log)] * 3))
+    pids = [process_of(env).pid for env in envs.envs]
+    envs.close()
+    assert log.read_text() == "closed\n" * 3 and gone(pids, 2)
+    envs.close()
+    for env in envs.envs:
+        env.close()
+    for use in (lambda: envs.reset(), lambda: envs.step([1, 1, 1])):
+        with pytest.raises(ValueError, match="MultiEnv was closed already"):
+            use()
+
+
+def test_envs_of_several_groups_are_closed_in_parallel():
+    class Late(Counter):
+        def __init__(self, barrier):
+            super().__init__()
+            self.barrier = barrier
+
+        def close(self):
+            self.barrier.wait(DEADLINE_S)
+
+    barrier = multiprocessing.Barrier(3)
+    envs = [SubprocessEnv(partial(Late, barrier)) for _ in range(3)]
+    for env in envs:
+        env.start()
+    for env in envs:
+        env.initialize()
+    MultiEnv(envs).close()
+    assert not multiprocessing.active_children()
+
+
+def test_one_handle_may_be_closed_and_the_others_go_on(tmp_path):
+    log = tmp_path / "log"
+    envs = create_subprocess_envs([partial(Chatty, log), Counter])
+    envs[0].close()
+    assert log.read_text() == "closed\n"
+    with closing(envs[1]):
+        envs[1].reset()
+        assert envs[1].step(1)[1] == 1
+        with pytest.raises(ValueError, match="closed already"):
+            envs[0].reset()
+    assert not multiprocessing.active_children()
+
+
+def test_a_handle_that_hangs_in_close_does_not_stop_the_others(tmp_path):
+    envs = create_subprocess_envs([partial(Chatty, tmp_path / "log", close_s=60), Counter])
+    start = time.monotonic()
+    envs[0].close(timeout=0.1)
+    envs[1].reset()
+    assert envs[1].step(1)[1] == 1
+    envs[1].close(timeout=0.1)
+    assert time.monotonic() - start < DEADLINE_S
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("initialized", [False, True])
+def test_close_never_hangs_whatever_env_fn_and_close_do(initialized, tmp_path):
+    def hangs():
+        if not initialized:
+            time.sleep(60)
+        return Chatty(tmp_path / "log", close_s=60)
+
+    env = SubprocessEnv(hangs)
+    env.start()
+    if initialized:
+        env.initialize()
+    start = time.monotonic()
+    env.close(timeout=0.1)
+    env.close()
+    assert time.monotonic() - start < DEADLINE_S
+    assert not multiprocessing.active_children()
+
+
+def test_close_before_start_and_before_initialize():
+    SubprocessEnv(Counter).close()
+    env = SubprocessEnv(Counter)
+    env.start()
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+def test_close_raises_what_an_env_raises_after_all_are_closed(tmp_path):
+    envs = MultiEnv(
+        create_subprocess_envs(
+            [partial(Failing, "close", LookupError("lost")), partial(Chatty, tmp_path / "log")]
+        )
+    )
+    with pytest.raises(LookupError, match="lost"):
+        envs.close()
+    assert (tmp_path / "log").read_text() == "closed\n"
+    assert not multiprocessing.active_children()
+
+
+def test_forgotten_handles_warn_where_they_were_made():
+    envs = create_subprocess_envs([Counter])
+    with pytest.warns(ResourceWarning, match=r"unclosed SubprocessEnv, made at .*actorcritic"):
+        del envs
+
+
+# ---- the original's faults -------------------------------------------------------------------
+
+
+def test_a_worker_killed_while_siblings_hold_its_pipe_does_not_hang():
+    """Forked one after the other, each has copies of what its elders have open."""
+    envs = [SubprocessEnv(Counter, context="fork", faults=AGAIN) for _ in range(3)]
+    for env in envs:
+        env.start()
+    for env in envs:
+        env.initialize()
+    with closing(MultiEnv(envs)) as together:
+        together.reset()
+        kill(envs[0])
+        start = time.monotonic()
+        infos = together.step([1, 1, 1])[3]
+        assert ["fault" in info for info in infos] == [True, False, False]
+        assert time.monotonic() - start < DEADLINE_S
+
+
+def test_an_envs_exception_is_no_death():
+    env_fns = [Counter, partial(Failing, "step", LookupError("lost"))]
+    envs = create_subprocess_envs(env_fns)
+    pids = [process_of(env).pid for env in envs]
+    with closing(MultiEnv(envs)) as together:
+        together.reset()
+        together.step([1, 1])
+        with pytest.raises(LookupError, match="lost") as raised:
+            together.step([1, 1])
+        assert "env 1" in str(raised.value.__cause__)
+        assert [process_of(env).pid for env in envs] == pids
+        assert envs[0].step(1)[4]["count"] == 3  # the other one has made its step
+        envs[1].reset()
+        envs[1].step(1)
+        with pytest.raises(LookupError):
+            envs[1].step(1)
+
+
+def test_an_exception_names_the_env_by_its_place_in_the_multi_env():
+    envs = [
+        SubprocessEnv(env_fn, num_workers=0)
+        for env_fn in (Counter, Counter, partial(Failing, "reset", KeyError("lost"), at=1))
+    ]
+    for env in envs:
+        env.start()
+        env.initialize()
+    with closing(MultiEnv(envs)) as together:
+        with pytest.raises(KeyError, match="lost") as raised:
+            together.reset()
+        assert "In reset() of env 2" in str(raised.value.__cause__)
+
+
+def test_an_exception_in_the_reset_of_a_dead_subprocess_is_raised():
+    class Once(Counter):
+        def reset(self, **kwargs):
+            if os.environ.get("SHMVEC_TEST_SECOND"):
+                raise LookupError("gone")
+            return super().reset(**kwargs)
+
+    with started(Once, faults=AGAIN) as env:
+        env.reset()
+        os.environ["SHMVEC_TEST_SECOND"] = "1"  # the next process inherits it
+        try:
+            kill(env)
+            with pytest.raises(LookupError, match="gone"):
+                env.step(1)
+        finally:
+            del os.environ["SHMVEC_TEST_SECOND"]
+
+
+def test_a_hung_env_is_named_where_there_is_a_limit(tmp_path):
+    env_fns = [Counter, partial(Chatty, tmp_path / "log")]
+    with closing(MultiEnv(create_subprocess_envs(env_fns, step_timeout=0.2))) as envs:
+        envs.reset()
+        with pytest.raises(EnvTimeoutError, match="env 1"):
+            envs.step([0, 3])
+        envs.close(timeout=0.1)
