@@ -13,6 +13,7 @@ import argparse
 import statistics
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,100 @@ def sb3(fns: Sequence[Any]) -> dict[str, Make]:
     return {name: contender(f"SB3 {name}", make) for name, make in makes.items()}
 
 
+class FourTuples:
+    """An env as gym had them, for systems that know no other."""
+
+    def __init__(self, env_fn: Callable[[], Any]) -> None:
+        """Makes the env."""
+        self.env = env_fn()
+        self.observation_space, self.action_space = (
+            self.env.observation_space,
+            self.env.action_space,
+        )
+        self.metadata, self.spec, self.reward_range = {}, None, (-np.inf, np.inf)
+        self.close = self.env.close
+
+    def reset(self) -> Any:
+        """The observation only."""
+        return self.env.reset()[0]
+
+    def step(self, action: Any) -> Any:
+        """Both kinds of end as one."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated or truncated, info
+
+
+def _of_four(name: str, n: int, make: Callable[[], Any], resets_are_steps: bool) -> Make:
+    """A system whose step returns observations, rewards, dones and infos."""
+
+    def start() -> Any:
+        envs = make()
+        envs.action_space.seed(0)
+        envs.reset()
+        return envs
+
+    return lambda: peers.Contender(
+        name,
+        start,
+        lambda envs, actions: envs.step(actions),
+        lambda results: np.asarray(results[2]),
+        lambda envs: [envs.action_space.sample() for _ in range(n)],
+        resets_are_steps,
+    )
+
+
+def baselines(fns: Sequence[Any]) -> dict[str, Make]:
+    """OpenAI baselines' SubprocVecEnv, processes forked; ours also with one a core."""
+
+    def ours(in_series: int) -> Any:
+        from shmvec.adapters.baselines import SubprocVecEnv
+
+        return SubprocVecEnv(fns, context="fork", in_series=in_series)
+
+    def theirs() -> Any:
+        from baselines.common.vec_env.subproc_vec_env import SubprocVecEnv
+
+        return SubprocVecEnv([partial(FourTuples, fn) for fn in fns])
+
+    n = len(fns)
+    made = {"theirs": _of_four("baselines SubprocVecEnv", n, theirs, True)}
+    for in_series in sorted({1, max(1, n // usable_cores())}):
+        if n % in_series == 0:
+            name = f"shmvec SubprocVecEnv, in_series={in_series}"
+            made[name] = _of_four(name, n, partial(ours, in_series), True)
+    return made
+
+
+def actorcritic(fns: Sequence[Any]) -> dict[str, Make]:
+    """The MultiEnv of actorcritic, whose step resets what is over and steps it, too."""
+
+    def ours(wrapped: bool) -> Any:
+        from gymnasium.wrappers import TransformReward
+
+        from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
+
+        envs: list[Any] = list(create_subprocess_envs(fns))
+        return MultiEnv([TransformReward(env, float) for env in envs] if wrapped else envs)
+
+    def theirs() -> Any:
+        from actorcritic.multi_env import MultiEnv, create_subprocess_envs
+
+        return MultiEnv(create_subprocess_envs([partial(FourTuples, fn) for fn in fns]))
+
+    n = len(fns)
+    return {
+        "ours": _of_four("shmvec MultiEnv", n, partial(ours, False), True),
+        "wrapped": _of_four("shmvec MultiEnv, wrapped handles", n, partial(ours, True), True),
+        "theirs": _of_four("actorcritic MultiEnv", n, theirs, True),
+    }
+
+
 # By the name of a system: from functions that make envs to its contenders, by name.
-SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {"sb3": sb3}
+SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {
+    "sb3": sb3,
+    "baselines": baselines,
+    "actorcritic": actorcritic,
+}
 
 
 def measure(system: str, workload: str, n: int, seconds: float) -> list[dict[str, Any]]:
