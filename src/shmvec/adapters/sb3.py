@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
 from gymnasium.vector.async_vector_env import AsyncState
 
 try:
@@ -29,6 +28,7 @@ except ImportError as error:
         f"({error}): pip install stable-baselines3"
     ) from error
 
+from shmvec.adapters.actions import batched
 from shmvec.adapters.sb3_env import RESET_INFO, HostedEnv
 from shmvec.arguments import AutoresetMode, checked_env_fns
 from shmvec.faults import EnvTimeoutError
@@ -454,17 +454,9 @@ def _reset_info(told: dict[str, Any]) -> dict[str, Any]:
 
 def _batched(space: gym.Space[Any], actions: Any) -> Any:
     """One action an env, as SB3 passes them, batched as Gymnasium's vector envs take them."""
-    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return actions
     if isinstance(actions, dict):
         raise TypeError(
             f"wrong actions: envs with action space {space} need a list, one action for each env, "
             "not one dict of batches. Nothing was sent to any env."
         )
-    if isinstance(space, spaces.Dict):
-        return {key: _batched(part, [a[key] for a in actions]) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(
-            _batched(part, [action[i] for action in actions]) for i, part in enumerate(space.spaces)
-        )
-    return actions
+    return batched(space, actions)
