@@ -27,24 +27,27 @@ from shmvec.scheduling import usable_cores
 ROUNDS = 5
 
 
+def _of_four(name: str, n: int, make: Callable[[], Any], resets_are_steps: bool) -> Make:
+    """A system whose step returns observations, rewards, dones and infos."""
+
+    def start() -> Any:
+        envs = make()
+        envs.action_space.seed(0)
+        envs.reset()
+        return envs
+
+    return lambda: peers.Contender(
+        name,
+        start,
+        lambda envs, actions: envs.step(actions),
+        lambda results: np.asarray(results[2]),
+        lambda envs: [envs.action_space.sample() for _ in range(n)],
+        resets_are_steps,
+    )
+
+
 def sb3(fns: Sequence[Any]) -> dict[str, Make]:
     """Stable-Baselines3's VecEnvs, their processes forked."""
-
-    def contender(name: str, make: Callable[[], Any]) -> Make:
-        def start() -> Any:
-            envs = make()
-            envs.action_space.seed(0)
-            envs.reset()
-            return envs
-
-        return lambda: peers.Contender(
-            name,
-            start,
-            lambda envs, actions: envs.step(actions),
-            lambda results: np.asarray(results[2]),
-            lambda envs: np.array([envs.action_space.sample() for _ in fns]),
-            resets_are_steps=True,  # in the step that ends an episode
-        )
 
     def ours() -> Any:
         from shmvec.adapters.sb3 import ShmVecEnv
@@ -62,7 +65,8 @@ def sb3(fns: Sequence[Any]) -> dict[str, Make]:
         return DummyVecEnv(list(fns))
 
     makes = {"ShmVecEnv": ours, "SubprocVecEnv": subproc, "DummyVecEnv": dummy}
-    return {name: contender(f"SB3 {name}", make) for name, make in makes.items()}
+    n = len(fns)
+    return {name: _of_four(f"SB3 {name}", n, make, True) for name, make in makes.items()}
 
 
 class FourTuples:
@@ -86,25 +90,6 @@ class FourTuples:
         """Both kinds of end as one."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, reward, terminated or truncated, info
-
-
-def _of_four(name: str, n: int, make: Callable[[], Any], resets_are_steps: bool) -> Make:
-    """A system whose step returns observations, rewards, dones and infos."""
-
-    def start() -> Any:
-        envs = make()
-        envs.action_space.seed(0)
-        envs.reset()
-        return envs
-
-    return lambda: peers.Contender(
-        name,
-        start,
-        lambda envs, actions: envs.step(actions),
-        lambda results: np.asarray(results[2]),
-        lambda envs: [envs.action_space.sample() for _ in range(n)],
-        resets_are_steps,
-    )
 
 
 def baselines(fns: Sequence[Any]) -> dict[str, Make]:
