@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import peers
-from peers import Make
+from peers import Contender, Make
 from workloads import WORKLOADS
 
 from shmvec import measuring
@@ -144,6 +144,51 @@ SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {
     "baselines": baselines,
     "actorcritic": actorcritic,
 }
+
+
+def tianshou(fns: Sequence[Any]) -> dict[str, Make]:
+    """Tianshou's vector envs, whose users reset what is over."""
+
+    def contender(name: str, make: Callable[[], Any]) -> Make:
+        def start() -> Any:
+            envs = make()
+            envs.action_space[0].seed(0)
+            envs.reset()
+            return envs
+
+        def step(envs: Any, actions: Any) -> Any:
+            results = envs.step(actions)
+            done = results[2] | results[3]
+            if done.any():
+                envs.reset(np.flatnonzero(done))
+            return done
+
+        return lambda: Contender(
+            name,
+            start,
+            step,
+            lambda done: done,
+            lambda envs: np.array([envs.action_space[0].sample() for _ in fns]),
+            resets_are_steps=True,
+        )
+
+    def ours() -> Any:
+        from shmvec.adapters.tianshou import TianshouVectorEnv
+
+        return TianshouVectorEnv(fns)
+
+    def theirs(kind: str) -> Any:
+        import tianshou.env
+
+        return getattr(tianshou.env, kind)(list(fns))
+
+    made = {"TianshouVectorEnv": contender("TianshouVectorEnv", ours)}
+    for kind in ("SubprocVectorEnv", "ShmemVectorEnv", "DummyVectorEnv"):
+        made[kind] = contender(f"Tianshou {kind}", partial(theirs, kind))
+    return made
+
+
+SYSTEMS["tianshou"] = tianshou
 
 
 def measure(system: str, workload: str, n: int, seconds: float) -> list[dict[str, Any]]:

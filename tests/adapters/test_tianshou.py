@@ -1,0 +1,985 @@
+"""Tianshou's vector env: each row of its interface, and its collectors, which run on ours."""
+
+import gc
+import multiprocessing
+import os
+import sys
+import types
+import warnings
+from contextlib import closing, contextmanager
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from equality import same
+from gymnasium import spaces
+from gymnasium.error import NoAsyncCallError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmvec import EnvTimeoutError, FaultPolicy, WorkerCrashError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what Tianshou imports
+    try:
+        import tianshou.env
+    except ImportError:
+        # Only its base class is needed, and of that nothing but that it is there.
+        tianshou = None
+        stand_in = types.ModuleType("tianshou.env")
+        stand_in.BaseVectorEnv = type("BaseVectorEnv", (), {})
+        sys.modules["tianshou"] = types.ModuleType("tianshou")
+        sys.modules["tianshou.env"] = stand_in
+    else:
+        gc.freeze()  # its many objects make each collection slow
+    from shmvec.adapters.tianshou import TianshouVectorEnv
+
+    if tianshou is None:
+        del sys.modules["tianshou"], sys.modules["tianshou.env"]
+
+needs_tianshou = pytest.mark.skipif(tianshou is None, reason="Tianshou is not installed")
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 4])
+DEADLINE = 30.0
+LEFT, RIGHT, GATED = range(3)
+
+
+class Walk(gym.Env):
+    """To the right until `size`; an action can make it wait for a gate."""
+
+    metadata = {"render_modes": ["rgb_array"], "name": "walk"}
+
+    def __init__(self, size, kind="array", gate=None):
+        self.action_space = spaces.Discrete(3)
+        self.size, self.kind, self.gate = size, kind, gate
+        self.received = []
+        box = spaces.Box(0, size, (1,), np.float32)
+        self.observation_space = {
+            "array": box,
+            "image": spaces.Box(0, 255, (2, 3, 3), np.uint8),
+            "dict": spaces.Dict({"index": box, "rand": spaces.Box(0, 1, (1,), np.float64)}),
+            "nested": spaces.Dict(
+                {
+                    "index": box,
+                    "inner": spaces.Dict(
+                        {"pair": spaces.Tuple((spaces.Discrete(2), box)), "word": spaces.Text(3)}
+                    ),
+                }
+            ),
+            "tuple": spaces.Tuple((box, box)),
+            "discrete": spaces.Discrete(100),
+        }.get(kind)
+
+    def _observation(self):
+        index = np.array([self.index], np.float32)
+        return {
+            "array": lambda: index,
+            "image": lambda: np.full((2, 3, 3), self.index, np.uint8),
+            "dict": lambda: {"index": index, "rand": self.np_random.random(1)},
+            "nested": lambda: {
+                "index": index,
+                "inner": {"pair": (np.int64(1), index + 1), "word": "abc"[: self.index]},
+            },
+            "tuple": lambda: (index, index),
+            "discrete": lambda: np.int64(self.index),
+            "growing": lambda: np.zeros((self.size, self.index)),
+            "object": lambda: Thing(self.size, self.index),
+        }[self.kind]()
+
+    def reset(self, *, seed=None, options=None, **others):
+        super().reset(seed=seed)
+        self.received.append((seed, options, others))
+        self.index = (options or {}).get("start", 0)
+        if seed == GATED and self.gate is not None:
+            assert self.gate.wait(DEADLINE)
+        return self._observation(), {"size": self.size}
+
+    def step(self, action):
+        if action == GATED and self.gate is not None:
+            assert self.gate.wait(DEADLINE)
+        self.received.append(action)
+        assert self.index < self.size, "a step after the end of the episode"
+        self.index = max(self.index - 1, 0) if action == LEFT else self.index + 1
+        over = self.index == self.size
+        info = {"size": self.size, "flag": np.bool_(over), "value": 1 if over else 0.5}
+        reward = float(over)
+        return self._observation(), reward, over, False, info
+
+    def render(self, scale=1):
+        return np.full((2, 2, 3), self.size * scale, np.uint8)
+
+
+class Gate:
+    """Closed until it is set, for processes; unlike an Event it does not mind if one is killed."""
+
+    def __init__(self):
+        self.semaphore = multiprocessing.get_context("fork").Semaphore(0)
+
+    def set(self):
+        self.semaphore.release()
+
+    def wait(self, timeout):
+        passed = self.semaphore.acquire(timeout=timeout)
+        self.semaphore.release()
+        return passed
+
+
+class Thing:
+    """An observation that NumPy cannot stack."""
+
+    def __init__(self, size, index):
+        self.size, self.index = size, index
+
+    def __eq__(self, other):
+        return (self.size, self.index) == (other.size, other.index)
+
+
+def walks(sizes=(2, 3, 4, 5), **options):
+    return [lambda size=size: Walk(size, **options) for size in sizes]
+
+
+def vector_env(env_fns, **options):
+    return closing(TianshouVectorEnv(env_fns, **options))
+
+
+@contextmanager
+def gated(sizes=(100,) * 4, **options):
+    """A vector env of which each env has a gate, and the gates; each env is a process."""
+    gates = [Gate() for _ in sizes]
+    fns = [lambda size=size, gate=gate: Walk(size, gate=gate)
+           for size, gate in zip(sizes, gates, strict=True)]  # fmt: skip
+    envs = TianshouVectorEnv(fns, context="fork", **options)
+    try:
+        yield envs, gates
+    finally:
+        for gate in gates:
+            gate.set()
+        envs.close()
+
+
+def ids_of(infos):
+    return [info["env_id"] for info in infos]
+
+
+# ---- the interface, row by row -----------------------------------------------------------------
+
+
+def test_len():
+    with vector_env(walks()) as envs:
+        assert len(envs) == envs.env_num == 4
+
+
+@WORKERS
+def test_reset_env_id(num_workers):
+    with vector_env(walks(), num_workers=num_workers) as envs:
+        for env_id in (None, [0, 1, 2, 3], [2, 0], np.array([3]), 1, np.int64(2), (3, 1)):
+            envs.reset()
+            envs.step([RIGHT] * 4)
+            observations, infos = envs.reset(env_id)
+            chosen = np.atleast_1d(range(4) if env_id is None else env_id).tolist()
+            assert observations.shape == (len(chosen), 1)
+            assert observations.dtype == np.float32
+            assert not observations.any()
+            assert [info["size"] for info in infos] == [2 + env for env in chosen]
+            assert envs.get_env_attr("index") == [int(env not in chosen) for env in range(4)]
+
+
+@WORKERS
+@pytest.mark.parametrize("wait_num", [None, 2])
+def test_reset_seed_options_and_other_arguments(num_workers, wait_num):
+    options = {"num_workers": num_workers, "wait_num": wait_num}
+    with vector_env(walks(kind="dict"), **options) as envs:
+        alone = Walk(5, "dict").reset(seed=7)[0]["rand"]
+        observations, _ = envs.reset(seed=7)  # every env's, as in Tianshou
+        assert [one["rand"] for one in observations] == [alone] * 4
+        observations, _ = envs.reset([3, 1], seed=[7, 8], options={"start": 1})
+        assert observations[0]["rand"] == alone and observations[1]["rand"] != alone
+        assert [one["index"].item() for one in observations] == [1, 1]
+        envs.reset([0], speed=3)
+        envs.reset(env_id=[0], seed=5, options={"start": 0}, speed=4)
+        assert envs.get_env_attr("received", 0)[0][1:] == [
+            (None, None, {"speed": 3}),
+            (5, {"start": 0}, {"speed": 4}),
+        ]
+
+
+class Bare(Walk):
+    def reset(self):
+        return super().reset()
+
+
+def test_reset_passes_nothing_that_was_not_given():
+    with vector_env([lambda: Bare(3)] * 2) as envs:
+        assert envs.reset()[0].shape == (2, 1)
+        assert envs.reset([1])[0].shape == (1, 1)
+
+
+@WORKERS
+def test_step_action_id(num_workers):
+    with vector_env(walks(), num_workers=num_workers) as envs:
+        for ids in (None, [0, 1, 2, 3], [2, 0, 1], np.array([3]), 1):
+            envs.reset()
+            envs.step([RIGHT] * 4)
+            chosen = np.atleast_1d(range(4) if ids is None else ids).tolist()
+            actions = [LEFT if env == 3 else RIGHT for env in chosen]
+            observations, rewards, terminated, truncated, infos = envs.step(actions, ids)
+            assert observations[:, 0].tolist() == [0 if env == 3 else 2 for env in chosen]
+            assert rewards.dtype == np.float64 and terminated.dtype == truncated.dtype == np.bool_
+            assert rewards.tolist() == [float(env == 0) for env in chosen]
+            assert terminated.tolist() == [env == 0 for env in chosen]
+            assert not truncated.any()
+            assert ids_of(infos) == chosen
+
+
+def test_step_of_nobody():
+    with vector_env(walks()) as envs:
+        envs.reset()
+        observations, rewards, terminated, truncated, infos = envs.step([], [])
+        assert observations.shape == (0, 1)
+        assert len(rewards) == len(terminated) == len(truncated) == len(infos) == 0
+        assert len(envs.reset([])[1]) == 0
+        assert envs.get_env_attr("index", []) == []
+
+
+@WORKERS
+def test_actions_of_many_types(num_workers):
+    with vector_env(walks((99,) * 4), num_workers=num_workers) as envs:
+        envs.reset()
+        for actions in (
+            np.ones(4, np.int64),
+            np.ones(4, np.int8),
+            np.ones(4),  # as policies for Tianshou return them
+            [1, 1, 1, 1],
+            (1, 1, 1, 1),
+            [np.int64(1)] * 4,
+            [np.float32(1)] * 4,
+        ):
+            envs.step(actions)
+            envs.step(actions[:2], [3, 1])
+        received = envs.get_env_attr("received")
+        assert [len(one) for one in received] == [8, 15, 8, 15]
+        assert all(action == RIGHT for one in received for action in one[1:])
+
+
+class Echo(gym.Env):
+    """Its info is the action."""
+
+    observation_space = spaces.Box(0, 1, (1,))
+    action_space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(9)})
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {"action": [action["a"], action["b"]]}
+
+
+@pytest.mark.parametrize("share_memory", [True, False])
+def test_actions_that_are_dicts(share_memory):
+    with vector_env([Echo] * 3, share_memory=share_memory) as envs:
+        envs.reset()
+        actions = [{"a": np.full(2, 0.1 * env, np.float32), "b": env} for env in range(3)]
+        infos = envs.step(actions)[4]
+        assert [info["action"][1] for info in infos] == [0, 1, 2]
+        np.testing.assert_array_equal(infos[2]["action"][0], actions[2]["a"])
+
+
+class Seeded(Walk):
+    def seed(self, seed):
+        self.given = seed
+        return [seed, 0]
+
+
+@WORKERS
+def test_seed(num_workers):
+    with vector_env(walks(kind="dict"), num_workers=num_workers) as envs:
+        assert envs.seed(5) == [[5], [6], [7], [8]]
+        first = [space.sample() for space in envs.action_space]
+        random = envs.get_env_attr("np_random")
+        assert envs.seed([5, 6, 7, 8]) == [[5], [6], [7], [8]]
+        assert [space.sample() for space in envs.action_space] == first
+        alone = Walk(3, "dict")
+        alone.reset(seed=6)
+        assert random[1].random() == alone.np_random.random()
+        assert envs.seed() == [None] * 4
+        with pytest.raises(ValueError, match="3 seeds for 4 envs"):
+            envs.seed([1, 2, 3])
+    with vector_env([lambda: Seeded(3)] * 2, num_workers=min(num_workers, 2)) as envs:
+        assert envs.seed(1) == [[1, 0], [2, 0]]
+        assert envs.get_env_attr("given") == [1, 2]
+        assert envs.get_env_attr("received") == [[], []]  # not reset
+
+
+@WORKERS
+def test_get_env_attr_and_set_env_attr(num_workers):
+    with vector_env(walks(), num_workers=num_workers) as envs:
+        assert envs.get_env_attr("size") == [2, 3, 4, 5]
+        assert envs.get_env_attr("size", id=0) == [2]
+        assert envs.get_env_attr("size", id=[2, 0, 1]) == [4, 2, 3]
+        envs.set_env_attr("size", 0)
+        assert envs.get_env_attr("size") == [0] * 4
+        envs.set_env_attr("size", 1, 0)
+        envs.set_env_attr("size", [2, 2], [1, 3])  # a list is a value as any other
+        assert envs.get_env_attr("size") == [1, [2, 2], 0, [2, 2]]
+        with pytest.raises(AttributeError, match="nothing"):
+            envs.get_env_attr("nothing")
+        assert envs.get_env_attr("size", 2) == [0]
+
+
+def test_attributes_are_found_in_wrappers_and_set_in_the_innermost_env():
+    def make():
+        return gym.wrappers.OrderEnforcing(gym.wrappers.TimeLimit(Walk(3), 7))
+
+    with vector_env([make, make], num_workers=0) as envs:
+        assert envs.get_env_attr("_max_episode_steps") == [7, 7]
+        envs.set_env_attr("gift", 5)
+        assert envs.get_env_attr("gift") == [5, 5]
+        assert [env.gift for env in envs.get_env_attr("unwrapped")] == [5, 5]
+
+
+def test_spaces_metadata_and_spec_are_lists():
+    with vector_env(walks()) as envs:
+        assert envs.action_space == [spaces.Discrete(3)] * 4
+        assert [space.high.item() for space in envs.observation_space] == [2, 3, 4, 5]
+        assert [one["name"] for one in envs.metadata] == ["walk"] * 4
+        assert envs.spec == [None] * 4
+        assert envs.action_space[0] is envs.action_space[0]
+
+
+@WORKERS
+def test_render(num_workers):
+    with vector_env(walks(), num_workers=num_workers) as envs:
+        envs.reset()
+        frames = envs.render()
+        assert isinstance(frames, list)
+        assert [frame[0, 0, 0] for frame in frames] == [2, 3, 4, 5]
+        assert [frame[0, 0, 0] for frame in envs.render(scale=2)] == [4, 6, 8, 10]
+
+
+@WORKERS
+def test_close(num_workers):
+    envs = TianshouVectorEnv(walks(), num_workers=num_workers)
+    envs.reset()
+    envs.close()
+    assert envs.is_closed
+    envs.close()
+    for call in (envs.reset, lambda: envs.step([1] * 4), envs.render, envs.seed):
+        with pytest.raises(AssertionError, match="after close"):
+            call()
+    for call in (lambda: envs.get_env_attr("size"), lambda: envs.set_env_attr("size", 1)):
+        with pytest.raises(AssertionError, match="after close"):
+            call()
+
+
+def test_close_while_envs_are_stepping():
+    with gated(wait_num=1) as (envs, gates):
+        envs.reset()
+        envs.step([RIGHT, GATED, GATED, GATED])
+        assert envs.waiting_id == [1, 2, 3]
+        for gate in gates:
+            gate.set()
+        envs.close()
+
+
+def test_infos_are_object_arrays_of_what_the_envs_returned():
+    with vector_env(walks()) as envs:
+        _, infos = envs.reset()
+        assert infos.dtype == object and infos.shape == (4,)
+        assert [same(info, {"size": size}) for info, size in zip(infos, (2, 3, 4, 5), strict=True)]
+        envs.step([RIGHT] * 4)
+        for ids in (None, [1, 3]):  # an int beside a float stays an int
+            infos = envs.step([RIGHT] * (2 if ids else 4), ids)[4]
+            assert infos.dtype == object and infos.shape == (2 if ids else 4,)
+            for info in infos:
+                over = info["env_id"] == (1 if ids else 0)
+                value = 1 if over else 0.5
+                size = info["env_id"] + 2
+                expected = {"size": size, "flag": np.bool_(over), "value": value}
+                assert same(info, {**expected, "env_id": info["env_id"]})
+            envs.reset([0] if ids is None else [1])
+
+
+# ---- observations and rewards of many kinds ----------------------------------------------------
+
+
+@pytest.mark.parametrize("share_memory", [True, False])
+@pytest.mark.parametrize("wait_num", [None, 3])
+@pytest.mark.parametrize("kind", ["array", "image", "dict", "nested", "discrete"])
+def test_observations(kind, wait_num, share_memory):
+    sizes = (9,) * 4
+    options = {"wait_num": wait_num, "share_memory": share_memory, "num_workers": 2}
+    with vector_env(walks(sizes, kind=kind), **options) as envs:
+        alone = Walk(9, kind)
+        expected = [alone.reset(seed=1)[0], alone.step(RIGHT)[0]]
+        results = [envs.reset(seed=1)[0], envs.step([RIGHT] * 4)[0]]
+        for batch, one in zip(results, expected, strict=True):
+            assert len(batch) >= (wait_num or 4)
+            if isinstance(one, dict):
+                assert batch.dtype == object and batch.ndim == 1
+                assert all(isinstance(row, dict) for row in batch)
+            else:
+                assert same(batch, np.stack([one] * len(batch)))
+                continue
+            for row in batch:
+                assert same(row, one) if share_memory else str(row) == str(one)
+
+
+@pytest.mark.parametrize("wait_num", [None, 3])
+def test_observations_of_different_shapes_and_objects(wait_num):
+    options = {"wait_num": wait_num, "share_memory": False}
+    with vector_env(walks(kind="growing"), **options) as envs:
+        observations, _ = envs.reset()
+        assert observations.dtype == object
+        assert [one.shape for one in observations] == [(2, 0), (3, 0), (4, 0), (5, 0)]
+        observations, *_, infos = envs.step(np.ones(4, np.int64))
+        assert [one.shape for one in observations] == [(env + 2, 1) for env in ids_of(infos)]
+    with vector_env(walks((5, 5), kind="growing"), share_memory=False) as envs:
+        envs.reset(seed=1)
+        assert envs.step([RIGHT], [1])[0].shape == (1, 5, 1)
+        assert [one.shape for one in envs.step([RIGHT] * 2)[0]] == [(5, 1), (5, 2)]
+    with vector_env(walks(kind="object"), **options) as envs:
+        assert list(envs.reset()[0]) == [Thing(size, 0) for size in (2, 3, 4, 5)]
+        observations, *_, infos = envs.step([RIGHT] * 4)
+        assert list(observations) == [Thing(env + 2, 1) for env in ids_of(infos)]
+
+
+def test_spaces_that_do_not_fit_together_need_messages():
+    fns = [lambda: Walk(2), lambda: Walk(2, "image")]
+    with pytest.raises(ValueError, match="dtypes to be equal") as raised:
+        TianshouVectorEnv(fns)
+    assert "share_memory=False" in "".join(raised.value.__notes__)
+    with vector_env(fns, share_memory=False) as envs:
+        assert [one.shape for one in envs.reset()[0]] == [(1,), (2, 3, 3)]
+        assert [one.shape for one in envs.observation_space] == [(1,), (2, 3, 3)]
+
+
+def test_tuples_are_refused_as_observations():
+    with pytest.raises(TypeError, match="arrays or dicts"):
+        TianshouVectorEnv(walks(kind="tuple"))
+
+
+class Shared(Walk):
+    """A reward for each of several agents."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, [reward, 2 * reward, 0.5], *rest
+
+
+@pytest.mark.parametrize("wait_num", [None, 2])
+def test_rewards_of_many_agents(wait_num):
+    fns = [lambda: Shared(1), lambda: Shared(3)]
+    with vector_env(fns, wait_num=wait_num) as envs:
+        envs.reset()
+        _, rewards, terminated, _, infos = envs.step([RIGHT] * 2)
+        assert terminated.tolist() == [True, False]
+        np.testing.assert_array_equal(rewards, [[1, 2, 0.5], [0, 0, 0.5]])
+        assert "shmvec.reward" not in infos[0]
+        np.testing.assert_array_equal(envs.step([RIGHT], [1])[1], [[0, 0, 0.5]])
+
+
+# ---- asynchronous ------------------------------------------------------------------------------
+
+
+def test_is_async():
+    for options, expected in (
+        ({}, False),
+        ({"wait_num": 4}, False),
+        ({"wait_num": 3}, True),
+        ({"timeout": 1.0}, True),
+        ({"wait_num": 4, "timeout": 1}, True),
+    ):
+        with vector_env(walks(), num_workers=0, **options) as envs:
+            assert envs.is_async is expected
+            assert envs.wait_num == options.get("wait_num", 4)
+            assert envs.timeout == options.get("timeout")
+
+
+def test_wait_num():
+    with gated(wait_num=2) as (envs, gates):
+        assert envs.envs.num_workers == 4  # nobody waits for another's step
+        assert envs.ready_id == [0, 1, 2, 3] and envs.waiting_id == []
+        envs.reset()
+        observations, *_, infos = envs.step([RIGHT, GATED, RIGHT, GATED])
+        assert sorted(ids_of(infos)) == [0, 2]
+        assert observations.shape == (2, 1)
+        assert envs.waiting_id == [1, 3] and sorted(envs.ready_id) == [0, 2]
+        gates[3].set()
+        observations, *_, infos = envs.step([RIGHT], [0])  # two of the three that step now
+        assert sorted(ids_of(infos)) == [0, 3]
+        assert envs.waiting_id == [1]
+        assert sorted(observations[:, 0].tolist()) == [1, 2]
+        gates[1].set()
+        *_, infos = envs.step(None)
+        assert ids_of(infos) == [1]
+        assert sorted(envs.ready_id) == [0, 1, 2, 3]
+
+
+def test_timeout():
+    with gated(timeout=0.2) as (envs, gates):
+        envs.reset()
+        *_, infos = envs.step([RIGHT, GATED, GATED, RIGHT])
+        assert sorted(ids_of(infos)) == [0, 3]
+        gates[2].set()
+        *_, infos = envs.step(None)
+        assert ids_of(infos) == [2]
+
+
+def test_after_the_timeout_at_least_one_is_waited_for():
+    with gated(timeout=0.001) as (envs, gates):
+        envs.reset()
+        gates[1].set()
+        *_, infos = envs.step([GATED, GATED], [0, 1])
+        assert ids_of(infos) == [1]
+
+
+def test_the_envs_of_which_results_are_waited_for_can_be_named():
+    """Without that an AsyncCollector could not reset envs while two of them are stepping."""
+    with gated(wait_num=1) as (envs, gates):
+        envs.reset()
+        envs.step([RIGHT, GATED, GATED, GATED])
+        assert envs.waiting_id == [1, 2, 3]
+        for gate in gates:
+            gate.set()
+        *_, infos = envs.step(None, [3, 1])
+        assert ids_of(infos) == [3, 1]
+        assert envs.waiting_id == [2]
+        *_, infos = envs.step(None, envs.waiting_id)
+        assert ids_of(infos) == [2]
+        with pytest.raises(ValueError, match="not all stepping"):
+            envs.step(None, [2])
+        with pytest.raises(NoAsyncCallError):
+            envs.step(None)
+        assert envs.reset()[0].shape == (4, 1)
+
+
+def test_envs_that_are_stepping_cannot_be_asked():
+    with gated(wait_num=1) as (envs, _):
+        envs.reset()
+        envs.step([RIGHT, GATED, GATED, GATED])
+        for call in (
+            lambda: envs.reset(),
+            lambda: envs.reset([1]),
+            lambda: envs.step([RIGHT], [2]),
+            lambda: envs.step([RIGHT] * 4),
+            lambda: envs.get_env_attr("size"),
+            lambda: envs.set_env_attr("size", 1, 3),
+            lambda: envs.seed(1),
+        ):
+            with pytest.raises(AssertionError, match="stepping now"):
+                call()
+        with pytest.raises(RuntimeError, match="cannot be rendered"):
+            envs.render()
+        assert len(envs.action_space) == 4  # which are known
+
+
+def test_others_can_be_reset_and_asked_meanwhile():
+    with gated(wait_num=2) as (envs, gates):
+        envs.reset()
+        envs.step([RIGHT, GATED, RIGHT, GATED])
+        observations, infos = envs.reset([2, 0])
+        assert observations.shape == (2, 1) and [info["size"] for info in infos] == [100, 100]
+        gates[1].set()
+        gates[3].set()
+        assert envs.get_env_attr("index", [2, 0]) == [0, 0]
+        envs.set_env_attr("index", 7, [0])
+        assert envs.waiting_id == [1, 3]  # their results are kept
+        observations, *_, infos = envs.step([RIGHT], [0])
+        assert sorted(ids_of(infos)) == [1, 3]
+        assert observations[:, 0].tolist() == [1, 1]
+        observations, *_, infos = envs.step(None)
+        assert ids_of(infos) == [0] and observations.tolist() == [[8]]
+
+
+def test_results_that_come_during_a_reset_are_kept():
+    with gated(wait_num=1) as (envs, gates):
+        envs.reset()
+        *_, infos = envs.step([RIGHT, GATED, GATED, GATED])
+        gates[2].set()
+        gates[3].set()
+        gates[0].set()
+        observations, _ = envs.reset([0], seed=GATED)
+        assert observations.tolist() == [[0]]
+        got = []
+        while len(got) < 2:
+            got += ids_of(envs.step(None)[4])
+        assert sorted(got) == [2, 3]
+        assert envs.waiting_id == [1]
+
+
+def test_an_env_that_raises_can_be_reset_while_others_step():
+    with gated((1, 100, 100, 100), wait_num=1) as (envs, gates):
+        envs.reset()
+        envs.set_env_attr("index", 1, 0)  # its next step is one after the end
+        with pytest.raises(AssertionError, match="after the end"):
+            envs.step([RIGHT, GATED], [0, 1])
+        assert envs.waiting_id == [1] and 0 in envs.ready_id
+        gates[1].set()
+        *_, infos = envs.step(None)
+        assert ids_of(infos) == [1]
+        assert envs.reset([0])[0].tolist() == [[0]]
+
+
+class Refuses(Walk):
+    def reset(self, *, seed=None, options=None):
+        if options == "no":
+            raise ValueError(f"{self.size} will not")
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("wait_num", [None, 2])
+def test_a_reset_that_was_broken_off_leaves_nothing_behind(wait_num):
+    fns = [lambda size=size: Refuses(size) for size in (7, 8, 9)]
+    with vector_env(fns, wait_num=wait_num) as envs:
+        envs.reset()
+        with pytest.raises(ValueError, match="7 will not"):
+            envs.reset([0, 2, 1], options="no")
+        with pytest.raises(ValueError, match="9 will not"):
+            envs.reset([2], options="no")
+        assert envs.get_env_attr("size") == [7, 8, 9]
+        envs.reset([0, 2, 1])
+        assert envs.waiting_id == []
+        *_, infos = envs.step([RIGHT] * 3)
+        assert len(infos) >= (wait_num or 3)
+        assert all(info["size"] == info["env_id"] + 7 for info in infos)
+
+
+# ---- faults of the original --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"wait_num": 1}, {"timeout": 0.001}, {}])
+def test_a_hung_env_is_an_error_not_an_endless_loop(options):
+    with gated((100, 100), step_timeout=0.2, **options) as (envs, gates):
+        envs.reset()
+        with pytest.raises(EnvTimeoutError, match="env 1 "):
+            envs.step([GATED], [1])
+        gates[1].set()
+        if envs.is_async:
+            while envs.waiting_id:
+                try:
+                    envs.step(None)
+                except EnvTimeoutError:
+                    pass
+        assert envs.reset()[0].shape == (2, 1)
+
+
+def test_a_hung_env_is_restarted_if_the_policy_says_so():
+    policy = FaultPolicy(on_timeout="restart", step_timeout=0.2)
+    with gated((100, 100), faults=policy, num_workers=2) as (envs, _):
+        envs.reset(seed=5)
+        observations, _, terminated, truncated, infos = envs.step([RIGHT, GATED])
+        assert truncated.tolist() == [False, True] and not terminated.any()
+        assert infos[1]["fault"]["type"] == "EnvTimeoutError"
+        assert "fault" not in infos[0]
+        assert envs.reset([1])[0].tolist() == [[0]]
+        _, _, _, truncated, infos = envs.step([GATED], [1])
+        assert truncated.tolist() == [True] and infos[0]["fault"]["restarts"] == 2
+
+
+class Dies(Walk):
+    def step(self, action):
+        os._exit(3)
+
+
+@pytest.mark.parametrize("options", [{}, {"wait_num": 1}, {"timeout": 0.01}])
+def test_a_worker_that_dies_is_an_error_not_a_hang(options):
+    with vector_env([lambda: Dies(3)] * 2, **options) as envs:
+        envs.reset()
+        with pytest.raises(WorkerCrashError, match="exit code 3"):
+            envs.step([RIGHT], [0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("wait_num", [None, 2])
+@pytest.mark.parametrize("kind", ["array", "dict"])
+def test_arrays_are_not_overwritten(kind, wait_num, num_workers):
+    options = {"wait_num": wait_num, "num_workers": num_workers}
+    with vector_env(walks((9,) * 4, kind=kind), **options) as envs:
+        kept = [envs.reset(seed=1)[0], envs.reset([1, 2])[0]]
+        kept += [envs.step([RIGHT] * 2, [1, 2])[:4]]
+        before = str(kept)
+        envs.step([LEFT], [1])
+        envs.reset([1, 2] if wait_num is None else [1])
+        if wait_num is not None:
+            envs.step([RIGHT] * 2, [0, 3])
+        assert str(kept) == before
+    assert str(kept) == before
+
+
+# ---- bad input ---------------------------------------------------------------------------------
+
+
+@WORKERS
+@pytest.mark.parametrize("wait_num", [None, 2])
+def test_bad_input_is_refused_before_anything_is_sent(num_workers, wait_num):
+    with vector_env(walks(), num_workers=num_workers, wait_num=wait_num) as envs:
+        envs.reset()
+        before = envs.get_env_attr("received")
+        for call, error, message in (
+            (lambda: envs.step([RIGHT] * 3), ValueError, "3 actions for 4"),
+            (lambda: envs.step([RIGHT] * 4, [0, 1]), ValueError, "4 actions for 2"),
+            (lambda: envs.step([RIGHT], [4]), ValueError, "0 to 3"),
+            (lambda: envs.step([RIGHT], [-1]), ValueError, "0 to 3"),
+            (lambda: envs.step([RIGHT] * 2, [1, 1]), ValueError, "twice"),
+            (lambda: envs.step([RIGHT], [0.5]), TypeError, "integers"),
+            (lambda: envs.step([0.5] * 4), TypeError, "dtype float64"),
+            (lambda: envs.step(np.ones((4, 2), int)), ValueError, "shape"),
+            (lambda: envs.reset([7]), ValueError, "0 to 3"),
+            (lambda: envs.reset([1, 2], seed=[1]), ValueError, "length"),
+            (lambda: envs.reset(seed="a"), TypeError, "seed"),
+            (lambda: envs.get_env_attr("size", [9]), ValueError, "0 to 3"),
+            (lambda: envs.set_env_attr("size", 1, [1, 1]), ValueError, "twice"),
+        ):
+            with pytest.raises(error, match=message):
+                call()
+        assert envs.get_env_attr("received") == before
+        assert envs.waiting_id == []
+        if wait_num is None:
+            with pytest.raises(ValueError, match="must not be None"):
+                envs.step(None)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"wait_num": 0}, ValueError, "wait_num must be between 1 and 4"),
+        ({"wait_num": 5}, ValueError, "wait_num"),
+        ({"timeout": 0}, ValueError, "timeout"),
+        ({"timeout": -1.0}, ValueError, "timeout"),
+        ({"autoreset_mode": "NextStep"}, TypeError, "autoreset_mode"),
+        ({"batch_size": 2, "copy": False}, TypeError, "batch_size, copy"),
+        ({"num_workers": 9}, ValueError, "num_workers"),
+        ({"nonsense": 9}, TypeError, "nonsense"),
+    ],
+)
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message):
+        TianshouVectorEnv(walks(), **options)
+
+
+def test_no_envs():
+    with pytest.raises(ValueError, match="env_fns is empty"):
+        TianshouVectorEnv([])
+
+
+def test_an_env_whose_episode_is_over_must_be_reset():
+    with vector_env(walks((1, 2))) as envs:
+        envs.reset()
+        envs.step([RIGHT, RIGHT])
+        for call in (lambda: envs.step([RIGHT, RIGHT]), lambda: envs.step([RIGHT], [0])):
+            with pytest.raises(AssertionError):
+                call()
+        assert envs.get_env_attr("index") == [1, 1]
+        envs.reset([0])
+        assert envs.step([RIGHT, RIGHT])[2].tolist() == [True, True]
+
+
+# ---- against envs that are stepped alone -------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.data(),
+    st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.sampled_from(["array", "dict", "nested"]),
+    st.booleans(),
+)
+def test_every_env_is_as_if_it_were_alone(data, sizes, kind, share_memory):
+    num_envs = len(sizes)
+    wait_num = data.draw(st.none() | st.integers(1, num_envs), "wait_num")
+    num_workers = data.draw(st.integers(0, num_envs), "num_workers")
+    options = {"share_memory": share_memory, "num_workers": num_workers, "wait_num": wait_num}
+    alone = [make() for make in walks(sizes, kind=kind)]
+    with vector_env(walks(sizes, kind=kind), **options) as envs:
+        observations, infos = envs.reset(seed=3)
+        for env, observation, info in zip(alone, observations, infos, strict=True):
+            assert str((observation, info)) == str(env.reset(seed=3))
+        actions = {}
+        for _ in range(8):
+            ready = sorted(envs.ready_id)
+            chosen = data.draw(st.permutations(ready), "order")
+            chosen = chosen[: data.draw(st.integers(1, len(chosen)), "how many")]
+            given = [data.draw(st.sampled_from([LEFT, RIGHT])) for _ in chosen]
+            actions.update(zip(chosen, given, strict=True))
+            *results, infos = envs.step(given, chosen)
+            returned = ids_of(infos)
+            if wait_num is None:
+                assert returned == chosen
+            over = []
+            for row, env in enumerate(returned):
+                expected = alone[env].step(actions.pop(env))
+                info = dict(infos[row])
+                assert info.pop("env_id") == env
+                assert str((*(part[row] for part in results), info)) == str(
+                    (expected[0], np.float64(expected[1]), *map(np.bool_, expected[2:4]),
+                     expected[4])
+                )  # fmt: skip
+                if expected[2]:
+                    over.append(env)
+            for env, observation, info in zip(over, *envs.reset(over), strict=True):
+                assert str((observation, info)) == str(alone[env].reset())
+        assert sorted(actions) == sorted(envs.waiting_id)
+
+
+# ---- Tianshou's own collectors -----------------------------------------------------------------
+
+
+def policy(need_state=False, random_actions=False):
+    """A policy that looks at its observations, with or without a state."""
+    import torch
+    from tianshou.algorithm.algorithm_base import Policy
+    from tianshou.data import Batch
+
+    class Rights(Policy):
+        def forward(self, batch, state=None, **kwargs):
+            if need_state:
+                state = np.zeros((len(batch.obs), 2)) if state is None else state + 1
+            obs = batch.obs["index"] if isinstance(batch.obs, Batch) else batch.obs
+            right = np.asarray(obs).reshape(len(obs), -1)[:, 0] * 7 % 3 < 2.5
+            return Batch(act=right.astype(np.int64), state=state)
+
+    rights = Rights(action_space=spaces.Discrete(3))
+    assert isinstance(rights, torch.nn.Module)
+    return rights
+
+
+def buffer_of(envs, collector, **collect):
+    """What a collector collects in two calls, as text."""
+    from tianshou.data import VectorReplayBuffer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Tianshou
+        buffer = VectorReplayBuffer(400, len(envs))
+        collecting = collector(policy(collector.__name__.startswith("Async")), envs, buffer)
+        collecting.reset()
+        for _ in range(2):
+            collecting.collect(**collect)
+    return buffer
+
+
+def contents(buffer):
+    """Everything in a buffer: keys, dtypes and values."""
+    batch = buffer[:]
+
+    def tell(part):
+        if hasattr(part, "get_keys"):
+            return {key: tell(part[key]) for key in sorted(part.get_keys())}
+        return part.dtype, part.shape, part.tolist()
+
+    return tell(batch)
+
+
+@needs_tianshou
+@pytest.mark.parametrize("kind", ["array", "dict"])
+@pytest.mark.parametrize(
+    "collect", [{"n_step": 20}, {"n_episode": 6}, {"n_episode": 3}, {"n_step": 20, "random": True}]
+)
+def test_the_collector_fills_the_same_buffers(kind, collect):
+    from tianshou.data import Collector
+
+    fns = walks(kind=kind)
+    buffers = []
+    for make in (
+        tianshou.env.DummyVectorEnv,
+        TianshouVectorEnv,
+        lambda fns: TianshouVectorEnv(fns, num_workers=0),
+        lambda fns: TianshouVectorEnv(fns, share_memory=False, num_workers=4),
+    ):
+        with closing(make(fns)) as envs:
+            envs.seed(11)
+            buffers.append(buffer_of(envs, Collector, **collect, gym_reset_kwargs={"seed": 4}))
+    expected = contents(buffers[0])
+    assert len(buffers[0]) >= 12
+    for buffer in buffers[1:]:
+        assert contents(buffer) == expected
+
+
+@needs_tianshou
+def test_the_same_buffers_as_with_its_own_processes():
+    from tianshou.data import Collector
+
+    made = []
+    for kind in (tianshou.env.SubprocVectorEnv, tianshou.env.ShmemVectorEnv, TianshouVectorEnv):
+        with closing(kind([lambda: gym.make("CartPole-v1")] * 3)) as envs:
+            envs.seed(3)
+            made.append(contents(buffer_of(envs, Collector, n_step=60)))
+    assert made[0] == made[1] == made[2]
+
+
+@needs_tianshou
+@pytest.mark.parametrize("options", [{"wait_num": 1}, {"wait_num": 3}, {"timeout": 0.01}])
+@pytest.mark.parametrize("collect", [{"n_step": 30}, {"n_episode": 8}])
+def test_the_async_collector_fills_each_envs_buffer_as_the_collector_does(options, collect):
+    """How many steps each env makes is a matter of time; which, is not."""
+    from tianshou.data import AsyncCollector, Collector
+
+    with closing(tianshou.env.DummyVectorEnv(walks(kind="array"))) as envs:
+        expected = buffer_of(envs, Collector, n_step=200)
+    with vector_env(walks(kind="array"), **options) as envs:
+        buffer = buffer_of(envs, AsyncCollector, **collect)
+    assert len(buffer) >= 8
+    for ours, theirs in zip(buffer.buffers, expected.buffers, strict=True):
+        count = min(len(ours), len(theirs))
+        for key in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
+            parts = [getattr(one[:], key)[:count] for one in (ours, theirs)]
+            np.testing.assert_array_equal(*parts, err_msg=key)
+
+
+@needs_tianshou
+def test_the_async_collector_can_be_reset_while_several_envs_step():
+    """With the original that is an AssertionError unless wait_num is one less than the envs."""
+    from tianshou.data import AsyncCollector, VectorReplayBuffer
+
+    with warnings.catch_warnings(), vector_env(walks((50,) * 4), wait_num=1) as envs:
+        warnings.simplefilter("ignore")
+        collector = AsyncCollector(policy(True), envs, VectorReplayBuffer(400, 4))
+        collector.reset()
+        for _ in range(5):
+            collector.collect(n_step=7)
+            collector.reset_env()
+            assert envs.waiting_id == []
+
+
+@needs_tianshou
+@pytest.mark.parametrize("wait_num", [None, 2])
+def test_the_wrapper_that_normalises_observations(wait_num):
+    from tianshou.env import VectorEnvNormObs
+
+    actions = [RIGHT] * 4
+    told = []
+    for make in (tianshou.env.DummyVectorEnv, TianshouVectorEnv):
+        with closing(VectorEnvNormObs(make(walks((20,) * 4)))) as envs:
+            assert len(envs) == 4 and envs.action_space == [spaces.Discrete(3)] * 4
+            told.append([envs.reset(seed=1)[0], *(envs.step(actions)[0] for _ in range(5))])
+            told.append(envs.get_obs_rms().mean)
+    assert same([part.tolist() for part in told[0]], [part.tolist() for part in told[2]])
+    assert same(told[1].tolist(), told[3].tolist())
+
+
+@needs_tianshou
+@pytest.mark.parametrize("kind", ["array", "dict", "nested"])
+def test_step_for_step_as_the_dummy(kind):
+    fns = walks(kind=kind)
+    with closing(tianshou.env.DummyVectorEnv(fns)) as theirs, vector_env(fns) as ours:
+        for envs in (theirs, ours):
+            envs.seed(2)
+        assert ours.spec == theirs.spec and ours.observation_space == theirs.observation_space
+        results = [theirs.reset(), ours.reset()]
+        for action in [RIGHT] * 3 + [LEFT] * 2 + [RIGHT] * 4:
+            assert str(results[0]) == str(results[1])
+            results = [envs.step([action] * 4) for envs in (theirs, ours)]
+            assert [part.dtype for part in results[0]] == [part.dtype for part in results[1]]
+            over = np.flatnonzero(results[0][2])
+            if len(over):
+                assert str(theirs.reset(over)) == str(ours.reset(over))
+
+
+@needs_tianshou
+def test_it_is_what_collectors_look_for():
+    assert issubclass(TianshouVectorEnv, tianshou.env.BaseVectorEnv)
+    missing = [
+        name
+        for name, value in vars(tianshou.env.BaseVectorEnv).items()
+        if not name.startswith("_") and name not in vars(TianshouVectorEnv)
+    ]
+    assert not missing
