@@ -16,12 +16,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import peers
 from peers import Contender, Make
 from workloads import WORKLOADS
 
 from shmvec import measuring
+from shmvec.adapters.pettingzoo import ParallelVectorEnv
 from shmvec.scheduling import usable_cores
 
 ROUNDS = 5
@@ -189,6 +191,122 @@ def tianshou(fns: Sequence[Any]) -> dict[str, Make]:
 
 
 SYSTEMS["tianshou"] = tianshou
+
+
+class Team:
+    """A parallel env, as PettingZoo has them, in which each agent has an env of its own.
+
+    Where an agent's episode is over it begins the next one, so that nobody ever dies.
+    """
+
+    metadata: dict[str, Any] = {}
+    render_mode = None
+
+    def __init__(self, fns: Sequence[Any]) -> None:
+        """Builds the envs."""
+        self._envs = {f"agent_{index}": fn() for index, fn in enumerate(fns)}
+        self.agents = self.possible_agents = list(self._envs)
+        self.unwrapped = self
+
+    def observation_space(self, agent: str) -> Any:
+        """That of the agent's env."""
+        return self._envs[agent].observation_space
+
+    def action_space(self, agent: str) -> Any:
+        """That of the agent's env."""
+        return self._envs[agent].action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """Resets all agents' envs."""
+        observations = {agent: env.reset(seed=seed)[0] for agent, env in self._envs.items()}
+        return observations, {agent: {} for agent in observations}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        """Steps all agents' envs."""
+        observations, rewards = {}, {}
+        for agent, action in actions.items():
+            env = self._envs[agent]
+            observations[agent], rewards[agent], terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                observations[agent] = env.reset()[0]
+        no = dict.fromkeys(actions, False)
+        return observations, rewards, no, dict(no), {agent: {} for agent in actions}
+
+    def close(self) -> None:
+        """Closes them."""
+        for env in self._envs.values():
+            env.close()
+
+
+class _Loop:
+    """Parallel envs that are stepped one after the other, by agent in and by env out."""
+
+    def __init__(self, fns: Sequence[Any]) -> None:
+        self._teams = [fn() for fn in fns]
+        self.possible_agents = self._teams[0].possible_agents
+
+    def action_space(self, agent: str) -> Any:
+        return gym.vector.utils.batch_space(self._teams[0].action_space(agent), len(self._teams))
+
+    def reset(self, seed: int) -> None:
+        for team in self._teams:
+            team.reset(seed)
+
+    def step(self, actions: dict[str, Any]) -> None:
+        for row, team in enumerate(self._teams):
+            team.step({agent: batch[row] for agent, batch in actions.items()})
+
+    def close(self) -> None:
+        for team in self._teams:
+            team.close()
+
+
+def pettingzoo(fns: Sequence[Any]) -> dict[str, Make]:
+    """Vector envs of parallel envs: teams of four; a step is one of one agent."""
+    teams = [partial(Team, fns[first : first + 4]) for first in range(0, len(fns), 4)]
+
+    def contender(name: str, make: Callable[[], Any]) -> Make:
+        def start() -> Any:
+            envs = make()
+            envs.reset(seed=0)
+            return envs
+
+        def sample(envs: Any) -> Any:
+            if hasattr(envs, "possible_agents"):
+                return {agent: envs.action_space(agent).sample() for agent in envs.possible_agents}
+            return np.array([envs.action_space.sample() for _ in fns])
+
+        nobody = np.zeros(len(fns), bool)
+        return lambda: Contender(
+            name, start, lambda envs, actions: envs.step(actions), lambda _: nobody, sample
+        )
+
+    def agilerl() -> Any:
+        from agilerl.vector.pz_async_vec_env import AsyncPettingZooVecEnv
+
+        return AsyncPettingZooVecEnv(teams)
+
+    def supersuit() -> Any:
+        import supersuit
+        from pettingzoo import ParallelEnv
+
+        class Named(Team, ParallelEnv):  # type: ignore[misc]
+            unwrapped = None
+
+        team = supersuit.pettingzoo_env_to_vec_env_v1(Named(fns[:4]))
+        return supersuit.concat_vec_envs_v1(
+            team, len(teams), num_cpus=min(usable_cores(), len(teams)), base_class="gymnasium"
+        )
+
+    return {
+        "ParallelVectorEnv": contender("ParallelVectorEnv", lambda: ParallelVectorEnv(teams)),
+        "agilerl": contender("AgileRL AsyncPettingZooVecEnv", agilerl),
+        "supersuit": contender("SuperSuit concat_vec_envs_v1", supersuit),
+        "loop": contender("a plain loop", lambda: _Loop(teams)),
+    }
+
+
+SYSTEMS["pettingzoo"] = pettingzoo
 
 
 def measure(system: str, workload: str, n: int, seconds: float) -> list[dict[str, Any]]:

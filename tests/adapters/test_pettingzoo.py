@@ -1,0 +1,873 @@
+"""Parallel envs of many agents, stepped as vector envs: by agent what each env alone would tell."""
+
+import multiprocessing
+import os
+import warnings
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from equality import same
+from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmvec import EnvTimeoutError, FaultPolicy, WorkerCrashError
+from shmvec.adapters.pettingzoo import ParallelVectorEnv
+
+DEADLINE = 30.0
+NUM_ENVS = 4
+MODES = ["NextStep", "SameStep", "Disabled"]
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, NUM_ENVS])
+
+SEEN = {
+    "ann": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+    "bob": spaces.Dict({"place": spaces.Box(0, 1, (2,), np.float64), "kind": spaces.Discrete(4)}),
+    "cid": spaces.Box(0, 255, (2, 2), np.uint8),
+}
+DONE = {
+    "ann": spaces.Discrete(3),
+    "bob": spaces.Box(-1, 1, (2,), np.float32),
+    "cid": spaces.MultiDiscrete([3, 3]),
+}
+# By agent: the turns in which it is born and dies. An episode each, again and again.
+LIVES = [
+    {"ann": (0, 2), "bob": (0, 4), "cid": (0, 3)},
+    {"ann": (0, 3), "bob": (1, 2), "cid": (2, 5)},
+    {"bob": (0, 1)},
+]
+
+
+class Band:
+    """A parallel env of our own, without PettingZoo: agents are born and die as the lives say."""
+
+    metadata = {"name": "band"}
+    render_mode = "rgb_array"
+
+    def __init__(self, lives=LIVES, agents=tuple(SEEN), first=0):
+        self.possible_agents = list(agents)
+        self.lives = lives
+        self.episode = first - 1
+        self.rng = np.random.default_rng(0)
+        self.agents = []
+        self.received = []
+        self.given = []
+        self.closed = False
+
+    def observation_space(self, agent):
+        return SEEN[agent]
+
+    def action_space(self, agent):
+        return DONE[agent]
+
+    def _observe(self, agent):
+        if agent == "bob":
+            return {"kind": self.rng.integers(4), "place": self.rng.random(2)}
+        if agent == "cid":
+            return self.rng.integers(0, 255, (2, 2), np.uint8)
+        return self.rng.random(3).astype(np.float32)
+
+    def _living(self):
+        lives = self.lives[self.episode % len(self.lives)]
+        return [agent for agent, (born, dies) in lives.items() if born <= self.turn < dies]
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.given.append((seed, options))
+        self.turn = 0
+        self.episode += 1
+        self.agents = self._living()
+        return (
+            {agent: self._observe(agent) for agent in self.agents},
+            {agent: {"episode": self.episode} for agent in self.agents[:1]},
+        )
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents), (actions, self.agents)
+        self.received.append(actions)
+        before, self.turn = self.agents, self.turn + 1
+        self.agents = self._living()
+        told = before + [agent for agent in self.agents if agent not in before]
+        gone = {agent: agent not in self.agents for agent in before}
+        truncated = {agent: gone[agent] and agent == "cid" for agent in before}
+        return (
+            {agent: self._observe(agent) for agent in told},
+            {agent: float(np.sum(actions[agent])) + self.turn for agent in before},
+            {agent: gone[agent] and agent != "cid" for agent in before},
+            truncated,
+            {agent: {"turn": self.turn, "of": agent} for agent in before if agent != "bob"},
+        )
+
+    def render(self):
+        return np.full((2, 2, 3), self.turn, np.uint8)
+
+    def state(self):
+        return np.array([self.turn, self.episode])
+
+    def close(self):
+        self.closed = True
+
+
+def zeros(space):
+    if isinstance(space, spaces.Dict):
+        return {key: zeros(part) for key, part in space.items()}
+    return np.zeros(space.shape, space.dtype)[()]
+
+
+class Alone:
+    """One env, stepped alone, and what is expected of it in a vector env."""
+
+    def __init__(self, env, mode):
+        self.env, self.mode, self.alive = env, mode, []
+
+    def reset(self, seed=None, options=None):
+        observations, infos = self.env.reset(seed=seed, options=options)
+        self.alive = list(self.env.agents)
+        return self._row(observations, {}, {}, {}, infos)
+
+    def step(self, actions):
+        if not self.alive and self.mode == "NextStep":
+            return self.reset()
+        results = self.env.step({agent: actions[agent] for agent in self.alive})
+        before, self.alive = self.alive, list(self.env.agents)
+        if self.alive or self.mode != "SameStep":
+            return self._row(*results)
+        ended = self._row(*results)
+        again = self.reset()
+        for agent in ended:
+            last = {}
+            if agent in before:
+                last["final_obs"] = ended[agent]["observation"]
+            if ended[agent]["info"]:
+                last["final_info"] = ended[agent]["info"]
+            ended[agent] |= {
+                "observation": again[agent]["observation"],
+                "alive": again[agent]["alive"],
+                "info": {**last, **again[agent]["info"]},
+            }
+        return ended
+
+    def _row(self, observations, rewards, terminations, truncations, infos):
+        return {
+            agent: {
+                "observation": observations.get(agent, zeros(SEEN[agent])),
+                "reward": float(rewards.get(agent, 0)),
+                "terminated": bool(terminations.get(agent, False)),
+                "truncated": bool(truncations.get(agent, False)),
+                "alive": agent in self.alive,
+                "info": infos.get(agent, {}),
+            }
+            for agent in self.env.possible_agents
+        }
+
+
+def of_row(batch, row):
+    return {k: of_row(v, row) for k, v in batch.items()} if isinstance(batch, dict) else batch[row]
+
+
+def info_of(infos, row):
+    return {
+        key: info_of(value, row) if isinstance(value, dict) and key != "final_obs" else value[row]
+        for key, value in infos.items()
+        if not key.startswith("_") and infos[f"_{key}"][row]
+    }
+
+
+def assert_told(envs, results, expected, rows=None):
+    """That each row of what a vector env told is what its env alone has told."""
+    observations, rewards, terminations, truncations, infos = results
+    alive = envs.alive
+    for agent in envs.possible_agents:
+        assert rewards[agent].dtype == np.float64
+        assert terminations[agent].dtype == truncations[agent].dtype == np.bool_
+        assert alive[agent].dtype == np.bool_
+        for row, one in enumerate(expected):
+            env = row if rows is None else rows[row]
+            told = {
+                "observation": of_row(observations[agent], row),
+                "reward": rewards[agent][row].item(),
+                "terminated": terminations[agent][row].item(),
+                "truncated": truncations[agent][row].item(),
+                "alive": alive[agent][env].item(),
+            }
+            info = one[agent].pop("info")
+            assert same(told, one[agent]), (agent, env)
+            assert str(sorted(info_of(infos[agent], row).items())) == str(
+                sorted((key, plain(value)) for key, value in info.items())
+            )
+
+
+def plain(value):
+    """Numbers as Gymnasium's arrays of infos give them."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return np.int64(value) if type(value) is int else value
+
+
+def reset_results(envs, reset):
+    observations, infos = reset
+    zero = {agent: np.zeros(envs.num_envs) for agent in envs.possible_agents}
+    no = {agent: np.zeros(envs.num_envs, bool) for agent in envs.possible_agents}
+    return observations, zero, no, no, infos
+
+
+def bands(num_envs=NUM_ENVS, kind=Band, **options):
+    return [lambda i=i: kind(first=i, **options) for i in range(num_envs)]
+
+
+def vector_env(env_fns=None, **options):
+    return closing(ParallelVectorEnv(bands() if env_fns is None else env_fns, **options))
+
+
+def sampled(envs, seed=None):
+    actions = {}
+    for index, agent in enumerate(envs.possible_agents):
+        space = envs.action_space(agent)
+        if seed is not None:
+            space.seed(seed + index)
+        actions[agent] = space.sample()
+    return actions
+
+
+# ---- the interface -----------------------------------------------------------------------------
+
+
+@WORKERS
+def test_spaces_by_agent(num_workers):
+    with vector_env(num_workers=num_workers) as envs:
+        assert envs.num_envs == NUM_ENVS
+        assert envs.possible_agents == ["ann", "bob", "cid"]
+        for agent in envs.possible_agents:
+            assert envs.single_observation_space(agent) == SEEN[agent]
+            assert envs.single_action_space(agent) == DONE[agent]
+            batched = gym.vector.utils.batch_space(SEEN[agent], NUM_ENVS)
+            assert envs.observation_space(agent) == batched
+            batched = gym.vector.utils.batch_space(DONE[agent], NUM_ENVS)
+            assert envs.action_space(agent) == batched
+        assert envs.metadata["name"] == "band"
+        assert envs.render_mode == "rgb_array"
+        with pytest.raises(ValueError, match="no agent 'dan'"):
+            envs.observation_space("dan")
+
+
+@WORKERS
+def test_reset_takes_seeds_and_options(num_workers):
+    with vector_env(num_workers=num_workers) as envs:
+        observations, infos = envs.reset(seed=3)
+        assert observations["ann"].shape == (NUM_ENVS, 3)
+        assert observations["bob"]["place"].shape == (NUM_ENVS, 2)
+        envs.reset(seed=[5, None, 6, 7], options={"a": 1})
+        envs.reset(options=[{"env": env} for env in range(NUM_ENVS)])
+        assert envs.get_attr("given") == tuple(
+            [
+                (3 + env, None),
+                ([5, None, 6, 7][env], {"a": 1}),
+                (None, {"env": env}),
+            ]
+            for env in range(NUM_ENVS)
+        )
+        with pytest.raises(ValueError, match="length"):
+            envs.reset(seed=[1])
+
+
+@WORKERS
+@pytest.mark.parametrize("mode", MODES)
+def test_agents_die_are_born_and_begin_again(num_workers, mode):
+    """Some of LIVES has each: a death, a birth within the episode, another set of agents."""
+    with vector_env(num_workers=num_workers, autoreset_mode=mode) as envs:
+        alone = [Alone(Band(first=env), mode) for env in range(NUM_ENVS)]
+        expected = [one.reset(seed=9 + env) for env, one in enumerate(alone)]
+        assert_told(envs, reset_results(envs, envs.reset(seed=9)), expected)
+        for turn in range(12):
+            assert envs.agents == [a for a in SEEN if any(a in one.alive for one in alone)]
+            over = np.array([not one.alive for one in alone])
+            if mode == "Disabled" and over.any():
+                envs.reset(options={"reset_mask": over})
+                for env in np.flatnonzero(over):
+                    alone[env].reset(options={})
+            actions = sampled(envs, turn)
+            results = envs.step(actions)
+            expected = [
+                one.step({agent: actions[agent][env] for agent in actions})
+                for env, one in enumerate(alone)
+            ]
+            assert_told(envs, results, expected)
+        received = envs.get_attr("received")
+        for ours, one in zip(received, alone, strict=True):
+            assert str(ours) == str(one.env.received)
+
+
+def test_what_is_told_of_agents_that_are_not_there():
+    with vector_env([lambda: Band(first=2)]) as envs:  # only bob, who dies at once
+        observations, _ = envs.reset(seed=1)
+        assert not observations["ann"].any() and observations["ann"].dtype == np.float32
+        assert observations["bob"]["place"].all()
+        assert {agent: there.tolist() for agent, there in envs.alive.items()} == {
+            "ann": [False],
+            "bob": [True],
+            "cid": [False],
+        }
+        observations, rewards, terminations, truncations, infos = envs.step(
+            {"bob": np.ones((1, 2), np.float32)}
+        )
+        assert observations["bob"]["place"].all()  # its last
+        assert rewards["bob"].tolist() == [3.0] and terminations["bob"].tolist() == [True]
+        assert rewards["ann"].tolist() == [0.0]
+        assert not terminations["ann"].any() and not truncations["cid"].any()
+        assert not any(there.any() for there in envs.alive.values())
+        assert envs.agents == []
+        envs.step({})  # which resets
+        assert envs.agents == ["ann", "bob", "cid"]
+
+
+@WORKERS
+def test_final_observations_by_agent(num_workers):
+    with vector_env(num_workers=num_workers, autoreset_mode="SameStep") as envs:
+        envs.reset(seed=0)
+        *_, infos = envs.step(sampled(envs))  # env 2: only bob, who dies at once
+        assert infos["bob"]["_final_obs"].tolist() == [False, False, True, False]
+        assert infos["bob"]["final_obs"][2]["place"].shape == (2,)
+        assert infos["bob"]["final_obs"][1] is None
+        assert not infos["ann"]["_final_obs"].any()
+        assert envs.alive["ann"].all()
+
+
+def test_final_infos_by_agent():
+    with vector_env([lambda: Band([{"ann": (0, 1), "cid": (0, 1)}])] * 2,
+                    autoreset_mode="SameStep") as envs:  # fmt: skip
+        envs.reset(seed=0)
+        *_, infos = envs.step(sampled(envs))
+        assert infos["cid"]["final_info"]["turn"].tolist() == [1, 1]
+        assert infos["cid"]["_final_info"].tolist() == [True, True]
+        assert infos["ann"]["episode"].tolist() == [1, 1]
+        assert "final_info" not in infos["bob"]
+
+
+@WORKERS
+def test_infos_by_agent(num_workers):
+    with vector_env(num_workers=num_workers) as envs:
+        _, infos = envs.reset()
+        assert set(infos) == set(envs.possible_agents)
+        assert infos["ann"]["episode"].tolist() == [0, 1, 0, 3]
+        assert infos["ann"]["_episode"].tolist() == [True, True, False, True]
+        assert infos["bob"]["episode"].tolist() == [0, 0, 2, 0]
+        assert infos["cid"] == {}
+        *_, infos = envs.step(sampled(envs))
+        assert infos["cid"]["turn"].tolist() == [1, 0, 0, 1]
+        assert infos["cid"]["of"].tolist() == ["cid", None, None, "cid"]
+        assert infos["bob"] == {}
+
+
+@WORKERS
+def test_calls_attributes_and_render(num_workers):
+    with vector_env(num_workers=num_workers) as envs:
+        envs.reset()
+        assert [state.tolist() for state in envs.call("state")] == [[0, i] for i in range(4)]
+        assert envs.get_attr("episode") == (0, 1, 2, 3)
+        envs.set_attr("gift", [1, 2, 3, 4])
+        assert envs.get_attr("gift") == (1, 2, 3, 4)
+        envs.set_attr("gift", 7)
+        assert envs.get_attr("gift") == (7,) * 4
+        frames = envs.render()
+        assert isinstance(frames, tuple) and frames[0].shape == (2, 2, 3)
+        with pytest.raises(ValueError, match="use `reset` directly"):
+            envs.call("reset")
+        with pytest.raises(AttributeError, match="nothing"):
+            envs.get_attr("nothing")
+
+
+class Wrapped:
+    """As PettingZoo's wrappers: what they have not, the env inside has."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["env"], name)
+
+
+def test_attributes_are_set_where_they_are():
+    made = []
+
+    def make():
+        made.append(Wrapped(Band()))
+        return made[-1]
+
+    with vector_env([make] * 2, num_workers=0) as envs:
+        envs.set_attr("episode", [5, 6])
+        envs.set_attr("new", 1)
+        assert [one.env.episode for one in made] == [5, 6]
+        assert [vars(one).keys() for one in made] == [{"env": 0, "new": 0}.keys()] * 2
+        envs.reset()
+        assert envs.get_attr("episode") == (6, 7)
+
+
+def test_close():
+    envs = ParallelVectorEnv(bands())
+    assert not envs.closed
+    envs.close()
+    envs.close()
+    assert envs.closed
+    for call in (envs.reset, lambda: envs.call("state"), envs.render):
+        with pytest.raises(ClosedEnvironmentError):
+            call()
+
+
+def test_arrays_are_yours():
+    with vector_env() as envs:
+        results = [envs.reset(seed=1), envs.alive]
+        results.append(envs.step(sampled(envs, 1)))
+        before = str(results)
+        envs.step(sampled(envs, 2))
+        envs.reset()
+        assert str(results) == before
+    assert str(results) == before
+
+
+# ---- masks and partial batches -----------------------------------------------------------------
+
+
+@WORKERS
+@pytest.mark.parametrize("mode", MODES)
+def test_step_of_some_envs(num_workers, mode):
+    with vector_env(num_workers=num_workers, autoreset_mode=mode) as envs:
+        envs.reset(seed=1)
+        before = envs.step(sampled(envs))[0]
+        alive = envs.alive
+        mask = np.array([True, False, False, True])
+        observations, rewards, terminations, truncations, infos = envs.step(
+            sampled(envs, 1), mask=mask
+        )
+        for agent in envs.possible_agents:
+            assert not rewards[agent][~mask].any()
+            assert not (terminations[agent] | truncations[agent])[~mask].any()
+            assert (envs.alive[agent] == alive[agent])[~mask].all()
+            assert "turn" not in infos[agent] or not infos[agent]["_turn"][~mask].any()
+        np.testing.assert_array_equal(observations["ann"][~mask], before["ann"][~mask])
+        assert rewards["cid"][mask].all()
+        assert [len(received) for received in envs.get_attr("received")] == [2, 1, 1, 2]
+
+
+@WORKERS
+def test_partial_batches(num_workers):
+    with vector_env(num_workers=num_workers, batch_size=2) as envs:
+        alone = [Alone(Band(first=env), "NextStep") for env in range(NUM_ENVS)]
+        waiting = {env: (one.reset, (env,)) for env, one in enumerate(alone)}
+        envs.async_reset(seed=0)
+        for turn in range(20):
+            results = envs.recv()
+            rows = results[4]["env_id"]
+            assert len(rows) == 2
+            expected = []
+            for env in rows.tolist():
+                call, arguments = waiting.pop(env)
+                expected.append(call(*arguments))
+            assert_told(envs, results, expected, rows)
+            actions = {a: values[:2] for a, values in sampled(envs, turn).items()}
+            envs.send(actions, rows)
+            for row, env in enumerate(rows.tolist()):
+                given = {agent: values[row] for agent, values in actions.items()}
+                waiting[env] = (alone[env].step, (given,))
+
+
+# ---- actions -----------------------------------------------------------------------------------
+
+
+@WORKERS
+def test_actions_of_the_dead_do_not_matter(num_workers):
+    with vector_env(num_workers=num_workers) as envs:
+        envs.reset()
+        dead = ~envs.alive["ann"]
+        assert dead.tolist() == [False, False, True, False]
+        nan = np.array([1, 2, np.nan, 0])
+        actions = {**sampled(envs), "ann": nan}
+        actions["cid"] = [None if not there else [1, 2] for there in envs.alive["cid"]]
+        actions["bob"] = np.where(envs.alive["bob"][:, None], [0.5, 0.5], np.nan)
+        envs.step(actions)
+        received = [given[-1] for given in envs.get_attr("received")]
+        assert [given.get("ann") for given in received] == [1, 2, None, 0]
+        assert [np.array(given.get("cid")).tolist() for given in received] == [
+            [1, 2],
+            None,
+            None,
+            [1, 2],
+        ]
+        assert all("bob" not in given or (given["bob"] == 0.5).all() for given in received)
+
+
+BAD = [
+    ({"dan": [0] * 4}, ValueError, "no agent 'dan'"),
+    ({"ann": None}, ValueError, r"no actions for agent 'ann', who is alive in envs \[0, 1, 3\]"),
+    ({"ann": [0] * 3}, ValueError, r"of agent 'ann': they have shape \(3,\); \(4,\)"),
+    ({"bob": np.zeros((4, 3))}, ValueError, r"of agent 'bob': they have shape \(4, 3\)"),
+    ({"cid": [1, 2, 3, 4]}, ValueError, "of agent 'cid'"),
+    ({"cid": [[1, 1], [1], [1, 1], [1, 1]]}, ValueError, "of agent 'cid'"),
+    ({"ann": [0.5] * 4}, TypeError, "of agent 'ann': they have dtype float64"),
+    ({"ann": [np.nan, 1, 1, 1]}, TypeError, "of agent 'ann'"),
+    ({"ann": ["x"] * 4}, TypeError, "of agent 'ann'"),
+    ({"ann": [None, 1, 1, 1]}, ValueError, r"alive in envs \[0\]"),
+]
+
+
+@WORKERS
+def test_bad_actions_are_refused_before_anything_is_sent(num_workers):
+    with vector_env(num_workers=num_workers) as envs:
+        with pytest.raises(ResetNeeded, match=r"envs \[0, 1, 2, 3\]"):
+            envs.step(sampled(envs))
+        envs.reset()
+        for wrong, error, message in BAD:
+            for call in (envs.step, lambda actions: envs.send(actions, [0, 1, 2, 3])):
+                with pytest.raises(error, match=message):
+                    call({**sampled(envs), **wrong})
+        with pytest.raises(ValueError, match="no actions for agent 'ann'"):
+            envs.step({})
+        with pytest.raises(TypeError, match="dict by agent"):
+            envs.step([1, 2, 3, 4])
+        with pytest.raises(ValueError, match="shape"):
+            envs.step(sampled(envs), mask=np.ones(3, bool))
+        with pytest.raises(ValueError, match="0 to 3"):
+            envs.send(sampled(envs), [4])
+        assert envs.get_attr("received") == ([],) * 4
+        envs.step(sampled(envs))
+
+
+def test_an_episode_that_is_over_must_be_reset_if_nobody_does():
+    with vector_env(autoreset_mode="Disabled") as envs:
+        envs.reset()
+        envs.step(sampled(envs))
+        with pytest.raises(AssertionError):
+            envs.step(sampled(envs))
+        envs.reset(options={"reset_mask": np.array([False, False, True, False])})
+        envs.step(sampled(envs))
+
+
+def test_the_first_reset_may_be_of_some_envs():
+    with vector_env() as envs:
+        mask = np.array([True, False, True, False])
+        envs.reset(options={"reset_mask": mask})
+        assert envs.alive["bob"].tolist() == [True, False, True, False]
+        with pytest.raises(ResetNeeded, match=r"envs \[1, 3\]"):
+            envs.step(sampled(envs))
+        assert envs.step(sampled(envs), mask=mask)[1]["bob"].shape == (4,)
+
+
+# ---- envs that do not fit ----------------------------------------------------------------------
+
+
+class Other(Band):
+    def observation_space(self, agent):
+        return spaces.Box(0, 1, (5,)) if agent == "ann" else SEEN[agent]
+
+
+class Stranger(Band):
+    where = "observations"
+
+    def step(self, actions):
+        results = super().step(actions)
+        index = ["observations", "rewards", "terminations", "truncations", "infos"]
+        if self.where == "agents":
+            self.agents = [*self.agents, "dan"]
+        else:
+            results[index.index(self.where)]["dan"] = {} if self.where == "infos" else 0
+        return results
+
+
+class Silent(Band):
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        observations.pop("bob", None)
+        return observations, *rest
+
+
+@WORKERS
+def test_envs_must_have_the_same_agents_and_spaces(num_workers):
+    fns = [Band, Band, lambda: Band(agents=("ann", "bob")), Band]
+    with pytest.raises(RuntimeError, match="observation space of env 2"):
+        ParallelVectorEnv(fns, num_workers=num_workers)
+    fns = [Band, lambda: Band(agents=("bob", "ann", "cid"))] * 2
+    with pytest.raises(RuntimeError, match="possible_agents of env 1 are"):
+        ParallelVectorEnv(fns, num_workers=num_workers)
+    with pytest.raises(RuntimeError, match="observation space of env 3"):
+        ParallelVectorEnv([Band, Band, Band, Other], num_workers=num_workers)
+
+
+def test_what_is_no_parallel_env():
+    with pytest.raises(TypeError, match="without possible_agents.*ParallelEnv"):
+        ParallelVectorEnv([lambda: gym.make("CartPole-v1")])
+    with pytest.raises(ValueError, match="env_fns is empty"):
+        ParallelVectorEnv([])
+    with pytest.raises(TypeError, match="not a function"):
+        ParallelVectorEnv([Band()])
+    with pytest.raises(ValueError, match="names that differ"):
+        ParallelVectorEnv([lambda: Band(agents=("ann", "ann"))])
+    with pytest.raises(TypeError, match="nonsense"):
+        ParallelVectorEnv([Band], nonsense=1)
+
+
+@pytest.mark.parametrize(
+    "where", ["observations", "rewards", "terminations", "truncations", "infos", "agents"]
+)
+def test_agents_that_there_cannot_be(where):
+    def make():
+        env = Stranger()
+        env.where = where
+        return env
+
+    with vector_env([make], num_workers=0) as envs:
+        envs.reset()
+        with pytest.raises(ValueError, match="agent 'dan' that is not in possible_agents"):
+            envs.step(sampled(envs))
+
+
+def test_an_agent_that_is_alive_needs_an_observation():
+    with vector_env([Silent], num_workers=0) as envs:
+        envs.reset()
+        with pytest.raises(ValueError, match="'bob' is alive and has got no observation"):
+            envs.step(sampled(envs))
+
+
+class Lingering(Band):
+    """Leaves its dead in `agents`, as some envs do."""
+
+    def step(self, actions):
+        before = self.agents
+        results = super().step(actions)
+        if not self.agents:
+            self.agents = before
+        return results
+
+
+def test_agents_that_are_done_are_dead_whatever_the_env_says():
+    with vector_env([lambda: Lingering([{"ann": (0, 1), "bob": (0, 1)}])] * 2) as envs:
+        envs.reset()
+        envs.step(sampled(envs))
+        assert envs.agents == []
+        *_, infos = envs.step({})
+        assert infos["ann"]["episode"].tolist() == [1, 1]
+
+
+def test_agents_may_have_names_that_are_no_strings():
+    class Numbered(Band):
+        def __init__(self):
+            super().__init__([{0: (0, 2), (1, 2): (0, 3)}], agents=(0, (1, 2)))
+
+        def observation_space(self, agent):
+            return SEEN["ann"]
+
+        def action_space(self, agent):
+            return DONE["ann"]
+
+    with vector_env([Numbered] * 2) as envs:
+        observations, infos = envs.reset()
+        assert list(observations) == [0, (1, 2)]
+        assert infos[0]["episode"].tolist() == [0, 0]
+        rewards = envs.step({0: [1, 2], (1, 2): [0, 1]})[1]
+        assert rewards[0].tolist() == [2, 3]
+        assert rewards[1, 2].tolist() == [1, 2]
+
+
+class Listing(Band):
+    """Observations without a fixed size."""
+
+    def observation_space(self, agent):
+        return spaces.Sequence(spaces.Discrete(9))
+
+    def _observe(self, agent):
+        return tuple(np.int64(i) for i in range(self.turn))
+
+
+def test_observations_without_a_fixed_size_are_messages():
+    with pytest.raises((TypeError, ValueError), match="shared_memory=False"):
+        ParallelVectorEnv([Listing])
+    with vector_env([Listing] * 2, shared_memory=False) as envs:
+        observations, _ = envs.reset()
+        assert observations["ann"] == ((), ())
+        observations = envs.step(sampled(envs))[0]
+        assert observations["ann"] == ((0,), (0,))
+
+
+# ---- faults ------------------------------------------------------------------------------------
+
+
+class Unlucky(Band):
+    """Raises, dies or hangs in the second step of its second episode, if it is env 1."""
+
+    gate = None
+    how = "raise"
+
+    def step(self, actions):
+        if self.episode == 2 and self.turn == 1 and len(self.given) == 2:
+            if self.how == "kill":
+                os._exit(3)
+            if self.how == "hang":
+                self.gate.acquire(timeout=DEADLINE)
+            raise ZeroDivisionError("unlucky")
+        return super().step(actions)
+
+
+def unlucky(how):
+    semaphore = multiprocessing.get_context("fork").Semaphore(0)
+
+    def make(env):
+        made = Unlucky([{"ann": (0, 2), "bob": (0, 3)}], first=env)
+        made.how, made.gate = how, semaphore
+        return made
+
+    return [lambda env=env: make(env) for env in range(2)], semaphore
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_keeps_its_type_and_names_the_env(num_workers):
+    fns, _ = unlucky("raise")
+    with vector_env(fns, num_workers=num_workers) as envs:
+        envs.reset()
+        with pytest.raises(ZeroDivisionError, match="unlucky") as raised:
+            for _ in range(9):
+                envs.step(sampled(envs))
+        assert "env 1" in str(raised.value.__cause__)
+        envs.reset()
+        envs.step(sampled(envs))
+
+
+def test_a_worker_that_dies_is_an_error_not_a_hang():
+    fns, _ = unlucky("kill")
+    with vector_env(fns, num_workers=2) as envs:
+        envs.reset()
+        with pytest.raises(WorkerCrashError, match="exit code 3"):
+            for _ in range(9):
+                envs.step(sampled(envs))
+
+
+def test_a_hung_env_is_an_error():
+    fns, gate = unlucky("hang")
+    with vector_env(fns, num_workers=2, step_timeout=0.2, context="fork") as envs:
+        envs.reset()
+        with pytest.raises(EnvTimeoutError, match="env 1 "):
+            for _ in range(9):
+                envs.step(sampled(envs))
+        gate.release()
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_policy_truncates_the_agents_of_an_env_that_failed(how, mode):
+    policy = FaultPolicy(on_error="reset", on_crash="restart")
+    fns, _ = unlucky(how)
+    with vector_env(fns, num_workers=2, faults=policy, autoreset_mode=mode) as envs:
+        envs.reset(seed=1)
+        for _ in range(9):
+            over = ~(envs.alive["ann"] | envs.alive["bob"])
+            if mode == "Disabled" and over.any():
+                envs.reset(options={"reset_mask": over})
+            before = envs.alive
+            observations, rewards, terminations, truncations, infos = envs.step(sampled(envs))
+            if "fault" in infos:
+                break
+        assert infos["_fault"].tolist() == [False, True]
+        assert before["ann"][1] and before["bob"][1] and not before["cid"][1]
+        for agent in envs.possible_agents:
+            assert rewards[agent][1] == 0 and not terminations[agent][1]
+            assert truncations[agent][1] == before[agent][1]
+            assert envs.alive[agent][1] == (mode == "SameStep" and agent != "cid")
+            if mode == "SameStep":
+                assert infos[agent]["_final_obs"][1] == before[agent][1]
+        if mode == "Disabled":
+            envs.reset(options={"reset_mask": np.array([False, True])})
+        elif mode == "NextStep":
+            envs.step(sampled(envs))
+        assert envs.alive["ann"][1] and envs.alive["bob"][1]
+        envs.step(sampled(envs), mask=np.array([False, True]))
+
+
+# ---- against envs that are stepped alone -------------------------------------------------------
+
+
+@st.composite
+def episodes(draw):
+    """Lives of which in each episode somebody is there from the beginning."""
+    found = []
+    for _ in range(draw(st.integers(1, 3))):
+        lives = {}
+        for agent in SEEN:
+            if draw(st.booleans()):
+                born = draw(st.integers(0, 2))
+                lives[agent] = born, born + draw(st.integers(1, 3))
+        lives[draw(st.sampled_from(list(SEEN)))] = 0, draw(st.integers(1, 4))
+        found.append(lives)
+    return found
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data(), episodes(), st.integers(1, 5), st.sampled_from(MODES), st.booleans())
+def test_every_env_is_as_if_it_were_alone(data, lives, num_envs, mode, shared_memory):
+    num_workers = data.draw(st.integers(0, num_envs))
+    alone = [Alone(Band(lives, first=env), mode) for env in range(num_envs)]
+    options = {"num_workers": num_workers, "autoreset_mode": mode, "shared_memory": shared_memory}
+    with vector_env(bands(num_envs, lives=lives), **options) as envs:
+        expected = [one.reset(seed=env) for env, one in enumerate(alone)]
+        assert_told(envs, reset_results(envs, envs.reset(seed=0)), expected)
+        for turn in range(10):
+            over = np.array([not one.alive for one in alone])
+            if mode == "Disabled" and over.any():
+                envs.reset(options={"reset_mask": over})
+                for env in np.flatnonzero(over):
+                    alone[env].reset()
+            actions = sampled(envs, turn)
+            expected = [
+                one.step({agent: actions[agent][env] for agent in actions})
+                for env, one in enumerate(alone)
+            ]
+            for agent in list(actions):
+                if not envs.alive[agent].any() and data.draw(st.booleans()):
+                    del actions[agent]
+            assert_told(envs, envs.step(actions), expected)
+        for received, one in zip(envs.get_attr("received"), alone, strict=True):
+            assert str(received) == str(one.env.received)
+
+
+# ---- real ones ---------------------------------------------------------------------------------
+
+
+def real(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what these import
+        package, module, make = name.rsplit(".", 2)
+        pytest.importorskip("pettingzoo")
+        return getattr(pytest.importorskip(f"{package}.{module}"), make)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mpe2.simple_spread_v3.parallel_env",
+        "mpe2.simple_speaker_listener_v4.parallel_env",
+        "pettingzoo.butterfly.knights_archers_zombies_v11.parallel_env",
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_real_envs(name):
+    make = real(name)
+    alone = make()
+    with vector_env([make] * 2) as envs:
+        told, _ = envs.reset(seed=4)
+        expected, _ = alone.reset(seed=5)
+        for turn in range(40):
+            if not alone.agents:
+                break
+            for agent in envs.possible_agents:
+                there = agent in alone.agents
+                assert envs.alive[agent][1] == there
+                if there:
+                    np.testing.assert_array_equal(told[agent][1], expected[agent])
+            actions = sampled(envs, turn)
+            told, rewards, terminations, truncations, _ = envs.step(actions)
+            mine = {agent: actions[agent][1] for agent in alone.agents}
+            expected, paid, terminated, truncated, _ = alone.step(mine)
+            for agent in mine:
+                assert rewards[agent][1] == paid[agent]
+                assert terminations[agent][1] == terminated[agent]
+                assert truncations[agent][1] == truncated[agent]
+    alone.close()
