@@ -1,11 +1,6 @@
-"""Tianshou's vector env: each row of its interface, and its collectors, which run on ours."""
+"""Tianshou's vector env: each row of its interface. Tianshou need not be installed."""
 
-import gc
-import multiprocessing
 import os
-import sys
-import types
-import warnings
 from contextlib import closing, contextmanager
 from random import Random
 
@@ -17,126 +12,13 @@ from gymnasium import spaces
 from gymnasium.error import NoAsyncCallError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_script
+from tianshou_or_stand_in import TianshouVectorEnv
+from walks import GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
 
 from shmvec import EnvTimeoutError, FaultPolicy, WorkerCrashError
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what Tianshou imports
-    try:
-        import tianshou.env
-    except ImportError:
-        # Only its base class is needed, and of that nothing but that it is there.
-        tianshou = None
-        stand_in = types.ModuleType("tianshou.env")
-        stand_in.BaseVectorEnv = type("BaseVectorEnv", (), {})
-        sys.modules["tianshou"] = types.ModuleType("tianshou")
-        sys.modules["tianshou.env"] = stand_in
-    else:
-        gc.freeze()  # its many objects make each collection slow
-    from shmvec.adapters.tianshou import TianshouVectorEnv
-
-    if tianshou is None:
-        del sys.modules["tianshou"], sys.modules["tianshou.env"]
-
-needs_tianshou = pytest.mark.skipif(tianshou is None, reason="Tianshou is not installed")
-
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 4])
-DEADLINE = 30.0
-LEFT, RIGHT, GATED = range(3)
-
-
-class Walk(gym.Env):
-    """To the right until `size`; an action can make it wait for a gate."""
-
-    metadata = {"render_modes": ["rgb_array"], "name": "walk"}
-
-    def __init__(self, size, kind="array", gate=None):
-        self.action_space = spaces.Discrete(3)
-        self.size, self.kind, self.gate = size, kind, gate
-        self.received = []
-        box = spaces.Box(0, size, (1,), np.float32)
-        self.observation_space = {
-            "array": box,
-            "image": spaces.Box(0, 255, (2, 3, 3), np.uint8),
-            "dict": spaces.Dict({"index": box, "rand": spaces.Box(0, 1, (1,), np.float64)}),
-            "nested": spaces.Dict(
-                {
-                    "index": box,
-                    "inner": spaces.Dict(
-                        {"pair": spaces.Tuple((spaces.Discrete(2), box)), "word": spaces.Text(3)}
-                    ),
-                }
-            ),
-            "tuple": spaces.Tuple((box, box)),
-            "discrete": spaces.Discrete(100),
-        }.get(kind)
-
-    def _observation(self):
-        index = np.array([self.index], np.float32)
-        return {
-            "array": lambda: index,
-            "image": lambda: np.full((2, 3, 3), self.index, np.uint8),
-            "dict": lambda: {"index": index, "rand": self.np_random.random(1)},
-            "nested": lambda: {
-                "index": index,
-                "inner": {"pair": (np.int64(1), index + 1), "word": "abc"[: self.index]},
-            },
-            "tuple": lambda: (index, index),
-            "discrete": lambda: np.int64(self.index),
-            "growing": lambda: np.zeros((self.size, self.index)),
-            "object": lambda: Thing(self.size, self.index),
-        }[self.kind]()
-
-    def reset(self, *, seed=None, options=None, **others):
-        super().reset(seed=seed)
-        self.received.append((seed, options, others))
-        self.index = (options or {}).get("start", 0)
-        if seed == GATED and self.gate is not None:
-            assert self.gate.wait(DEADLINE)
-        return self._observation(), {"size": self.size}
-
-    def step(self, action):
-        if action == GATED and self.gate is not None:
-            assert self.gate.wait(DEADLINE)
-        self.received.append(action)
-        assert self.index < self.size, "a step after the end of the episode"
-        self.index = max(self.index - 1, 0) if action == LEFT else self.index + 1
-        over = self.index == self.size
-        info = {"size": self.size, "flag": np.bool_(over), "value": 1 if over else 0.5}
-        reward = float(over)
-        return self._observation(), reward, over, False, info
-
-    def render(self, scale=1):
-        return np.full((2, 2, 3), self.size * scale, np.uint8)
-
-
-class Gate:
-    """Closed until it is set, for processes; unlike an Event it does not mind if one is killed."""
-
-    def __init__(self):
-        self.semaphore = multiprocessing.get_context("fork").Semaphore(0)
-
-    def set(self):
-        self.semaphore.release()
-
-    def wait(self, timeout):
-        passed = self.semaphore.acquire(timeout=timeout)
-        self.semaphore.release()
-        return passed
-
-
-class Thing:
-    """An observation that NumPy cannot stack."""
-
-    def __init__(self, size, index):
-        self.size, self.index = size, index
-
-    def __eq__(self, other):
-        return (self.size, self.index) == (other.size, other.index)
-
-
-def walks(sizes=(2, 3, 4, 5), **options):
-    return [lambda size=size: Walk(size, **options) for size in sizes]
 
 
 def vector_env(env_fns, **options):
@@ -400,6 +282,14 @@ def test_infos_are_object_arrays_of_what_the_envs_returned():
             envs.reset([0] if ids is None else [1])
 
 
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked_load_neither_tianshou_nor_torch(context):
+    with vector_env(walks((3, 3)), context=context, num_workers=2) as envs:
+        envs.reset(seed=1)
+        assert envs.step([RIGHT] * 2)[0].tolist() == [[1], [1]]
+        assert envs.get_env_attr("loaded") == [[], []]
+
+
 # ---- observations and rewards of many kinds ----------------------------------------------------
 
 
@@ -633,7 +523,7 @@ def test_a_reset_that_was_broken_off_leaves_nothing_behind(wait_num):
     fns = [lambda size=size: Refuses(size) for size in (7, 8, 9)]
     with vector_env(fns, wait_num=wait_num) as envs:
         envs.reset()
-        with pytest.raises(ValueError, match="7 will not"):
+        with pytest.raises(ValueError, match="will not"):
             envs.reset([0, 2, 1], options="no")
         with pytest.raises(ValueError, match="9 will not"):
             envs.reset([2], options="no")
@@ -825,165 +715,12 @@ def test_every_env_is_as_if_it_were_alone(
         assert sorted(actions) == sorted(envs.waiting_id)
 
 
-# ---- Tianshou's own collectors -----------------------------------------------------------------
-
-
-def policy(need_state=False, random_actions=False):
-    """A policy that looks at its observations, with or without a state."""
-    import torch
-    from tianshou.algorithm.algorithm_base import Policy
-    from tianshou.data import Batch
-
-    class Rights(Policy):
-        def forward(self, batch, state=None, **kwargs):
-            if need_state:
-                state = np.zeros((len(batch.obs), 2)) if state is None else state + 1
-            obs = batch.obs["index"] if isinstance(batch.obs, Batch) else batch.obs
-            right = np.asarray(obs).reshape(len(obs), -1)[:, 0] * 7 % 3 < 2.5
-            return Batch(act=right.astype(np.int64), state=state)
-
-    rights = Rights(action_space=spaces.Discrete(3))
-    assert isinstance(rights, torch.nn.Module)
-    return rights
-
-
-def buffer_of(envs, collector, **collect):
-    """What a collector collects in two calls, as text."""
-    from tianshou.data import VectorReplayBuffer
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Tianshou
-        buffer = VectorReplayBuffer(400, len(envs))
-        collecting = collector(policy(collector.__name__.startswith("Async")), envs, buffer)
-        collecting.reset()
-        for _ in range(2):
-            collecting.collect(**collect)
-    return buffer
-
-
-def contents(buffer):
-    """Everything in a buffer: keys, dtypes and values."""
-    batch = buffer[:]
-
-    def tell(part):
-        if hasattr(part, "get_keys"):
-            return {key: tell(part[key]) for key in sorted(part.get_keys())}
-        return part.dtype, part.shape, part.tolist()
-
-    return tell(batch)
-
-
-@needs_tianshou
-@pytest.mark.parametrize("kind", ["array", "dict"])
-@pytest.mark.parametrize(
-    "collect", [{"n_step": 20}, {"n_episode": 6}, {"n_episode": 3}, {"n_step": 20, "random": True}]
-)
-def test_the_collector_fills_the_same_buffers(kind, collect):
-    from tianshou.data import Collector
-
-    fns = walks(kind=kind)
-    buffers = []
-    for make in (
-        tianshou.env.DummyVectorEnv,
-        TianshouVectorEnv,
-        lambda fns: TianshouVectorEnv(fns, num_workers=0),
-        lambda fns: TianshouVectorEnv(fns, share_memory=False, num_workers=4),
-    ):
-        with closing(make(fns)) as envs:
-            envs.seed(11)
-            buffers.append(buffer_of(envs, Collector, **collect, gym_reset_kwargs={"seed": 4}))
-    expected = contents(buffers[0])
-    assert len(buffers[0]) >= 12
-    for buffer in buffers[1:]:
-        assert contents(buffer) == expected
-
-
-@needs_tianshou
-def test_the_same_buffers_as_with_its_own_processes():
-    from tianshou.data import Collector
-
-    made = []
-    for kind in (tianshou.env.SubprocVectorEnv, tianshou.env.ShmemVectorEnv, TianshouVectorEnv):
-        with closing(kind([lambda: gym.make("CartPole-v1")] * 3)) as envs:
-            envs.seed(3)
-            made.append(contents(buffer_of(envs, Collector, n_step=60)))
-    assert made[0] == made[1] == made[2]
-
-
-@needs_tianshou
-@pytest.mark.parametrize("options", [{"wait_num": 1}, {"wait_num": 3}, {"timeout": 0.01}])
-@pytest.mark.parametrize("collect", [{"n_step": 30}, {"n_episode": 8}])
-def test_the_async_collector_fills_each_envs_buffer_as_the_collector_does(options, collect):
-    """How many steps each env makes is a matter of time; which, is not."""
-    from tianshou.data import AsyncCollector, Collector
-
-    with closing(tianshou.env.DummyVectorEnv(walks(kind="array"))) as envs:
-        expected = buffer_of(envs, Collector, n_step=200)
-    with vector_env(walks(kind="array"), **options) as envs:
-        buffer = buffer_of(envs, AsyncCollector, **collect)
-    assert len(buffer) >= 8
-    for ours, theirs in zip(buffer.buffers, expected.buffers, strict=True):
-        count = min(len(ours), len(theirs))
-        for key in ("obs", "act", "rew", "terminated", "truncated", "obs_next"):
-            parts = [getattr(one[:], key)[:count] for one in (ours, theirs)]
-            np.testing.assert_array_equal(*parts, err_msg=key)
-
-
-@needs_tianshou
-def test_the_async_collector_can_be_reset_while_several_envs_step():
-    """With the original that is an AssertionError unless wait_num is one less than the envs."""
-    from tianshou.data import AsyncCollector, VectorReplayBuffer
-
-    with warnings.catch_warnings(), vector_env(walks((50,) * 4), wait_num=1) as envs:
-        warnings.simplefilter("ignore")
-        collector = AsyncCollector(policy(True), envs, VectorReplayBuffer(400, 4))
-        collector.reset()
-        for _ in range(5):
-            collector.collect(n_step=7)
-            collector.reset_env()
-            assert envs.waiting_id == []
-
-
-@needs_tianshou
-@pytest.mark.parametrize("wait_num", [None, 2])
-def test_the_wrapper_that_normalises_observations(wait_num):
-    from tianshou.env import VectorEnvNormObs
-
-    actions = [RIGHT] * 4
-    told = []
-    for make in (tianshou.env.DummyVectorEnv, TianshouVectorEnv):
-        with closing(VectorEnvNormObs(make(walks((20,) * 4)))) as envs:
-            assert len(envs) == 4 and envs.action_space == [spaces.Discrete(3)] * 4
-            told.append([envs.reset(seed=1)[0], *(envs.step(actions)[0] for _ in range(5))])
-            told.append(envs.get_obs_rms().mean)
-    assert same([part.tolist() for part in told[0]], [part.tolist() for part in told[2]])
-    assert same(told[1].tolist(), told[3].tolist())
-
-
-@needs_tianshou
-@pytest.mark.parametrize("kind", ["array", "dict", "nested"])
-def test_step_for_step_as_the_dummy(kind):
-    fns = walks(kind=kind)
-    with closing(tianshou.env.DummyVectorEnv(fns)) as theirs, vector_env(fns) as ours:
-        for envs in (theirs, ours):
-            envs.seed(2)
-        assert ours.spec == theirs.spec and ours.observation_space == theirs.observation_space
-        results = [theirs.reset(), ours.reset()]
-        for action in [RIGHT] * 3 + [LEFT] * 2 + [RIGHT] * 4:
-            assert str(results[0]) == str(results[1])
-            results = [envs.step([action] * 4) for envs in (theirs, ours)]
-            assert [part.dtype for part in results[0]] == [part.dtype for part in results[1]]
-            over = np.flatnonzero(results[0][2])
-            if len(over):
-                assert str(theirs.reset(over)) == str(ours.reset(over))
-
-
-@needs_tianshou
-def test_it_is_what_collectors_look_for():
-    assert issubclass(TianshouVectorEnv, tianshou.env.BaseVectorEnv)
-    missing = [
-        name
-        for name, value in vars(tianshou.env.BaseVectorEnv).items()
-        if not name.startswith("_") and name not in vars(TianshouVectorEnv)
-    ]
-    assert not missing
+def test_without_tianshou_the_error_says_what_to_install():
+    code = """
+        sys.modules["tianshou"] = None
+        import shmvec
+        assert not any(name.startswith("shmvec.adapters") for name in sys.modules)
+        import shmvec.adapters.tianshou
+    """
+    errors = run_script(code).communicate()[1]
+    assert "ImportError: shmvec.adapters.tianshou needs Tianshou: pip install tianshou" in errors

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, Anything, WorkerEnv
 from shmvec.arguments import AutoresetMode
 from shmvec.faults import (
     EnvTimeoutError,
@@ -37,10 +38,6 @@ Array: TypeAlias = npt.NDArray[Any]
 Envs: TypeAlias = npt.NDArray[np.intp]
 # Which envs: one, some, or None for all.
 Ids: TypeAlias = int | Sequence[int] | Array | None
-
-_SPACES = ("observation_space", "action_space")
-_REWARD = "shmvec.reward"  # in an info: a reward that is no scalar
-_KWARGS = "shmvec.kwargs"  # in options: what else `reset` was called with
 
 
 class TianshouVectorEnv(BaseVectorEnv):
@@ -133,7 +130,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._resetting: list[int] = []
         try:
             described = self.envs.call("shmvec_describe")
-            self._spaces = {name: [one[name] for one in described] for name in _SPACES}
+            self._spaces = {name: [one[name] for one in described] for name in SPACES}
             self._reseeds = [env for env in range(num_envs) if not described[env]["seed"]]
             if any(isinstance(space, spaces.Tuple) for space in self._spaces["observation_space"]):
                 raise TypeError(
@@ -186,7 +183,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         """
         self._check_open()
         envs = self._ids(id)
-        if key in _SPACES:
+        if key in SPACES:
             return [self._spaces[key][env] for env in envs.tolist()]
         self._check_ready(envs)
         self._settle()
@@ -473,7 +470,7 @@ class TianshouVectorEnv(BaseVectorEnv):
             number = 0 if action is None else len(action)
             raise ValueError(f"there are {number} actions for {count} envs. Nothing was sent.")
         space = self.envs.single_action_space
-        if isinstance(space, _Anything):
+        if isinstance(space, Anything):
             return list(action)
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             room: Any = create_empty_array(space, count)
@@ -488,7 +485,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         """Results of ``ShmVectorEnv``, of these envs, as Tianshou has them."""
         observations, rewards, terminations, truncations, infos = results
         dicts = _boxed([infos.get(env) or {} for env in envs.tolist()])
-        given = [info.pop(_REWARD, None) for info in dicts]
+        given = [info.pop(REWARD, None) for info in dicts]
         arrays = [reward for reward in given if reward is not None]
         if arrays:  # who has none was reset, or had a fault
             nothing = np.zeros_like(arrays[0])
@@ -582,7 +579,7 @@ def _reset_arguments(kwargs: dict[str, Any], count: int) -> tuple[Any, Any]:
     others = {key: value for key, value in kwargs.items() if key not in ("seed", "options")}
     options = kwargs.get("options")
     if others:
-        options = {_KWARGS: others, "options": options}
+        options = {KWARGS: others, "options": options}
     return seed, None if options is None else [options] * count
 
 
@@ -591,7 +588,7 @@ def _reset_arguments(kwargs: dict[str, Any], count: int) -> tuple[Any, Any]:
 
 def _made(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -> _Envs:
     functions: list[Any] = [
-        partial(_WorkerEnv, env, env_fn, share_memory) for env, env_fn in enumerate(env_fns)
+        partial(WorkerEnv, env, env_fn, share_memory) for env, env_fn in enumerate(env_fns)
     ]
     try:
         return _Envs(
@@ -680,83 +677,3 @@ def _told_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
         for key, value in infos.items()
         if not key.startswith("_") and infos[f"_{key}"][row]
     }
-
-
-# ---- in the workers --------------------------------------------------------------------------
-
-
-class _Anything(gym.Space[Any]):
-    """The space of what travels as messages."""
-
-    def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        return None
-
-    def contains(self, x: Any) -> bool:
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Anything)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-class _WorkerEnv:
-    """An env as Tianshou treats it, in its worker."""
-
-    def __init__(
-        self, index: int, env_fn: Callable[[], gym.Env[Any, Any]], share_memory: bool
-    ) -> None:
-        self.index = index
-        self.env: Any = env_fn()
-        self._step = self.env.step
-        self.metadata = getattr(self.env, "metadata", None)
-        self.render_mode = getattr(self.env, "render_mode", None)
-        self.observation_space = self.env.observation_space if share_memory else _Anything()
-        self.action_space = self.env.action_space if share_memory else _Anything()
-        self.close = self.env.close
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        """Passes on what was given, and nothing else: Tianshou's envs may take less."""
-        kwargs: dict[str, Any] = {}
-        if isinstance(options, dict) and _KWARGS in options:
-            kwargs, options = dict(options[_KWARGS]), options["options"]
-        if seed is not None:
-            kwargs["seed"] = seed
-        if options is not None:
-            kwargs["options"] = options
-        return self.env.reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        result: Any = self._step(action)
-        reward = result[1]
-        if isinstance(reward, (float, int)) or np.ndim(reward) == 0:
-            return result
-        observation, reward, terminated, truncated, info = result
-        return observation, 0.0, terminated, truncated, {**info, _REWARD: np.asarray(reward)}
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        if name.startswith("shmvec_"):
-            return getattr(self, name)
-        return self._found(name)
-
-    def _found(self, name: str) -> Any:
-        find = getattr(self.env, "get_wrapper_attr", None)
-        return getattr(self.env, name) if find is None else find(name)
-
-    def shmvec_describe(self) -> dict[str, Any]:
-        spaces_of_env = {name: getattr(self.env, name, None) for name in _SPACES}
-        return {**spaces_of_env, "seed": hasattr(self.env, "seed")}
-
-    def shmvec_get(self, name: str) -> Any:
-        return self._found(name)
-
-    def shmvec_set(self, name: str, value: Any) -> None:
-        setattr(self.env.unwrapped, name, value)
-
-    def shmvec_seed(self, seeds: Sequence[int | None]) -> Any:
-        seed = seeds[self.index]
-        space = getattr(self.env, "action_space", None)
-        if space is not None:
-            space.seed(seed)
-        own = getattr(self.env, "seed", None)
-        return seed if own is None else own(seed)

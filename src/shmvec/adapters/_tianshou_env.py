@@ -1,0 +1,92 @@
+"""An env as Tianshou treats it, in its worker, where Tianshou itself is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+__all__ = ["KWARGS", "REWARD", "SPACES", "Anything", "WorkerEnv"]
+
+SPACES = ("observation_space", "action_space")
+REWARD = "shmvec.reward"  # in an info: a reward that is no scalar
+KWARGS = "shmvec.kwargs"  # in options: what else `reset` was called with
+
+
+class Anything(gym.Space[Any]):
+    """The space of what travels as messages."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        return None
+
+    def contains(self, x: Any) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Anything)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class WorkerEnv:
+    """An env as Tianshou treats it, in its worker."""
+
+    def __init__(
+        self, index: int, env_fn: Callable[[], gym.Env[Any, Any]], share_memory: bool
+    ) -> None:
+        self.index = index
+        self.env: Any = env_fn()
+        self._step = self.env.step
+        self.metadata = getattr(self.env, "metadata", None)
+        self.render_mode = getattr(self.env, "render_mode", None)
+        self.observation_space = self.env.observation_space if share_memory else Anything()
+        self.action_space = self.env.action_space if share_memory else Anything()
+        self.close = self.env.close
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """Passes on what was given, and nothing else: Tianshou's envs may take less."""
+        kwargs: dict[str, Any] = {}
+        if isinstance(options, dict) and KWARGS in options:
+            kwargs, options = dict(options[KWARGS]), options["options"]
+        if seed is not None:
+            kwargs["seed"] = seed
+        if options is not None:
+            kwargs["options"] = options
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        result: Any = self._step(action)
+        reward = result[1]
+        if isinstance(reward, (float, int)) or np.ndim(reward) == 0:
+            return result
+        observation, reward, terminated, truncated, info = result
+        return observation, 0.0, terminated, truncated, {**info, REWARD: np.asarray(reward)}
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        if name.startswith("shmvec_"):
+            return getattr(self, name)
+        return self._found(name)
+
+    def _found(self, name: str) -> Any:
+        find = getattr(self.env, "get_wrapper_attr", None)
+        return getattr(self.env, name) if find is None else find(name)
+
+    def shmvec_describe(self) -> dict[str, Any]:
+        spaces_of_env = {name: getattr(self.env, name, None) for name in SPACES}
+        return {**spaces_of_env, "seed": hasattr(self.env, "seed")}
+
+    def shmvec_get(self, name: str) -> Any:
+        return self._found(name)
+
+    def shmvec_set(self, name: str, value: Any) -> None:
+        setattr(self.env.unwrapped, name, value)
+
+    def shmvec_seed(self, seeds: Sequence[int | None]) -> Any:
+        seed = seeds[self.index]
+        space = getattr(self.env, "action_space", None)
+        if space is not None:
+            space.seed(seed)
+        own = getattr(self.env, "seed", None)
+        return seed if own is None else own(seed)
