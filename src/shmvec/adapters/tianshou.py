@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, Anything, WorkerEnv
+from shmvec.adapters.tianshou_env import KWARGS, REWARD, SPACES, Anything, WorkerEnv
 from shmvec.arguments import AutoresetMode
 from shmvec.faults import (
     EnvTimeoutError,
