@@ -1,4 +1,4 @@
-"""The spaces of a vector env: those of its envs, which must fit together."""
+"""The spaces of a vector env: those of its envs, which must fit together; and one for anything."""
 
 from __future__ import annotations
 
@@ -7,14 +7,41 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
+from gymnasium.vector.utils import batch_differing_spaces, batch_space, create_shared_memory
 
 from shmvec.layout import check_shared_memory
 from shmvec.worker import Report
 
-__all__ = ["agreed_spaces"]
+__all__ = ["Anything", "agreed_spaces"]
 
 Space = gym.Space[Any]
+
+
+class Anything(gym.Space[Any]):
+    """The space of any object that can be pickled: its values travel as messages."""
+
+    def __init__(self) -> None:
+        """Makes the space; it has no shape and no dtype."""
+        super().__init__()
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        """Nothing can be sampled."""
+        raise NotImplementedError("what may be anything cannot be sampled")
+
+    def contains(self, x: Any) -> bool:
+        """Anything will do."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        """All are equal."""
+        return isinstance(other, Anything)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@create_shared_memory.register(Anything)
+def _in_messages(space: Anything, n: int = 1, ctx: Any = None) -> None:
+    """They lie in no slab, so that no array is needed; and nobody needs to be told."""
 
 
 def agreed_spaces(

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmvec import FaultPolicy
-from shmvec.planning import AnyState, EnvState, PlanningVectorEnv, Promise
+from shmvec.planning import EnvState, PlanningVectorEnv, Promise
+from shmvec.spaces import Anything
 
 WORKERS = pytest.mark.parametrize("n_workers", [0, 1, 2, 3])
 
@@ -99,7 +100,7 @@ def test_step_batch(n_workers, count, rows):
 @settings(max_examples=10, deadline=None)
 def test_step_batch_of_any_size(data, count, rows):
     with planning(counter, rows=rows) as env:
-        assert isinstance(env.state_space, AnyState)
+        assert isinstance(env.state_space, Anything)
         states, actions = states_and_actions(env, 8)
         which = data.draw(st.lists(st.integers(0, 7), min_size=count, max_size=count))
         dt = data.draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))

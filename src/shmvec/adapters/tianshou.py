@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from shmvec.adapters.tianshou_env import KWARGS, REWARD, SPACES, Anything, WorkerEnv
+from shmvec.adapters.tianshou_env import KWARGS, REWARD, SPACES, WorkerEnv
 from shmvec.arguments import AutoresetMode
 from shmvec.faults import (
     EnvTimeoutError,
@@ -23,6 +23,7 @@ from shmvec.faults import (
     raise_failures,
 )
 from shmvec.partial import existing_env_ids
+from shmvec.spaces import Anything
 from shmvec.vector_env import ShmVectorEnv
 
 try:

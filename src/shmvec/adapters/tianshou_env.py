@@ -8,26 +8,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["KWARGS", "REWARD", "SPACES", "Anything", "WorkerEnv"]
+from shmvec.spaces import Anything
+
+__all__ = ["KWARGS", "REWARD", "SPACES", "WorkerEnv"]
 
 SPACES = ("observation_space", "action_space")
 REWARD = "shmvec.reward"  # in an info: a reward that is no scalar
 KWARGS = "shmvec.kwargs"  # in options: what else `reset` was called with
-
-
-class Anything(gym.Space[Any]):
-    """The space of what travels as messages."""
-
-    def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        return None
-
-    def contains(self, x: Any) -> bool:
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Anything)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class WorkerEnv:
@@ -36,6 +23,7 @@ class WorkerEnv:
     def __init__(
         self, index: int, env_fn: Callable[[], gym.Env[Any, Any]], share_memory: bool
     ) -> None:
+        """Builds the env."""
         self.index = index
         self.env: Any = env_fn()
         self._step = self.env.step
@@ -57,6 +45,7 @@ class WorkerEnv:
         return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> Any:
+        """Steps the env; rewards that are no numbers go with the info."""
         result: Any = self._step(action)
         reward = result[1]
         if isinstance(reward, (float, int)) or np.ndim(reward) == 0:
@@ -65,6 +54,7 @@ class WorkerEnv:
         return observation, 0.0, terminated, truncated, {**info, REWARD: np.asarray(reward)}
 
     def get_wrapper_attr(self, name: str) -> Any:
+        """What a worker calls: a method below, or what the env has."""
         if name.startswith("shmvec_"):
             return getattr(self, name)
         return self._found(name)
@@ -74,16 +64,20 @@ class WorkerEnv:
         return getattr(self.env, name) if find is None else find(name)
 
     def shmvec_describe(self) -> dict[str, Any]:
+        """Its own spaces, and whether it has a ``seed`` method."""
         spaces_of_env = {name: getattr(self.env, name, None) for name in SPACES}
         return {**spaces_of_env, "seed": hasattr(self.env, "seed")}
 
     def shmvec_get(self, name: str) -> Any:
+        """An attribute, not called."""
         return self._found(name)
 
     def shmvec_set(self, name: str, value: Any) -> None:
+        """Sets an attribute of the env itself."""
         setattr(self.env.unwrapped, name, value)
 
     def shmvec_seed(self, seeds: Sequence[int | None]) -> Any:
+        """Seeds the env as Tianshou does, with its one of all seeds."""
         seed = seeds[self.index]
         space = getattr(self.env, "action_space", None)
         if space is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from shmvec.planning.states import AnyState
+from shmvec.spaces import Anything
 
 __all__ = ["Batches", "checked_dt"]
 
@@ -40,7 +40,7 @@ class Batches:
         self._no_action = create_empty_array(action_space, 1)
         self._no_state = (
             None
-            if isinstance(state_space, AnyState)
+            if isinstance(state_space, Anything)
             else np.zeros(state_space.shape or (), state_space.dtype)
         )
 

@@ -18,38 +18,12 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import wrappers
-from gymnasium.vector.utils import create_shared_memory
 
-__all__ = ["AnyState", "EnvState"]
+from shmvec.spaces import Anything
+
+__all__ = ["EnvState"]
 
 Vector = npt.NDArray[Any]
-
-
-class AnyState(gym.Space[Any]):
-    """The space of states that are no arrays of a fixed size: any object that can be pickled."""
-
-    def __init__(self) -> None:
-        """Makes the space; it has no shape and no dtype."""
-        super().__init__()
-
-    def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        """Nothing can be sampled: states come from envs."""
-        raise NotImplementedError("states cannot be sampled, only taken from an env")
-
-    def contains(self, x: Any) -> bool:
-        """Anything will do."""
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        """All are equal."""
-        return isinstance(other, AnyState)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-@create_shared_memory.register(AnyState)
-def _in_messages(space: AnyState, n: int = 1, ctx: Any = None) -> None:
-    """States of no fixed size lie in no slab: the core sends them as messages."""
 
 
 class _Part:
@@ -84,7 +58,7 @@ class EnvState:
 
     Attributes:
         space: The space of states: a Box of float64, of bytes (uint8) or of what the env's own
-            ``get_state`` returns; ``AnyState`` if they have no fixed size.
+            ``get_state`` returns; ``Anything`` if they have no fixed size.
         nothing: What may stand where nobody looks for a state.
     """
 
@@ -118,7 +92,7 @@ class EnvState:
         self._vector: Vector = np.zeros(shape, dtype)
         self._slices = self._sliced(self._vector)
         self._steps = [(part.get, part.set, out) for part, out in self._slices]
-        self.space = AnyState() if self._objects else _box(shape, dtype)
+        self.space = Anything() if self._objects else _box(shape, dtype)
         self.nothing = None if self._objects else self._vector  # in the place of a state
 
     def _sliced(self, vector: Vector) -> list[tuple[_Part, Vector]]:

@@ -91,7 +91,7 @@ class PlanningVectorEnv:
         autoreset: Whether an env whose episode has ended is reset by its next step without a state.
         observation_space: Of one env.
         action_space: Of one env.
-        state_space: Of states: a Box, or ``AnyState``.
+        state_space: Of states: a Box, or ``shmvec.spaces.Anything``.
 
     Example:
         >>> import gymnasium as gym
