@@ -598,3 +598,34 @@ def test_an_overridden_add_info_is_told_of_faults():
             assert set(infos) == {0, 1} and infos[0]["fault"]["type"] == "Restart"
     finally:
         envs.close()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_env_that_raises_while_the_worker_of_another_one_dies(masked):
+    """Recovering from the death takes the answer of the one that has raised: nothing is out."""
+
+    class Slow(Frail):
+        def step(self, action):
+            if action in (RAISE, KILL):
+                time.sleep(0.1 if action == RAISE else 0.4)  # the parent waits by then
+            return super().step(action)
+
+    fns = [lambda: Slow(0), lambda: Slow(1)]
+    faults = FaultPolicy(on_crash="restart")
+    envs = ShmVectorEnv(fns, num_workers=2, faults=faults, autoreset_mode=AutoresetMode.DISABLED)
+    try:
+        envs.reset(seed=1)
+        with pytest.raises(LookupError):
+            if masked:
+                envs.step([RAISE, KILL], mask=np.ones(2, bool))
+            else:
+                envs.send([RAISE, KILL], [0, 1])
+                envs.recv()
+        if not masked:
+            _, _, _, truncations, infos = envs.recv(min_envs=1)
+            assert infos["env_id"].tolist() == [1] and truncations.all()
+            assert infos["fault"]["type"][0] == "WorkerCrashError"
+        envs.reset(seed=2)
+        envs.step([1, 1])
+    finally:
+        envs.close()

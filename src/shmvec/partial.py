@@ -176,16 +176,16 @@ class PartialBatches:
             raise EnvsFailed(failures)
 
     def _wait_core(self, wanted: int, timeout: float | None) -> bool:
-        """Waits until so many may be ready, whatever happens to workers meanwhile."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self.recovery.answer_for_broken()
-            try:
-                return self._loop.wait(wanted, timeout)
-            except (WorkerCrashError, EnvTimeoutError) as error:
-                self.recovery.recover(error)
-            if deadline is not None:
-                timeout = max(0.0, deadline - time.monotonic())
+        """Waits until so many may be ready, whatever happens to workers meanwhile.
+
+        Returns False if the time is up; True: look again.
+        """
+        self.recovery.answer_for_broken()
+        try:
+            return self._loop.wait(wanted, timeout)
+        except (WorkerCrashError, EnvTimeoutError) as error:
+            self.recovery.recover(error)
+        return True  # answers were taken meanwhile, so fewer than `wanted` may be out
 
     def _take_as_recorded(self, timeout: float | None) -> Envs:
         assert self._replay is not None
