@@ -1,0 +1,199 @@
+"""The configuration of an env manager: its keys, their defaults, and what they may be."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import operator
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from shmvec.faults import FaultPolicy
+
+__all__ = ["EnvManagerConfig", "SyncEnvManagerConfig", "config_of"]
+
+# What DI-engine itself puts into, and looks for in, the configuration of an env manager.
+_OF_DI_ENGINE = ("cfg_type", "type", "import_names")
+
+
+@dataclass(slots=True)
+class EnvManagerConfig(MutableMapping[str, Any]):
+    """What an env manager does; also a mapping of its keys, which cannot be added to.
+
+    Attributes:
+        episode_num: Episodes that each env plays; then it is DONE.
+        max_retry: How often a reset is tried in all.
+        retry_type: How a reset that failed is tried again: "reset" asks the same env, "renew" a
+            new one, in a new process. (A process that died, or was ended for being late, is a new
+            one in any case.)
+        auto_reset: Whether an env whose episode is over is reset. False: ``reset`` it yourself.
+        step_timeout: Seconds that a step of one env may take. None: as long as it likes.
+        reset_timeout: Seconds that a reset of one env may take, in its worker.
+        retry_waiting_time: Seconds before a reset is tried again.
+        shared_memory: Whether observations lie in shared memory; see ``ShmVectorEnv``.
+        copy_on_get: Whether observations are copies. False: they may be views of shared memory,
+            which later steps of their env overwrite.
+        context: How processes are started: "fork", "spawn", "forkserver", or None for Python's
+            default.
+        wait_num: ``step`` returns when so many envs are ready.
+        step_wait_timeout: Seconds after which ``step`` returns with less. None: it does not.
+        connect_timeout: Seconds that a reset may take from the parent's asking to the answer,
+            other envs of its worker included. None: as long as it likes.
+        reset_inplace: Whether the step that ends an episode also resets.
+        num_workers: Processes that hold the envs. None: one for each env where an env must be
+            replaceable alone (retry_type "renew", step_timeout, reset_timeout); else as
+            ``ShmVectorEnv`` chooses. 0: the calling process.
+        faults: What is done when a step fails: ``shmvec.FaultPolicy``. None: it raises, and the
+            env is in ERROR until it is reset.
+    """
+
+    episode_num: float = math.inf
+    max_retry: int = 1
+    retry_type: str = "reset"
+    auto_reset: bool = True
+    step_timeout: float | None = None
+    reset_timeout: float | None = None
+    retry_waiting_time: float = 0.1
+    shared_memory: bool = True
+    copy_on_get: bool = True
+    context: str | None = "fork"
+    wait_num: float = 2
+    step_wait_timeout: float | None = 0.01
+    connect_timeout: float | None = 60
+    reset_inplace: bool = False
+    num_workers: int | None = None
+    faults: FaultPolicy | None = None
+    _of_di_engine: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def check(self) -> None:
+        """Raises unless all values are possible.
+
+        Raises:
+            ValueError: One is out of range, no such word, or at odds with another.
+            TypeError: One has the wrong type.
+        """
+        _check_number("episode_num", self.episode_num, least=1)
+        _check_number("max_retry", self.max_retry, least=0)
+        _check_word("retry_type", self.retry_type, ("reset", "renew"))
+        for name in ("auto_reset", "shared_memory", "copy_on_get", "reset_inplace"):
+            if not isinstance(self[name], bool):
+                raise TypeError(f"{name} must be a bool, got {self[name]!r}")
+        for name in ("step_timeout", "reset_timeout", "connect_timeout"):
+            _check_seconds(name, self[name], above_zero=True)
+        _check_seconds("step_wait_timeout", self.step_wait_timeout)
+        if self.retry_waiting_time is None:
+            raise TypeError("retry_waiting_time must be seconds, got None")
+        _check_seconds("retry_waiting_time", self.retry_waiting_time)
+        _check_number("wait_num", self.wait_num, least=1)
+        if self.context is not None:
+            _check_word("context", self.context, multiprocessing.get_all_start_methods())
+        if self.reset_inplace and not self.auto_reset:
+            raise ValueError("reset_inplace is unavailable when auto_reset=False")
+        if self.faults is not None and not isinstance(self.faults, FaultPolicy):
+            raise TypeError(f"faults must be a shmvec.FaultPolicy or None, got {self.faults!r}")
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key."""
+        if key in self._of_di_engine:
+            return self._of_di_engine[key]
+        if key not in _names(self):
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Sets the value of a key that there is, or that DI-engine itself needs."""
+        if key in _OF_DI_ENGINE:
+            self._of_di_engine[key] = value
+        elif key in _names(self):
+            setattr(self, key, value)
+        else:
+            raise KeyError(f"an env manager has no {key!r}; it has {', '.join(_names(self))}")
+
+    def __delitem__(self, key: str) -> None:
+        """Takes out what DI-engine itself needs; every other key keeps a value."""
+        if key not in self._of_di_engine:
+            raise TypeError(f"an env manager's configuration keeps its keys, {key!r} too")
+        del self._of_di_engine[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """All keys."""
+        return iter([*_names(self), *self._of_di_engine])
+
+    def __len__(self) -> int:
+        """Number of keys."""
+        return len(_names(self)) + len(self._of_di_engine)
+
+
+@dataclass(slots=True)
+class SyncEnvManagerConfig(EnvManagerConfig):
+    """The same for a manager that waits for all envs that it steps.
+
+    Attributes:
+        wait_num: Not used: all of them.
+        step_wait_timeout: Not used: as long as it takes.
+    """
+
+    wait_num: float = math.inf
+    step_wait_timeout: float | None = None
+
+
+_Config = TypeVar("_Config", bound=EnvManagerConfig)
+
+
+def config_of(kind: type[_Config], cfg: Any) -> _Config:
+    """A configuration of a kind, whatever it was given as.
+
+    Args:
+        kind: Has the defaults.
+        cfg: A mapping (dict, EasyDict, a configuration) of some of the keys, or None.
+
+    Raises:
+        KeyError: There is no such key.
+        ValueError: A value is out of range.
+        TypeError: It is no mapping, or a value has the wrong type.
+    """
+    config = kind()
+    if cfg is not None:
+        if not isinstance(cfg, Mapping):
+            raise TypeError(f"cfg must be a dict, an EasyDict or a {kind.__name__}, got {cfg!r}")
+        for key, value in cfg.items():
+            config[key] = value
+    config.check()
+    return config
+
+
+def _names(config: EnvManagerConfig) -> list[str]:
+    return [each.name for each in fields(config) if each.init]
+
+
+def _check_number(name: str, number: Any, least: int) -> None:
+    """Raises unless it is an integer, or infinite, and at least so large."""
+    if number != math.inf:
+        try:
+            operator.index(number)
+        except TypeError:
+            raise TypeError(f"{name} must be an int, got {number!r}") from None
+    elif name == "max_retry":
+        raise ValueError("max_retry must be finite: a reset that always fails must end")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+
+
+def _check_word(name: str, word: Any, words: Any) -> None:
+    if word not in words:
+        allowed = " or ".join(map(repr, words))
+        raise ValueError(f"{name} must be {allowed}, got {word!r}")
+
+
+def _check_seconds(name: str, seconds: Any, above_zero: bool = False) -> None:
+    """Raises unless it is None or a number of seconds, int or float."""
+    if seconds is None:
+        return
+    try:
+        value = float(seconds)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be seconds or None, got {seconds!r}") from None
+    if not (value > 0 if above_zero else value >= 0):
+        least = "positive" if above_zero else "not negative"
+        raise ValueError(f"{name} must be {least}, got {seconds}")

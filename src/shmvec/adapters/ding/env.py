@@ -1,0 +1,284 @@
+"""What runs in a worker: an env that is reset as a manager says, and tells what went wrong.
+
+Whatever an env raises travels as a value, so that one that fails disturbs no other. Values that the
+slabs cannot hold travel in a note, which is an entry of the info.
+"""
+
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+from dataclasses import dataclass
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from shmvec.faults import Failure
+
+__all__ = ["NOTE", "ManagedEnv", "Note", "Orders"]
+
+NOTE = "shmvec.adapters.ding"  # the key of notes in infos
+IMAGES = ("rgb_array", "depth_array")
+
+
+@dataclass(frozen=True)
+class Orders:
+    """How an env is to be reset, now and automatically.
+
+    Attributes:
+        kwargs: Keyword arguments of its ``reset``.
+        seed: For the next reset; with ``dynamic_seed``, for all to come.
+        dynamic_seed: Whether every reset is seeded anew, by numbers that the seed determines.
+        replay_path: Where it saves replays.
+        replay_name: What their names begin with.
+    """
+
+    kwargs: dict[str, Any] | None
+    seed: int | None
+    dynamic_seed: bool | None
+    replay_path: str | None
+    replay_name: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a manager must know besides observation, reward, flags and info.
+
+    Attributes:
+        fresh: The env was never told how to reset: its process is a new one.
+        failure: What it has raised.
+        abnormal: The timestep (observation, reward, done) that its info calls abnormal.
+        ended: Of an episode that was followed by a reset in the same step: terminated, truncated,
+            last observation, the reset's info.
+        reward: One that is an array.
+    """
+
+    fresh: bool = False
+    failure: Failure | None = None
+    abnormal: tuple[Any, Any, bool] | None = None
+    ended: tuple[bool, bool, Any, dict[str, Any]] | None = None
+    reward: Any = None
+
+
+class ManagedEnv:
+    """An env as the core steps it."""
+
+    def __init__(self, env_fn: Any, index: int, reset_inplace: bool, in_messages: bool) -> None:
+        """Builds the env.
+
+        Args:
+            env_fn: Makes it.
+            index: Its index.
+            reset_inplace: Whether the step that ends an episode also resets.
+            in_messages: Whether observations are in no slab, which would check them.
+
+        Raises:
+            TypeError: It is no env.
+        """
+        self._env = env_fn()
+        self._index = index
+        self._inplace = reset_inplace
+        self._in_messages = in_messages
+        self._orders: Orders | None = None
+        self._seed: int | None = None
+        self._draws: np.random.RandomState | None = None
+        self._base = 0  # of dynamic seeds
+        self._recording: str | None = None
+        missing = [
+            name
+            for name in ("reset", "step", "observation_space", "action_space")
+            if not hasattr(self._env, name)
+        ]
+        if missing:
+            raise TypeError(
+                f"env_fn[{index}]() returned a {type(self._env).__name__} without "
+                f"{', '.join(missing)}; it must return a gymnasium.Env"
+            )
+        self.observation_space = self._env.observation_space
+        self.action_space = self._env.action_space
+        self.metadata = getattr(self._env, "metadata", None)
+        self.render_mode = getattr(self._env, "render_mode", None)
+        self._nothing: Any = None  # an observation, where there is none
+
+    # ---- what the core calls -----------------------------------------------------------------
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Resets as the last orders say; ``options`` may be new ones."""
+        if isinstance(options, Orders):
+            self._orders = options
+            if options.seed is not None:
+                self._seed, self._draws, self._base = options.seed, None, 0
+        if self._orders is None:
+            return self._no_observation(), {NOTE: Note(fresh=True)}
+        try:
+            return self._reset()
+        except BaseException as error:
+            return self._no_observation(), {NOTE: self._failed(error, "reset")}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps; takes results of four or five values."""
+        try:
+            result = self._env.step(action)
+        except BaseException as error:
+            return self._no_observation(), 0.0, False, False, {NOTE: self._failed(error, "step")}
+        if len(result) == 5:
+            observation, reward, terminated, truncated, info = result
+        else:  # DI-engine's own, and Gym's of old
+            observation, reward, done, info = result
+            truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
+            terminated = bool(done) and not truncated
+        if info.get("abnormal", False):
+            done = bool(terminated) or bool(truncated)
+            note = Note(abnormal=(observation, reward, done))
+            return self._no_observation(), 0.0, False, False, {**info, NOTE: note}
+        self._check(observation)
+        array = None
+        if isinstance(reward, np.ndarray) and reward.ndim > 0:
+            array, reward = reward.copy(), 0.0
+            info = {**info, NOTE: Note(reward=array)}
+        if self._inplace and (terminated or truncated):
+            return self._reset_inplace(observation, reward, terminated, truncated, info, array)
+        return observation, reward, terminated, truncated, info
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """What a manager calls in a worker."""
+        if name in ("read_attribute", "call_method", "picture"):
+            return getattr(self, name)
+        return _attribute(self._env, name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Sets an attribute of the env."""
+        self._env.set_wrapper_attr(name, value)
+
+    def close(self) -> None:
+        """Closes the env."""
+        close = getattr(self._env, "close", None)
+        if close is not None:
+            close()
+
+    # ---- what a manager calls ----------------------------------------------------------------
+
+    def read_attribute(self, name: str) -> tuple[bool, Any]:
+        """Whether an attribute is a method, and if not, its value."""
+        value = _attribute(self._env, name)
+        if isinstance(value, (MethodType, BuiltinMethodType)):
+            return True, None
+        return False, value
+
+    def call_method(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Calls a method of the env."""
+        return _attribute(self._env, name)(*args, **kwargs)
+
+    def picture(self, mode: str) -> Any:
+        """The env's frame.
+
+        Raises:
+            ValueError: It was not made to render so.
+        """
+        own = getattr(self._env, "render_mode", None)
+        if own not in (mode, f"{mode}_list"):
+            raise ValueError(
+                f"env {self._index} cannot render {mode!r}: it was made with render_mode={own!r}; "
+                f"make it with render_mode={mode!r}"
+            )
+        frames = self._env.render()
+        return frames[-1] if own != mode and isinstance(frames, list) else frames
+
+    # ---- resets ------------------------------------------------------------------------------
+
+    def _reset(self) -> tuple[Any, dict[str, Any]]:
+        orders = self._orders
+        assert orders is not None
+        if orders.replay_path is not None and orders.replay_path != self._recording:
+            self._record(orders.replay_path, orders.replay_name)
+        kwargs = dict(orders.kwargs or {})
+        seed = self._seed_of_reset(orders.dynamic_seed)
+        if seed is not None:
+            kwargs.setdefault("seed", seed)
+        result = self._env.reset(**kwargs)
+        is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        observation, info = result if is_pair else (result, {})  # as DI-engine's own return
+        self._check(observation)
+        if self._draws is None:
+            self._seed = None  # it is used
+        else:
+            self._seed = self._base + 100 * int(self._draws.randint(1, 1000))
+        return observation, info
+
+    def _check(self, observation: Any) -> None:
+        """Raises unless the parent can put an observation into a batch with others."""
+        if self._in_messages:
+            space = self.observation_space
+            concatenate(space, [observation], create_empty_array(space, 1))  # type: ignore[arg-type]
+
+    def _seed_of_reset(self, dynamic: bool | None) -> int | None:
+        """The seed of the next reset; one that fails does not use it up."""
+        if self._seed is None:
+            return None
+        own = _method(self._env, "seed")
+        if own is not None:  # it knows what to do with it
+            own(self._seed) if dynamic is None else own(self._seed, dynamic)
+            self._seed = None
+            return None
+        if dynamic and self._draws is None:
+            # As DI-engine's envs draw theirs, but from a generator of their own.
+            self._base, self._draws = self._seed, np.random.RandomState(self._seed % 2**32)
+            self._seed += 100 * int(self._draws.randint(1, 1000))
+        return self._seed
+
+    def _reset_inplace(
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, array: Any
+    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """The results of a step that has ended an episode, and of the reset after it."""
+        # Copies: an env may use its arrays again in reset().
+        last, info = deepcopy(observation), deepcopy(info)
+        try:
+            following, reset_info = self._reset()
+        except BaseException as error:
+            failed = Note(failure=Failure.of(error, self._index, -1, "reset"), reward=array)
+            return last, reward, terminated, truncated, {**info, NOTE: failed}
+        ended = bool(terminated), bool(truncated), last, reset_info
+        # To the core it goes on: the next step is one like all others.
+        return following, reward, False, False, {**info, NOTE: Note(ended=ended, reward=array)}
+
+    def _record(self, path: str, name: str) -> None:
+        """Saves replays from now on."""
+        own = _method(self._env, "enable_save_replay")
+        if own is not None:
+            own(path)
+        else:
+            with warnings.catch_warnings():  # that the folder exists: envs may share it
+                warnings.simplefilter("ignore")
+                self._env = gym.wrappers.RecordVideo(
+                    self._env, path, episode_trigger=lambda episode: True, name_prefix=name
+                )
+        self._recording = path
+
+    def _failed(self, error: BaseException, operation: str) -> Note:
+        return Note(failure=Failure.of(error, self._index, -1, operation))
+
+    def _no_observation(self) -> Any:
+        """What lies in the slab where an env has given no observation; nobody gets to see it."""
+        if self._nothing is None:
+            space = deepcopy(self.observation_space)
+            space.seed(0)
+            self._nothing = space.sample()
+        return self._nothing
+
+
+def _attribute(env: Any, name: str) -> Any:
+    """An attribute of an env or of one of its wrappers."""
+    find = getattr(env, "get_wrapper_attr", None)
+    return getattr(env, name) if find is None else find(name)
+
+
+def _method(env: Any, name: str) -> Any:
+    """A method of an env or of one of its wrappers, or None."""
+    try:
+        found = _attribute(env, name)
+    except AttributeError:
+        return None
+    return found if callable(found) else None

@@ -1,0 +1,495 @@
+"""The env managers: they keep each env's state, and ask and answer for all of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+from shmvec.adapters.ding.arguments import checked_envs, checked_params, checked_seeds
+from shmvec.adapters.ding.config import EnvManagerConfig, SyncEnvManagerConfig, config_of
+from shmvec.adapters.ding.env import IMAGES
+from shmvec.adapters.ding.machine import Machine
+from shmvec.adapters.ding.states import (
+    BaseEnvTimestep,
+    EnvState,
+    EnvStateError,
+    ManagerClosedError,
+    Slot,
+)
+from shmvec.arguments import checked_env_fns
+
+__all__ = ["AsyncSubprocessEnvManager", "SyncSubprocessEnvManager"]
+
+_CLOSE_S = 5.0  # what envs get to close
+
+
+class AsyncSubprocessEnvManager:
+    """Steps envs, each with its own action and at its own pace, in worker processes.
+
+    ``step`` sends actions to some envs and returns the results of those that are ready first; the
+    rest come with a later step. Envs whose episodes are over are reset in the background.
+
+    What fails does so for its env alone: a step that raises is raised, and leaves its env in ERROR
+    until ``reset``; the others go on. (``faults=shmvec.FaultPolicy(...)`` in the configuration
+    resets it instead.) The timesteps of the others are the exception's ``timesteps``.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.adapters.ding import AsyncSubprocessEnvManager
+        >>> make_env = lambda: gym.make("CartPole-v1")
+        >>> manager = AsyncSubprocessEnvManager([make_env] * 4, {"episode_num": 2})
+        >>> manager.seed(0)
+        >>> manager.launch()
+        >>> while not manager.done:
+        ...     actions = {env_id: 0 for env_id in manager.ready_obs}
+        ...     timesteps = manager.step(actions)
+        >>> manager.episode_count
+        {0: 2, 1: 2, 2: 2, 3: 2}
+        >>> manager.close()
+    """
+
+    config_type: type[EnvManagerConfig] = EnvManagerConfig
+
+    def __init__(
+        self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any] | None = None
+    ) -> None:
+        """Takes the envs' functions and the configuration; ``launch`` starts them.
+
+        Args:
+            env_fn: One function for each env.
+            cfg: What differs from ``default_config()``: a dict, an EasyDict or a configuration.
+
+        Raises:
+            ValueError: There are no functions, or a value of the configuration is out of range.
+            TypeError: One is not callable, or a value has the wrong type.
+            KeyError: The configuration has an unknown key.
+        """
+        self._machine: Machine | None = None
+        self._env_fn = checked_env_fns(env_fn)
+        self._config = config_of(self.config_type, cfg)
+        self._slots = [Slot() for _ in self._env_fn]
+        self._reference: Any = None
+        self._action_seed: int | None = None
+
+    @classmethod
+    def default_config(cls) -> EnvManagerConfig:
+        """All keys of the configuration, with their defaults."""
+        return cls.config_type()
+
+    # ---- what can be asked without waiting ---------------------------------------------------
+
+    @property
+    def env_num(self) -> int:
+        """Number of envs."""
+        return len(self._env_fn)
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are no envs: not yet, or no more."""
+        return self._machine is None or self._machine.envs.vector_env.closed
+
+    @property
+    def env_states(self) -> dict[int, EnvState]:
+        """The state of each env."""
+        return {env: slot.state for env, slot in enumerate(self._slots)}
+
+    @property
+    def episode_count(self) -> dict[int, int]:
+        """How many episodes each env has played since ``launch``."""
+        return {env: slot.episodes for env, slot in enumerate(self._slots)}
+
+    @property
+    def reset_infos(self) -> dict[int, dict[str, Any]]:
+        """The info of each env's last reset."""
+        return {env: slot.reset_info for env, slot in enumerate(self._slots)}
+
+    @property
+    def done(self) -> bool:
+        """Whether all envs have played their episodes."""
+        return all(slot.state is EnvState.DONE for slot in self._slots)
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Whether an env has played its episodes."""
+        return self._slots[env_id].state is EnvState.DONE
+
+    @property
+    def active_env(self) -> list[int]:
+        """The envs in RUN."""
+        return [env for env, slot in enumerate(self._slots) if slot.state is EnvState.RUN]
+
+    @property
+    def ready_env(self) -> list[int]:
+        """The envs in RUN that are not in flight: those that can be stepped."""
+        return [env for env, slot in enumerate(self._slots) if slot.ready]
+
+    @property
+    def method_name_list(self) -> list[str]:
+        """The methods of envs that may be called through the manager; override it to add some."""
+        return ["reset", "step", "seed", "close", "enable_save_replay", "render"]
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """Observation space of one env."""
+        return self._of_one("observation_space")  # type: ignore[no-any-return]
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """Action space of one env; ``seed`` seeds it, too."""
+        space = self._of_one("action_space")
+        if self._action_seed is not None:
+            space.seed(self._action_seed)
+            self._action_seed = None
+        return space  # type: ignore[no-any-return]
+
+    @property
+    def reward_space(self) -> gym.Space[Any]:
+        """The env's own, or all numbers."""
+        found = getattr(self.env_ref, "reward_space", None)
+        return gym.spaces.Box(-np.inf, np.inf, (), np.float64) if found is None else found
+
+    @property
+    def env_ref(self) -> Any:
+        """An env in the calling process, ``env_fn[0]()``, made when first asked for."""
+        if self._reference is None:
+            self._reference = self._env_fn[0]()
+        return self._reference
+
+    def _of_one(self, name: str) -> Any:
+        if self._machine is None:
+            return getattr(self.env_ref, name)
+        return getattr(self._machine.envs.vector_env, f"single_{name}")
+
+    # ---- what may wait -----------------------------------------------------------------------
+
+    @property
+    def ready_obs(self) -> Any:
+        """The next observation of each env that is ready, as ``{env_id: observation}``.
+
+        Waits until at least one is, unless none will be: empty if all envs are DONE, in ERROR or
+        in NEED_RESET, or if results of steps are there to be taken first, with ``step({})``.
+
+        Raises:
+            ManagerClosedError: Before ``launch`` and after ``close``.
+            RuntimeError: A reset has failed too often. Asking again waits for the others.
+        """
+        return {env: self._slots[env].observation for env in self._wait_for_ready()}
+
+    @property
+    def ready_obs_id(self) -> list[int]:
+        """The envs of ``ready_obs``, for which it waits in the same way."""
+        return self._wait_for_ready()
+
+    @property
+    def ready_imgs(self) -> Frames:
+        """A frame of each env that is ready: ``{env_id: array}``.
+
+        ``manager.ready_imgs`` are "rgb_array" frames; ``manager.ready_imgs("depth_array")`` are
+        others. The envs must have been made with this render_mode. Waits for all envs in flight.
+        """
+        return Frames(self._frames)
+
+    def _frames(self, render_mode: str) -> dict[int, Any]:
+        if render_mode not in IMAGES:
+            raise ValueError(f"render_mode must be one of {IMAGES}, got {render_mode!r}")
+        machine = self._open()
+        machine.wait_until_home()
+        ready = self.ready_env
+        found = machine.envs.call(ready, "picture", render_mode) if ready else []
+        return dict(zip(ready, found, strict=True))
+
+    def random_action(self) -> dict[int, Any]:
+        """A sample of the action space for each env that is ready."""
+        space = self.action_space
+        return {env: space.sample() for env in self._wait_for_ready()}
+
+    def _wait_for_ready(self) -> list[int]:
+        machine = self._open()
+        machine.poll()
+        while True:
+            machine.raise_reset_errors()
+            ready = self.ready_env
+            waits = any(slot.state is EnvState.RESET for slot in self._slots)
+            if ready or not waits or machine.undelivered or machine.step_errors:
+                return ready
+            machine.pump(1, None)
+
+    # ---- launch, reset, close ----------------------------------------------------------------
+
+    def launch(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
+        """Starts the workers, builds the envs and resets them.
+
+        Args:
+            reset_param: For each env, keyword arguments of its ``reset``.
+
+        Raises:
+            EnvStateError: It is launched already.
+            ValueError: ``reset_param`` is not of all envs.
+            RuntimeError: A reset failed ``max_retry`` times; the manager is closed again.
+            Exception: What an env_fn raises.
+        """
+        if not self.closed:
+            raise EnvStateError("please first close the env manager: it is launched already")
+        if reset_param is not None:
+            checked_params(reset_param, self.env_num)
+            if len(reset_param) != self.env_num:
+                raise ValueError(
+                    f"launch() needs reset_param of all {self.env_num} envs, or none; got those of "
+                    f"{sorted(reset_param)}"
+                )
+        self._machine = Machine(self._env_fn, self._config, self._slots)
+        try:
+            self.reset(reset_param)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
+        """Resets envs, in parallel, and waits for them.
+
+        Those in flight are waited for first; what their steps return is dropped.
+
+        Args:
+            reset_param: Which envs, and keyword arguments of their ``reset``, which automatic
+                resets repeat. None in place of arguments: there are none. None for all of it: all
+                envs, with the arguments they had.
+
+        Raises:
+            ManagerClosedError: Before ``launch`` and after ``close``.
+            TypeError: It is no mapping, or arguments are no dict.
+            ValueError: There is no such env.
+            RuntimeError: A reset failed ``max_retry`` times. That env is in ERROR, the others are
+                reset.
+        """
+        machine = self._open()
+        if reset_param is None:
+            reset_param = {env: slot.param for env, slot in enumerate(self._slots)}
+        params = checked_params(reset_param, self.env_num)
+        machine.held = frozenset(params)
+        try:
+            while any(self._slots[env].asked for env in params):
+                machine.pump(1, None)
+        finally:
+            machine.held = frozenset()
+        if not params:
+            return
+        machine.ask_to_reset(list(params), True, params)
+        while any(self._slots[env].state is EnvState.RESET for env in params):
+            machine.pump(1, None)
+        machine.raise_reset_errors(params)
+
+    def close(self) -> None:
+        """Closes the envs and ends the workers; a second time, nothing is done.
+
+        An env that is in a step gets 5 seconds to come back.
+
+        Raises:
+            Exception: What an env's ``close`` raises, after everything else is closed.
+        """
+        machine, self._machine = self._machine, None
+        reference, self._reference = self._reference, None
+        if machine is not None:
+            machine.end()
+        try:
+            if reference is not None:
+                reference.close()
+        finally:
+            if machine is not None:
+                machine.envs.vector_env.close(timeout=_CLOSE_S)
+
+    def seed(
+        self,
+        seed: int | Sequence[int | None] | Mapping[int, int | None],
+        dynamic_seed: bool | None = None,
+    ) -> None:
+        """Sets the seeds of the envs' next ``reset`` or ``launch``, which uses them once.
+
+        Args:
+            seed: An int: env ``i`` gets ``seed + i``. A list: one for each env. A dict: for some.
+            dynamic_seed: Whether every reset after that, automatic ones too, is seeded anew: with
+                ``seed + 100 * n``, where the seed determines each ``n``. An env that has a method
+                ``seed`` gets both instead.
+
+        Raises:
+            TypeError: A seed is no integer, or ``dynamic_seed`` no bool.
+            ValueError: The list has another length than there are envs, there is no such env, or a
+                seed is negative.
+        """
+        seeds = checked_seeds(seed, self.env_num)
+        if dynamic_seed is not None and not isinstance(dynamic_seed, (bool, np.bool_)):
+            raise TypeError(f"dynamic_seed must be a bool or None, got {dynamic_seed!r}")
+        for env, value in seeds.items():
+            slot = self._slots[env]
+            slot.seed, slot.seed_used, slot.told = value, value is None, False
+            slot.dynamic_seed = None if dynamic_seed is None else bool(dynamic_seed)
+        if 0 in seeds:
+            self._action_seed = seeds[0]
+
+    def enable_save_replay(self, replay_path: str | Sequence[str]) -> None:
+        """Sets where envs save replays, from their next ``reset`` or ``launch`` on.
+
+        An env that has a method ``enable_save_replay`` gets the path; around others Gymnasium's
+        ``RecordVideo`` is put, which needs ``render_mode="rgb_array"`` and moviepy, and writes
+        "env-<id>-episode-<n>.mp4".
+
+        Args:
+            replay_path: One folder for all, or one for each env.
+
+        Raises:
+            ValueError: The list has another length than there are envs.
+        """
+        paths = [replay_path] * self.env_num if isinstance(replay_path, str) else list(replay_path)
+        if len(paths) != self.env_num:
+            raise ValueError(f"there are {len(paths)} replay paths for {self.env_num} envs")
+        for slot, path in zip(self._slots, paths, strict=True):
+            slot.replay_path = str(path)
+
+    # ---- step --------------------------------------------------------------------------------
+
+    def step(self, actions: Any) -> Any:
+        """Steps envs, and returns those that are ready first.
+
+        Args:
+            actions: ``{env_id: action}``, of envs in ``ready_env``. Empty: only takes results.
+
+        Returns:
+            ``{env_id: timestep}``, in the order in which they were ready: of ``wait_num`` envs or,
+            when ``step_wait_timeout`` is up, of those that are ready; at least one of them not
+            done, unless nothing is in flight any more. Envs that were stepped earlier count.
+
+        Raises:
+            ManagerClosedError: Before ``launch`` and after ``close``.
+            EnvStateError: An env is not in RUN, or in flight. Nothing was sent.
+            ValueError: There is no such env, or an action has the wrong shape. Nothing was sent.
+            TypeError: It is no mapping, or an action has the wrong dtype. Nothing was sent.
+            RuntimeError: A reset has failed too often. Nothing was sent.
+            EnvTimeoutError: A step took longer than ``step_timeout``.
+            WorkerCrashError: A process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause. What the
+                other envs returned is its ``timesteps``.
+        """
+        machine = self._open()
+        envs = checked_envs(actions, self._slots)
+        machine.raise_reset_errors()
+        if envs:
+            machine.ask_to_step(envs, list(actions.values()))
+        return self._gather(machine)
+
+    def _gather(self, machine: Machine) -> dict[int, BaseEnvTimestep]:
+        """Waits for enough timesteps and returns them."""
+        deadline = self._deadline()
+        wanted = self._wanted()
+        while True:
+            flying = sum(slot.asked == "step" for slot in self._slots)
+            if flying == 0:
+                break
+            arrived = len(machine.undelivered) + len(machine.step_errors)
+            missing = int(min(wanted - arrived, flying))
+            late = deadline is not None and time.monotonic() >= deadline
+            if (missing <= 0 or (late and arrived > 0)) and machine.any_goes_on():
+                break
+            if missing <= 0 or late:
+                machine.pump(1, None)
+            else:
+                machine.pump(missing, deadline)
+        timesteps, error = machine.deliver()
+        if error is not None:
+            raise error
+        if not timesteps:
+            machine.raise_reset_errors()
+        return timesteps
+
+    def _deadline(self) -> float | None:
+        timeout = self._config.step_wait_timeout
+        return None if timeout is None else time.monotonic() + timeout
+
+    def _wanted(self) -> float:
+        """Of how many envs a step returns results."""
+        return self._config.wait_num
+
+    def _open(self) -> Machine:
+        if self._machine is None or self.closed:
+            raise ManagerClosedError("env manager is closed, please launch() it first")
+        return self._machine
+
+    # ---- attributes of the envs --------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # else a misspelt name would be an attribute
+
+        def __getattr__(self, key: str) -> Any:
+            """The attribute of each env, as a list; a method if ``method_name_list`` has it."""
+            return self._attribute(key)
+
+    def _attribute(self, key: str) -> Any:
+        machine = self.__dict__.get("_machine")
+        if key.startswith("__"):
+            raise AttributeError(key)
+        if machine is None or self.closed:
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {key!r}, and its envs are asked only "
+                "while it is launched"
+            )
+        machine.wait_until_home()
+        found = machine.envs.call(range(self.env_num), "read_attribute", key)
+        if not any(is_method for is_method, _ in found):
+            return [value for _, value in found]
+        if key not in self.method_name_list:
+            raise RuntimeError(
+                f"env getattr doesn't support method({key}), please override method_name_list"
+            )
+        return partial(self._call, key)
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        machine = self._open()
+        machine.wait_until_home()
+        return machine.envs.call(range(self.env_num), "call_method", name, args, kwargs)
+
+
+class Frames(dict[int, Any]):
+    """Frames by env; called, those of another render mode."""
+
+    def __init__(self, render: Callable[[str], dict[int, Any]]) -> None:
+        """Takes what renders."""
+        super().__init__(render("rgb_array"))
+        self._render = render
+
+    def __call__(self, render_mode: str = "rgb_array") -> dict[int, Any]:
+        """The frames of this mode."""
+        return self._render(render_mode)
+
+
+class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
+    """The same, but ``step`` returns the results of all envs that it steps, in their order.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.adapters.ding import SyncSubprocessEnvManager
+        >>> manager = SyncSubprocessEnvManager([lambda: gym.make("CartPole-v1")] * 2)
+        >>> manager.seed([3, 4])
+        >>> manager.launch()
+        >>> timesteps = manager.step({1: 0, 0: 1})
+        >>> [(env_id, float(timestep.reward)) for env_id, timestep in timesteps.items()]
+        [(1, 1.0), (0, 1.0)]
+        >>> manager.env_states[0].name
+        'RUN'
+        >>> manager.close()
+    """
+
+    config_type: type[EnvManagerConfig] = SyncEnvManagerConfig
+
+    def step(self, actions: Any) -> Any:
+        """Steps envs and waits for all of them; see ``AsyncSubprocessEnvManager.step``."""
+        timesteps = super().step(actions)
+        order = [env for env in actions if env in timesteps]
+        return {env: timesteps.pop(env) for env in order} | timesteps
+
+    def _deadline(self) -> None:
+        return None
+
+    def _wanted(self) -> float:
+        return math.inf

@@ -1,0 +1,171 @@
+"""Envs for the tests of DI-engine's managers: they do as their actions and reset arguments say."""
+
+import os
+import pickle
+import time
+
+import gymnasium as gym
+import numpy as np
+
+DEADLINE = 20.0
+WAIT, RAISE, KILL, HANG, ABNORMAL, UNREADABLE, NO_INFO, UNPICKLABLE, TRUNCATE, END, ARRAY = range(
+    10, 21
+)  # actions
+
+
+class NotToBePickled:
+    def __reduce__(self):
+        raise TypeError("not me")
+
+
+class Told(Exception):
+    """What an env raises when told to, with more arguments than one."""
+
+    def __init__(self, env, where):
+        super().__init__(f"env {env} in {where}")
+        self.env = env
+
+
+class Obedient(gym.Env):
+    """Observes [index, resets, steps, a draw]; episodes last `length` steps."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
+    action_space = gym.spaces.Discrete(100)
+    metadata = {"render_modes": ["rgb_array", "depth_array"], "render_fps": 30}
+
+    def __init__(self, index=0, length=4, gate=None, render_mode=None):
+        self.index, self.length, self.gate, self.render_mode = index, length, gate, render_mode
+        self.pid = os.getpid()
+        self.resets = self.asked = 0
+        self.seeds, self.stats = [], []
+        self.closed = False
+        self._name = f"name{index}"
+
+    def reset(self, *, seed=None, options=None, stat=None):
+        assert not self.closed
+        super().reset(seed=seed)
+        self.resets += 1
+        self.seeds.append(seed)
+        self.stats.append(stat)
+        if stat == "error" or (stat == "error once" and self.stats.count(stat) == 1):
+            raise Told(self.index, "reset")
+        if stat == "error later" and self.resets == 2:
+            raise Told(self.index, "reset")
+        if stat == "kill":
+            os._exit(5)
+        if stat == "kill later" and self.resets > 1:
+            os._exit(5)
+        if stat == "hang" or (stat == "hang once" and not self._been_there(options)):
+            time.sleep(DEADLINE)
+        if stat == "gate":
+            assert self.gate.wait(DEADLINE)
+        self.count = 0
+        return self._observe(), {"stat": stat, "options": options}
+
+    def _been_there(self, path):
+        """Whether this was asked before, by any process."""
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return True
+        return False
+
+    def step(self, action):
+        assert not self.closed
+        self.asked += 1
+        self.count += 1
+        info = {"count": self.count, "ratio": self.count if self.index % 2 else self.count / 2}
+        observation, reward = self._observe(), float(action)
+        over, cut = self.count >= self.length, False
+        if action == WAIT:
+            assert self.gate.wait(DEADLINE)
+        elif action == RAISE:
+            raise Told(self.index, "step")
+        elif action == KILL:
+            os._exit(3)
+        elif action == HANG:
+            time.sleep(DEADLINE)
+        elif action == ABNORMAL:
+            return None, None, True, False, {"abnormal": True, "why": "told to"}
+        elif action == UNREADABLE:
+            observation = np.zeros(7)
+        elif action == NO_INFO:
+            info = None
+        elif action == UNPICKLABLE:
+            info = {"x": NotToBePickled()}
+        elif action == TRUNCATE:
+            over, cut = False, True
+        elif action == END:
+            over = True
+        elif action == ARRAY:
+            reward = np.array([1.0, self.index])
+        return observation, reward, over, cut, info
+
+    def _observe(self):
+        draw = float(self.np_random.random())
+        return np.array([self.index, self.resets, getattr(self, "count", 0), draw])
+
+    def render(self):
+        return np.full((2, 3, 3), 10 * self.index + self.count, np.uint8)
+
+    def user_defined(self, plus=0):
+        return self.index + plus
+
+    def close(self):
+        self.closed = True
+
+
+def obedient(num_envs, **options):
+    return [lambda i=i: Obedient(i, **options) for i in range(num_envs)]
+
+
+class OfDIEngine:
+    """An env in DI-engine's own shapes: resets without info, four results, `seed` and replays."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+    reward_space = gym.spaces.Box(0, 1, (1,), np.float32)
+
+    def __init__(self):
+        self.seeded, self.replays, self.count = [], [], 0
+
+    def seed(self, seed, dynamic_seed=True):
+        self.seeded.append((seed, dynamic_seed))
+
+    def enable_save_replay(self, replay_path):
+        self.replays.append((replay_path, self.count))
+
+    def reset(self):
+        self.count = 0
+        return np.zeros(2, np.float32)
+
+    def step(self, action):
+        self.count += 1
+        done = self.count == 2
+        info = {"TimeLimit.truncated": True} if done and action == 2 else {}
+        return np.full(2, self.count, np.float32), np.array([0.5], np.float32), done, info
+
+    def close(self):
+        pass
+
+
+class Sampled(gym.Env):
+    """Samples its observations; tells in its info what it was given."""
+
+    def __init__(self, index, observation_space, action_space):
+        self.observation_space = pickle.loads(pickle.dumps(observation_space))
+        self.action_space = action_space
+        self.length = 2 + index
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.count = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.count += 1
+        over = self.count == self.length
+        observation = self.observation_space.sample()
+        return observation, self.np_random.random(), over, self.count % 5 == 4, {"given": action}

@@ -1,0 +1,815 @@
+"""DI-engine's env managers: configuration, resets, seeds and steps."""
+
+import math
+import multiprocessing
+import pickle
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from ding_envs import (
+    ARRAY,
+    DEADLINE,
+    END,
+    TRUNCATE,
+    WAIT,
+    Obedient,
+    OfDIEngine,
+    Sampled,
+    obedient,
+)
+from equality import same
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import iterate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmvec import FaultPolicy
+from shmvec.adapters import ding
+from shmvec.adapters.ding import (
+    AsyncSubprocessEnvManager,
+    BaseEnvTimestep,
+    EnvManagerConfig,
+    EnvState,
+    EnvStateError,
+    ManagerClosedError,
+    SubprocessEnvManagerV2,
+    SyncEnvManagerConfig,
+    SyncSubprocessEnvManager,
+    create_env_manager,
+    get_env_manager_cls,
+)
+
+MANAGERS = [AsyncSubprocessEnvManager, SyncSubprocessEnvManager, SubprocessEnvManagerV2]
+KINDS = pytest.mark.parametrize("kind", [SyncSubprocessEnvManager, AsyncSubprocessEnvManager])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 4])
+INFINITE = float("inf")
+
+
+def manager(kind=SyncSubprocessEnvManager, num_envs=4, env_fns=None, **cfg):
+    env_fns = obedient(num_envs) if env_fns is None else env_fns
+    return closing(kind(env_fns, cfg))
+
+
+def gate():
+    return multiprocessing.get_context("fork").Event()
+
+
+# ---- config and defaults ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MANAGERS)
+def test_config_and_defaults(kind):
+    cfg = kind.default_config()
+    asynchronous = kind is AsyncSubprocessEnvManager
+    assert dict(cfg) == {
+        "episode_num": INFINITE,
+        "max_retry": 1,
+        "retry_type": "reset",
+        "auto_reset": True,
+        "step_timeout": None,
+        "reset_timeout": None,
+        "retry_waiting_time": 0.1,
+        "shared_memory": True,
+        "copy_on_get": True,
+        "context": "fork",
+        "wait_num": 2 if asynchronous else INFINITE,
+        "step_wait_timeout": 0.01 if asynchronous else None,
+        "connect_timeout": 60,
+        "reset_inplace": False,
+        "num_workers": None,
+        "faults": None,
+    }
+    assert type(cfg) is (EnvManagerConfig if asynchronous else SyncEnvManagerConfig)
+    cfg.episode_num = 3
+    cfg["max_retry"] = 2
+    assert (cfg["episode_num"], cfg.max_retry) == (3, 2)
+    assert kind.default_config().episode_num == INFINITE
+    assert kind(obedient(1), cfg).env_num == 1
+
+
+def test_config_may_be_a_dict_an_easydict_or_a_configuration():
+    class EasyDict(dict):  # as the real one: keys are attributes
+        __getattr__ = dict.__getitem__
+
+    for cfg in ({"episode_num": 1}, EasyDict(episode_num=1), SyncEnvManagerConfig(episode_num=1)):
+        with closing(SyncSubprocessEnvManager(obedient(2), cfg)) as envs:
+            envs.launch()
+            envs.step({0: END, 1: END})
+            assert envs.done
+
+
+def test_config_with_unknown_keys_is_an_error():
+    with pytest.raises(KeyError, match="no 'episodes'; it has episode_num, max_retry"):
+        SyncSubprocessEnvManager(obedient(1), {"episodes": 1})
+    cfg = SyncSubprocessEnvManager.default_config()
+    with pytest.raises(AttributeError):
+        cfg.episodes = 1
+    with pytest.raises(KeyError):
+        cfg["episodes"] = 1
+    with pytest.raises(KeyError):
+        cfg["episodes"]
+    with pytest.raises(TypeError, match="keeps its keys"):
+        del cfg["episode_num"]
+    cfg.update(type="subprocess", import_names=[])  # what DI-engine itself needs
+    assert cfg.pop("type") == "subprocess" and "type" not in cfg and len(cfg) == 17
+    with pytest.raises(TypeError, match="must be a dict"):
+        SyncSubprocessEnvManager(obedient(1), 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("episode_num", 0, ValueError),
+        ("episode_num", 1.5, TypeError),
+        ("max_retry", -1, ValueError),
+        ("max_retry", INFINITE, ValueError),
+        ("retry_type", "again", ValueError),
+        ("auto_reset", "yes", TypeError),
+        ("step_timeout", 0, ValueError),
+        ("step_timeout", "long", TypeError),
+        ("reset_timeout", -1, ValueError),
+        ("connect_timeout", 0.0, ValueError),
+        ("step_wait_timeout", -0.1, ValueError),
+        ("retry_waiting_time", None, TypeError),
+        ("retry_waiting_time", -1, ValueError),
+        ("wait_num", 0, ValueError),
+        ("wait_num", None, TypeError),
+        ("context", "thread", ValueError),
+        ("shared_memory", 1, TypeError),
+        ("faults", "restart", TypeError),
+    ],
+)
+def test_config_values_are_checked(key, value, error):
+    with pytest.raises(error, match=key):
+        AsyncSubprocessEnvManager(obedient(1), {key: value})
+
+
+def test_config_env_fns_are_checked():
+    with pytest.raises(ValueError, match="empty"):
+        SyncSubprocessEnvManager([])
+    with pytest.raises(TypeError, match=r"\[1\]"):
+        SyncSubprocessEnvManager([Obedient, 3])
+
+
+def test_create_env_manager_and_the_types():
+    for name, kind in zip(
+        ["async_subprocess", "subprocess", "subprocess_v2"], MANAGERS, strict=True
+    ):
+        assert get_env_manager_cls({"type": name}) is kind
+        cfg = {"type": name, "cfg_type": "XDict", "import_names": [], "episode_num": 3}
+        made = create_env_manager(cfg, obedient(2))
+        assert type(made) is kind and made.env_num == 2
+        assert cfg["type"] == name
+    with pytest.raises(KeyError, match="async_subprocess, subprocess, subprocess_v2"):
+        create_env_manager({"type": "base"}, obedient(2))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver", None])
+def test_context(context):
+    with manager(num_envs=2, context=context, num_workers=2) as envs:
+        envs.launch()
+        assert sorted(envs.step({0: 1, 1: 2})) == [0, 1]
+
+
+def test_shared_memory_off_takes_any_space():
+    def make():
+        env = Obedient()
+        return gym.wrappers.TransformObservation(
+            env, tuple, gym.spaces.Sequence(gym.spaces.Box(-np.inf, np.inf, (), np.float64))
+        )
+
+    with manager(env_fns=[make] * 2, shared_memory=False) as envs:
+        envs.launch()
+        assert isinstance(envs.ready_obs[1], tuple)
+        assert len(envs.step({0: 0, 1: 0})[1].obs) == 4
+
+
+@pytest.mark.parametrize("copy_on_get", [True, False])
+def test_copy_on_get(copy_on_get):
+    """Copies stay; views may be overwritten by later steps, but not while they are ready_obs."""
+    with manager(AsyncSubprocessEnvManager, num_envs=4, wait_num=4, copy_on_get=copy_on_get,
+                 step_wait_timeout=None, num_workers=2) as envs:  # fmt: skip
+        envs.seed(0)
+        envs.launch()
+        first = envs.ready_obs
+        kept = {env: observation.copy() for env, observation in first.items()}
+        for _ in range(3):
+            for env in (1, 2, 3):
+                if env in envs.ready_obs:
+                    envs.step({env: 0})
+        assert same(envs.ready_obs[0], kept[0])
+        if copy_on_get:
+            assert all(same(first[env], kept[env]) for env in kept)
+
+
+# ---- launch, reset, close --------------------------------------------------------------------
+
+
+@WORKERS
+def test_launch_reset_close(num_workers):
+    with manager(num_workers=num_workers) as envs:
+        assert envs.closed and not envs.done
+        with pytest.raises(ManagerClosedError):
+            envs.reset()
+        envs.launch({env: {"stat": f"launch {env}"} for env in range(4)})
+        assert not envs.closed
+        assert envs.stats == [[f"launch {env}"] for env in range(4)]
+        assert set(envs.env_states.values()) == {EnvState.RUN}
+        with pytest.raises(EnvStateError, match="first close"):
+            envs.launch()
+        envs.reset({2: {"stat": "again"}, 0: None})
+        assert envs.resets == [2, 1, 2, 1]
+        assert envs.stats[2][-1] == "again" and envs.stats[0][-1] is None
+        envs.reset()
+        assert [stats[-1] for stats in envs.stats] == [None, "launch 1", "again", "launch 3"]
+        envs.close()
+        envs.close()
+        assert envs.closed
+        assert set(envs.env_states.values()) == {EnvState.VOID}
+        envs.launch()
+        assert envs.stats == [[None]] * 4
+
+
+@KINDS
+def test_reset_param_is_remembered_for_automatic_resets(kind):
+    with manager(kind, num_envs=2, wait_num=2, step_wait_timeout=None) as envs:
+        envs.launch({0: {"stat": "a"}, 1: {"options": {"b": 1}}})
+        for _ in range(3):
+            while len(envs.ready_obs) < 2:
+                pass
+            envs.step({0: END, 1: END})
+            while len(envs.ready_obs) < 2:
+                pass
+        assert envs.stats == [["a"] * 4, [None] * 4]
+        assert envs.reset_infos[1]["options"] == {"b": 1}
+
+
+def test_reset_waits_for_envs_in_flight_and_drops_their_steps():
+    door = gate()
+    with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=door), num_workers=2,
+                 wait_num=1) as envs:  # fmt: skip
+        envs.launch()
+        assert list(envs.step({0: WAIT, 1: 0})) == [1]
+        assert envs.ready_env == [1]
+        door.set()
+        envs.reset({0: {}})
+        assert envs.ready_env == [0, 1]
+        assert envs.asked == [1, 1] and envs.resets == [2, 1]
+        assert envs.step({}) == {}
+        assert envs.ready_obs[0][2] == 0
+
+
+def test_reset_during_an_automatic_reset_comes_after_it():
+    door = gate()
+    with manager(env_fns=obedient(2, gate=door), num_workers=2) as envs:
+        envs.launch()
+        door.set()
+        envs.reset({0: {"stat": "gate"}})
+        door.clear()
+        envs.step({0: END, 1: 0})
+        assert envs.env_states[0] is EnvState.RESET
+        door.set()
+        envs.reset({0: {"stat": None}})
+        assert envs.stats[0] == [None, "gate", "gate", None]
+        assert envs.env_states[0] is EnvState.RUN
+
+
+def test_close_while_envs_are_in_flight():
+    door = gate()
+    with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=door), num_workers=2,
+                 wait_num=1) as envs:  # fmt: skip
+        envs.launch()
+        envs.step({0: WAIT, 1: 0})
+        door.set()
+        envs.close()
+        envs.launch()
+        assert envs.ready_env == [0, 1]
+
+
+def test_close_ends_envs_that_hang(monkeypatch):
+    """And leaves no zombies: conftest looks."""
+    monkeypatch.setattr(ding.manager, "_CLOSE_S", 0.2)
+    with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=gate()), num_workers=2,
+                 wait_num=1) as envs:  # fmt: skip
+        envs.launch()
+        envs.step({0: WAIT, 1: 0})
+        processes = envs._machine.envs.vector_env.processes
+        envs.close()
+        assert [process.exitcode is None for process in processes] == [False, False]
+
+
+def test_launch_that_fails_can_be_repeated():
+    def broken():
+        raise OSError("no simulator")
+
+    with manager(env_fns=[Obedient, broken]) as envs:
+        with pytest.raises(OSError, match="no simulator"):
+            envs.launch()
+        assert envs.closed
+    with manager(num_envs=2, retry_waiting_time=0) as envs:
+        with pytest.raises(RuntimeError, match="Env 1 reset has exceeded"):
+            envs.launch({0: {}, 1: {"stat": "error"}})
+        assert envs.closed and set(envs.env_states.values()) == {EnvState.VOID}
+        envs.launch()
+        assert envs.ready_env == [0, 1]
+
+
+@pytest.mark.parametrize("call", ["launch", "reset"])
+@pytest.mark.parametrize(
+    ("param", "error", "message"),
+    [
+        ({0: {}, 1: {}, 7: {}, 3: {}}, ValueError, "no env 7"),
+        ([{}, {}], TypeError, "dict"),
+        ({0: {}, 1: 3, 2: {}, 3: {}}, TypeError, "env 1 must be a dict"),
+        ({"a": {}}, TypeError, "ints"),
+    ],
+)
+def test_bad_reset_params_are_refused_before_anything_is_sent(call, param, error, message):
+    with manager() as envs:
+        if call == "reset":
+            envs.launch()
+        with pytest.raises(error, match=message):
+            getattr(envs, call)(param)
+        if call == "reset":
+            assert envs.resets == [1] * 4
+            envs.reset({})
+            assert envs.resets == [1] * 4
+        else:
+            with pytest.raises(ValueError, match="all 4 envs"):
+                envs.launch({0: {}})
+            assert envs.closed
+
+
+def test_reset_arguments_that_the_env_does_not_take_are_its_error():
+    with manager(num_envs=2) as envs:
+        envs.launch()
+        with pytest.raises(RuntimeError, match="Env 1 .*colour") as caught:
+            envs.reset({1: {"colour": 3}})
+        assert isinstance(caught.value.__cause__, TypeError)
+        envs.reset({1: {}})
+        assert envs.ready_env == [0, 1]
+
+
+# ---- seed ------------------------------------------------------------------------------------
+
+
+def alone(seed):
+    return Obedient().reset(seed=seed)[0][3]
+
+
+@WORKERS
+def test_seed_int_list_dict(num_workers):
+    with manager(num_workers=num_workers) as envs:
+        envs.seed(7)
+        envs.launch()
+        assert envs.seeds == [[7], [8], [9], [10]]
+        assert envs.ready_obs[2][3] == alone(9)
+        envs.reset()  # it is used once
+        assert envs.seeds[0] == [7, None]
+        envs.seed([np.int64(1), 2, None, 4])
+        envs.reset({0: {}, 2: {}})
+        assert (envs.seeds[0][-1], envs.seeds[2][-1]) == (1, None)
+        envs.seed({0: 5})
+        envs.reset()
+        assert [seeds[-1] for seeds in envs.seeds] == [5, 2, None, 4]
+
+
+def test_seed_is_used_by_the_next_reset_be_it_automatic():
+    with manager(num_envs=2) as envs:
+        envs.launch()
+        envs.seed(3)
+        envs.step({0: END, 1: 0})
+        while 0 not in envs.ready_obs:
+            pass
+        assert envs.seeds == [[None, 3], [None]]
+        envs.reset()
+        assert envs.seeds == [[None, 3, None], [None, 4]]
+
+
+def test_seed_of_reset_param_comes_first():
+    with manager(num_envs=2) as envs:
+        envs.seed(3)
+        envs.launch({0: {"seed": 11}, 1: {}})
+        assert envs.seeds == [[11], [4]]
+
+
+def dynamic(seed, count):
+    """The seeds that DI-engine's envs give themselves."""
+    random = np.random.RandomState(seed)
+    return [seed + 100 * random.randint(1, 1000) for _ in range(count)]
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_dynamic_seed_is_another_one_for_every_reset(inplace):
+    with manager(num_envs=2, reset_inplace=inplace) as envs:
+        envs.seed(3, dynamic_seed=True)
+        envs.launch()
+        for _ in range(3):
+            while len(envs.ready_obs) < 2:
+                pass
+            envs.step({0: END, 1: END})
+        envs.reset()
+        resets = 4 if not inplace else 5
+        assert envs.seeds[0][:resets] == dynamic(3, resets)
+        assert envs.seeds[1][:resets] == dynamic(4, resets)
+        envs.seed(3, dynamic_seed=False)
+        envs.reset()
+        envs.reset()
+        assert envs.seeds[0][-2:] == [3, None]
+
+
+def test_dynamic_seed_is_passed_on_to_envs_that_seed_themselves():
+    with manager(env_fns=[OfDIEngine] * 2) as envs:
+        envs.seed(3, dynamic_seed=False)
+        envs.launch()
+        assert envs.seeded == [[(3, False)], [(4, False)]]
+        envs.reset()
+        envs.seed({1: 9})
+        envs.reset()
+        assert envs.seeded == [[(3, False)], [(4, False), (9, True)]]
+
+
+def test_seed_reaches_the_action_space():
+    with manager(num_envs=2) as envs:
+        envs.seed(3)
+        envs.launch()
+        space = gym.spaces.Discrete(100, seed=3)
+        assert envs.random_action() == {0: space.sample(), 1: space.sample()}
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "message"),
+    [
+        ([1, 2], ValueError, "2 seeds for 4 envs"),
+        ({9: 1}, ValueError, "no env 9"),
+        ({0: "x"}, TypeError, "env 0"),
+        ("x", TypeError, "int, a list or a dict"),
+        (1.5, TypeError, "int, a list or a dict"),
+        ([1, -2, 3, 4], ValueError, "env 1 must not be negative"),
+        (-1, ValueError, "negative"),
+    ],
+)
+def test_seed_is_validated(seed, error, message):
+    with manager() as envs:
+        envs.seed(1)
+        with pytest.raises(error, match=message):
+            envs.seed(seed)
+        with pytest.raises(TypeError, match="dynamic_seed"):
+            envs.seed(1, dynamic_seed=3)
+        envs.launch()
+        assert envs.seeds == [[1], [2], [3], [4]]
+
+
+# ---- ready_env, ready_obs, ready_obs_id, ready_imgs ------------------------------------------
+
+
+@KINDS
+def test_ready_env_ready_obs_ready_obs_id(kind):
+    door = gate()
+    with manager(kind, env_fns=obedient(3, gate=door), num_workers=3, wait_num=2,
+                 step_wait_timeout=None) as envs:  # fmt: skip
+        envs.launch()
+        assert envs.ready_env == envs.ready_obs_id == list(envs.ready_obs) == [0, 1, 2]
+        assert all(obs.shape == (4,) for obs in envs.ready_obs.values())
+        if kind is AsyncSubprocessEnvManager:
+            envs.step({0: WAIT, 1: 0, 2: 0})
+            assert envs.ready_env == envs.ready_obs_id == [1, 2]
+            assert envs.active_env == [0, 1, 2]
+            door.set()
+            envs.step({})
+            assert envs.ready_env == [0, 1, 2]
+
+
+def test_ready_obs_waits_until_at_least_one_is_ready():
+    with manager(num_envs=3, num_workers=3) as envs:
+        envs.launch()
+        for _ in range(20):
+            envs.step({env: END for env in envs.ready_obs})
+            assert len(envs.ready_obs) >= 1
+        assert sum(envs.resets) - 3 == sum(envs.asked)
+
+
+def test_ready_imgs_with_a_render_mode():
+    with manager(env_fns=obedient(2, render_mode="rgb_array")) as envs:
+        envs.launch()
+        envs.step({1: 0})
+        frames = envs.ready_imgs
+        assert sorted(frames) == [0, 1]
+        assert (frames[1] == 11).all() and frames[0].shape == (2, 3, 3)
+        assert same(dict(envs.ready_imgs("rgb_array")), dict(frames))
+        with pytest.raises(ValueError, match="render_mode='depth_array'"):
+            envs.ready_imgs("depth_array")
+        with pytest.raises(ValueError, match="one of"):
+            envs.ready_imgs("human")
+        envs.step({0: END, 1: END})
+        assert envs.ready_imgs.keys() == {0, 1}
+    with manager(env_fns=obedient(2, render_mode="depth_array")) as envs:
+        envs.launch()
+        with pytest.raises(ValueError, match="made with render_mode='depth_array'"):
+            _ = envs.ready_imgs
+        with manager(num_envs=1) as closed, pytest.raises(ManagerClosedError):
+            _ = closed.ready_imgs
+
+
+def test_ready_imgs_takes_the_last_of_a_list_of_frames():
+    def make():
+        return gym.wrappers.RenderCollection(Obedient(3, render_mode="rgb_array"))
+
+    with manager(env_fns=[make]) as envs:
+        envs.launch()
+        envs.step({0: 0})
+        assert (envs.ready_imgs[0] == 31).all()
+
+
+# ---- step ------------------------------------------------------------------------------------
+
+
+@WORKERS
+@KINDS
+def test_step_returns_timesteps_by_env_id(kind, num_workers):
+    with manager(kind, num_workers=num_workers, wait_num=4, step_wait_timeout=None) as envs:
+        envs.seed(0)
+        envs.launch()
+        timesteps = envs.step({2: 1, 0: 3})
+        assert set(timesteps) == {0, 2}
+        if kind is SyncSubprocessEnvManager:
+            assert list(timesteps) == [2, 0]
+        step = timesteps[0]
+        assert type(step) is BaseEnvTimestep
+        assert (step.obs, step.reward, step.done, step.info) == tuple(step)
+        assert step.obs[:3].tolist() == [0, 1, 1] and step.reward == 3.0 and step.done is False
+        assert same(envs.ready_obs[0], step.obs)
+        assert envs.asked == [1, 0, 1, 0]
+
+
+def test_info_is_what_the_env_returned():
+    """A batch of infos would have one dtype for all envs."""
+    with manager() as envs:
+        envs.launch()
+        infos = [step.info for step in envs.step(dict.fromkeys(range(4), 0)).values()]
+        assert infos == [
+            {"count": 1, "ratio": 0.5},
+            {"count": 1, "ratio": 1},
+            {"count": 1, "ratio": 0.5},
+            {"count": 1, "ratio": 1},
+        ]
+        assert [type(info["ratio"]) for info in infos] == [float, int, float, int]
+
+
+def test_done_is_terminated_or_truncated_and_info_says_which():
+    with manager(num_envs=3) as envs:
+        envs.launch()
+        steps = envs.step({0: TRUNCATE, 1: END, 2: 0})
+        assert [step.done for step in steps.values()] == [True, True, False]
+        assert steps[0].info["TimeLimit.truncated"] is True
+        assert steps[1].info["TimeLimit.truncated"] is False
+        assert "TimeLimit.truncated" not in steps[2].info
+        assert steps[0].obs[:3].tolist() == [0, 1, 1]  # the last observation of the episode
+
+
+def test_rewards_that_are_arrays():
+    with manager(num_envs=2, reset_inplace=True) as envs:
+        envs.launch()
+        steps = envs.step({0: ARRAY, 1: 1})
+        assert steps[0].reward.tolist() == [1.0, 0.0] and steps[1].reward == 1.0
+        for _ in range(2):
+            envs.step({0: 0})
+        last = envs.step({0: ARRAY})[0]
+        assert last.done and last.reward.tolist() == [1.0, 0.0] and last.info["final_obs"][2] == 4
+
+
+def test_numbers_may_be_arrays_of_one():
+    """As policies of DI-engine give them."""
+    with manager(num_envs=2) as envs:
+        envs.launch()
+        steps = envs.step({0: np.array([3]), 1: np.array(4)})
+        assert [step.reward for step in steps.values()] == [3.0, 4.0]
+    space = gym.spaces.Dict(kind=gym.spaces.Discrete(3), value=gym.spaces.Box(-1, 1, (1,)))
+    with manager(env_fns=[lambda: Sampled(5, gym.spaces.Discrete(2), space)] * 2) as envs:
+        envs.launch()
+        action = {"kind": np.array([2]), "value": np.array([0.5], np.float32)}
+        given = envs.step({0: action, 1: action})[1].info["given"]
+        assert given["kind"] == 2 and given["value"].shape == (1,)
+        with pytest.raises(ValueError, match=r"must be a dict .* places among envs \[1\]"):
+            envs.step({1: 3})
+        assert envs.count == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        ([1, 2], TypeError, "dict"),
+        ({9: 0}, ValueError, "no env 9"),
+        ({-1: 0}, ValueError, "no env -1"),
+        ({0: 0, 1: 0, 2: 0}, EnvStateError, r"0: RUN, 1: NEED_RESET, 2: RUN"),
+        ({0: [1, 2]}, ValueError, "Nothing was sent"),
+        ({0: "x"}, (TypeError, ValueError), "sent"),
+        ({"0": 1}, TypeError, "ints"),
+    ],
+)
+def test_only_envs_in_run_are_stepped_and_bad_actions_are_refused(actions, error, message):
+    with manager(auto_reset=False) as envs:
+        with pytest.raises(ManagerClosedError):
+            envs.step({0: 0})
+        envs.launch()
+        envs.step({1: END})
+        with pytest.raises(error, match=message):
+            envs.step(actions)
+        assert envs.asked == [0, 1, 0, 0]
+        assert list(envs.step({0: 0, 2: 0})) == [0, 2]
+
+
+def test_an_env_in_flight_is_not_stepped_again():
+    door = gate()
+    with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=door), num_workers=2,
+                 wait_num=1) as envs:  # fmt: skip
+        envs.launch()
+        envs.step({0: WAIT, 1: 0})
+        with pytest.raises(EnvStateError, match=r"0: RUN \(in flight\)"):
+            envs.step({0: 0})
+        door.set()
+        assert list(envs.step({})) == [0]
+
+
+@pytest.mark.parametrize("timeout", [None, 0.01, DEADLINE, 60])
+def test_async_step_returns_when_wait_num_are_ready(timeout):
+    door = gate()
+    with manager(AsyncSubprocessEnvManager, env_fns=obedient(4, gate=door), num_workers=4,
+                 wait_num=2, step_wait_timeout=timeout) as envs:  # fmt: skip
+        envs.launch()
+        got = list(envs.step({0: WAIT, 1: WAIT, 2: 0, 3: 0}))
+        if timeout != 0.01:  # else it may be up before
+            assert sorted(got) == [2, 3]
+        door.set()
+        while len(got) < 4:  # the rest come with a later step
+            got += envs.step({})
+        assert sorted(got) == [0, 1, 2, 3]
+
+
+def test_async_step_returns_when_the_time_is_up():
+    door = gate()
+    with manager(AsyncSubprocessEnvManager, env_fns=obedient(4, gate=door), num_workers=4,
+                 wait_num=4, step_wait_timeout=0.05) as envs:  # fmt: skip
+        envs.launch()
+        got = list(envs.step({0: WAIT, 1: 0, 2: WAIT, 3: 0}))
+        while len(got) < 2:
+            got += envs.step({})
+        assert sorted(got) == [1, 3]
+        door.set()
+        while len(got) < 4:
+            got += envs.step({})
+        assert sorted(got) == [0, 1, 2, 3]
+
+
+def test_async_step_returns_at_least_one_that_is_not_done():
+    door = gate()
+    with manager(AsyncSubprocessEnvManager, env_fns=obedient(3, gate=door), num_workers=3,
+                 wait_num=1, step_wait_timeout=0.0) as envs:  # fmt: skip
+        envs.launch()
+        door.set()
+        steps = envs.step({0: END, 1: END, 2: WAIT})
+        assert not steps[2].done
+        while len(steps) < 3:
+            steps |= envs.step({})
+        while len(envs.ready_obs) < 3:
+            pass
+        steps = envs.step(dict.fromkeys(range(3), END))  # or all are finished
+        assert len(steps) == 3 and all(step.done for step in steps.values())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_async_order_is_fair(num_workers):
+    """Each action has one result, and of envs in one worker none is overtaken again and again."""
+    with manager(AsyncSubprocessEnvManager, env_fns=obedient(6, length=10**6), wait_num=2,
+                 step_wait_timeout=None, num_workers=num_workers) as envs:  # fmt: skip
+        envs.launch()
+        given = dict.fromkeys(range(6), 0)
+        taken = dict.fromkeys(range(6), 0)
+        while min(taken.values()) < 50:
+            ready = envs.ready_env
+            for env in ready:
+                given[env] += 1
+            for env, step in envs.step(dict.fromkeys(ready, 0)).items():
+                taken[env] += 1
+                assert step.info["count"] == taken[env]
+            if num_workers < 2:
+                assert max(taken.values()) - min(taken.values()) <= 2
+        while sum(taken.values()) < sum(given.values()):
+            for env in envs.step({}):
+                taken[env] += 1
+        assert taken == given
+
+
+def test_upstream_naive():
+    """What DI-engine's own test of the asynchronous manager does."""
+    random = np.random.default_rng(0)
+    with manager(AsyncSubprocessEnvManager, episode_num=2) as envs:
+        envs.seed([314] * 4)
+        envs.launch(reset_param={env: {"stat": "stat_test"} for env in range(4)})
+        assert [seeds[-1] for seeds in envs.seeds] == [314] * 4
+        assert envs._name == [f"name{env}" for env in range(4)]
+        finished = [0] * 4
+        count = 0
+        while not envs.done:
+            ready = list(envs.ready_obs)
+            chosen = ready[: random.integers(1, len(ready) + 1)] if ready else []
+            steps = envs.step(dict.fromkeys(chosen, 0))
+            count += len(steps)
+            for env, step in steps.items():
+                finished[env] += step.done
+        assert finished == [2] * 4
+        assert count == sum(envs.asked)
+        envs.close()
+        with pytest.raises(AssertionError):
+            envs.reset([])
+        with pytest.raises(AssertionError):
+            envs.step([])
+
+
+# ---- equality with envs that are stepped alone -----------------------------------------------
+
+SPACES = [
+    gym.spaces.Discrete(9),
+    gym.spaces.Box(-1, 1, (2, 3), np.float32),
+    gym.spaces.Dict(a=gym.spaces.MultiBinary(3), b=gym.spaces.Tuple([gym.spaces.Discrete(3)])),
+    gym.spaces.Tuple([gym.spaces.Box(0, 255, (4,), np.uint8), gym.spaces.Text(5)]),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from([SyncSubprocessEnvManager, AsyncSubprocessEnvManager]),
+    num_envs=st.integers(1, 5),
+    num_workers=st.sampled_from([0, 2, 5]),
+    observed=st.sampled_from(SPACES),
+    given_=st.sampled_from(SPACES),
+    inplace=st.booleans(),
+    shared=st.booleans(),
+    copy=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_every_env_is_as_if_stepped_alone(
+    kind, num_envs, num_workers, observed, given_, inplace, shared, copy, seed
+):
+    fns = [lambda i=i: Sampled(i, observed, given_) for i in range(num_envs)]
+    twins = [
+        SyncVectorEnv([fn], autoreset_mode=AutoresetMode.DISABLED, observation_mode="same")
+        for fn in fns
+    ]
+    actions = pickle.loads(pickle.dumps(given_))
+    actions.seed(seed)
+
+    def first(twin, batch):
+        return pickle.loads(pickle.dumps(next(iterate(twin.observation_space, batch))))
+
+    cfg = {
+        "num_workers": min(num_workers, num_envs), "reset_inplace": inplace,
+        "shared_memory": shared, "copy_on_get": copy, "wait_num": 2,
+    }  # fmt: skip
+    with closing(kind(fns, cfg)) as envs:
+        envs.seed(seed)
+        envs.launch()
+        now = [first(twin, twin.reset(seed=seed + i)[0]) for i, twin in enumerate(twins)]
+        sent = {}
+        for _ in range(12):
+            ready = envs.ready_obs
+            assert all(equal(ready[env], now[env]) for env in ready)
+            chosen = {env: actions.sample() for env in ready}
+            sent.update(chosen)
+            for env, step in envs.step(chosen).items():
+                twin = twins[env].envs[0]
+                obs, reward, terminated, truncated, info = twin.step(sent[env])
+                obs = pickle.loads(pickle.dumps(obs))
+                done = terminated or truncated
+                assert equal(step.info.pop("given"), info["given"])
+                assert (step.reward, step.done) == (reward, done)
+                if done:
+                    assert step.info["TimeLimit.truncated"] is (truncated and not terminated)
+                    now[env] = twin.reset()[0]
+                    assert equal(step.info["final_obs"] if inplace else step.obs, obs)
+                    assert not inplace or equal(step.obs, now[env])
+                else:
+                    now[env] = obs
+                    assert equal(step.obs, obs)
+    for twin in twins:
+        twin.close()
+
+
+def equal(ours, theirs):
+    if isinstance(theirs, dict):
+        return all(equal(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, tuple):
+        return all(map(equal, ours, theirs))
+    return np.array_equal(ours, theirs)
+
+
+def test_faults_is_a_fault_policy():
+    with manager(num_envs=2, faults=FaultPolicy()) as envs:
+        envs.launch()
+        assert len(envs.step({0: 0, 1: 0})) == 2
+
+
+def test_counts_are_integers_or_infinite():
+    assert EnvManagerConfig(wait_num=math.inf).check() is None
