@@ -140,11 +140,66 @@ def actorcritic(fns: Sequence[Any]) -> dict[str, Make]:
     }
 
 
+def ding(fns: Sequence[Any]) -> dict[str, Make]:
+    """DI-engine's env managers, both of which wait for all envs and reset in place."""
+    space = fns[0]().action_space
+
+    class OfDIEngine(FourTuples):
+        """The same as its managers want it."""
+
+        reward_space = None
+
+        def step(self, action: Any) -> Any:
+            from ding.envs import BaseEnvTimestep
+
+            return BaseEnvTimestep(*super().step(action))
+
+    def contender(name: str, make: Callable[[], Any]) -> Make:
+        def start() -> Any:
+            manager = make()
+            manager.launch()
+            return manager
+
+        def step(manager: Any, actions: Any) -> Any:
+            ready = manager.ready_obs
+            return manager.step({env: actions[env] for env in ready})
+
+        def sample(manager: Any) -> Any:
+            return [space.sample() for _ in fns]
+
+        return lambda: peers.Contender(
+            name,
+            start,
+            step,
+            lambda timesteps: np.array([step.done for step in timesteps.values()]),
+            sample,
+            resets_are_steps=True,  # in the step that ends an episode
+        )
+
+    def ours() -> Any:
+        from shmvec.adapters.ding import SyncSubprocessEnvManager
+
+        return SyncSubprocessEnvManager(fns, {"reset_inplace": True})
+
+    def original() -> Any:
+        from ding.envs import SyncSubprocessEnvManager
+
+        cfg = SyncSubprocessEnvManager.default_config()
+        cfg.reset_inplace = True
+        return SyncSubprocessEnvManager([partial(OfDIEngine, fn) for fn in fns], cfg)
+
+    return {
+        "ours": contender("ding SyncSubprocessEnvManager, shmvec's", ours),
+        "ding": contender("ding SyncSubprocessEnvManager, DI-engine's", original),
+    }
+
+
 # By the name of a system: from functions that make envs to its contenders, by name.
 SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {
     "sb3": sb3,
     "baselines": baselines,
     "actorcritic": actorcritic,
+    "ding": ding,
 }
 
 
