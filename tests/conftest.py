@@ -4,7 +4,6 @@ import faulthandler
 import gc
 import multiprocessing.resource_tracker
 import os
-import subprocess
 import time
 from multiprocessing import forkserver
 from pathlib import Path
@@ -26,17 +25,16 @@ def _descriptors() -> set[str]:
 
 def _children() -> dict[int, str]:
     """Child processes but those that Python keeps for itself (resource tracker, fork server)."""
-    listing = subprocess.run(  # -ww: without it ps cuts a command at 80 columns, "forkserver" too
-        ["ps", "-ww", "-o", "pid=,stat=,args=", "--ppid", str(os.getpid())],
-        capture_output=True,
-        text=True,
-    ).stdout
     children = {}
-    for line in listing.splitlines():
-        pid, status, command = line.split(None, 2)
-        keeps = ("resource_tracker", "forkserver", "ps -ww -o pid=")
-        if not any(word in command for word in keeps):
-            children[int(pid)] = f"{status} {command}"
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in path.read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue  # it has gone meanwhile
+            if not any(word in command for word in ("resource_tracker", "forkserver")):
+                children[int(pid)] = f"{status} {command}"
     return children
 
 
@@ -52,7 +50,7 @@ def _settled(look, allowed):
         extra = set(look()) - allowed
         if not extra or time.monotonic() > until:
             return extra
-        gc.collect()
+        gc.collect()  # only now: it takes longer than most tests
         time.sleep(0.01)
 
 
@@ -61,11 +59,9 @@ def leaves_nothing_behind():
     # Started on first use, these stay for good; they are not the test's.
     multiprocessing.resource_tracker.ensure_running()
     faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
-    gc.collect()
     before = set(_descriptors()), set(_children()), _shared_memory()
     yield
     faulthandler.cancel_dump_traceback_later()
-    gc.collect()
     assert not _settled(_children, before[1]), f"processes are left: {_children()}"
     assert not _settled(_shared_memory, before[2]), "shared memory is left"
     descriptors = _settled(_descriptors, before[0])
