@@ -43,6 +43,7 @@ __all__ = [
     "checked_seeds",
     "checked_threads",
     "checked_wait_policy",
+    "given_once",
     "of_each_env",
 ]
 
@@ -211,6 +212,13 @@ def checked_options(options: Any, num_envs: int) -> list[Any] | None:
             f"but it is {len(options)}"
         )
     return list(options)
+
+
+def given_once(name: str, limit: float | None, other: float | None) -> float | None:
+    """A time limit that may be given in two places."""
+    if limit is not None and other is not None and limit != other:
+        raise ValueError(f"{name} is given twice: {limit}, and {other} in the FaultPolicy")
+    return other if limit is None else limit
 
 
 def of_each_env(

@@ -35,6 +35,7 @@ from shmvec.arguments import (
     checked_observation_mode,
     checked_threads,
     checked_wait_policy,
+    given_once,
 )
 from shmvec.beyond import BeyondGymnasium, StepResults
 from shmvec.faults import (
@@ -248,8 +249,8 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             None if recycle_after is None else checked_count("recycle_after", recycle_after)
         )
         self._limits = checked_limits(
-            _only("step_timeout", step_timeout, self.faults.step_timeout),
-            _only("reset_timeout", reset_timeout, self.faults.reset_timeout),
+            given_once("step_timeout", step_timeout, self.faults.step_timeout),
+            given_once("reset_timeout", reset_timeout, self.faults.reset_timeout),
             self.num_workers,
         )
         threads = checked_threads(threads_per_worker, self.num_workers, cores)
@@ -945,10 +946,3 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._state = _DEFAULT
         self.closed = True
         self._finalizer()
-
-
-def _only(name: str, limit: float | None, other: float | None) -> float | None:
-    """A time limit that may be given in two places."""
-    if limit is not None and other is not None and limit != other:
-        raise ValueError(f"{name} is given twice: {limit}, and {other} in the FaultPolicy")
-    return other if limit is None else limit

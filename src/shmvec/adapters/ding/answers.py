@@ -18,7 +18,7 @@ from gymnasium import spaces
 from shmvec.adapters.actions import batched
 from shmvec.adapters.ding.config import EnvManagerConfig
 from shmvec.adapters.ding.env import NOTE, ManagedEnv, Note, Orders
-from shmvec.arguments import AutoresetMode
+from shmvec.arguments import AutoresetMode, given_once
 from shmvec.faults import EnvTimeoutError, Failure, Fault, FaultPolicy, WorkerCrashError
 from shmvec.partial import EnvsFailed
 from shmvec.vector_env import ShmVectorEnv
@@ -68,8 +68,8 @@ class Envs:
             Exception: What an env_fn raises, and as ``ShmVectorEnv``.
         """
         self.policy = config.faults or FaultPolicy()
-        step_timeout = _one("step_timeout", config.step_timeout, self.policy.step_timeout)
-        reset_timeout = _one("reset_timeout", config.reset_timeout, self.policy.reset_timeout)
+        step_timeout = given_once("step_timeout", config.step_timeout, self.policy.step_timeout)
+        reset_timeout = given_once("reset_timeout", config.reset_timeout, self.policy.reset_timeout)
         limited = step_timeout is not None or reset_timeout is not None
         num_workers = config.num_workers
         if num_workers is None and (limited or config.retry_type == "renew"):
@@ -260,10 +260,3 @@ def _number(action: Any) -> Any:
 def _cure_of_timeouts(policy: FaultPolicy) -> str:
     """Nothing but a new process ends C code that hangs; a policy may try to interrupt first."""
     return "reset" if policy.on_timeout == "reset" else "restart"
-
-
-def _one(name: str, limit: float | None, other: float | None) -> float | None:
-    """A time limit that may be given in two places."""
-    if limit is not None and other is not None and limit != other:
-        raise ValueError(f"{name} is given twice: {limit}, and {other} in the FaultPolicy")
-    return other if limit is None else limit
