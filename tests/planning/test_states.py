@@ -1,6 +1,8 @@
 """States: an env that is set to one goes on exactly as the env from which it was taken."""
 
 import copy
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -327,3 +329,20 @@ def test_a_state_keeps_types_and_values(steps, seed):
     for key in ("state", "steps_beyond_terminated"):
         assert type(getattr(env.unwrapped, key)) is type(before[key])
         np.testing.assert_array_equal(getattr(env.unwrapped, key), before[key])
+
+
+class Noise(gym.ObservationWrapper):
+    """Rolls the dice of the env inside, as wrappers do: they have no others."""
+
+    def observation(self, observation):
+        return observation + self.np_random.normal(size=observation.shape)
+
+
+def drawn(env):
+    return wrappers.TransformObservation(env, lambda o: o + env.np_random.normal(), None)
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "HalfCheetah-v5"])
+@pytest.mark.parametrize("wrap", [Noise, drawn, lambda env: wrappers.StickyAction(env, 0.5)])
+def test_dice_of_wrappers(id, wrap):
+    goes_on_as(wrap(make(id)), wrap(make(id)), 20)

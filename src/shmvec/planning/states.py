@@ -200,6 +200,9 @@ _STATELESS = (
 
 # By the full name of a class: attributes that a step reads or writes, and how many numbers each
 # holds at most. Names, so that nothing is imported that is not there.
+_TRANSFORMS = (wrappers.TransformAction, wrappers.TransformObservation, wrappers.TransformReward)
+_ATARI = "ale_py.env.AtariEnv"
+
 _ATTRIBUTES: dict[str, dict[str, int]] = {
     "gymnasium.envs.classic_control.cartpole.CartPoleEnv": {
         "state": 4,
@@ -235,12 +238,13 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
     pickled: list[Any] = []
     layer: Any = env
     while True:
+    rolls = False  # whether functions of the user's may roll dice
         name = _name(layer)
         if _says_itself(layer):
             parts.append(_own(layer))
             break
         if type(layer) in _STATELESS:
-            pass
+            rolls |= type(layer) in _TRANSFORMS
         elif type(layer) is wrappers.OrderEnforcing:
             pass  # it was reset, and stays so
         elif type(layer) is wrappers.TimeLimit:
@@ -260,7 +264,9 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
         else:
             pickled.append(layer)
         if not isinstance(layer, gym.Wrapper):
-            if include_rng and layer not in pickled and _rolls_dice(layer):
+            # A wrapper's generator is that of the env inside.
+            dice = rolls or len(pickled) > 0 or _rolls_dice(layer)
+            if include_rng and layer not in pickled and dice:
                 parts.append(_Generator(layer))
             break
         layer = layer.env
