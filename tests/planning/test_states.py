@@ -346,3 +346,131 @@ def drawn(env):
 @pytest.mark.parametrize("wrap", [Noise, drawn, lambda env: wrappers.StickyAction(env, 0.5)])
 def test_dice_of_wrappers(id, wrap):
     goes_on_as(wrap(make(id)), wrap(make(id)), 20)
+
+
+class Named(gym.Env):
+    """Its attributes have names that other envs use for what is no state; some are in slots."""
+
+    __slots__ = ("__hidden", "slot")
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (5,), np.float64)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.data = self.model = self.other = self.slot = self.__hidden = 0
+        return self.seen(), {}
+
+    def seen(self):
+        return np.array([self.data, self.model, self.other, self.slot, self.__hidden], float)
+
+    def step(self, action):
+        self.data += int(action)
+        self.model -= int(action)
+        self.slot += 1
+        self.__hidden += 2
+        return self.seen(), 0.0, False, False, {}
+
+
+class Holds(gym.Env):
+    """Holds an env, and is no gym.Wrapper."""
+
+    observation_space, action_space = Named.observation_space, Named.action_space
+
+    def __init__(self):
+        self.env = Named()
+
+    def reset(self, *, seed=None, options=None):
+        return self.env.reset()
+
+    def step(self, action):
+        return self.env.step(action)
+
+
+@pytest.mark.parametrize("env_fn", [Named, Holds])
+def test_attributes_are_state_whatever_their_name_and_place(env_fn):
+    goes_on_as(env_fn(), env_fn())
+
+
+def test_a_simulation_of_an_env_of_ones_own_is_state():
+    mujoco = pytest.importorskip("mujoco")
+
+    class Slider(gym.Env):
+        observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+        action_space = gym.spaces.Box(-1, 1, (1,))
+
+        def __init__(self):
+            self.model = mujoco.MjModel.from_xml_string(
+                "<mujoco><worldbody><body><joint name='j' type='slide'/><geom size='.1'/></body>"
+                "</worldbody><actuator><motor joint='j'/></actuator></mujoco>"
+            )
+            self.data = mujoco.MjData(self.model)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            mujoco.mj_resetData(self.model, self.data)
+            self.data.qvel[0] = self.np_random.normal()
+            return self.data.qpos.copy(), {}
+
+        def step(self, action):
+            self.data.ctrl[:] = action
+            mujoco.mj_step(self.model, self.data)
+            return self.data.qpos.copy(), 0.0, False, False, {}
+
+    goes_on_as(Slider(), Slider())
+
+
+def test_a_class_derived_from_the_ataris():
+    ale_py = pytest.importorskip("ale_py")
+
+    class Counts(ale_py.AtariEnv):
+        steps = 0
+
+        def step(self, action):
+            self.steps += 1
+            return super().step(action)
+
+    def pong():
+        return Counts("pong", repeat_action_probability=0.0)
+
+    goes_on_as(pong(), pong(), 10)
+
+
+SCRIPT = """
+import enum, sys
+import gymnasium as gym
+from shmvec.planning import PlanningVectorEnv
+
+class Color(enum.Enum):
+    RED = 1
+
+class Lamp(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.color = Color.RED
+        return 0, {}
+
+    def step(self, action):
+        return int(self.color is Color.RED), 0.0, False, False, {}
+
+if __name__ == "__main__":
+    env = PlanningVectorEnv(Lamp, 2, context=sys.argv[1])
+    state, *_ = env.reset(seed=0)
+    for _ in range(2):
+        states, observations, *_ = env.step_batch([0] * 4, [state] * 4)
+        assert observations.tolist() == [1] * 4, observations
+        state = states[0]
+    assert env.step(0, state)[1] == 1
+    assert env.step_batch([0] * 4, [env.step(0, state)[0]] * 4)[1].tolist() == [1] * 4
+    env.close()
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_classes_of_a_script_stay_the_same_in_all_workers(context, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), context]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr

@@ -8,8 +8,10 @@ wrappers have states of fixed size, which become one array; an env with ``get_st
 from __future__ import annotations
 
 import io
+import operator
 import pickle
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -198,11 +200,11 @@ _STATELESS = (
     wrappers.ResizeObservation,
 )
 
-# By the full name of a class: attributes that a step reads or writes, and how many numbers each
-# holds at most. Names, so that nothing is imported that is not there.
 _TRANSFORMS = (wrappers.TransformAction, wrappers.TransformObservation, wrappers.TransformReward)
 _ATARI = "ale_py.env.AtariEnv"
 
+# By the full name of a class: attributes that a step reads or writes, and how many numbers each
+# holds at most. Names, so that nothing is imported that is not there.
 _ATTRIBUTES: dict[str, dict[str, int]] = {
     "gymnasium.envs.classic_control.cartpole.CartPoleEnv": {
         "state": 4,
@@ -236,9 +238,9 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
     """The parts of an env's state, layer by layer from the outside."""
     parts: list[_Part] = []
     pickled: list[Any] = []
+    rolls = False  # whether functions of the user's may roll dice
     layer: Any = env
     while True:
-    rolls = False  # whether functions of the user's may roll dice
         name = _name(layer)
         if _says_itself(layer):
             parts.append(_own(layer))
@@ -255,8 +257,10 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
             parts.append(_AtariPreprocessing(layer))
         elif type(layer) is wrappers.FrameStackObservation and _stacks_arrays(layer):
             parts.append(_Frames(layer))
-        elif name == "ale_py.env.AtariEnv":
+        elif _is_atari(layer):
             parts.append(_Ale(layer, include_rng))
+            if name != _ATARI:  # it may hold more
+                pickled.append(layer)
         elif _is_mujoco(layer):
             parts.append(_Mujoco(layer))
             if not name.startswith("gymnasium.envs.mujoco."):  # it may hold more
@@ -296,6 +300,10 @@ def _is_mujoco(layer: Any) -> bool:
     import mujoco
 
     return isinstance(getattr(layer, "data", None), mujoco.MjData)
+
+
+def _is_atari(layer: Any) -> bool:
+    return any(f"{kind.__module__}.{kind.__qualname__}" == _ATARI for kind in type(layer).mro())
 
 
 def _stacks_arrays(layer: Any) -> bool:
@@ -615,19 +623,13 @@ class _OwnObject(_Part):
 class _Pickled(_Part):
     """All attributes of layers of which nothing is known, pickled in one go.
 
-    Layers themselves, spaces that are not sampled from, specs, the simulation's model and data, and
-    windows are not copied: where a copy would refer to one, the restored env refers to its own.
+    Layers themselves, spaces that are not sampled from, specs, windows, and simulations that have a
+    part of their own are not copied: where a copy would refer to one, the restored env refers to
+    its own.
     """
 
-    _KEPT_NAMES: tuple[str, ...] = (
-        "env",
-        "spec",
-        "_cached_spec",
-        "model",
-        "data",
-        "mujoco_renderer",
-    )
-    _KEPT_MODULES = ("pygame", "mujoco", "glfw", "ale_py")
+    _KEPT_NAMES: tuple[str, ...] = ("spec", "_cached_spec", "mujoco_renderer")
+    _KEPT_MODULES = ("pygame", "glfw")
 
     def __init__(self, env: gym.Env[Any, Any], layers: list[Any], include_rng: bool) -> None:
         """Takes the whole env, and its layers that are to be pickled."""
@@ -639,28 +641,38 @@ class _Pickled(_Part):
         while isinstance(self._every[-1], gym.Wrapper):
             self._every.append(self._every[-1].env)
 
-    def _kept(self, layer: Any, name: str) -> bool:
-        value = vars(layer)[name]
+    def _kept(self, layer: Any, name: str, value: Any) -> bool:
         module = type(value).__module__.partition(".")[0]
         if isinstance(value, gym.Space):
             return not (self._include_rng and _was_sampled(value))
-        return name in self._KEPT_NAMES or module in self._KEPT_MODULES
+        return (
+            name in self._KEPT_NAMES
+            or module in self._KEPT_MODULES
+            or (module == "mujoco" and _is_mujoco(layer))
+            or (module == "ale_py" and _is_atari(layer))
+        )
 
     def get(self, out: Any) -> bytes:
         """Pickles the attributes."""
         own: dict[int, Any] = {id(layer): i for i, layer in enumerate(self._every)}
         for i, layer in enumerate(self._layers):
-            for name in vars(layer):
-                if self._kept(layer, name):
-                    own.setdefault(id(vars(layer)[name]), (i, name))
+            for name, value in _attributes(layer).items():
+                if self._kept(layer, name, value):
+                    own.setdefault(id(value), (i, name))
         file = io.BytesIO()
 
         class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             def persistent_id(self, value: Any) -> Any:
                 return own.get(id(value)) if value is not None else None
 
+            def reducer_override(self, value: Any) -> Any:
+                # By value, a class of a script would become another one in another worker.
+                if isinstance(value, type) and _is_of_script(value):
+                    return NotImplemented
+                return super().reducer_override(value)
+
         try:
-            Pickler(file).dump([dict(vars(layer)) for layer in self._layers])
+            Pickler(file).dump([_attributes(layer) for layer in self._layers])
         except Exception as error:
             raise TypeError(
                 f"the state of {' and '.join(map(_name, self._layers))} cannot be taken: {error}. "
@@ -678,12 +690,52 @@ class _Pickled(_Part):
             def persistent_load(self, key: Any) -> Any:
                 if isinstance(key, int):
                     return outer._every[key]
-                return vars(outer._layers[key[0]]).get(key[1])
+                return _attributes(outer._layers[key[0]]).get(key[1])
+
+            def find_class(self, module: str, name: str) -> Any:
+                first, _, rest = name.partition(".")
+                for layer in outer._every if module == "__main__" else ():  # spawned, maybe
+                    found = getattr(type(layer).step, "__globals__", {}).get(first)
+                    if isinstance(found, type):
+                        return operator.attrgetter(rest)(found) if rest else found
+                return super().find_class(module, name)
 
         found = Unpickler(io.BytesIO(value)).load()
         for layer, attributes in zip(self._layers, found, strict=True):
+            for name in _slots(layer):
+                if name not in attributes and hasattr(layer, name):
+                    object.__delattr__(layer, name)
+                elif name in attributes:
+                    object.__setattr__(layer, name, attributes.pop(name))
             vars(layer).clear()
             vars(layer).update(attributes)
+
+
+def _is_of_script(kind: type) -> bool:
+    """Whether it is a class of the main module, which finds it by its name."""
+    if kind.__module__ != "__main__":
+        return False
+    try:
+        return operator.attrgetter(kind.__qualname__)(sys.modules["__main__"]) is kind
+    except AttributeError:
+        return False
+
+
+def _slots(layer: Any) -> list[str]:
+    """Names of attributes for which a class of its has a slot."""
+    names = []
+    for kind in type(layer).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{kind.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    """All attributes of a layer itself."""
+    slots = {name: getattr(layer, name) for name in _slots(layer) if hasattr(layer, name)}
+    return {**vars(layer), **slots}
 
 
 def _was_sampled(space: gym.Space[Any]) -> bool:
