@@ -1,24 +1,28 @@
 """PlanningVectorEnv: every row of "plangym" in what people must find, and plangym's faults."""
 
+import copy
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Spaces, TwoArguments
 from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmvec import FaultPolicy
 from shmvec.planning import EnvState, PlanningVectorEnv, Promise
+from shmvec.planning.pieces import fill
 from shmvec.spaces import Anything
 
 WORKERS = pytest.mark.parametrize("n_workers", [0, 1, 2, 3])
@@ -690,3 +694,76 @@ def test_states_of_no_fixed_size_are_counted():
         state, *_ = env.reset(seed=0)
         with pytest.raises(ValueError, match="wrong states"):
             env.step_batch([0, 1], [state])
+
+
+BOX = gym.spaces.Box(0, 1, (2,))
+NESTED = {
+    "tuples": gym.spaces.Tuple((gym.spaces.Tuple((BOX, gym.spaces.Discrete(3))), BOX)),
+    "sequence": gym.spaces.Sequence(BOX),
+    "stacked": gym.spaces.Sequence(BOX, stack=True),
+    "graph": gym.spaces.Graph(BOX, gym.spaces.Discrete(3)),
+    "text": gym.spaces.Text(5),
+    "inside": gym.spaces.Dict(a=gym.spaces.Sequence(BOX), b=BOX),
+}
+
+
+class Shows(gym.Env):
+    """Shows a value of a space that its action names, and takes actions of that space."""
+
+    def __init__(self, space, as_actions):
+        space = copy.deepcopy(space)
+        space.seed(7)
+        self.values = [space.sample() for _ in range(20)]
+        numbers = gym.spaces.Discrete(20)
+        self.action_space = space if as_actions else numbers
+        self.observation_space = numbers if as_actions else space
+        self.as_actions = as_actions
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return (0 if self.as_actions else self.values[0]), {}
+
+    def step(self, action):
+        if self.as_actions:
+            found = [i for i, value in enumerate(self.values) if equal(value, action)]
+            return found[0], 0.0, False, False, {}
+        return self.values[int(action)], 0.0, False, False, {}
+
+    def get_state(self):
+        return np.zeros(1)
+
+    def set_state(self, state):
+        pass
+
+
+def equal(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("rows", [None, 4])
+@pytest.mark.parametrize("name", NESTED)
+def test_tuples_are_what_their_space_says(name, rows):
+    """A batch of a Tuple space is a tuple of parts, that of a Sequence space one of values."""
+    space = NESTED[name]
+    values = Shows(space, False).values
+    with planning(lambda: Shows(space, False), rows=rows, shared_memory=False) as env:
+        state, first, _ = env.reset(seed=0)
+        assert equal(first, values[0])
+        batch = env.step_batch(np.arange(20), [state] * 20)[1]
+        assert equal(tuple(iterate(batch_space(space, 20), batch)), tuple(values))
+    with planning(lambda: Shows(space, True), rows=rows, shared_memory=False) as env:
+        state, *_ = env.reset(seed=0)
+        for actions in (values, concatenate(space, values, create_empty_array(space, 20))):
+            assert env.step_batch(actions, [state] * 20)[1].tolist() == list(range(20))
+
+
+def test_parts_of_actions_of_different_length_are_refused_before_anything_is_sent():
+    space = gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Discrete(3))
+    with planning(lambda: Spaces(BOX, space), rows=4) as env:
+        for actions in ({"a": np.zeros(9, int), "b": np.zeros(8, int)}, {"a": np.zeros(9, int)}):
+            with pytest.raises(ValueError, match="wrong actions: .*Nothing was sent"):
+                env.step_batch(actions)

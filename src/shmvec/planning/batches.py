@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from shmvec.planning.pieces import chosen
 from shmvec.spaces import Anything
 
 __all__ = ["Batches", "checked_dt"]
@@ -36,8 +37,10 @@ class Batches:
         """Takes the spaces of one env."""
         self._observation_space = observation_space
         self._action_space = action_space
+        self._state_space = state_space
         # What stands where a batch has no actions or states.
-        self._no_action = create_empty_array(action_space, 1)
+        nothing: Any = create_empty_array(action_space, 1)
+        self._no_action = (None,) if nothing is None else nothing  # of a class of the user's
         self._no_state = (
             None
             if isinstance(state_space, Anything)
@@ -47,38 +50,33 @@ class Batches:
     def actions(self, actions: Any) -> tuple[Any, int]:
         """Actions as the action space batches them, and how many they are."""
         space = self._action_space
-        if isinstance(space, _ARRAYS):
-            array = np.asarray(actions)
-            if array.ndim == 0 or (array.shape[1:] != space.shape and len(array)):
-                raise ValueError(
-                    f"wrong actions: their shape is {array.shape}, for envs whose action has "
-                    f"{space.shape}; expected one for each of the batch. Nothing was sent."
-                )
-            return array, len(array)
-        if isinstance(actions, list):
-            if not actions:
-                return actions, 0
-            try:
+        try:
+            if isinstance(actions, list) and not isinstance(space, _ARRAYS):
+                if not actions:
+                    return actions, 0
                 room: Any = create_empty_array(space, len(actions))
                 return concatenate(space, actions, room), len(actions)
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"wrong actions: {error}. Nothing was sent.") from error
-        count = _length(actions)
-        if count is None:
-            raise ValueError(
-                f"wrong actions: they must be a list, or batched as {space} says, got "
-                f"{type(actions).__name__}. Nothing was sent."
-            )
-        return actions, count
+            actions, counts = _batched(space, actions)
+            if len(counts) != 1:
+                raise ValueError(f"their parts are of {sorted(counts)} actions")
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"wrong actions: {error}. Nothing was sent.") from error
+        return actions, counts.pop()
 
     def states(self, states: Any, count: int) -> Any:
         """States as an array, or as a list if they are not of fixed size."""
         if self._no_state is None:
-            states = list(states)
+            try:
+                states = list(states)
+            except TypeError as error:
+                raise TypeError(f"wrong states: {error}. Nothing was sent.") from error
             found: Any = (len(states),)
         else:
-            states = np.asarray(states)
-            if count == 0 and len(states) == 0:
+            try:
+                states = np.asarray(states)
+            except ValueError as error:  # of different shapes
+                raise ValueError(f"wrong states: {error}. Nothing was sent.") from error
+            if count == 0 and states.shape[:1] == (0,):
                 return states
             found = states.shape
             if states.dtype != self._no_state.dtype:
@@ -113,8 +111,8 @@ class Batches:
         else:
             of_states = where
         return {
-            "action": _chosen(actions, of_actions),
-            "state": _chosen(states, of_states),
+            "action": chosen(self._action_space, actions, of_actions),
+            "state": chosen(self._state_space, states, of_states),
             "orders": orders[where],
         }
 
@@ -128,6 +126,8 @@ class Batches:
 def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
     """How often each action is repeated."""
     times = np.asarray(dt)
+    if times.size == 0:  # an empty list, too
+        times = times.astype(np.int64)
     if times.dtype.kind not in "iu":
         raise TypeError(f"dt must be an int or an array of ints, got {times.dtype}: {dt!r}")
     if times.ndim > 1 or (times.ndim == 1 and len(times) != count):
@@ -137,22 +137,26 @@ def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
     return np.broadcast_to(times, count).astype(np.int64)
 
 
-def _chosen(values: Any, which: Rows) -> Any:
-    """Some of a batch, of indices that grow or are all the same."""
-    if isinstance(values, dict):
-        return {key: _chosen(part, which) for key, part in values.items()}
-    if isinstance(values, np.ndarray):
-        first, last = which[0], which[-1]
-        return values[first : last + 1] if len(which) == last + 1 - first else values[which]
-    if isinstance(values, list):
-        return tuple(values[index] for index in which.tolist())
-    return tuple(_chosen(part, which) for part in values)
-
-
-def _length(values: Any) -> int | None:
-    """How many a batch are, by its first array."""
-    if isinstance(values, np.ndarray):
-        return len(values) if values.ndim else None
-    if isinstance(values, dict):
-        values = tuple(values.values())
-    return _length(values[0]) if isinstance(values, tuple) and values else None
+def _batched(space: gym.Space[Any], actions: Any) -> tuple[Any, set[int]]:
+    """Actions as a space batches them, and how many they are: by each of their parts."""
+    if isinstance(space, gym.spaces.Dict):
+        if not isinstance(actions, dict) or actions.keys() != space.keys():
+            raise ValueError(f"expected a dict of {list(space)}")
+        of_keys = {key: _batched(part, actions[key]) for key, part in space.items()}
+        counts: set[int] = set().union(*(count for _, count in of_keys.values()))
+        return {key: values for key, (values, _) in of_keys.items()}, counts
+    if isinstance(space, gym.spaces.Tuple):
+        if not isinstance(actions, tuple) or len(actions) != len(space.spaces):
+            raise ValueError(f"expected a tuple of {len(space.spaces)} parts")
+        parts = [_batched(*pair) for pair in zip(space.spaces, actions, strict=True)]
+        return tuple(values for values, _ in parts), set().union(*(count for _, count in parts))
+    if isinstance(space, _ARRAYS):
+        actions = np.asarray(actions)
+        if actions.ndim == 0 or (actions.shape[1:] != space.shape and len(actions)):
+            raise ValueError(
+                f"their shape is {actions.shape}, for envs whose action has {space.shape}; "
+                "expected one for each of the batch"
+            )
+    elif not isinstance(actions, (list, tuple, np.ndarray)):
+        raise ValueError(f"expected a list or tuple of actions, got {type(actions).__name__}")
+    return actions, {len(actions)}

@@ -1,48 +1,73 @@
-"""Results of a batch that was stepped in rounds, put together."""
+"""Batches taken apart and put together, as their space says: a tuple may be parts, or values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
-__all__ = ["fill", "joined_infos", "room_for"]
+__all__ = ["chosen", "fill", "filled", "joined_infos", "room_for", "single", "single_info"]
 
 
-def room_for(piece: Any, count: int) -> Any:
+def room_for(space: gym.Space[Any], piece: Any, count: int) -> Any:
     """Room for ``count`` values as in a piece: arrays ``(count, ...)``, or lists, nested."""
-    if isinstance(piece, dict):
-        return {key: room_for(part, count) for key, part in piece.items()}
+    if isinstance(space, gym.spaces.Dict):
+        return {key: room_for(part, piece[key], count) for key, part in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        parts = zip(space.spaces, piece, strict=True)
+        return tuple(room_for(part, values, count) for part, values in parts)
     if isinstance(piece, np.ndarray):
         return np.empty((count, *piece.shape[1:]), piece.dtype)
-    if _is_nested(piece):
-        return tuple(room_for(part, count) for part in piece)
     return [None] * count
 
 
-def fill(room: Any, where: Any, piece: Any) -> None:
+def fill(space: gym.Space[Any], room: Any, where: Any, piece: Any) -> None:
     """Puts a piece into its place: the indices ``where`` of the batch, in this order."""
-    if isinstance(piece, dict):
-        for key, part in piece.items():
-            fill(room[key], where, part)
-    elif isinstance(piece, np.ndarray):
+    if isinstance(space, gym.spaces.Dict):
+        for key, part in space.items():
+            fill(part, room[key], where, piece[key])
+    elif isinstance(space, gym.spaces.Tuple):
+        for part, target, values in zip(space.spaces, room, piece, strict=True):
+            fill(part, target, where, values)
+    elif isinstance(room, np.ndarray):
         room[where] = piece
-    elif isinstance(room, tuple):
-        for target, part in zip(room, piece, strict=True):
-            fill(target, where, part)
     else:
         for index, value in zip(where.tolist(), piece, strict=True):
             room[index] = value
 
 
-def _is_nested(piece: Any) -> bool:
-    """Whether it is a tuple of batches, as of a Tuple space, and not one of values."""
-    return (
-        isinstance(piece, tuple)
-        and len(piece) > 0
-        and all(isinstance(part, (np.ndarray, dict)) for part in piece)
-    )
+def filled(space: gym.Space[Any], room: Any) -> Any:
+    """The batch that a room has become: as Gymnasium makes one, with tuples for its lists."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: filled(part, room[key]) for key, part in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(filled(*pair) for pair in zip(space.spaces, room, strict=True))
+    return tuple(room) if isinstance(room, list) else room
+
+
+def chosen(space: gym.Space[Any], values: Any, which: Any) -> Any:
+    """Some of a batch, of indices that grow or are all the same."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: chosen(part, values[key], which) for key, part in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        parts = zip(space.spaces, values, strict=True)
+        return tuple(chosen(part, of_part, which) for part, of_part in parts)
+    if isinstance(values, np.ndarray):
+        first, last = which[0], which[-1]
+        return values[first : last + 1] if len(which) == last + 1 - first else values[which]
+    return tuple(values[index] for index in which.tolist())
+
+
+def single(space: gym.Space[Any], values: Any, index: int) -> Any:
+    """One of a batch."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: single(part, values[key], index) for key, part in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        parts = zip(space.spaces, values, strict=True)
+        return tuple(single(part, of_part, index) for part, of_part in parts)
+    return values[index]
 
 
 def joined_infos(pieces: Sequence[tuple[dict[str, Any], Any]], count: int) -> dict[str, Any]:
@@ -71,3 +96,12 @@ def _empty(arrays: Sequence[Any], count: int) -> Any:
     if len(shapes) > 1 or dtype.kind == "O":
         return np.full((count, *(shapes.pop() if len(shapes) == 1 else ())), None, object)
     return np.zeros((count, *shapes.pop()), dtype)
+
+
+def single_info(infos: dict[str, Any]) -> dict[str, Any]:
+    """The info of the first env, of infos as Gymnasium gathers them."""
+    return {
+        key: single_info(value) if isinstance(value, dict) else value[0]
+        for key, value in infos.items()
+        if not (key.startswith("_") and key[1:] in infos)
+    }

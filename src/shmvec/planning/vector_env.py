@@ -23,7 +23,7 @@ from shmvec.arguments import AutoresetMode, checked_count
 from shmvec.faults import EnvTimeoutError, WorkerCrashError, raise_failures
 from shmvec.partial import EnvsFailed, existing_env_ids
 from shmvec.planning.batches import Batches, checked_dt
-from shmvec.planning.pieces import fill, joined_infos, room_for
+from shmvec.planning.pieces import fill, filled, joined_infos, room_for, single, single_info
 from shmvec.planning.promise import Queue, Work
 from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, SET, WANTED, SharedEnv
 from shmvec.scheduling import split_evenly, usable_cores
@@ -297,7 +297,10 @@ class PlanningVectorEnv:
             return self._results(self._batches.empty(), np.zeros(0), {}, returned)
         rounds = self._rounds(count)
 
-        room: Any = None
+        assert self._envs is not None
+        space = self._envs.single_observation_space
+        seen: Any = None
+        rewards = np.empty(count)
         infos: list[tuple[dict[str, Any], Rows]] = []
         waiting = deque((rows, where, _TRIES) for rows, where in rounds)
         flying: deque[tuple[Rows, Rows, int]] = deque()
@@ -317,7 +320,7 @@ class PlanningVectorEnv:
                 if tries > 0 and states is not None:
                     ask(rows, where, tries - 1)
                 else:
-                    room[0]["ends"][where] = (0, 1)
+                    seen["ends"][where] = (0, 1)
                 continue
             while waiting and not lost and len(flying) < self._quarters:
                 ask(*waiting.popleft())
@@ -326,14 +329,19 @@ class PlanningVectorEnv:
             truncated = np.flatnonzero(answers[3])  # nothing but a fault does that to a row
             if len(where) == count and len(truncated) == 0:  # as they are
                 return self._results(answers[0], answers[1], answers[4], returned)
-            if room is None:
-                room = room_for(answers[:2], count)
-            fill(room, where, answers[:2])
+            if seen is None:
+                seen = room_for(space, answers[0], count)
+            fill(space, seen, where, answers[0])
+            rewards[where] = answers[1]
             infos.append((answers[4], where))
             if len(truncated):
-                crashed = "WorkerCrashError" in answers[4]["fault"]["type"][truncated].tolist()
-                lost.append((rows[truncated], where[truncated], tries if crashed else 0))
-        return self._results(room[0], room[1], joined_infos(infos, count), returned)
+                faults = set(answers[4]["fault"]["type"][truncated].tolist())
+                tries = tries if self._envs.tries_again(faults) else 0
+                # Those behind the row that kills its worker are lost with it: one by one at last.
+                size = len(truncated) if tries in (0, _TRIES) else 1
+                for some in np.split(truncated, range(size, len(truncated), size)):
+                    lost.append((rows[some], where[some], tries))
+        return self._results(filled(space, seen), rewards, joined_infos(infos, count), returned)
 
     def _rounds(self, count: int) -> list[tuple[Rows, Rows]]:
         """Rows for each round of a batch, and which of the batch they get.
@@ -472,12 +480,7 @@ class PlanningVectorEnv:
         state = _kept(seen["state"][0])
         self._set_current(state)
         yield from self._syncing(self._batches.one_state(state))
-        info = {
-            key: value[0]
-            for key, value in answers[4].items()
-            if not (key.startswith("_") and key[1:] in answers[4])
-        }
-        result = _single(seen["observation"], 0), info
+        result = single(self._observation_space, seen["observation"], 0), single_info(answers[4])
         return (_kept(state), *result) if returned else result
 
     def _resetting_some(
@@ -658,12 +661,3 @@ class _LocalEnv:
 def _kept(state: Any) -> Any:
     """A state that nothing else will change."""
     return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
-
-
-def _single(values: Any, index: int) -> Any:
-    """One of a batch."""
-    if isinstance(values, dict):
-        return {key: _single(part, index) for key, part in values.items()}
-    if isinstance(values, tuple) and values and isinstance(values[0], (np.ndarray, dict, tuple)):
-        return tuple(_single(part, index) for part in values)
-    return values[index]
