@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 from shmvec._core.lease import Lease
 from shmvec._core.parent import ParentLoop
 from shmvec._core.partial import PartialLoop
-from shmvec.faults import EnvTimeoutError, Failure, WorkerCrashError
+from shmvec.faults import EnvTimeoutError, Failure, WorkerCrashError, raise_failures
 from shmvec.pipes import uninterrupted
 from shmvec.supervisor import InlineWorker, Supervisor
 
@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 Envs = npt.NDArray[np.intp]
+
+_SLICE_S = 0.05
 
 
 class PartialBatches:
@@ -181,8 +183,10 @@ class PartialBatches:
         Returns False if the time is up; True: look again.
         """
         self.recovery.answer_for_broken()
+        # In slices: a worker whose pipe is full of late messages answers once they are taken.
+        last = timeout is not None and timeout <= _SLICE_S
         try:
-            return self._loop.wait(wanted, timeout)
+            return self._loop.wait(wanted, timeout if last else _SLICE_S) or not last
         except (WorkerCrashError, EnvTimeoutError) as error:
             self.recovery.recover(error)
         return True  # answers were taken meanwhile, so fewer than `wanted` may be out
@@ -370,6 +374,14 @@ class EnvsFailed(Exception):
         """Takes what they have raised."""
         super().__init__()
         self.failures = failures
+
+    def exception(self) -> BaseException:
+        """What the first of them has raised."""
+        try:
+            raise_failures(self.failures)
+        except BaseException as error:
+            return error
+        raise AssertionError
 
 
 class _Batch(VectorEnv[Any, Any, Any]):

@@ -767,3 +767,39 @@ def test_parts_of_actions_of_different_length_are_refused_before_anything_is_sen
         for actions in ({"a": np.zeros(9, int), "b": np.zeros(8, int)}, {"a": np.zeros(9, int)}):
             with pytest.raises(ValueError, match="wrong actions: .*Nothing was sent"):
                 env.step_batch(actions)
+
+
+def test_an_env_that_raises_what_stands_for_a_timeout():
+    with planning(lambda: Raises(lambda: multiprocessing.TimeoutError("mine"))) as env:
+        promise = env.step_batch([0, 3, 0, 0], blocking=False)
+        for _ in range(2):
+            with pytest.raises(multiprocessing.TimeoutError, match="mine"):
+                promise()
+        assert env.step_batch([1] * 4)[0][:, 1].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_ctrl_c_between_waits_loses_nothing(n_workers, monkeypatch):
+    """It is for waits: what is sent or put together in between is brought to its end."""
+
+    def interrupted(*arguments):
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+        fill(*arguments)
+
+    with planning(counter, n_workers, rows=8) as env:
+        state, *_ = env.reset(seed=0)
+        promises = [env.step_batch([i] * 30, [state] * 30, blocking=False) for i in range(3)]
+        monkeypatch.setattr("shmvec.planning.vector_env.fill", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            promises[0]()
+        for i in (1, 0, 2):
+            assert promises[i]()[1][:, 1].tolist() == [i] * 30
+
+
+def test_a_batch_whose_rows_all_raise():
+    """What they raise does not fit the pipes: it is taken while the others are waited for."""
+    with planning(lambda: Raises(lambda: ValueError("no" * 5000)), 1) as env:
+        with pytest.raises(ValueError, match="no"):
+            env.step_batch([3] * 300)
+        assert len(env.step_batch([0] * 300)[0]) == 300

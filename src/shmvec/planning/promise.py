@@ -11,6 +11,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from shmvec.partial import EnvsFailed
+from shmvec.pipes import uninterrupted
+
 __all__ = ["Promise", "Queue", "Work"]
 
 Result = TypeVar("Result")
@@ -106,9 +109,13 @@ class Queue:
     def _step(self, timeout: float | None) -> None:
         """Lets the first work go on by one wait."""
         _, work = self._waiting[0]
-        assert self._rows is not None
+        if self._rows is None:  # Ctrl-C has ended the work before, or what dropped its rows
+            self._advance(partial(next, work))
+            return
         try:
             answers = self._collect(self._rows, timeout)
+        except EnvsFailed as failed:  # an env may raise anything, what stands for a timeout, too
+            self._advance(partial(work.throw, failed.exception()))
         except self._unfinished:
             raise
         except Exception as error:
@@ -117,7 +124,14 @@ class Queue:
             self._advance(partial(work.send, answers))
 
     def _advance(self, go_on: Callable[[], Rows]) -> None:
-        """Lets the first work go on to its next wait; if it ends, the one after it, and so on."""
+        """Lets the first work go on to its next wait; if it ends, the one after it, and so on.
+
+        Ctrl-C is for waits: what is neither sent nor put together would be lost.
+        """
+        with uninterrupted():
+            self._go_on(go_on)
+
+    def _go_on(self, go_on: Callable[[], Rows]) -> None:
         while True:
             self._rows = None
             try:

@@ -20,8 +20,9 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec.arguments import AutoresetMode, checked_count
-from shmvec.faults import EnvTimeoutError, WorkerCrashError, raise_failures
-from shmvec.partial import EnvsFailed, existing_env_ids
+from shmvec.faults import EnvTimeoutError, WorkerCrashError
+from shmvec.partial import existing_env_ids
+from shmvec.pipes import uninterrupted
 from shmvec.planning.batches import Batches, checked_dt
 from shmvec.planning.pieces import fill, filled, joined_infos, room_for, single, single_info
 from shmvec.planning.promise import Queue, Work
@@ -52,18 +53,19 @@ class PlanningRows(ShmVectorEnv):
         self._idle_loop("recv", asking=True)
         try:
             self._partial.take_these(rows, timeout)
-        except EnvsFailed as failed:
-            raise_failures(failed.failures)
         except WorkerCrashError:
             self._abandon()
             raise
-        observations, rewards, terminations, truncations, infos = self._partial.results(rows)
+        with uninterrupted():
+            results = self._partial.results(rows)
+        observations, rewards, terminations, truncations, infos = results
         del infos["env_id"]
         return observations, rewards, terminations, truncations, infos
 
     def drop(self) -> None:
         """Waits for all rows that were asked, and drops what they say."""
         if self._loop is not None:
+            self._masked = True  # what is broken off is finished before the next call
             with suppress(WorkerCrashError):  # which has closed it
                 self._finish_masked()
 
