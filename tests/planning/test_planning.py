@@ -803,3 +803,59 @@ def test_a_batch_whose_rows_all_raise():
         with pytest.raises(ValueError, match="no"):
             env.step_batch([3] * 300)
         assert len(env.step_batch([0] * 300)[0]) == 300
+
+
+def test_what_a_promise_was_given_may_be_used_again():
+    with planning(counter, rows=4) as env:
+        state, *_ = env.reset(seed=0)
+        actions = np.ones(40, int)
+        promise = env.step_batch(actions, [state] * 40, blocking=False)
+        actions[:] = 2
+        assert promise()[1][:, 1].tolist() == [1] * 40
+    with planning() as env:
+        state, *_ = env.reset(seed=0)
+        busy = env.step_batch([0] * 5, [state] * 5, blocking=False)
+        expected, given = state.copy(), state
+        set_ = env.set_state(given, blocking=False)
+        given[:] = 99
+        busy(), set_()
+        np.testing.assert_array_equal(
+            env.step_batch([0], return_state=True)[0][0], env.step_batch([0], [expected])[0][0]
+        )
+
+
+def test_the_state_that_was_set_last_is_the_state():
+    with planning() as env:
+        state, *_ = env.reset(seed=0)
+        reset = env.reset(seed=5, blocking=False)
+        env.set_state(state)
+        reset()
+        np.testing.assert_array_equal(env.get_state(), state)
+        np.testing.assert_array_equal(env.step(0)[0], env.step_batch([0])[0][0])
+
+
+class Lends(Counter):
+    """Its state is an object of its own, which it goes on changing."""
+
+    def reset(self, **options):
+        self.box = [0]
+        return super().reset(**options)
+
+    def step(self, action):
+        self.box[0] += 1
+        return super().step(action)
+
+    def get_state(self):
+        return self.box
+
+    def set_state(self, state):
+        self.box = state
+
+
+def test_the_local_env_does_not_change_the_state_that_it_was_given():
+    with planning(Lends) as env:
+        state, *_ = env.reset(seed=0)
+        assert env.step(0, state)[0] == [1] and state == [0]
+        env.set_state(state)
+        env.step(0)
+        assert state == [0] and env.get_state() == [1]

@@ -170,6 +170,7 @@ class PlanningVectorEnv:
         if n_workers is None:
             n_workers = usable_cores() if callable(env_fns) else len(functions)
         try:
+        self._newest = object()  # stands for the call that sets it
             self.n_workers = operator.index(n_workers)
         except TypeError:
             raise TypeError(f"n_workers must be an int or None, got {n_workers!r}") from None
@@ -302,6 +303,8 @@ class PlanningVectorEnv:
         assert self._envs is not None
         space = self._envs.single_observation_space
         seen: Any = None
+        if not blocking:  # they may be sent later, and the caller's arrays used again by then
+            batched, given = copy.deepcopy((batched, given))
         rewards = np.empty(count)
         infos: list[tuple[dict[str, Any], Rows]] = []
         waiting = deque((rows, where, _TRIES) for rows, where in rounds)
@@ -399,7 +402,7 @@ class PlanningVectorEnv:
             TypeError: It has another dtype.
         """
         self.setup()
-        given = self._batches.one_state(self.get_state() if state is None else state)
+        given = self._batches.one_state(self.get_state() if state is None else _kept(state))
         return self._do(self._syncing(given), blocking)
 
     def _syncing(self, given: Any) -> Work[None]:
@@ -422,7 +425,8 @@ class PlanningVectorEnv:
             TypeError: It has another dtype.
         """
         self.setup()
-        given = self._batches.one_state(state)
+        given = self._batches.one_state(_kept(state))
+        self._newest = object()
         self._set_current(_kept(given[0]))
         return self._do(self._syncing(given), blocking)
 
@@ -469,18 +473,22 @@ class PlanningVectorEnv:
         """
         self.setup()
         if indices is None:
-            return self._do(self._resetting(seed, options, return_state), blocking)
+            self._newest = this = object()
+            return self._do(self._resetting(seed, options, return_state, this), blocking)
         workers = existing_env_ids(indices, len(self._ranges))
         return self._do(self._resetting_some(workers, seed, options, return_state), blocking)
 
-    def _resetting(self, seed: int | None, options: Any, returned: bool) -> Work[tuple[Any, ...]]:
+    def _resetting(
+        self, seed: int | None, options: Any, returned: bool, this: object
+    ) -> Work[tuple[Any, ...]]:
         assert self._envs is not None
         first = self._first_rows[:1]
         self._envs.async_reset([seed], [options], env_id=first)
         answers = yield first
         seen = answers[0]
         state = _kept(seen["state"][0])
-        self._set_current(state)
+        if self._newest is this:  # else another state was set meanwhile
+            self._set_current(state)
         yield from self._syncing(self._batches.one_state(state))
         result = single(self._observation_space, seen["observation"], 0), single_info(answers[4])
         return (_kept(state), *result) if returned else result
@@ -641,7 +649,7 @@ class _LocalEnv:
 
     @state.setter
     def state(self, state: Any) -> None:
-        self._shared.state.set(state)
+        self._shared.state.set(_kept(state))
         self._shared.over = False
 
     def step(self, action: Any, state: Any, dt: int, returned: bool) -> tuple[Any, ...]:
