@@ -314,6 +314,10 @@ class Recovery:
             self.told[env] = fault, True, None
             self._partial.answer(env)
 
+    def is_broken(self, env: int) -> bool:
+        """Whether an env's next step will be answered by a truncation."""
+        return env in self._broken
+
     def answer_for_broken(self) -> None:
         """Answers for envs that were asked to step, but are broken."""
         for env in self._partial.truncated():

@@ -859,3 +859,104 @@ def test_the_local_env_does_not_change_the_state_that_it_was_given():
         env.set_state(state)
         env.step(0)
         assert state == [0] and env.get_state() == [1]
+
+
+class Dies(Counter):
+    def __init__(self):
+        super().__init__(length=10**6)
+
+    def step(self, action):
+        if action == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == 3:
+            raise ValueError("three")
+        return super().step(action)
+
+    def pid(self):
+        return os.getpid()
+
+    def get_state(self):
+        return np.array([self.count])
+
+    def set_state(self, state):
+        if state[0] < 0:
+            raise ValueError("negative")
+        self.count, self.noise = int(state[0]), 0.0
+
+
+RESTART = FaultPolicy(on_crash="restart", backoff_s=0, max_restarts=99)
+
+
+def kill(env, worker):
+    """Kills a worker that has nothing to do."""
+    pid = env.call("pid")[worker]
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        pass
+
+
+def test_a_new_worker_gets_the_state_that_is_set():
+    with planning(Dies, faults=RESTART) as env:
+        env.reset(seed=0)
+        kill(env, 1)
+        env.set_state(np.array([50]))
+        for count in (51, 52):
+            assert env.step_batch([0, 0])[0][:, 0].tolist() == [count] * 2
+        kill(env, 1)
+        env.reset(seed=3)
+        assert env.step_batch([0, 0])[0][:, 0].tolist() == [1, 1]
+
+
+def test_a_state_that_cannot_be_set_is_an_error_whatever_the_policy():
+    with planning(Dies, faults=FaultPolicy(on_error="reset", max_restarts=99)) as env:
+        env.reset(seed=0)
+        with pytest.raises(RuntimeError, match=r"could not be set in 2 of 2 workers: .*negative"):
+            env.sync_states(np.array([-1]))
+        assert len(env.step_batch([0, 0])[0]) == 2
+
+
+def test_a_fault_is_told_when_all_rows_were_lost():
+    with planning(Dies, 1, faults=RESTART) as env:
+        env.reset(seed=0)
+        kill(env, 0)
+        _, observations, *_, infos = env.step_batch([0] * 4, np.full((4, 1), 7))
+        assert observations[:, 0].tolist() == [8] * 4
+        assert infos["fault"]["type"].tolist() == ["WorkerCrashError"] * 4
+
+
+@pytest.mark.parametrize("count", [10, 300])
+def test_rows_behind_one_that_kills_its_worker_are_not_lost(count):
+    with planning(Dies, faults=RESTART) as env:
+        state, *_ = env.reset(seed=0)
+        actions = np.zeros(count, int)
+        actions[1] = 2
+        _, observations, _, _, truncateds, _ = env.step_batch(actions, [state] * count)
+        assert np.flatnonzero(truncateds).tolist() == [1]
+        assert (observations[~truncateds, 0] == 1).all()
+
+
+@pytest.mark.parametrize("actions", [[3, 2], [2, 3], [0, 3, 0, 2]])
+def test_a_batch_that_fails_leaves_no_fault_to_others(actions):
+    with planning(Dies, faults=RESTART) as env:
+        state, *_ = env.reset(seed=0)
+        for given in (None, [state] * len(actions)):
+            with pytest.raises(ValueError, match="three"):
+                env.step_batch(actions, given)
+            _, observations, _, _, truncateds, _ = env.step_batch([0] * 6, [state] * 6)
+            assert observations[:, 0].tolist() == [1] * 6 and not truncateds.any()
+
+
+def test_rows_of_a_worker_that_was_restarted_for_a_timeout_are_stepped_again():
+    class Slow(Dies):
+        def step(self, action):
+            while action == 1:
+                with suppress(Exception):
+                    threading.Event().wait(60)
+            return super().step(action)
+
+    policy = FaultPolicy(on_timeout="restart", step_timeout=0.2, backoff_s=0, max_restarts=99)
+    with planning(Slow, faults=policy) as env:
+        state, *_ = env.reset(seed=0)
+        assert env.step_batch([0, 0, 1, 0], [state] * 4)[4].sum() == 1
+        _, observations, _, _, truncateds, _ = env.step_batch([0] * 6, [state] * 6)
+        assert observations[:, 0].tolist() == [1] * 6 and not truncateds.any()

@@ -68,6 +68,26 @@ class PlanningRows(ShmVectorEnv):
             self._masked = True  # what is broken off is finished before the next call
             with suppress(WorkerCrashError):  # which has closed it
                 self._finish_masked()
+                self._recovery.carry_over()
+                spoiled = [row for row in range(self.num_envs) if self._is_spoiled(row)]
+                if spoiled:
+                    self.async_reset(env_id=spoiled)
+                    self._masked = True
+                    self._finish_masked()
+
+    def tries_again(self, faults: set[str]) -> bool:
+        """Whether rows with these types of faults are stepped again.
+
+        Where a worker is restarted, rows that have done nothing wrong are lost, too.
+        """
+        return self._recovery.policy.on_error == "restart" or not faults.isdisjoint(
+            ("WorkerCrashError", "EnvTimeoutError", "Restart")
+        )
+
+    def _is_spoiled(self, row: int) -> bool:
+        """Whether a fault's result was dropped, or is still to come: others must not get it."""
+        assert self._loop is not None
+        return self._loop.is_over(row) or self._recovery.is_broken(row)
 
 
 class PlanningVectorEnv:
@@ -332,7 +352,7 @@ class PlanningVectorEnv:
             rows, where, tries = flying.popleft()
             answers = yield rows
             truncated = np.flatnonzero(answers[3])  # nothing but a fault does that to a row
-            if len(where) == count and len(truncated) == 0:  # as they are
+            if len(where) == count and len(truncated) == 0 and not infos:  # as they are
                 return self._results(answers[0], answers[1], answers[4], returned)
             if seen is None:
                 seen = room_for(space, answers[0], count)
@@ -410,8 +430,21 @@ class PlanningVectorEnv:
         rows = self._first_rows
         orders = np.zeros((1, NUM_ORDERS), np.int64)
         orders[:, SET] = 1
-        self._envs.ask(rows, self._batches.part(None, given, orders, np.zeros(len(rows), np.intp)))
-        yield rows
+        for _ in range(1 + _TRIES):
+            zeros = np.zeros(len(rows), np.intp)
+            self._envs.ask(rows, self._batches.part(None, given, orders, zeros))
+            answers = yield rows
+            failed = np.flatnonzero(answers[3])  # nothing but a fault does that to a row
+            if len(failed) == 0:
+                return
+            fault = {key: values[failed[0]] for key, values in answers[4]["fault"].items()}
+            rows = rows[failed]
+            self._envs.async_reset(env_id=rows)
+            yield rows
+        raise RuntimeError(
+            f"the state could not be set in {len(rows)} of {len(self._ranges)} workers: "
+            f"{fault['type']}: {fault['message']}"
+        )
 
     def set_state(self, state: Any, blocking: bool = True) -> Any:
         """Sets the state of this process's env and of all workers.
