@@ -960,3 +960,46 @@ def test_rows_of_a_worker_that_was_restarted_for_a_timeout_are_stepped_again():
         assert env.step_batch([0, 0, 1, 0], [state] * 4)[4].sum() == 1
         _, observations, _, _, truncateds, _ = env.step_batch([0] * 6, [state] * 6)
         assert observations[:, 0].tolist() == [1] * 6 and not truncateds.any()
+
+
+def test_an_attribute_error_of_an_env_fn_is_raised_as_it_is():
+    """Of a property, Python takes it for a missing attribute: it was built a thousand times."""
+    here, made = os.getpid(), []
+
+    def make():
+        if os.getpid() == here:
+            made.append(1)
+            raise AttributeError("a typo")
+        return cartpole()
+
+    with planning(make) as env:
+        for call in (lambda: env.env, lambda: env.step(0), lambda: env.gravity):
+            with pytest.raises(AttributeError, match="a typo"):
+                call()
+        assert len(made) < 10
+    with planning(lambda: None.nothing, delay_setup=True) as env:
+        with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'nothing'"):
+            _ = env.action_space
+
+
+def test_nested_infos_of_a_reset():
+    class Nested(Counter):
+        def reset(self, **options):
+            return super().reset(**options)[0], {"stats": {"a": 1, "b": np.arange(3)}, "s": "x"}
+
+    with planning(Nested) as env:
+        info = env.reset(seed=0)[2]
+        assert info["stats"]["a"] == 1 and info["s"] == "x" and len(info["stats"]) == 2
+        assert info["stats"]["b"].tolist() == [0, 1, 2]
+
+
+def test_lists_that_make_no_array_are_named():
+    with planning() as env:
+        state, *_ = env.reset(seed=0)
+        assert len(env.step_batch([], [], dt=[])) == 6
+        with pytest.raises(ValueError, match="wrong states"):
+            env.step_batch([0, 0], [state, state[:2]])
+        with pytest.raises(ValueError, match="wrong actions"):
+            env.step_batch([[0], [1, 2]])
+    with planning(counter) as env, pytest.raises(TypeError, match="wrong states"):
+        env.step_batch([0], 5)

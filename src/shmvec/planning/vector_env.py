@@ -170,6 +170,7 @@ class PlanningVectorEnv:
         self._envs: PlanningRows | None = None  # first: __getattr__ looks for it
         self._local: _LocalEnv | None = None
         self._current: Any = None  # the state that was last set everywhere
+        self._newest = object()  # stands for the call that sets it
         self._closed = False
         self._arguments = {
             "env_fns": env_fns,
@@ -190,7 +191,6 @@ class PlanningVectorEnv:
         if n_workers is None:
             n_workers = usable_cores() if callable(env_fns) else len(functions)
         try:
-        self._newest = object()  # stands for the call that sets it
             self.n_workers = operator.index(n_workers)
         except TypeError:
             raise TypeError(f"n_workers must be an int or None, got {n_workers!r}") from None
@@ -303,6 +303,8 @@ class PlanningVectorEnv:
         self.setup()
         batched, count = self._batches.actions(actions)
         given = None if states is None else self._batches.states(states, count)
+        if not blocking:  # they may be sent later, and the caller's arrays used again by then
+            batched, given = copy.deepcopy((batched, given))
         orders = np.zeros((count, NUM_ORDERS), np.int64)
         orders[:, DT] = checked_dt(dt, count)
         orders[:, SET] = given is not None
@@ -323,8 +325,6 @@ class PlanningVectorEnv:
         assert self._envs is not None
         space = self._envs.single_observation_space
         seen: Any = None
-        if not blocking:  # they may be sent later, and the caller's arrays used again by then
-            batched, given = copy.deepcopy((batched, given))
         rewards = np.empty(count)
         infos: list[tuple[dict[str, Any], Rows]] = []
         waiting = deque((rows, where, _TRIES) for rows, where in rounds)
@@ -470,7 +470,7 @@ class PlanningVectorEnv:
         """
         if self._local is None and self._current is not None:
             return _kept(self._current)
-        return _kept(self._row.state)
+        return _kept(self._here().state)
 
     def _set_current(self, state: Any) -> None:
         self._current = state
@@ -542,8 +542,7 @@ class PlanningVectorEnv:
 
     # ---- the env of this process -------------------------------------------------------------
 
-    @property
-    def _row(self) -> _LocalEnv:
+    def _here(self) -> _LocalEnv:
         """The env of this process, built now if it was not."""
         if self._closed:
             raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
@@ -559,7 +558,7 @@ class PlanningVectorEnv:
     @property
     def env(self) -> gym.Env[Any, Any]:
         """The env of this process."""
-        return self._row.env
+        return self._here().env
 
     def step(
         self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
@@ -577,7 +576,7 @@ class PlanningVectorEnv:
             returned.
         """
         times = int(checked_dt(dt, 1)[0])
-        return self._row.step(
+        return self._here().step(
             action, state, times, state is not None if return_state is None else return_state
         )
 
@@ -607,6 +606,8 @@ class PlanningVectorEnv:
         """An attribute or method of the env of this process."""
         if name.startswith("_"):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        if hasattr(type(self), name):  # a property that has raised AttributeError: that counts
+            return object.__getattribute__(self, name)
         return self.env.get_wrapper_attr(name)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
