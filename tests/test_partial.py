@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import Counter
 from equality import same
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -586,5 +587,21 @@ def test_bad_masks():
         with pytest.raises(TypeError, match="wrong actions"):
             envs.step([0.5, None])
         assert envs.step([3, None])[1].tolist() == [3, 0]
+    finally:
+        envs.close()
+
+
+class Shouts(Counter):
+    def step(self, action):
+        raise ValueError("x" * 20000)
+
+
+def test_exceptions_that_do_not_fit_the_pipes():
+    """A worker that cannot say one answers no other: they are taken while the rest is awaited."""
+    envs = ShmVectorEnv([Shouts] * 32, num_workers=2)
+    try:
+        envs.reset(seed=0)
+        with pytest.raises(ValueError, match="xxx"):
+            envs.step(np.zeros(32, int), mask=np.arange(32) > 0)
     finally:
         envs.close()
