@@ -429,6 +429,30 @@ def test_get_image_and_render():
         env.get_image()
 
 
+class ShowsGeometries(gym.Wrapper):
+    def render(self):
+        return self.unwrapped.data.geom_xpos.copy()
+
+
+def test_what_is_rendered_is_the_state_that_was_set():
+    mujoco = pytest.importorskip("mujoco")
+    with planning(lambda: ShowsGeometries(gym.make("HalfCheetah-v5"))) as env:
+        state, *_ = env.reset(seed=0)
+        later = env.step(env.sample_action(), state, dt=5)[0]
+        env.set_state(state)
+        seen = env.render()
+        env.set_state(later)
+        moved = env.render()
+        data = env.unwrapped.data
+        mujoco.mj_forward(env.unwrapped.model, data)
+        np.testing.assert_array_equal(moved, data.geom_xpos)
+        assert (seen != moved).any()
+        action = env.sample_action()
+        env.set_state(later)
+        env.render()  # and the state is what it was
+        np.testing.assert_array_equal(env.step(action)[0], env.step_batch([action], [later])[1][0])
+
+
 def test_sample_action():
     with planning() as env:
         assert env.action_space.contains(env.sample_action())
@@ -682,6 +706,7 @@ def test_bad_batches_are_refused_before_anything_is_sent(arguments, error, messa
         ({"env_fns": Counter, "frameskip": 0}, ValueError),
         ({"env_fns": Counter, "n_workers": 3, "rows": 2}, ValueError),
         ({"env_fns": Counter, "batch_size": 2}, TypeError),
+        ({"env_fns": Counter, "recycle_after": 2}, TypeError),
     ],
 )
 def test_bad_arguments(arguments, error):

@@ -49,6 +49,9 @@ class _Part:
         """Restores what ``get`` gave."""
         raise NotImplementedError
 
+    def show(self) -> None:
+        """Brings what is drawn up to date; the state may change."""
+
 
 _FLOAT = np.dtype(np.float64)
 _BYTE = np.dtype(np.uint8)
@@ -154,6 +157,17 @@ class EnvState:
         self._vector[...] = array
         for _, put, out in self._steps:
             put(out)
+
+    def rendered(self, render: Callable[[], Any]) -> Any:
+        """What ``render`` returns: the env as it is, not as it was before its state was set."""
+        state = self.get()
+        state = state.copy() if isinstance(state, np.ndarray) else state
+        for part in (*self._fixed, *self._objects):
+            part.show()
+        try:
+            return render()
+        finally:
+            self.set(state)
 
     def _objects_set(self, state: Any) -> Any:
         """Restores what is in no array; returns the array."""
@@ -450,6 +464,7 @@ class _Mujoco(_Part):
         self._model, self._data = layer.model, layer.data
         self._kind = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         self._get, self._set = mujoco.mj_getState, mujoco.mj_setState
+        self._forward = mujoco.mj_forward
         self._count = mujoco.mj_stateSize(self._model, self._kind)
         self._bodies = self._data.xpos.size
         self._xpos = self._data.xpos.reshape(-1)  # views: MuJoCo's memory stays where it is
@@ -468,6 +483,10 @@ class _Mujoco(_Part):
         self._set(self._model, self._data, value[: self._count], self._kind)
         self._xpos[:] = value[self._count : -self._bodies]
         self._xipos[:] = value[-self._bodies :]
+
+    def show(self) -> None:
+        """Moves the geometries to where the joints are."""
+        self._forward(self._model, self._data)
 
 
 class _Ale(_Part):

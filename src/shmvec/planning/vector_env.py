@@ -36,6 +36,20 @@ Rows = npt.NDArray[np.intp]
 EnvFn = Callable[[], gym.Env[Any, Any]]
 Answers: TypeAlias = tuple[Any, npt.NDArray[np.float64], Any, Any, dict[str, Any]]
 
+# Options of ShmVectorEnv that make sense here.
+_OPTIONS = frozenset(
+    {
+        "context",
+        "daemon",
+        "faults",
+        "pin_workers",
+        "reset_timeout",
+        "shared_memory",
+        "step_timeout",
+        "threads_per_worker",
+        "wait_policy",
+    }
+)
 _ROWS = 256
 _TRIES = 2  # to step rows again whose worker has died
 _ROUNDS = 4  # under way at a time: while the parent takes one, the workers have the others
@@ -156,8 +170,9 @@ class PlanningVectorEnv:
             delay_setup: Whether nothing is started before ``setup``, or the first use.
             rows: How many pairs are with the workers at a time; larger batches go in rounds. Each
                 takes the memory of two states, an observation and an action. None: 256.
-            **options: Of ``ShmVectorEnv``: ``context``, ``wait_policy``, ``threads_per_worker``,
-                ``step_timeout``, ``faults`` and others. With a fault policy, rows whose worker has
+            **options: Of ``ShmVectorEnv``: ``context``, ``daemon``, ``faults``, ``pin_workers``,
+                ``reset_timeout``, ``shared_memory``, ``step_timeout``, ``threads_per_worker`` and
+                ``wait_policy``. With a fault policy, rows whose worker has
                 died are stepped again, if their states were given; a row that fails otherwise, or
                 a third time, is truncated, its results are void, and ``infos["fault"]`` says why.
 
@@ -182,9 +197,12 @@ class PlanningVectorEnv:
             "rows": rows,
             **options,
         }
-        for name in ("autoreset_mode", "batch_size", "num_workers", "copy"):
-            if name in options:
-                raise TypeError(f"{name}= is not an option of PlanningVectorEnv")
+        refused = sorted(options.keys() - _OPTIONS)
+        if refused:
+            raise TypeError(
+                f"PlanningVectorEnv() takes no {', '.join(refused)}; of ShmVectorEnv's options it "
+                f"takes {', '.join(sorted(_OPTIONS))}"
+            )
         functions = [env_fns] if callable(env_fns) else list(env_fns)
         if not functions or not all(map(callable, functions)):
             raise TypeError("env_fns must be a function that makes an env, or a list of some")
@@ -586,7 +604,7 @@ class PlanningVectorEnv:
 
     def render(self) -> Any:
         """What the env of this process renders, in the state it is in."""
-        return self.env.render()
+        return self._here().render()
 
     def get_image(self) -> npt.NDArray[np.uint8]:
         """A picture of the env of this process, ``(height, width, 3)``.
@@ -599,7 +617,7 @@ class PlanningVectorEnv:
                 f"get_image needs an env with render_mode='rgb_array', this one has "
                 f"{self.env.render_mode!r}: write gym.make(..., render_mode='rgb_array')"
             )
-        image: npt.NDArray[np.uint8] = np.asarray(self.env.render())
+        image: npt.NDArray[np.uint8] = np.asarray(self.render())
         return image
 
     def __getattr__(self, name: str) -> Any:
@@ -696,6 +714,10 @@ class _LocalEnv:
         )
         result = seen["observation"], reward, bool(seen["ends"][0]), bool(seen["ends"][1]), info
         return (_kept(seen["state"]), *result) if returned else result
+
+    def render(self) -> Any:
+        """What it renders."""
+        return self._shared.state.rendered(self.env.render)
 
     def close(self) -> None:
         """Closes it."""
