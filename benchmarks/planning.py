@@ -25,21 +25,30 @@ from shmvec.planning import EnvState, PlanningVectorEnv
 from shmvec.scheduling import usable_cores
 
 ROUNDS = 7
+STATES = 200  # different ones, along games that are played at random
 
 
 class FromStates(gym.Wrapper[Any, Any, Any, Any]):
-    """Sets a state before each step, and takes the one after it."""
+    """Sets a state before each step, and takes the one after it; by turns the states of a game."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        """Resets the env, whose states are all that of a reset."""
+        """Plays at random, and keeps the states."""
         super().__init__(env)
         env.reset(seed=0)
+        env.action_space.seed(0)
         self._state = EnvState(env, include_rng=True)
-        self._first = self._state.get().copy()
+        self._states = []
+        for _ in range(STATES):
+            self._states.append(self._state.get().copy())
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+        self._turn = 0
 
     def step(self, action: Any) -> Any:
         """One pair."""
-        self._state.set(self._first)
+        self._turn = (self._turn + 1) % STATES
+        self._state.set(self._states[self._turn])
         result = self.env.step(action)
         self._state.get()
         return result
@@ -65,12 +74,18 @@ class Planner:
     """Something with plangym's step_batch."""
 
     def __init__(self, name: str, env: Any, batch: int) -> None:
-        """Prepares a batch: the state after a reset, many times, and random actions."""
+        """Prepares a batch: states along random games, and random actions."""
         self.name = name
         self.env = env
-        first = env.reset()[0]
-        self._states = [first] * batch
-        self._actions = [env.sample_action() for _ in range(batch)]
+        state = env.reset()[0]
+        states = []
+        for _ in range(min(STATES, batch)):
+            states.append(state)
+            state, _, _, end, truncated, _ = env.step(env.sample_action(), state)
+            if end or truncated:
+                state = env.reset()[0]
+        self._states: Any = [states[i % len(states)] for i in range(batch)]
+        self._actions: Any = [env.sample_action() for _ in range(batch)]
         if isinstance(env, PlanningVectorEnv):  # it takes arrays
             self._states = np.stack(self._states)
             self._actions = np.stack(self._actions)

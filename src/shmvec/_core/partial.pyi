@@ -23,6 +23,8 @@ class PartialLoop:
         Raises:
             ValueError: It is not.
         """
+    def ask_in_ranges(self) -> None:
+        """From now on neighbours are asked together: cheaper if nobody waits for one."""
     def post_steps(
         self, envs: Envs, actions: Any
     ) -> list[tuple[int, list[tuple[int, Any]]]] | None:

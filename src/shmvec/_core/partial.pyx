@@ -51,6 +51,7 @@ cdef class PartialLoop:
     cdef list truncated           # envs that were to be stepped, but are broken
     cdef dict held                # env: [info], of messages that are in no ring
     cdef bint in_any_order        # envs are not taken in the order of their answers
+    cdef bint in_ranges           # neighbours are asked together
     cdef readonly Py_ssize_t num_ready
 
     @property
@@ -157,22 +158,28 @@ cdef class PartialLoop:
         loop.rouse()  # as in ParentLoop.post
         return list(named)
 
-    cdef Py_ssize_t whole_worker(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
-        """How many envs one request can be for: all of a worker if they come next, else one.
+    cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
+        """How many envs one request can be for: then they answer at once.
 
-        Only where frames are leased: its envs then answer at once, in one batch, side by side.
+        Where frames are leased, all of a worker if they come next, so that they lie side by side in
+        one frame; after `ask_in_ranges` those of a worker that come next, in order.
         """
         cdef uint32_t worker = self.workers[envs[begin]]
         cdef Py_ssize_t first = self.loop.firsts[worker]
-        cdef Py_ssize_t count = self.loop.counts[worker]
-        cdef Py_ssize_t i
-        if (not self.loop.leasing or begin + count > envs.shape[0]
-                or self.loop.encoders is not None):  # whose messages name requests of single envs
+        cdef Py_ssize_t all_of_it = self.loop.counts[worker]
+        cdef Py_ssize_t count = 1
+        if self.loop.encoders is not None:  # whose messages name requests of single envs
             return 1
-        for i in range(count):
-            if envs[begin + i] != first + i:
-                return 1
-        return count
+        while (begin + count < envs.shape[0] and envs[begin + count] == envs[begin] + count
+                and envs[begin + count] < first + all_of_it):
+            count += 1
+        if self.in_ranges:
+            return count
+        return all_of_it if self.loop.leasing and count == all_of_it else 1
+
+    def ask_in_ranges(self):
+        """From now on neighbours are asked together: cheaper if nobody waits for one."""
+        self.in_ranges = True
 
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker=False) except -1:
         """Finds room for the results of these envs; raises, with nothing sent, if there is none."""
@@ -191,7 +198,7 @@ cdef class PartialLoop:
                        and self.workers[envs[i + count]] == self.workers[envs[i]]):
                     count += 1
             else:
-                count = self.whole_worker(envs, i)
+                count = self.together(envs, i)
             frame = loop.frame_for(envs[i:i + count])
             for j in range(i, i + count):
                 self.rows[envs[j]] = frame * self.num_envs + envs[j]
@@ -206,7 +213,7 @@ cdef class PartialLoop:
         cdef Py_ssize_t j
         cdef Py_ssize_t count
         while i < envs.shape[0]:
-            count = 1 if late_envs or loop.num_broken > 0 else self.whole_worker(envs, i)
+            count = 1 if late_envs or loop.num_broken > 0 else self.together(envs, i)
             loop.sequence += 1
             for j in range(i, i + count):
                 self.ask(envs[j], operation)

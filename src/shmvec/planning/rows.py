@@ -70,7 +70,7 @@ class Row(gym.Env[Any, Any]):
         """Takes the env it shares."""
         self._shared = shared
         self._env = env
-        self._ends = np.zeros(2, np.uint8)
+        self._ends = np.zeros(2, np.int8)  # the dtype of MultiBinary
         self.metadata = env.metadata
         self.render_mode = env.render_mode
         self.observation_space = gym.spaces.Dict(

@@ -95,8 +95,8 @@ class EnvState:
         else:
             dtype, shape = _BYTE, (sum(_nbytes(part) for part in fixed),)
         self._vector: Vector = np.zeros(shape, dtype)
-        self._slices = self._sliced(self._vector)
-        self._steps = [(part.get, part.set, out) for part, out in self._slices]
+        self._large = self._vector.nbytes > _LARGE
+        self._steps = [(part.get, part.set, out) for part, out in self._sliced(self._vector)]
         self.space = Anything() if self._objects else _box(shape, dtype)
         self.nothing = None if self._objects else self._vector  # in the place of a state
 
@@ -150,7 +150,7 @@ class EnvState:
             self._put(state)
 
     def _put(self, array: Vector) -> None:
-        if array.nbytes > _LARGE and array.flags.c_contiguous:  # not worth copying
+        if self._large and array.flags.c_contiguous:  # then it is not worth copying
             for part, out in self._sliced(array):
                 part.set(out)
             return
@@ -277,7 +277,7 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
                 pickled.append(layer)
         elif _is_mujoco(layer):
             parts.append(_Mujoco(layer))
-            if not name.startswith("gymnasium.envs.mujoco."):  # it may hold more
+            if not _is_gymnasiums_mujoco(layer):  # it may hold more
                 pickled.append(layer)
         else:
             pickled.append(layer)
@@ -306,6 +306,10 @@ def _says_itself(layer: Any) -> bool:
     return callable(getattr(layer, "get_state", None)) and callable(
         getattr(layer, "set_state", None)
     )
+
+
+def _is_gymnasiums_mujoco(layer: Any) -> bool:
+    return type(layer).__module__.startswith("gymnasium.envs.mujoco.")
 
 
 def _is_mujoco(layer: Any) -> bool:
@@ -448,6 +452,16 @@ class _Generator(_Part):
         }
 
 
+# Gymnasium's envs whose steps look at nothing but joints beforehand.
+_JOINTS_ONLY = (
+    "HalfCheetahEnv",
+    "HopperEnv",
+    "InvertedPendulumEnv",
+    "SwimmerEnv",
+    "Walker2dEnv",
+)
+
+
 class _Mujoco(_Part):
     """The integration state of a MuJoCo simulation, and positions that steps read beforehand.
 
@@ -466,23 +480,38 @@ class _Mujoco(_Part):
         self._get, self._set = mujoco.mj_getState, mujoco.mj_setState
         self._forward = mujoco.mj_forward
         self._count = mujoco.mj_stateSize(self._model, self._kind)
-        self._bodies = self._data.xpos.size
-        self._xpos = self._data.xpos.reshape(-1)  # views: MuJoCo's memory stays where it is
-        self._xipos = self._data.xipos.reshape(-1)
-        self.size = self._count + 2 * self._bodies
+        self._positions: list[Vector] = []  # views: MuJoCo's memory stays where it is
+        if not (_is_gymnasiums_mujoco(layer) and type(layer).__name__ in _JOINTS_ONLY):
+            self._positions = [self._data.xpos.reshape(-1), self._data.xipos.reshape(-1)]
+        self.size = self._count + sum(map(len, self._positions))
         self.shape = (self.size,)
+        self._slice: Vector | None = None  # that was used last, taken apart
+        self._joints: Vector = np.zeros(0)
+        self._bodies: list[tuple[Vector, Vector]] = []
+
+    def _take_apart(self, state: Vector) -> None:
+        if state is self._slice:
+            return
+        self._slice, self._joints = state, state[: self._count]
+        self._bodies, begin = [], self._count
+        for positions in self._positions:
+            end = begin + len(positions)
+            self._bodies.append((state[begin:end], positions))
+            begin = end
 
     def get(self, out: Vector) -> None:
         """Copies it out of MuJoCo's memory."""
-        self._get(self._model, self._data, out[: self._count], self._kind)
-        out[self._count : -self._bodies] = self._xpos
-        out[-self._bodies :] = self._xipos
+        self._take_apart(out)
+        self._get(self._model, self._data, self._joints, self._kind)
+        for mine, positions in self._bodies:
+            mine[:] = positions
 
     def set(self, value: Vector) -> None:
         """Copies it back."""
-        self._set(self._model, self._data, value[: self._count], self._kind)
-        self._xpos[:] = value[self._count : -self._bodies]
-        self._xipos[:] = value[-self._bodies :]
+        self._take_apart(value)
+        self._set(self._model, self._data, self._joints, self._kind)
+        for mine, positions in self._bodies:
+            positions[:] = mine
 
     def show(self) -> None:
         """Moves the geometries to where the joints are."""

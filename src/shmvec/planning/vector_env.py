@@ -28,6 +28,7 @@ from shmvec.planning.pieces import fill, filled, joined_infos, room_for, single,
 from shmvec.planning.promise import Queue, Work
 from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, SET, WANTED, SharedEnv
 from shmvec.scheduling import split_evenly, usable_cores
+from shmvec.supervisor import InlineWorker, Supervisor
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["PlanningVectorEnv"]
@@ -50,13 +51,18 @@ _OPTIONS = frozenset(
         "wait_policy",
     }
 )
-_ROWS = 256
+_ROWS = 512
 _TRIES = 2  # to step rows again whose worker has died
-_ROUNDS = 4  # under way at a time: while the parent takes one, the workers have the others
+_ROUNDS = 2  # under way at a time: while the parent takes one, the workers have the other
+_LEAST = 32  # rows of a round; taking its results costs the parent as much as some steps
 
 
 class PlanningRows(ShmVectorEnv):
     """The rows of all workers."""
+
+    def _start(self, workers: Supervisor | InlineWorker) -> None:
+        super()._start(workers)
+        self._partial.ask_in_ranges()  # a worker's rows of a round: nobody waits for single ones
 
     def ask(self, rows: Rows, actions: dict[str, Any]) -> None:
         """Sends rows what they are to do."""
@@ -169,7 +175,7 @@ class PlanningVectorEnv:
                 worker rolls its own.
             delay_setup: Whether nothing is started before ``setup``, or the first use.
             rows: How many pairs are with the workers at a time; larger batches go in rounds. Each
-                takes the memory of two states, an observation and an action. None: 256.
+                takes the memory of two states, an observation and an action. None: 512.
             **options: Of ``ShmVectorEnv``: ``context``, ``daemon``, ``faults``, ``pin_workers``,
                 ``reset_timeout``, ``shared_memory``, ``step_timeout``, ``threads_per_worker`` and
                 ``wait_policy``. With a fault policy, rows whose worker has
@@ -258,7 +264,6 @@ class PlanningVectorEnv:
         self._observation_space: gym.Space[Any] = observation["observation"]
         self._action_space: gym.Space[Any] = action["action"]
         self._state_space: gym.Space[Any] = observation["state"]
-        self._quarters = min(_ROUNDS, min(map(len, self._ranges)))
         self._first_rows = np.array([rows.start for rows in self._ranges], np.intp)
         self._batches = Batches(self._observation_space, self._action_space, self._state_space)
 
@@ -338,7 +343,7 @@ class PlanningVectorEnv:
         count = len(orders)
         if count == 0:
             return self._results(self._batches.empty(), np.zeros(0), {}, returned)
-        rounds = self._rounds(count)
+        rounds, turns = self._rounds(count)
 
         assert self._envs is not None
         space = self._envs.single_observation_space
@@ -365,7 +370,7 @@ class PlanningVectorEnv:
                 else:
                     seen["ends"][where] = (0, 1)
                 continue
-            while waiting and not lost and len(flying) < self._quarters:
+            while waiting and not lost and len(flying) < turns:
                 ask(*waiting.popleft())
             rows, where, tries = flying.popleft()
             answers = yield rows
@@ -386,29 +391,31 @@ class PlanningVectorEnv:
                     lost.append((rows[some], where[some], tries))
         return self._results(filled(space, seen), rewards, joined_infos(infos, count), returned)
 
-    def _rounds(self, count: int) -> list[tuple[Rows, Rows]]:
-        """Rows for each round of a batch, and which of the batch they get.
+    def _rounds(self, count: int) -> tuple[list[tuple[Rows, Rows]], int]:
+        """Rows for each round of a batch, which of the batch they get, and how many may be out.
 
-        Rounds take turns with quarters of the rows. Each is spread evenly over the workers.
+        Rounds take turns with halves of the rows. Each is spread evenly over the workers.
         """
-        fewest, quarters = min(map(len, self._ranges)), self._quarters
+        fewest = min(map(len, self._ranges))
+        turns = _ROUNDS if count >= _ROUNDS * _LEAST and fewest >= _ROUNDS else 1
+        most = -(-count // turns)
         rounds: list[tuple[Rows, Rows]] = []
         begin = 0
         while begin < count:
-            quarter = len(rounds) % quarters
+            turn = len(rounds) % turns
             parts = [
-                range(rows.start + quarter * fewest // quarters,
-                      rows.start + (quarter + 1) * fewest // quarters)
+                range(rows.start + turn * fewest // turns,
+                      rows.start + (turn + 1) * fewest // turns)
                 for rows in self._ranges
             ]  # fmt: skip
-            size = min(count - begin, sum(map(len, parts)))
+            size = min(count - begin, sum(map(len, parts)), most)
             shares = split_evenly(size, len(parts)) if size >= len(parts) else [range(1)] * size
             rows = np.concatenate(
                 [part[: len(share)] for part, share in zip(parts, shares, strict=False)]
             )
             rounds.append((rows.astype(np.intp), np.arange(begin, begin + size, dtype=np.intp)))
             begin += size
-        return rounds
+        return rounds, turns
 
     def _results(
         self, seen: dict[str, Any], rewards: Any, infos: dict[str, Any], returned: bool
