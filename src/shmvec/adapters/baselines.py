@@ -19,10 +19,10 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec.adapters.actions import batched
+from shmvec.adapters.infos import InfosByEnv
 from shmvec.arguments import AutoresetMode, Options, checked_count, checked_env_fns
 from shmvec.faults import WorkerCrashError
 from shmvec.rendering import Viewer, checked_frames, tile_images
-from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["AlreadySteppingError", "NotSteppingError", "SubprocVecEnv", "tile_images"]
 
@@ -55,14 +55,8 @@ class NotSteppingError(Exception):
         super().__init__("not running an async step: call step_async() before step_wait()")
 
 
-class _Envs(ShmVectorEnv):
-    """Gives infos as ``{env: info}``, each as its env returned it."""
-
-    def _add_info(
-        self, vector_infos: dict[Any, Any], env_info: dict[str, Any], env_num: int
-    ) -> dict[Any, Any]:
-        vector_infos.setdefault(env_num, {}).update(env_info)
-        return vector_infos
+class _Envs(InfosByEnv):
+    """The envs."""
 
 
 _Envs.__name__ = "SubprocVecEnv"  # what messages and processes are called by

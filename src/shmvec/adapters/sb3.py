@@ -6,7 +6,6 @@ import multiprocessing
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -29,11 +28,11 @@ except ImportError as error:
     ) from error
 
 from shmvec.adapters.actions import batched
+from shmvec.adapters.infos import InfosByEnv
 from shmvec.adapters.sb3_env import RESET_INFO, HostedEnv
 from shmvec.arguments import AutoresetMode, checked_env_fns
 from shmvec.faults import EnvTimeoutError
 from shmvec.stats import Stats
-from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["ShmVecEnv"]
 
@@ -414,20 +413,8 @@ class ShmVecEnv(VecEnv):
         return answers
 
 
-class _VectorEnv(ShmVectorEnv):
-    """The envs of a ``ShmVecEnv``. Infos are not gathered in arrays, but left to each env."""
-
-    def _add_info(
-        self, vector_infos: dict[Any, Any], env_info: dict[str, Any], env_num: int
-    ) -> dict[Any, Any]:
-        """Adds the info of one env to {env: info}."""
-        if self.num_workers == 0:  # what is too long for the ring is the env's own dict
-            env_info = deepcopy(env_info)
-        if env_num in vector_infos:  # what is told of a fault follows what the reset said
-            vector_infos[env_num].update(env_info)
-        else:
-            vector_infos[env_num] = env_info
-        return vector_infos
+class _VectorEnv(InfosByEnv):
+    """The envs of a ``ShmVecEnv``."""
 
     @property
     def stepping(self) -> bool:
