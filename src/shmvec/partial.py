@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import VectorEnv
 
@@ -21,6 +20,7 @@ from shmvec._core.parent import ParentLoop
 from shmvec._core.partial import PartialLoop
 from shmvec.faults import EnvTimeoutError, Failure, WorkerCrashError, raise_failures
 from shmvec.pipes import uninterrupted
+from shmvec.spaces import mapped
 from shmvec.supervisor import InlineWorker, Supervisor
 
 if TYPE_CHECKING:
@@ -325,6 +325,11 @@ class PartialBatches:
         """What an env that was taken has sent, as it returned it."""
         return self._loop.infos_of(env)
 
+    def info_of(self, env: int) -> dict[str, Any]:
+        """What an env that was taken has sent, in one dict."""
+        infos = self.infos_of(env)
+        return infos[0] if len(infos) == 1 else {key: info[key] for info in infos for key in info}
+
     def results(self, envs: Envs) -> tuple[Any, ...]:
         """What ``recv`` returns for envs that were taken."""
         infos: dict[str, Any] = {}
@@ -460,13 +465,8 @@ def existing_env_ids(env_id: Any, num_envs: int) -> Envs:
 
 def given_actions(space: Any, actions: Any, envs: Envs) -> Any:
     """The actions of some envs, out of those of all; ``space`` is that of one env."""
-    if isinstance(space, spaces.Dict):
-        return {key: given_actions(part, actions[key], envs) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(
-            given_actions(part, value, envs)
-            for part, value in zip(space.spaces, actions, strict=True)
-        )
-    if isinstance(actions, np.ndarray):
-        return actions[envs]
-    return [actions[env] for env in envs]
+
+    def given(part: Any) -> Any:
+        return part[envs] if isinstance(part, np.ndarray) else [part[env] for env in envs]
+
+    return mapped(space, given, actions)

@@ -1,8 +1,8 @@
-"""The spaces of a vector env: those of its envs, which must fit together; and one for anything."""
+"""Spaces: those of a vector env, which must fit together; one for anything; values by space."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space, create_s
 from shmvec.layout import check_shared_memory
 from shmvec.worker import Report
 
-__all__ = ["Anything", "agreed_spaces"]
+__all__ = ["Anything", "agreed_spaces", "mapped", "one_of"]
 
 Space = gym.Space[Any]
 
@@ -42,6 +42,37 @@ class Anything(gym.Space[Any]):
 @create_shared_memory.register(Anything)
 def _in_messages(space: Anything, n: int = 1, ctx: Any = None) -> None:
     """They lie in no slab, so that no array is needed; and nobody needs to be told."""
+
+
+def mapped(space: Space, leaf: Callable[..., Any], *values: Any) -> Any:
+    """Does something with the parts of nested values, and puts the results together likewise.
+
+    Args:
+        space: What Dicts and Tuples the values are made of.
+        leaf: Called for each part of all of the values.
+        *values: Of this space, or batches of it.
+
+    Example:
+        >>> from gymnasium.spaces import Dict, Discrete, Tuple
+        >>> mapped(Dict(x=Discrete(2), y=Tuple([Discrete(3)])), len, {"x": [0, 1], "y": ([2, 0],)})
+        {'x': 2, 'y': (2,)}
+    """
+    if isinstance(space, gym.spaces.Dict):
+        return {
+            key: mapped(part, leaf, *(value[key] for value in values))
+            for key, part in space.items()
+        }
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(
+            mapped(part, leaf, *of_part)
+            for part, *of_part in zip(space.spaces, *values, strict=True)
+        )
+    return leaf(*values)
+
+
+def one_of(space: Space, batch: Any, index: int) -> Any:
+    """One value of a batch, of which parts are views."""
+    return mapped(space, lambda values: values[index], batch)
 
 
 def agreed_spaces(

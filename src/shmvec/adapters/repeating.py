@@ -23,6 +23,7 @@ from shmvec.adapters.actions import batched
 from shmvec.adapters.episodes import build, take_end
 from shmvec.arguments import AutoresetMode
 from shmvec.faults import Failure, FaultPolicy, WorkerCrashError, log_as_gymnasium_does
+from shmvec.spaces import one_of
 from shmvec.supervisor import InlineWorker, Supervisor
 from shmvec.vector_env import ShmVectorEnv
 
@@ -178,10 +179,9 @@ class RepeatingVectorEnv(ShmVectorEnv):
             self._untold[env] = told[env][0].info
         if not len(envs):
             return answers
-        infos = {env: self._info_of(env) for env in envs.tolist()}
+        infos = {env: self._partial.info_of(env) for env in envs.tolist()}
         observations, rewards, *_ = self._partial.results(envs)
         space = self.single_observation_space
-        whole = not isinstance(space, (spaces.Dict, spaces.Tuple))
         lost = []
         for row, env in enumerate(envs.tolist()):
             info = infos[env]
@@ -194,7 +194,7 @@ class RepeatingVectorEnv(ShmVectorEnv):
                     self._untold[env] = fault.info
                     lost.append(env)
                     continue
-            observation = observations[row] if whole else _row(space, observations, row)
+            observation = one_of(space, observations, row)
             if isinstance(asked[env], Reset):
                 self._over[env] = False
                 answers[env] = observation, info
@@ -223,10 +223,6 @@ class RepeatingVectorEnv(ShmVectorEnv):
             if "reset_observation" not in answer[-1]:  # else this step was repeated as well
                 answer[-1].update(fault=fault, reset_observation=observation, reset_info=info)
         return answers
-
-    def _info_of(self, env: int) -> dict[str, Any]:
-        infos = self._partial.infos_of(env)
-        return infos[0] if len(infos) == 1 else {key: info[key] for info in infos for key in info}
 
     # ---- calls -------------------------------------------------------------------------------
 
@@ -331,14 +327,3 @@ def check_action(space: Any, action: Any) -> None:
                 f"wrong actions: {action!r} has dtype {array.dtype}, and the action space is "
                 f"{space}. Nothing was sent to any env."
             )
-
-
-def _row(space: Any, batch: Any, row: int) -> Any:
-    """One env's part of a batch of observations."""
-    if isinstance(space, spaces.Dict):
-        return {key: _row(part, batch[key], row) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(
-            _row(part, value, row) for part, value in zip(space.spaces, batch, strict=True)
-        )
-    return batch[row]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from shmvec.adapters.infos import InfosByEnv
 from shmvec.adapters.tianshou_env import KWARGS, REWARD, SPACES, WorkerEnv
 from shmvec.arguments import AutoresetMode
 from shmvec.faults import (
@@ -24,7 +25,6 @@ from shmvec.faults import (
 )
 from shmvec.partial import existing_env_ids
 from shmvec.spaces import Anything
-from shmvec.vector_env import ShmVectorEnv
 
 try:
     from tianshou.env import BaseVectorEnv
@@ -608,14 +608,8 @@ def _made(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -
         raise
 
 
-class _Envs(ShmVectorEnv):
-    """Gathers infos as the dicts that envs returned, by env; answers for the envs it is asked."""
-
-    def _add_info(
-        self, vector_infos: dict[Any, Any], env_info: dict[str, Any], env_num: int
-    ) -> dict[Any, Any]:
-        vector_infos.setdefault(env_num, {}).update(env_info)
-        return vector_infos
+class _Envs(InfosByEnv):
+    """Answers for the envs it is asked."""
 
     @property
     def num_asked(self) -> int:
@@ -662,7 +656,7 @@ class _Envs(ShmVectorEnv):
     def _results_of(self, envs: Envs) -> tuple[Any, ...]:
         infos: dict[int, dict[str, Any]] = {}
         for env in envs.tolist():
-            for info in self._partial.infos_of(env):
+            if info := self._partial.info_of(env):
                 self._add_info(infos, info, env)
         *results, told = self._partial.results(envs)
         del told["env_id"]

@@ -8,66 +8,50 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["chosen", "fill", "filled", "joined_infos", "room_for", "single", "single_info"]
+from shmvec.spaces import mapped
+
+__all__ = ["chosen", "fill", "filled", "joined_infos", "room_for", "single_info"]
 
 
 def room_for(space: gym.Space[Any], piece: Any, count: int) -> Any:
     """Room for ``count`` values as in a piece: arrays ``(count, ...)``, or lists, nested."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: room_for(part, piece[key], count) for key, part in space.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        parts = zip(space.spaces, piece, strict=True)
-        return tuple(room_for(part, values, count) for part, values in parts)
-    if isinstance(piece, np.ndarray):
-        return np.empty((count, *piece.shape[1:]), piece.dtype)
-    return [None] * count
+
+    def room(values: Any) -> Any:
+        if isinstance(values, np.ndarray):
+            return np.empty((count, *values.shape[1:]), values.dtype)
+        return [None] * count
+
+    return mapped(space, room, piece)
 
 
 def fill(space: gym.Space[Any], room: Any, where: Any, piece: Any) -> None:
     """Puts a piece into its place: the indices ``where`` of the batch, in this order."""
-    if isinstance(space, gym.spaces.Dict):
-        for key, part in space.items():
-            fill(part, room[key], where, piece[key])
-    elif isinstance(space, gym.spaces.Tuple):
-        for part, target, values in zip(space.spaces, room, piece, strict=True):
-            fill(part, target, where, values)
-    elif isinstance(room, np.ndarray):
-        room[where] = piece
-    else:
-        for index, value in zip(where.tolist(), piece, strict=True):
-            room[index] = value
+
+    def put(target: Any, values: Any) -> None:
+        if isinstance(target, np.ndarray):
+            target[where] = values
+        else:
+            for index, value in zip(where.tolist(), values, strict=True):
+                target[index] = value
+
+    mapped(space, put, room, piece)
 
 
 def filled(space: gym.Space[Any], room: Any) -> Any:
     """The batch that a room has become: as Gymnasium makes one, with tuples for its lists."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: filled(part, room[key]) for key, part in space.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(filled(*pair) for pair in zip(space.spaces, room, strict=True))
-    return tuple(room) if isinstance(room, list) else room
+    return mapped(space, lambda values: tuple(values) if isinstance(values, list) else values, room)
 
 
 def chosen(space: gym.Space[Any], values: Any, which: Any) -> Any:
     """Some of a batch, of indices that grow or are all the same."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: chosen(part, values[key], which) for key, part in space.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        parts = zip(space.spaces, values, strict=True)
-        return tuple(chosen(part, of_part, which) for part, of_part in parts)
-    if isinstance(values, np.ndarray):
-        first, last = which[0], which[-1]
-        return values[first : last + 1] if len(which) == last + 1 - first else values[which]
-    return tuple(values[index] for index in which.tolist())
+    first, last = which[0], which[-1]
 
+    def of_part(part: Any) -> Any:
+        if isinstance(part, np.ndarray):  # a view will often do
+            return part[first : last + 1] if len(which) == last + 1 - first else part[which]
+        return tuple(part[index] for index in which.tolist())
 
-def single(space: gym.Space[Any], values: Any, index: int) -> Any:
-    """One of a batch."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: single(part, values[key], index) for key, part in space.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        parts = zip(space.spaces, values, strict=True)
-        return tuple(single(part, of_part, index) for part, of_part in parts)
-    return values[index]
+    return mapped(space, of_part, values)
 
 
 def joined_infos(pieces: Sequence[tuple[dict[str, Any], Any]], count: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -24,10 +25,11 @@ from shmvec.faults import EnvTimeoutError, WorkerCrashError
 from shmvec.partial import existing_env_ids
 from shmvec.pipes import uninterrupted
 from shmvec.planning.batches import Batches, checked_dt
-from shmvec.planning.pieces import fill, filled, joined_infos, room_for, single, single_info
+from shmvec.planning.pieces import fill, filled, joined_infos, room_for, single_info
 from shmvec.planning.promise import Queue, Work
 from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, SET, WANTED, SharedEnv
 from shmvec.scheduling import split_evenly, usable_cores
+from shmvec.spaces import one_of
 from shmvec.supervisor import InlineWorker, Supervisor
 from shmvec.vector_env import ShmVectorEnv
 
@@ -230,8 +232,8 @@ class PlanningVectorEnv:
             raise ValueError(f"rows={rows} is less than there are workers ({self.n_workers})")
         self._num_rows = num_rows
         self._options = options
-        self._shared = [
-            SharedEnv(function, self.frameskip, self.autoreset, include_rng)
+        self._env_makers = [
+            partial(SharedEnv, function, self.frameskip, self.autoreset, include_rng)
             for function in functions
         ]
         self._queue = Queue(
@@ -249,10 +251,8 @@ class PlanningVectorEnv:
         if self._envs is not None:
             return
         self._ranges = split_evenly(self._num_rows, max(1, self.n_workers))
-        shared = [
-            SharedEnv(one.env_fn, one.frameskip, one.autoreset, one.include_rng)
-            for one in self._shared * (len(self._ranges) // len(self._shared))
-        ]
+        makers = self._env_makers * (len(self._ranges) // len(self._env_makers))
+        shared = [make() for make in makers]
         self._envs = PlanningRows(
             [one.row for one, rows in zip(shared, self._ranges, strict=True) for _ in rows],
             num_workers=self.n_workers,
@@ -548,7 +548,7 @@ class PlanningVectorEnv:
         if self._newest is this:  # else another state was set meanwhile
             self._set_current(state)
         yield from self._syncing(self._batches.one_state(state))
-        result = single(self._observation_space, seen["observation"], 0), single_info(answers[4])
+        result = one_of(self._observation_space, seen["observation"], 0), single_info(answers[4])
         return (_kept(state), *result) if returned else result
 
     def _resetting_some(
@@ -572,10 +572,7 @@ class PlanningVectorEnv:
         if self._closed:
             raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
         if self._local is None:
-            one = self._shared[0]
-            self._local = _LocalEnv(
-                SharedEnv(one.env_fn, one.frameskip, one.autoreset, one.include_rng)
-            )
+            self._local = _LocalEnv(self._env_makers[0]())
             if self._current is not None:
                 self._local.state = self._current
         return self._local

@@ -192,15 +192,13 @@ class Envs:
             vector_env._abandon()
             raise
         envs = taken.tolist()
-        infos = [batches.infos_of(env) for env in envs]
+        infos = [batches.info_of(env) for env in envs]
         faults = {env: told[0] for env, told in self._recovery.told.items() if env in envs}
         observations, rewards, terminations, truncations, _ = batches.results(taken)
         rows = _rows(self._space, observations, len(envs))
         found = []
         for row, env in enumerate(envs):
-            info = infos[row][0] if infos[row] else {}
-            for part in infos[row][1:]:
-                info.update(part)
+            info = infos[row]
             note = info.pop(NOTE, _PLAIN)
             found.append(
                 Answer(
