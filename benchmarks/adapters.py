@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import peers
-from peers import Contender, Make
+from peers import Contender, Make, of_four, of_tianshou, tianshous
 from workloads import WORKLOADS
 
 from shmvec import measuring
@@ -27,25 +27,6 @@ from shmvec.adapters.pettingzoo import ParallelVectorEnv
 from shmvec.scheduling import usable_cores
 
 ROUNDS = 5
-
-
-def _of_four(name: str, n: int, make: Callable[[], Any], resets_are_steps: bool) -> Make:
-    """A system whose step returns observations, rewards, dones and infos."""
-
-    def start() -> Any:
-        envs = make()
-        envs.action_space.seed(0)
-        envs.reset()
-        return envs
-
-    return lambda: peers.Contender(
-        name,
-        start,
-        lambda envs, actions: envs.step(actions),
-        lambda results: np.asarray(results[2]),
-        lambda envs: [envs.action_space.sample() for _ in range(n)],
-        resets_are_steps,
-    )
 
 
 def sb3(fns: Sequence[Any]) -> dict[str, Make]:
@@ -68,7 +49,7 @@ def sb3(fns: Sequence[Any]) -> dict[str, Make]:
 
     makes = {"ShmVecEnv": ours, "SubprocVecEnv": subproc, "DummyVecEnv": dummy}
     n = len(fns)
-    return {name: _of_four(f"SB3 {name}", n, make, True) for name, make in makes.items()}
+    return {name: of_four(f"SB3 {name}", n, make) for name, make in makes.items()}
 
 
 class FourTuples:
@@ -108,11 +89,11 @@ def baselines(fns: Sequence[Any]) -> dict[str, Make]:
         return SubprocVecEnv([partial(FourTuples, fn) for fn in fns])
 
     n = len(fns)
-    made = {"theirs": _of_four("baselines SubprocVecEnv", n, theirs, True)}
+    made = {"theirs": of_four("baselines SubprocVecEnv", n, theirs)}
     for in_series in sorted({1, max(1, n // usable_cores())}):
         if n % in_series == 0:
             name = f"shmvec SubprocVecEnv, in_series={in_series}"
-            made[name] = _of_four(name, n, partial(ours, in_series), True)
+            made[name] = of_four(name, n, partial(ours, in_series))
     return made
 
 
@@ -134,9 +115,9 @@ def actorcritic(fns: Sequence[Any]) -> dict[str, Make]:
 
     n = len(fns)
     return {
-        "ours": _of_four("shmvec MultiEnv", n, partial(ours, False), True),
-        "wrapped": _of_four("shmvec MultiEnv, wrapped handles", n, partial(ours, True), True),
-        "theirs": _of_four("actorcritic MultiEnv", n, theirs, True),
+        "ours": of_four("shmvec MultiEnv", n, partial(ours, False)),
+        "wrapped": of_four("shmvec MultiEnv, wrapped handles", n, partial(ours, True)),
+        "theirs": of_four("actorcritic MultiEnv", n, theirs),
     }
 
 
@@ -167,7 +148,7 @@ def ding(fns: Sequence[Any]) -> dict[str, Make]:
         def sample(manager: Any) -> Any:
             return [space.sample() for _ in fns]
 
-        return lambda: peers.Contender(
+        return lambda: Contender(
             name,
             start,
             step,
@@ -194,58 +175,19 @@ def ding(fns: Sequence[Any]) -> dict[str, Make]:
     }
 
 
-# By the name of a system: from functions that make envs to its contenders, by name.
-SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {
-    "sb3": sb3,
-    "baselines": baselines,
-    "actorcritic": actorcritic,
-    "ding": ding,
-}
-
-
 def tianshou(fns: Sequence[Any]) -> dict[str, Make]:
-    """Tianshou's vector envs, whose users reset what is over."""
-
-    def contender(name: str, make: Callable[[], Any]) -> Make:
-        def start() -> Any:
-            envs = make()
-            envs.action_space[0].seed(0)
-            envs.reset()
-            return envs
-
-        def step(envs: Any, actions: Any) -> Any:
-            results = envs.step(actions)
-            done = results[2] | results[3]
-            if done.any():
-                envs.reset(np.flatnonzero(done))
-            return done
-
-        return lambda: Contender(
-            name,
-            start,
-            step,
-            lambda done: done,
-            lambda envs: np.array([envs.action_space[0].sample() for _ in fns]),
-            resets_are_steps=True,
-        )
+    """Tianshou's vector envs."""
 
     def ours() -> Any:
         from shmvec.adapters.tianshou import TianshouVectorEnv
 
         return TianshouVectorEnv(fns)
 
-    def theirs(kind: str) -> Any:
-        import tianshou.env
-
-        return getattr(tianshou.env, kind)(list(fns))
-
-    made = {"TianshouVectorEnv": contender("TianshouVectorEnv", ours)}
-    for kind in ("SubprocVectorEnv", "ShmemVectorEnv", "DummyVectorEnv"):
-        made[kind] = contender(f"Tianshou {kind}", partial(theirs, kind))
-    return made
-
-
-SYSTEMS["tianshou"] = tianshou
+    kinds = ("SubprocVectorEnv", "ShmemVectorEnv", "DummyVectorEnv")
+    return {
+        "TianshouVectorEnv": of_tianshou("TianshouVectorEnv", len(fns), ours),
+        **{kind: tianshous(kind, fns) for kind in kinds},
+    }
 
 
 class Team:
@@ -361,7 +303,15 @@ def pettingzoo(fns: Sequence[Any]) -> dict[str, Make]:
     }
 
 
-SYSTEMS["pettingzoo"] = pettingzoo
+# By the name of a system: from functions that make envs to its contenders, by name.
+SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {
+    "sb3": sb3,
+    "baselines": baselines,
+    "actorcritic": actorcritic,
+    "ding": ding,
+    "tianshou": tianshou,
+    "pettingzoo": pettingzoo,
+}
 
 
 def measure(system: str, workload: str, n: int, seconds: float) -> list[dict[str, Any]]:

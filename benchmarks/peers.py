@@ -18,7 +18,7 @@ from workloads import ENVPOOL
 
 import shmvec
 
-__all__ = ["CPP", "Contender", "ours", "peers"]
+__all__ = ["CPP", "Contender", "of_four", "of_tianshou", "ours", "peers", "tianshous"]
 
 CPP = " (C++)"  # in the names of those that do not run Python envs
 _BATCHES = 16  # of actions, sampled beforehand
@@ -180,30 +180,42 @@ def ours(name: str, fns: Sequence[Any], **options: Any) -> Make:
     return _vector_env(name, lambda: shmvec.ShmVectorEnv(list(fns), **options))
 
 
-def _sb3(fns: Sequence[Any]) -> Make:
-    def start() -> Any:
-        from stable_baselines3.common.vec_env import SubprocVecEnv
+def of_four(name: str, n: int, make: Callable[[], Any]) -> Make:
+    """A system whose step returns observations, rewards, dones and infos, and resets what is over.
 
-        envs = SubprocVecEnv(list(fns))
+    Such are OpenAI baselines and Stable-Baselines3.
+    """
+
+    def start() -> Any:
+        envs = make()
         envs.action_space.seed(0)
         envs.reset()
         return envs
 
     return lambda: Contender(
-        "SB3 SubprocVecEnv",
+        name,
         start,
         lambda envs, actions: envs.step(actions),
         lambda results: np.asarray(results[2]),
-        lambda envs: np.array([envs.action_space.sample() for _ in fns]),
-        resets_are_steps=True,  # in the step that ends an episode
+        lambda envs: [envs.action_space.sample() for _ in range(n)],
+        resets_are_steps=True,
     )
 
 
-def _tianshou(kind: str, fns: Sequence[Any]) -> Make:
-    def start() -> Any:
-        import tianshou.env
+def _sb3(fns: Sequence[Any]) -> Make:
+    def make() -> Any:
+        from stable_baselines3.common.vec_env import SubprocVecEnv
 
-        envs = getattr(tianshou.env, kind)(list(fns))
+        return SubprocVecEnv(list(fns))
+
+    return of_four("SB3 SubprocVecEnv", len(fns), make)
+
+
+def of_tianshou(name: str, n: int, make: Callable[[], Any]) -> Make:
+    """A vector env with Tianshou's interface, whose users reset what is over."""
+
+    def start() -> Any:
+        envs = make()
         envs.action_space[0].seed(0)
         envs.reset()
         return envs
@@ -211,18 +223,29 @@ def _tianshou(kind: str, fns: Sequence[Any]) -> Make:
     def step(envs: Any, actions: Any) -> Any:
         results = envs.step(actions)
         done = results[2] | results[3]
-        if done.any():  # that is left to its user
+        if done.any():
             envs.reset(np.flatnonzero(done))
         return done
 
     return lambda: Contender(
-        f"Tianshou {kind}",
+        name,
         start,
         step,
         lambda done: done,
-        lambda envs: np.array([envs.action_space[0].sample() for _ in fns]),
+        lambda envs: np.array([envs.action_space[0].sample() for _ in range(n)]),
         resets_are_steps=True,
     )
+
+
+def tianshous(kind: str, fns: Sequence[Any]) -> Make:
+    """One of Tianshou's own vector envs, by the name of its class."""
+
+    def make() -> Any:
+        import tianshou.env
+
+        return getattr(tianshou.env, kind)(list(fns))
+
+    return of_tianshou(f"Tianshou {kind}", len(fns), make)
 
 
 def _envpool(task: str, n: int) -> Make:
@@ -256,8 +279,8 @@ def peers(workload: str, fns: Sequence[Any]) -> dict[str, Make]:
         "AsyncVectorEnv": _vector_env("AsyncVectorEnv", lambda: gym.vector.AsyncVectorEnv(fns)),
         "SyncVectorEnv": _vector_env("SyncVectorEnv", lambda: gym.vector.SyncVectorEnv(fns)),
         "stable_baselines3": _sb3(fns),
-        "tianshou (Subproc)": _tianshou("SubprocVectorEnv", fns),
-        "tianshou (Shmem)": _tianshou("ShmemVectorEnv", fns),
+        "tianshou (Subproc)": tianshous("SubprocVectorEnv", fns),
+        "tianshou (Shmem)": tianshous("ShmemVectorEnv", fns),
     }
     if workload in ENVPOOL:
         made["envpool"] = _envpool(ENVPOOL[workload], n)
