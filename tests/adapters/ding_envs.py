@@ -1,11 +1,20 @@
-"""Envs for the tests of DI-engine's managers: they do as their actions and reset arguments say."""
+"""For the tests of DI-engine's managers: envs that do as they are told, and their managers."""
 
+import multiprocessing
 import os
 import pickle
 import time
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
+import pytest
+
+from shmvec.adapters.ding import (
+    AsyncSubprocessEnvManager,
+    SubprocessEnvManagerV2,
+    SyncSubprocessEnvManager,
+)
 
 DEADLINE = 20.0
 WAIT, RAISE, KILL, HANG, ABNORMAL, UNREADABLE, NO_INFO, UNPICKLABLE, TRUNCATE, END, ARRAY = range(
@@ -169,3 +178,19 @@ class Sampled(gym.Env):
         over = self.count == self.length
         observation = self.observation_space.sample()
         return observation, self.np_random.random(), over, self.count % 5 == 4, {"given": action}
+
+
+MANAGERS = [AsyncSubprocessEnvManager, SyncSubprocessEnvManager, SubprocessEnvManagerV2]
+KINDS = pytest.mark.parametrize("kind", [SyncSubprocessEnvManager, AsyncSubprocessEnvManager])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 4])
+INFINITE = float("inf")
+
+
+def manager(kind=SyncSubprocessEnvManager, num_envs=4, env_fns=None, **cfg):
+    env_fns = obedient(num_envs) if env_fns is None else env_fns
+    return closing(kind(env_fns, cfg))
+
+
+def gate():
+    """What envs wait at, closed."""
+    return multiprocessing.get_context("fork").Event()

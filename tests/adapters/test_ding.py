@@ -1,7 +1,6 @@
 """DI-engine's env managers: configuration, resets, seeds and steps."""
 
 import math
-import multiprocessing
 import pickle
 from contextlib import closing
 
@@ -12,11 +11,17 @@ from ding_envs import (
     ARRAY,
     DEADLINE,
     END,
+    INFINITE,
+    KINDS,
+    MANAGERS,
     TRUNCATE,
     WAIT,
+    WORKERS,
     Obedient,
     OfDIEngine,
     Sampled,
+    gate,
+    manager,
     obedient,
 )
 from equality import same
@@ -34,27 +39,11 @@ from shmvec.adapters.ding import (
     EnvState,
     EnvStateError,
     ManagerClosedError,
-    SubprocessEnvManagerV2,
     SyncEnvManagerConfig,
     SyncSubprocessEnvManager,
     create_env_manager,
     get_env_manager_cls,
 )
-
-MANAGERS = [AsyncSubprocessEnvManager, SyncSubprocessEnvManager, SubprocessEnvManagerV2]
-KINDS = pytest.mark.parametrize("kind", [SyncSubprocessEnvManager, AsyncSubprocessEnvManager])
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 4])
-INFINITE = float("inf")
-
-
-def manager(kind=SyncSubprocessEnvManager, num_envs=4, env_fns=None, **cfg):
-    env_fns = obedient(num_envs) if env_fns is None else env_fns
-    return closing(kind(env_fns, cfg))
-
-
-def gate():
-    return multiprocessing.get_context("fork").Event()
-
 
 # ---- config and defaults ---------------------------------------------------------------------
 

@@ -1,14 +1,13 @@
 """DI-engine's env managers: retries, time limits, abnormal timesteps, and faults that are gone."""
 
 import itertools
-import multiprocessing
 import os
 import re
 import signal
 import threading
 import time
-from contextlib import closing
 
+import ding_envs
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -18,14 +17,17 @@ from ding_envs import (
     END,
     HANG,
     KILL,
+    KINDS,
     NO_INFO,
     RAISE,
     TRUNCATE,
     UNPICKLABLE,
     UNREADABLE,
     WAIT,
+    WORKERS,
     Obedient,
     Told,
+    gate,
     obedient,
 )
 from equality import same
@@ -35,23 +37,15 @@ from shmvec.adapters.ding import (
     AsyncSubprocessEnvManager,
     EnvState,
     SubprocessEnvManagerV2,
-    SyncSubprocessEnvManager,
 )
 from shmvec.faults import RemoteTraceback, restart_seed
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 4])
 PROCESSES = pytest.mark.parametrize("num_workers", [2, 4])
-KINDS = pytest.mark.parametrize("kind", [SyncSubprocessEnvManager, AsyncSubprocessEnvManager])
 RUN, RESET, DONE, ERROR = EnvState.RUN, EnvState.RESET, EnvState.DONE, EnvState.ERROR
 
 
-def manager(kind=SyncSubprocessEnvManager, num_envs=4, env_fns=None, **cfg):
-    env_fns = obedient(num_envs) if env_fns is None else env_fns
-    return closing(kind(env_fns, {"retry_waiting_time": 0, **cfg}))
-
-
-def gate():
-    return multiprocessing.get_context("fork").Event()
+def manager(*args, **cfg):
+    return ding_envs.manager(*args, **{"retry_waiting_time": 0, **cfg})
 
 
 def usable(envs):

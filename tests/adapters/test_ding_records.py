@@ -1,10 +1,8 @@
 """DI-engine's env managers: attributes of the envs, replays, and the records of V2."""
 
 import importlib.util
-import multiprocessing
 import sys
 import types
-from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
@@ -14,9 +12,12 @@ from ding_envs import (
     END,
     TRUNCATE,
     WAIT,
+    WORKERS,
     Obedient,
     OfDIEngine,
     Sampled,
+    gate,
+    manager,
     obedient,
 )
 
@@ -26,21 +27,6 @@ from shmvec.adapters.ding import (
     SubprocessEnvManagerV2,
     SyncSubprocessEnvManager,
 )
-
-MANAGERS = [AsyncSubprocessEnvManager, SyncSubprocessEnvManager, SubprocessEnvManagerV2]
-KINDS = pytest.mark.parametrize("kind", [SyncSubprocessEnvManager, AsyncSubprocessEnvManager])
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 4])
-INFINITE = float("inf")
-
-
-def manager(kind=SyncSubprocessEnvManager, num_envs=4, env_fns=None, **cfg):
-    env_fns = obedient(num_envs) if env_fns is None else env_fns
-    return closing(kind(env_fns, cfg))
-
-
-def gate():
-    return multiprocessing.get_context("fork").Event()
-
 
 # ---- attributes ------------------------------------------------------------------------------
 

@@ -1,12 +1,11 @@
 """DI-engine's env managers: the state machine, a test for each arrow of the table in the docs."""
 
-import multiprocessing
 import re
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from ding_envs import ABNORMAL, END, RAISE, UNREADABLE, Told, obedient
+from ding_envs import ABNORMAL, END, RAISE, UNREADABLE, Told, gate, obedient
 
 from shmvec import FaultPolicy
 from shmvec.adapters.ding import (
@@ -21,10 +20,6 @@ VOID, INIT, RUN, RESET, DONE, ERROR, NEED_RESET = EnvState
 
 def manager(num_envs=2, kind=SyncSubprocessEnvManager, gate=None, **cfg):
     return closing(kind(obedient(num_envs, gate=gate), {"num_workers": num_envs, **cfg}))
-
-
-def closed_gate():
-    return multiprocessing.get_context("fork").Event()
 
 
 class Watched(SyncSubprocessEnvManager):
@@ -65,7 +60,7 @@ def test_run_to_run_by_a_step():
 
 
 def test_run_to_reset_to_run_at_an_episodes_end():
-    door = closed_gate()
+    door = gate()
     with manager(gate=door) as envs:
         door.set()
         envs.launch({0: {"stat": "gate"}, 1: {}})
@@ -241,7 +236,7 @@ def test_reset_to_error_to_run_when_tried_too_often():
 
 
 def test_every_state_to_void_by_close():
-    door = closed_gate()
+    door = gate()
     with manager(6, AsyncSubprocessEnvManager, door, episode_num=2, auto_reset=True, wait_num=5,
                  step_wait_timeout=None) as envs:  # fmt: skip
         door.set()
