@@ -23,8 +23,8 @@ from peers import Contender, Make, of_four, of_tianshou, tianshous
 from workloads import WORKLOADS
 
 from shmvec import measuring
+from shmvec._shared.scheduling import usable_cores
 from shmvec.adapters.pettingzoo import ParallelVectorEnv
-from shmvec.scheduling import usable_cores
 
 ROUNDS = 5
 

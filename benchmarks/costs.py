@@ -37,9 +37,9 @@ import numpy as np
 from workloads import WORKLOADS
 
 import shmvec
-from shmvec.layout import Layout
-from shmvec.measuring import Limit, Slice, VectorContender, machine
-from shmvec.scheduling import usable_cores
+from shmvec._commands.measuring import Limit, Slice, VectorContender, machine
+from shmvec._shared.layout import Layout
+from shmvec._shared.scheduling import usable_cores
 
 NUM_ENVS = 32
 REPEATS = 9

@@ -38,7 +38,7 @@ from peers import Contender
 from workloads import WORKLOADS, work
 
 from shmvec import measuring
-from shmvec.scheduling import WAIT_POLICIES, usable_cores
+from shmvec._shared.scheduling import WAIT_POLICIES, usable_cores
 
 ROUNDS = 5
 OURS = "ShmVectorEnv"

@@ -28,7 +28,7 @@ import numpy as np
 from workloads import ENVPOOL, WORKLOADS, work
 
 import shmvec
-from shmvec.measuring import machine
+from shmvec._commands.measuring import machine
 
 ROUNDS = 5
 

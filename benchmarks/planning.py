@@ -21,8 +21,8 @@ import gymnasium as gym
 import numpy as np
 
 from shmvec import bench, measuring
+from shmvec._shared.scheduling import usable_cores
 from shmvec.planning import EnvState, PlanningVectorEnv
-from shmvec.scheduling import usable_cores
 
 ROUNDS = 7
 STATES = 200  # different ones, along games that are played at random

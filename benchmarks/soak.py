@@ -27,7 +27,7 @@ import gymnasium as gym
 import numpy as np
 
 import shmvec
-from shmvec.measuring import machine
+from shmvec._commands.measuring import machine
 
 GROWTH = {"memory, MB": 4.0, "workers, MB": 4.0, "descriptors": 0, "processes": 0, "/dev/shm": 0}
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import shmvec.__main__
-from shmvec import bench
+from shmvec._commands import bench
 
 
 def test_command(tmp_path, capsys):

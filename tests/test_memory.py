@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from envs import Counter
 
-import shmvec.memory
+import shmvec._shared.memory
 from shmvec import ShmVectorEnv
 from shmvec._core.segment import Segment, reserve, segment_bytes
-from shmvec.memory import map_memory, reserve_memory
+from shmvec._shared.memory import map_memory, reserve_memory
 
 
 def names():
@@ -33,7 +33,7 @@ def test_shared_memory_has_no_name_and_is_private_to_the_user():
 
 @pytest.mark.parametrize("free", [0, 1000])
 def test_a_small_dev_shm_falls_back_to_a_memfd(monkeypatch, free):
-    monkeypatch.setattr(shmvec.memory, "_free_shm", lambda: free)
+    monkeypatch.setattr(shmvec._shared.memory, "_free_shm", lambda: free)
     envs = ShmVectorEnv([Counter] * 2, num_workers=2)
     maps = Path("/proc/self/maps").read_text()
     assert "memfd:shmvec" in maps
@@ -46,15 +46,15 @@ def test_a_full_dev_shm_falls_back_to_a_memfd(monkeypatch):
     def full(nbytes):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shmvec.memory, "_shared_memory", full)
+    monkeypatch.setattr(shmvec._shared.memory, "_shared_memory", full)
     descriptor = reserve_memory(5000)
     assert "memfd:shmvec" in os.readlink(f"/proc/self/fd/{descriptor}")
     os.close(descriptor)
 
 
 def test_no_memory_is_an_error_with_the_numbers(monkeypatch):
-    monkeypatch.setattr(shmvec.memory, "_free_shm", lambda: 1234)
-    monkeypatch.setattr(shmvec.memory, "_free_memory", lambda: 5678)
+    monkeypatch.setattr(shmvec._shared.memory, "_free_shm", lambda: 1234)
+    monkeypatch.setattr(shmvec._shared.memory, "_free_memory", lambda: 5678)
     with pytest.raises(OSError, match=r"needs [\d,]+ bytes .*1,234 bytes free .*5,678") as caught:
         ShmVectorEnv([Counter] * 2, num_workers=2)
     assert caught.value.errno == errno.ENOSPC

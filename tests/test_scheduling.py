@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmvec import ShmVectorEnv, scheduling
-from shmvec.scheduling import split_evenly, usable_cores, wait_budgets
+from shmvec._shared.scheduling import split_evenly, usable_cores, wait_budgets
 
 
 @given(st.integers(1, 200), st.integers(1, 50))

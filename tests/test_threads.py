@@ -7,7 +7,7 @@ import pytest
 from envs import Counter
 
 from shmvec import ShmVectorEnv
-from shmvec.threads import thread_variables
+from shmvec._shared.threads import thread_variables
 
 
 def opencv():

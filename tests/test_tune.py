@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 import shmvec.__main__
-from shmvec import tune
-from shmvec.tune import Setting
+from shmvec._commands import tune
+from shmvec._commands.tune import Setting
 
 ENV = """
 import gymnasium as gym

@@ -4,6 +4,8 @@
 ``gymnasium.make_vec``. ``install`` puts the former in that place for code that cannot be changed.
 """
 
+from shmvec._ways_in.install import install, uninstall
+from shmvec._ways_in.make_vec import make_vec
 from shmvec.faults import (
     EnvTimeoutError,
     FaultPolicy,
@@ -11,8 +13,6 @@ from shmvec.faults import (
     TooManyFaultsError,
     WorkerCrashError,
 )
-from shmvec.installation import install, uninstall
-from shmvec.registration import make_vec
 from shmvec.vector_env import ShmVectorEnv
 
 __version__ = "0.1.0"

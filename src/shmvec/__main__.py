@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shmvec import __version__, bench, tune
+from shmvec import __version__
+from shmvec._commands import bench, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from shmvec.registration import make_vec
+from shmvec._ways_in.make_vec import make_vec
 from shmvec.vector_env import ShmVectorEnv
 
 _VERSIONED = re.compile(r".+-v\d+")  # other ids are known only once they are registered

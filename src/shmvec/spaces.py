@@ -9,8 +9,8 @@ import gymnasium as gym
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, create_shared_memory
 
-from shmvec.layout import check_shared_memory
-from shmvec.worker import Report
+from shmvec._shared.layout import check_shared_memory
+from shmvec._worker.process import Report
 
 __all__ = ["Anything", "agreed_spaces", "mapped", "one_of"]
 

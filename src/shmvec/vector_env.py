@@ -23,7 +23,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from shmvec._core.parent import ParentLoop
 from shmvec._core.segment import Segment, segment_bytes
-from shmvec.arguments import (
+from shmvec._parent.arguments import (
     AutoresetMode,
     Options,
     checked_autoreset_mode,
@@ -37,7 +37,23 @@ from shmvec.arguments import (
     checked_wait_policy,
     given_once,
 )
-from shmvec.beyond import BeyondGymnasium, StepResults
+from shmvec._parent.beyond import BeyondGymnasium, StepResults
+from shmvec._parent.ownership import caller, own
+from shmvec._parent.partial import (
+    PartialBatches,
+    checked_batch_size,
+    checked_env_ids,
+    existing_env_ids,
+)
+from shmvec._parent.recovery import Recovery
+from shmvec._parent.rollout import Rollouts
+from shmvec._parent.supervisor import InlineWorker, Supervisor
+from shmvec._shared.layout import Layout, has_fixed_size
+from shmvec._shared.memory import map_memory, reserve_memory
+from shmvec._shared.pipes import uninterrupted
+from shmvec._shared.scheduling import current_budgets, split_evenly, usable_cores
+from shmvec._worker.function import WorkerEnv, checked_worker
+from shmvec._worker.process import Attachment, Late, Report
 from shmvec.faults import (
     EnvTimeoutError,
     Failure,
@@ -46,24 +62,8 @@ from shmvec.faults import (
     log_as_gymnasium_does,
     raise_failures,
 )
-from shmvec.layout import Layout, has_fixed_size
-from shmvec.memory import map_memory, reserve_memory
-from shmvec.ownership import caller, own
-from shmvec.partial import (
-    PartialBatches,
-    checked_batch_size,
-    checked_env_ids,
-    existing_env_ids,
-)
-from shmvec.pipes import uninterrupted
-from shmvec.recovery import Recovery
-from shmvec.rollout import Rollouts
-from shmvec.scheduling import current_budgets, split_evenly, usable_cores
 from shmvec.spaces import agreed_spaces
 from shmvec.stats import Stats
-from shmvec.supervisor import InlineWorker, Supervisor
-from shmvec.worker import Attachment, Late, Report
-from shmvec.worker_env import WorkerEnv, checked_worker
 
 __all__ = ["ShmVectorEnv"]
 

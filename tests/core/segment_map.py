@@ -2,9 +2,9 @@
 
 import struct
 
+import shmvec._worker.process
 import shmvec.vector_env
-import shmvec.worker
-from shmvec.memory import map_memory
+from shmvec._shared.memory import map_memory
 
 LINE = 128
 HEADER = struct.Struct("=QII6IQ13Q")  # see csrc/segment.h
@@ -22,7 +22,7 @@ def keep_mappings(setattr=setattr):
     """Keeps from now on what this process maps, and what workers map that it forks."""
     MAPPED.clear()
     setattr(shmvec.vector_env, "map_memory", _mapped)
-    setattr(shmvec.worker, "map_memory", _mapped)
+    setattr(shmvec._worker.process, "map_memory", _mapped)
 
 
 class Map:

@@ -7,8 +7,8 @@ from gymnasium.vector import VectorEnv
 
 from shmvec._core.results import Results
 from shmvec._core.segment import Segment
-from shmvec.layout import Slabs
-from shmvec.scheduling import WaitBudgets
+from shmvec._shared.layout import Slabs
+from shmvec._shared.scheduling import WaitBudgets
 
 class ParentLoop:
     """The parent's ends of all rings: post, wait, collect."""

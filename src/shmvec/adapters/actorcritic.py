@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import gymnasium as gym
 
+from shmvec._parent.arguments import Options, checked_env_fns, checked_options, checked_seeds
 from shmvec.adapters.meeting import Meeting, Raised, current
 from shmvec.adapters.repeating import (
     RepeatingVectorEnv,
@@ -21,7 +22,6 @@ from shmvec.adapters.repeating import (
     Step,
     check_action,
 )
-from shmvec.arguments import Options, checked_env_fns, checked_options, checked_seeds
 from shmvec.faults import Failure, FaultPolicy, RemoteTraceback, WorkerCrashError, raise_failures
 
 __all__ = ["MultiEnv", "SubprocessEnv", "create_subprocess_envs"]

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
+from shmvec._parent.arguments import AutoresetMode, Options, checked_count, checked_env_fns
 from shmvec.adapters.actions import batched
 from shmvec.adapters.infos import InfosByEnv
-from shmvec.arguments import AutoresetMode, Options, checked_count, checked_env_fns
 from shmvec.faults import WorkerCrashError
 from shmvec.rendering import Viewer, checked_frames, tile_images
 

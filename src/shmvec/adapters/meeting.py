@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-from shmvec.pipes import uninterrupted
+from shmvec._shared.pipes import uninterrupted
 
 __all__ = ["Meeting", "Raised", "current"]
 

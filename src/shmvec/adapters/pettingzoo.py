@@ -13,8 +13,8 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import create_empty_array
 
-from shmvec.arguments import AutoresetMode, Options, checked_env_fns
-from shmvec.partial import existing_env_ids
+from shmvec._parent.arguments import AutoresetMode, Options, checked_env_fns
+from shmvec._parent.partial import existing_env_ids
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["ParallelVectorEnv"]

@@ -19,12 +19,12 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.async_vector_env import AsyncState
 
+from shmvec._parent.arguments import AutoresetMode
+from shmvec._parent.supervisor import InlineWorker, Supervisor
 from shmvec.adapters.actions import batched
 from shmvec.adapters.episodes import build, take_end
-from shmvec.arguments import AutoresetMode
 from shmvec.faults import Failure, FaultPolicy, WorkerCrashError, log_as_gymnasium_does
 from shmvec.spaces import one_of
-from shmvec.supervisor import InlineWorker, Supervisor
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Answer", "RepeatingVectorEnv", "Reset", "Step", "check_action"]

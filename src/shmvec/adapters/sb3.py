@@ -27,10 +27,10 @@ except ImportError as error:
         f"({error}): pip install stable-baselines3"
     ) from error
 
+from shmvec._parent.arguments import AutoresetMode, checked_env_fns
 from shmvec.adapters.actions import batched
 from shmvec.adapters.infos import InfosByEnv
 from shmvec.adapters.sb3_env import RESET_INFO, HostedEnv
-from shmvec.arguments import AutoresetMode, checked_env_fns
 from shmvec.faults import EnvTimeoutError
 from shmvec.stats import Stats
 

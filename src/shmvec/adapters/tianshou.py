@@ -14,16 +14,16 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from shmvec._parent.arguments import AutoresetMode
+from shmvec._parent.partial import existing_env_ids
 from shmvec.adapters.infos import InfosByEnv
 from shmvec.adapters.tianshou_env import KWARGS, REWARD, SPACES, WorkerEnv
-from shmvec.arguments import AutoresetMode
 from shmvec.faults import (
     EnvTimeoutError,
     WorkerCrashError,
     log_as_gymnasium_does,
     raise_failures,
 )
-from shmvec.partial import existing_env_ids
 from shmvec.spaces import Anything
 
 try:

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shmvec.partial import EnvsFailed
-from shmvec.pipes import uninterrupted
+from shmvec._parent.partial import EnvsFailed
+from shmvec._shared.pipes import uninterrupted
 
 __all__ = ["Promise", "Queue", "Work"]
 

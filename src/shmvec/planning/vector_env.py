@@ -20,17 +20,17 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec.arguments import AutoresetMode, checked_count
+from shmvec._parent.arguments import AutoresetMode, checked_count
+from shmvec._parent.partial import existing_env_ids
+from shmvec._parent.supervisor import InlineWorker, Supervisor
+from shmvec._shared.pipes import uninterrupted
+from shmvec._shared.scheduling import split_evenly, usable_cores
 from shmvec.faults import EnvTimeoutError, WorkerCrashError
-from shmvec.partial import existing_env_ids
-from shmvec.pipes import uninterrupted
 from shmvec.planning.batches import Batches, checked_dt
 from shmvec.planning.pieces import fill, filled, joined_infos, room_for, single_info
 from shmvec.planning.promise import Queue, Work
 from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, SET, WANTED, SharedEnv
-from shmvec.scheduling import split_evenly, usable_cores
 from shmvec.spaces import one_of
-from shmvec.supervisor import InlineWorker, Supervisor
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["PlanningVectorEnv"]

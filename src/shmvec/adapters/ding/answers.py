@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from shmvec._parent.arguments import AutoresetMode, given_once
+from shmvec._parent.partial import EnvsFailed
 from shmvec.adapters.actions import batched
 from shmvec.adapters.ding.config import EnvManagerConfig
 from shmvec.adapters.ding.env import NOTE, ManagedEnv, Note, Orders
-from shmvec.arguments import AutoresetMode, given_once
 from shmvec.faults import EnvTimeoutError, Failure, Fault, FaultPolicy, WorkerCrashError
-from shmvec.partial import EnvsFailed
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Answer", "Envs", "exception_of"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
+from shmvec._parent.arguments import checked_env_fns
 from shmvec.adapters.ding.arguments import checked_envs, checked_params, checked_seeds
 from shmvec.adapters.ding.config import EnvManagerConfig, SyncEnvManagerConfig, config_of
 from shmvec.adapters.ding.env import IMAGES
@@ -22,7 +23,6 @@ from shmvec.adapters.ding.states import (
     ManagerClosedError,
     Slot,
 )
-from shmvec.arguments import checked_env_fns
 
 __all__ = ["AsyncSubprocessEnvManager", "SyncSubprocessEnvManager"]
 

@@ -22,9 +22,9 @@ from gymnasium.vector.utils import create_empty_array
 from shmvec._core.lease import Lease
 from shmvec._core.parent import ParentLoop
 from shmvec._core.results import Results
-from shmvec.arguments import checked_count
-from shmvec.layout import Layout
-from shmvec.memory import map_memory, reserve_memory
+from shmvec._parent.arguments import checked_count
+from shmvec._shared.layout import Layout
+from shmvec._shared.memory import map_memory, reserve_memory
 
 __all__ = ["Rollout", "Rollouts"]
 

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from shmvec.scheduling import WAIT_POLICIES
+from shmvec._shared.scheduling import WAIT_POLICIES
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode

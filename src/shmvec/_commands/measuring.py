@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 import shmvec
-from shmvec.scheduling import usable_cores
+from shmvec._shared.scheduling import usable_cores
 
 __all__ = ["Compute", "Limit", "Progress", "Slice", "VectorContender", "machine"]
 

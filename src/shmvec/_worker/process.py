@@ -19,11 +19,11 @@ import gymnasium as gym
 
 from shmvec._core.segment import Segment
 from shmvec._core.worker import WorkerLoop
+from shmvec._shared.layout import Layout
+from shmvec._shared.memory import map_memory
+from shmvec._shared.pipes import InlinePipe, Pipe
+from shmvec._shared.threads import limit_threads, pin_to_core
 from shmvec.faults import EnvTimeoutError, Failure
-from shmvec.layout import Layout
-from shmvec.memory import map_memory
-from shmvec.pipes import InlinePipe, Pipe
-from shmvec.threads import limit_threads, pin_to_core
 
 if TYPE_CHECKING:
     from shmvec._core.worker import ResetArguments

@@ -23,8 +23,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import shmvec
-from shmvec.measuring import Compute, Limit, Progress, Slice, VectorContender, machine
-from shmvec.scheduling import usable_cores
+from shmvec._commands.measuring import Compute, Limit, Progress, Slice, VectorContender, machine
+from shmvec._shared.scheduling import usable_cores
 
 __all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "run", "table"]
 

@@ -18,13 +18,13 @@ from gymnasium.vector import VectorEnv
 from shmvec._core.lease import Lease
 from shmvec._core.parent import ParentLoop
 from shmvec._core.partial import PartialLoop
+from shmvec._parent.supervisor import InlineWorker, Supervisor
+from shmvec._shared.pipes import uninterrupted
 from shmvec.faults import EnvTimeoutError, Failure, WorkerCrashError, raise_failures
-from shmvec.pipes import uninterrupted
 from shmvec.spaces import mapped
-from shmvec.supervisor import InlineWorker, Supervisor
 
 if TYPE_CHECKING:
-    from shmvec.recovery import Recovery
+    from shmvec._parent.recovery import Recovery
 
 __all__ = [
     "EnvsFailed",

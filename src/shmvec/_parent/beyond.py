@@ -12,15 +12,14 @@ import numpy.typing as npt
 from gymnasium.vector.async_vector_env import AsyncState
 
 from shmvec._core.parent import ParentLoop
-from shmvec.arguments import (
+from shmvec._parent.arguments import (
     Options,
     checked_mask,
     checked_options,
     checked_seeds,
     of_each_env,
 )
-from shmvec.faults import Failure, WorkerCrashError, log_as_gymnasium_does, raise_failures
-from shmvec.partial import (
+from shmvec._parent.partial import (
     EnvsFailed,
     PartialBatches,
     checked_env_ids,
@@ -28,8 +27,9 @@ from shmvec.partial import (
     given_actions,
     release,
 )
-from shmvec.recovery import Recovery
-from shmvec.rollout import Rollout, Rollouts
+from shmvec._parent.recovery import Recovery
+from shmvec._parent.rollout import Rollout, Rollouts
+from shmvec.faults import Failure, WorkerCrashError, log_as_gymnasium_does, raise_failures
 
 __all__ = ["BeyondGymnasium", "StepResults"]
 

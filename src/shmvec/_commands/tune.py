@@ -24,8 +24,8 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
-from shmvec.measuring import Compute, Limit, Progress, Slice, VectorContender, machine
-from shmvec.scheduling import WAIT_POLICIES, usable_cores
+from shmvec._commands.measuring import Compute, Limit, Progress, Slice, VectorContender, machine
+from shmvec._shared.scheduling import WAIT_POLICIES, usable_cores
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Setting", "find_env", "plot", "report", "tune"]

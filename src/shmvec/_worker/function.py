@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.vector.async_vector_env import _async_worker
 
 if TYPE_CHECKING:
-    from shmvec.arguments import AutoresetMode
-    from shmvec.worker import EnvFn
+    from shmvec._parent.arguments import AutoresetMode
+    from shmvec._worker.process import EnvFn
 
 __all__ = ["WorkerEnv", "checked_worker"]
 

@@ -19,7 +19,9 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from shmvec._core.parent import ParentLoop
-from shmvec.arguments import AutoresetMode
+from shmvec._parent.arguments import AutoresetMode
+from shmvec._parent.partial import PartialBatches
+from shmvec._parent.supervisor import InlineWorker, Supervisor
 from shmvec.faults import (
     EnvTimeoutError,
     Failure,
@@ -29,8 +31,6 @@ from shmvec.faults import (
     WorkerCrashError,
     restart_seed,
 )
-from shmvec.partial import PartialBatches
-from shmvec.supervisor import InlineWorker, Supervisor
 
 __all__ = ["Recovery"]
 

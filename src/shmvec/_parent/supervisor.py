@@ -21,10 +21,10 @@ from gymnasium.vector.utils import clear_mpi_env_vars
 
 from shmvec._core.segment import Segment
 from shmvec._core.worker import WorkerLoop
+from shmvec._shared.pipes import InlinePipe, Pipe
+from shmvec._shared.threads import thread_variables
+from shmvec._worker.process import Attachment, EnvFn, EnvHost, Report, run_worker
 from shmvec.faults import Failure, crash
-from shmvec.pipes import InlinePipe, Pipe
-from shmvec.threads import thread_variables
-from shmvec.worker import Attachment, EnvFn, EnvHost, Report, run_worker
 
 __all__ = ["InlineWorker", "Supervisor"]
 

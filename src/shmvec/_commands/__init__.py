@@ -1,0 +1,1 @@
+"""What ``python -m shmvec`` does, and how it measures."""

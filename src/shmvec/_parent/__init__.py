@@ -1,0 +1,1 @@
+"""The parent's side: supervision, recovery, and what the caller passes, checked."""

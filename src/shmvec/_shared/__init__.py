@@ -1,0 +1,1 @@
+"""What both sides need: what lies where in memory, messages, cores."""
