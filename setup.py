@@ -14,7 +14,7 @@ DEBUG = os.environ.get("SHMVEC_DEBUG") == "1"
 SANITIZE = os.environ.get("SHMVEC_SANITIZE", "")
 
 CORE = Path("src/shmvec/_core")
-C_SOURCES = ["csrc/bell.c", "csrc/segment.c", "csrc/wait.c"]
+C_SOURCES = [*map(str, sorted(Path("csrc").glob("*.c")))]
 DEPENDS = [*map(str, sorted(Path("csrc").glob("*.h"))), *map(str, sorted(CORE.glob("*.pxd")))]
 
 compile_args = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden"]

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [ROOT / "csrc" / name for name in ("bell.c", "wait.c", "segment.c")]
+SOURCES = sorted((ROOT / "csrc").glob("*.c"))
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMPILER = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-SOURCES = [ROOT / "csrc" / name for name in ("bell.c", "wait.c", "segment.c")]
+SOURCES = sorted((ROOT / "csrc").glob("*.c"))
 STRICT = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion"]
 STRICT += ["-Wshadow", "-Werror", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'csrc' / 'tests'}"]
 BUILDS = {

@@ -131,6 +131,11 @@ cdef extern from "wait.h" nogil:
                            int64_t slice_ns)
 
 
+cdef extern from "watchdog.h" nogil:
+    int sv_watchdog_start(int parent_pidfd)
+    void sv_watchdog_stop()
+
+
 cdef extern from "fault.h" nogil:
     int sv_fault_point
     enum:

@@ -1,0 +1,86 @@
+/* watchdog.c — see watchdog.h. */
+#include "watchdog.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/close_range.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define STACK_BYTES (64 * 1024) /* a poll needs little, sanitizers some more */
+
+static struct {
+    pid_t owner; /* the process that has started it; a child inherits this, not the thread */
+    pthread_t thread;
+    int parent;
+} watchdog;
+
+/* Whether the kernel takes it for a pidfd.  Where it does not say, it is one. */
+static bool is_pidfd(int descriptor)
+{
+    return syscall(SYS_pidfd_send_signal, descriptor, 0, NULL, 0) == 0 || errno != EBADF;
+}
+
+/* Gives this thread a descriptor table of its own, with this one only. */
+static void keep_alone(unsigned descriptor)
+{
+    syscall(SYS_close_range, descriptor + 1, UINT_MAX, CLOSE_RANGE_UNSHARE);
+    if (descriptor > 0)
+        syscall(SYS_close_range, 0, descriptor - 1, CLOSE_RANGE_UNSHARE);
+}
+
+static void *watch(void *unused)
+{
+    struct pollfd parent = {.fd = watchdog.parent, .events = POLLIN};
+    (void)unused;
+    keep_alone((unsigned)parent.fd);
+    while (poll(&parent, 1, -1) < 0) /* where a stop cancels it */
+        ;
+    if (parent.revents & POLLIN && is_pidfd(parent.fd))
+        kill(getpgrp() == getpid() ? 0 : getpid(), SIGKILL);
+    return NULL;
+}
+
+static int start_thread(void)
+{
+    pthread_attr_t small;
+    sigset_t all, before;
+    int error = pthread_attr_init(&small);
+    if (error != 0)
+        return error;
+    pthread_attr_setstacksize(&small, STACK_BYTES);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the thread inherits it */
+    error = pthread_create(&watchdog.thread, &small, watch, NULL);
+    if (error == EINVAL) /* libraries with many thread-local variables: these lie on the stack */
+        error = pthread_create(&watchdog.thread, NULL, watch, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&small);
+    return error;
+}
+
+int sv_watchdog_start(int parent_pidfd)
+{
+    if (watchdog.owner == getpid())
+        return EBUSY;
+    if (!is_pidfd(parent_pidfd))
+        return EBADF;
+    watchdog.parent = parent_pidfd;
+    int error = start_thread();
+    if (error == 0)
+        watchdog.owner = getpid();
+    return error;
+}
+
+void sv_watchdog_stop(void)
+{
+    if (watchdog.owner != getpid())
+        return;
+    pthread_cancel(watchdog.thread);
+    pthread_join(watchdog.thread, NULL);
+    watchdog.owner = 0;
+}

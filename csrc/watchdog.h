@@ -1,0 +1,46 @@
+/* watchdog.h — when the parent is gone, so is this process and its group, whatever it is doing.
+ *
+ * A worker that waits for requests looks after its parent between two slices.  One that is inside
+ * env.step cannot: it may hold the GIL in a loop of C, or be deep in a simulator.  So a thread of
+ * its own looks: it sleeps in poll() on a pidfd of the parent, costs nothing while the parent
+ * lives, and takes no lock that anybody else has.  When the parent is gone it sends SIGKILL to the
+ * process group if this process leads it (the worker sees to that), so what the env has started
+ * goes, too; else to this process alone, since the group is somebody else's.  What has left the
+ * group (setsid, setpgid) lives on.
+ *
+ * Why a pidfd: it means one process, for ever, also after its number is used again, and also if
+ * that process is not the one that forked us (a fork server did).  It is ready once all threads of
+ * the process are gone, reaped or not.
+ *
+ * Why not PR_SET_PDEATHSIG: it follows the thread that forked, not the process.  A vector env made
+ * in a thread that ends would lose its workers; with a fork server it watches the wrong process.
+ *
+ * Why not a timer and a signal handler: the signal interrupts the env's system calls 20 times a
+ * second, and an env may block or take over any signal.  The thread blocks all: none is ever
+ * delivered to it in place of the env's own threads.
+ *
+ * Why a thread and not a process beside the worker: it cannot outlive what it watches over, or be
+ * killed alone.
+ *
+ * Only the calling thread survives a fork(), so a child has no watchdog.  It needs none for its
+ * group's sake: it is a member.  Who wants no second thread about while it forks stops the watchdog
+ * before and starts it after; should the parent go meanwhile, the start finds that out.
+ *
+ * An env may close descriptors that are not its own, and the number of the pidfd may come to mean
+ * another file.  So the thread has a descriptor table of its own (close_range with UNSHARE), with
+ * the pidfd and nothing else in it: no pipe stays open because of it.  Before Linux 5.9 the table
+ * is shared; where there is no pidfd any more the watchdog then ends, and never kills.
+ */
+#ifndef SHMVEC_WATCHDOG_H
+#define SHMVEC_WATCHDOG_H
+
+/* Starts watching the process of a pidfd, which stays the caller's and open until the stop.
+ * Returns 0 or an errno: EBADF if it is no pidfd, EBUSY if a watchdog runs, EAGAIN if there can be
+ * no more threads. */
+int sv_watchdog_start(int parent_pidfd);
+
+/* Stops watching; its thread is gone when this returns.  Nothing happens where none was started,
+ * or in a child of the process that has started it.  Not for two threads at once. */
+void sv_watchdog_stop(void);
+
+#endif

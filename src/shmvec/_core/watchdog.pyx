@@ -1,0 +1,44 @@
+"""Ends the worker when its parent is gone, whatever its env is doing: see csrc/watchdog.h.
+
+Once started it stays out of the way of ``os.fork``: it is stopped before, so that an env which
+forks does so with the threads that are its own, and started again in the parent. The child of the
+fork has none.
+"""
+
+from shmvec._core.csrc cimport sv_watchdog_start, sv_watchdog_stop
+
+import os
+
+cdef int _watched = -1       # the descriptor; -1: none
+cdef bint _follows = False   # forks, by the hooks below
+
+
+def start(int descriptor):
+    global _watched, _follows
+    cdef int error = sv_watchdog_start(descriptor)
+    if error != 0:
+        raise OSError(error, f"cannot watch over the parent: {os.strerror(error)}")
+    _watched = descriptor
+    if not _follows:
+        os.register_at_fork(before=_pause, after_in_parent=_resume, after_in_child=_forget)
+        _follows = True
+
+
+def stop():
+    global _watched
+    sv_watchdog_stop()
+    _watched = -1
+
+
+def _pause():
+    sv_watchdog_stop()
+
+
+def _resume():
+    if _watched >= 0:
+        start(_watched)
+
+
+def _forget():
+    global _watched
+    _watched = -1

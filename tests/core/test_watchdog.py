@@ -1,0 +1,111 @@
+"""The watchdog from Python: it needs no GIL, and stays out of the way of forks."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from processes import gone, run_script
+
+from shmvec._core import watchdog
+
+
+def threads(pid="self"):
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+@pytest.fixture
+def parent():
+    """A pidfd of a process that lives until the test ends."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        descriptor = os.pidfd_open(process.pid)
+        yield descriptor
+        watchdog.stop()
+        os.close(descriptor)
+
+
+def test_start_and_stop(parent):
+    before = threads()
+    for _ in range(3):
+        watchdog.start(parent)
+        assert threads() == before + 1
+        with pytest.raises(OSError, match="cannot watch over the parent: Device or resource busy"):
+            watchdog.start(parent)
+        watchdog.stop()
+        assert threads() == before
+    watchdog.stop()
+
+
+def test_what_is_no_pidfd():
+    with pytest.raises(OSError, match="cannot watch over the parent: Bad file descriptor"):
+        watchdog.start(-1)
+    with open(os.devnull) as file, pytest.raises(OSError, match="Bad file descriptor"):
+        watchdog.start(file.fileno())
+
+
+def test_a_fork_sees_the_threads_of_the_env_alone():
+    """In a process without other threads: those of libraries may come and go at a fork."""
+    script = run_script(
+        """
+        import os, signal
+
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+        from shmvec._core import watchdog
+
+        def say(when):
+            print(when, len(os.listdir("/proc/self/task")), flush=True)
+
+        signal.alarm(60)
+        os.register_at_fork(before=lambda: say("before"))  # the last registered is run first
+        watchdog.start(os.pidfd_open(os.getppid()))
+        say("watched")
+        child = os.fork()
+        if child == 0:
+            say("child")
+            grandchild = os.fork()
+            if grandchild:
+                os.waitpid(grandchild, 0)
+                say("child")  # nobody has started a watchdog after its fork
+            os._exit(0)
+        os.waitpid(child, 0)
+        say("watched")
+        """
+    )
+    try:
+        out, err = script.communicate(timeout=30)
+    finally:
+        script.kill()
+    assert not err
+    expected = ["watched 2", "before 1", "child 1", "before 1", "child 1", "watched 2"]
+    assert out.splitlines() == expected
+
+
+def test_a_worker_that_keeps_the_gil_goes_with_its_parent():
+    """And the process that it has started, too."""
+    script = run_script(
+        """
+        import os, signal, subprocess, sys, time
+        from shmvec._core import watchdog
+
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.alarm(60)
+            os.setpgid(0, 0)
+            watchdog.start(os.pidfd_open(os.getppid()))
+            helper = subprocess.Popen(["sleep", "60"])
+            print(os.getpid(), helper.pid, flush=True)
+            sum(range(10**12))  # one call: the GIL is not given up
+        time.sleep(60)
+        """
+    )
+    try:
+        pids = [int(word) for word in script.stdout.readline().split()]
+        assert len(pids) == 2
+        script.send_signal(signal.SIGKILL)
+        script.communicate(timeout=30)
+        assert gone(pids, 30)
+    finally:
+        script.kill()
+        script.wait()
