@@ -49,8 +49,9 @@ static void serve(void *argument)
     struct shared *shared = argument;
     sv_ring requests;
     sv_waiter waiter;
+    sv_counts counts = {0};
     sv_ring_attach_consumer(&requests, shared->requests, CAPACITY);
-    sv_waiter_init(&waiter, shared->budget, false);
+    sv_waiter_init(&waiter, shared->budget, false, &counts);
     for (uint32_t round = 0; round < shared->rounds * REPEATS; round++) {
         sv_record record;
         while (sv_wait_request(&waiter, &shared->bell, &requests, 0, 50000000) != SV_WAIT_READY)
@@ -69,8 +70,9 @@ static void round_trip(const char *name, uint32_t rounds, sv_budget budget)
     run(&server, true, serve, shared);
     sv_ring requests;
     sv_waiter waiter;
+    sv_counts counts = {0};
     sv_ring_attach_producer(&requests, shared->requests, CAPACITY);
-    sv_waiter_init(&waiter, budget, false);
+    sv_waiter_init(&waiter, budget, false, &counts);
     uint32_t target = 0;
     sv_record record = {0};
     MEASURE(name, rounds, {

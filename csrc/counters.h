@@ -1,8 +1,12 @@
 /* counters.h — what a worker has done so far, for whoever wants to know: envs.stats().
  *
- * One block a worker, on cache lines of its own.  The worker is the only writer, once a request;
+ * Each process counts in a plain sv_counts of its own.  A worker publishes it once a request, to
+ * its block of sv_counters in the segment, on cache lines of its own; it is the only writer, and
  * the parent reads whenever it likes.  The numbers carry no data and order nothing, so all accesses
  * but those of `busy` are relaxed: a reader may see one number newer than another, never half of one.
+ *
+ * A counter is a line of SV_COUNTERS: both structures, publishing, reading and the names in Python
+ * follow.  stats.py says what it means.
  */
 #ifndef SHMVEC_COUNTERS_H
 #define SHMVEC_COUNTERS_H
@@ -10,28 +14,80 @@
 #include "platform.h"
 
 #define SV_COUNTERS(X)                                                                             \
-    X(requests)   /* answered */                                                                   \
+    X(requests)   /* answered, or sent by the parent */                                            \
     X(steps)      /* of single envs */                                                             \
     X(resets)     /* of single envs */                                                             \
     X(step_ns)    /* in env.step, and taking its results */                                        \
     X(reset_ns)   /* in env.reset */                                                               \
-    X(pause_ns)   /* waiting for requests, by phase: see wait.h */                                 \
+    X(pause_ns)   /* waiting for the other side, by phase: see wait.h */                           \
     X(yield_ns)                                                                                    \
     X(park_ns)                                                                                     \
-    X(waits)      /* that did not find a request at once */                                        \
-    X(parks)      /* sleeps */                                                                     \
+    X(waits)      /* that did not find all they waited for at once */                              \
+    X(parks)      /* sleeps: at most one a slice */                                                \
     X(late_wakes) /* sleeps that ended more than 100 us after the wake */                          \
-    X(wakes)      /* times that it woke the parent */                                              \
-    X(busy_since) /* when what it is doing began; only if there are time limits, */                \
-    X(busy)       /* and what that is: an sv_busy, or 0 */
+    X(wakes)      /* times that it woke the other side */
 
+/* Of the process itself. */
+typedef struct {
+#define SV_COUNT(name) int64_t name;
+    SV_COUNTERS(SV_COUNT)
+#undef SV_COUNT
+} sv_counts;
+
+/* In the segment. */
 typedef struct {
 #define SV_COUNTER(name) _Atomic uint64_t name;
     alignas(SV_CACHE_LINE) SV_COUNTERS(SV_COUNTER)
 #undef SV_COUNTER
+    _Atomic uint64_t busy_since; /* when what it is doing began; only if there are time limits, */
+    _Atomic uint64_t busy;       /* and what that is: an sv_busy, or 0 */
 } sv_counters;
 
-_Static_assert(sizeof(sv_counters) == SV_CACHE_LINE, "one line a worker");
+_Static_assert(sizeof(sv_counters) % SV_CACHE_LINE == 0, "lines of its own");
+
+/* Where each counter is in an sv_counts. */
+static const struct sv_counter_name {
+    const char *name;
+    size_t offset;
+} sv_counter_names[] = {
+#define SV_COUNTER_NAME(name) {#name, offsetof(sv_counts, name)},
+    SV_COUNTERS(SV_COUNTER_NAME)
+#undef SV_COUNTER_NAME
+};
+
+#define SV_NUM_COUNTERS (sizeof sv_counter_names / sizeof *sv_counter_names)
+
+static inline int64_t sv_count_at(const sv_counts *counts, size_t offset)
+{
+    return *(const int64_t *)(const void *)((const char *)counts + offset);
+}
+
+/* The only writer's store. */
+static inline void sv_counter_set(_Atomic uint64_t *counter, uint64_t value)
+{
+    atomic_store_explicit(counter, value, memory_order_relaxed);
+}
+
+static inline uint64_t sv_counter_get(const _Atomic uint64_t *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+/* Worker: makes its counts known. */
+static inline void sv_counters_publish(sv_counters *counters, const sv_counts *counts)
+{
+#define SV_PUBLISH(name) sv_counter_set(&counters->name, (uint64_t)counts->name);
+    SV_COUNTERS(SV_PUBLISH)
+#undef SV_PUBLISH
+}
+
+/* Parent: a worker's counts. */
+static inline void sv_counters_read(const sv_counters *counters, sv_counts *counts)
+{
+#define SV_READ(name) counts->name = (int64_t)sv_counter_get(&counters->name);
+    SV_COUNTERS(SV_READ)
+#undef SV_READ
+}
 
 /* What a worker is doing: stepping an env, or resetting it. */
 static inline uint64_t sv_busy(uint32_t env, bool reset)
@@ -55,17 +111,6 @@ static inline uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int
     uint64_t since = atomic_load_explicit(&counters->busy_since, memory_order_relaxed);
     *elapsed = (int64_t)((uint64_t)now - since); /* unsigned: a damaged one must not overflow */
     return busy;
-}
-
-/* The only writer's store. */
-static inline void sv_counter_set(_Atomic uint64_t *counter, uint64_t value)
-{
-    atomic_store_explicit(counter, value, memory_order_relaxed);
-}
-
-static inline uint64_t sv_counter_get(const _Atomic uint64_t *counter)
-{
-    return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
 #endif

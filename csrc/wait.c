@@ -23,14 +23,15 @@
 #define POLITE (10 * US) /* between two yields while pausing */
 #define PAUSES_PER_LOOK 8      /* between two readings of the clock */
 
-void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing)
+void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing, sv_counts *counts)
 {
-    *waiter = (sv_waiter){.budget = budget, .homing = homing, .park_cost = PARK_COST_FIRST};
+    *waiter = (sv_waiter){
+        .budget = budget, .homing = homing, .park_cost = PARK_COST_FIRST, .counts = counts};
 }
 
-void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy)
+void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy, sv_counts *counts)
 {
-    sv_waiter_init(waiter, (sv_budget){0}, false);
+    sv_waiter_init(waiter, (sv_budget){0}, false, counts);
     waiter->policy = policy;
 }
 
@@ -122,10 +123,10 @@ static void learn(sv_waiter *waiter, int64_t asked_at)
     foresee(waiter, clamp(now - waiter->since, 0, FORESEEN_MAX));
     if (asked_at > waiter->since && asked_at < now) {
         int64_t cost = now - asked_at;
-        if (phase_ns == &waiter->yield_ns) {
+        if (phase_ns == &waiter->counts->yield_ns) {
             sv_waiter_learn_yield(waiter, cost);
-        } else if (phase_ns == &waiter->park_ns) {
-            waiter->late_wakes += cost > PARK_COST_MAX;
+        } else if (phase_ns == &waiter->counts->park_ns) {
+            waiter->counts->late_wakes += cost > PARK_COST_MAX;
             waiter->park_cost =
                 average(waiter->park_cost, clamp(cost, PARK_COST_MIN, PARK_COST_MAX));
         }
@@ -167,11 +168,11 @@ static inline int yield_until(sv_waiter *waiter, sv_ready ready, void *what, int
                               int64_t until)
 {
     int found;
-    enter(waiter, &waiter->yield_ns, now);
+    enter(waiter, &waiter->counts->yield_ns, now);
     while (now < until)
         if ((found = give_way(waiter, ready, what, &now)) != 0)
             return found;
-    enter(waiter, &waiter->park_ns, now);
+    enter(waiter, &waiter->counts->park_ns, now);
     return 0;
 }
 
@@ -179,16 +180,17 @@ static inline int yield_until(sv_waiter *waiter, sv_ready ready, void *what, int
 static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
 {
     int found;
-    waiter->waits++;
+    waiter->counts->waits++;
     waiter->since = sv_now_ns();
-    bool core_is_shared = waiter->shared > SHARED_ONE / 2 && waiter->waits % PROBE_FIRST != 0;
+    bool probe = waiter->counts->waits % PROBE_FIRST == 0;
+    bool core_is_shared = waiter->shared > SHARED_ONE / 2 && !probe;
     int64_t pause = core_is_shared ? 0 : worthwhile(waiter, waiter->budget.pause);
     int64_t yield = worthwhile(waiter, waiter->budget.yield);
     bool may_yield = yield > 0 && sv_waiter_may_yield(waiter);
     int64_t pause_until = waiter->since + pause;
     int64_t now = waiter->since;
     int64_t polite_at = now + POLITE;
-    enter(waiter, &waiter->pause_ns, now);
+    enter(waiter, &waiter->counts->pause_ns, now);
     while (now < pause_until) {
         for (int i = 0; i < PAUSES_PER_LOOK; i++) {
             sv_pause();
@@ -254,7 +256,7 @@ static int sleep_for_request(sv_waiter *waiter, void *what, int64_t until)
     if (found != 0 || timeout_ns <= 0)
         return found;
     sv_affinity affinity = {.count = 0};
-    waiter->parks++;
+    waiter->counts->parks++;
     bool homing = waiter->homing && waiter->probe_in <= 1;
     if (homing)
         sv_affinity_narrow(&affinity, wait->index);
@@ -305,7 +307,7 @@ static int sleep_for_completion(sv_waiter *waiter, void *what, int64_t until)
     int64_t timeout_ns = until - sv_now_ns();
     if (timeout_ns <= 0 || !sv_completion_arm(wait->completion, wait->target))
         return completion_ready(what);
-    waiter->parks++;
+    waiter->counts->parks++;
     sv_completion_sleep(wait->completion, wait->target, timeout_ns);
     return completion_ready(what);
 }

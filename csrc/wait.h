@@ -78,6 +78,7 @@
 
 #include "bell.h"
 #include "completion.h"
+#include "counters.h"
 #include "ring.h"
 
 enum {
@@ -120,22 +121,16 @@ typedef struct {
     uint32_t probe_in;    /* and until the next one; 0: yields are fine */
     int64_t since;     /* start of the wait in progress; 0: none */
     int64_t ended;     /* end of the last wait */
-    /* What the waits have been like so far; for statistics only. */
-    uint64_t waits;      /* waits that did not find everything ready at once */
-    uint64_t parks;      /* sleeps: at most one a slice */
-    uint64_t late_wakes; /* sleeps that ended more than 100 us after the waker's call */
-    int64_t pause_ns;    /* spent in each phase */
-    int64_t yield_ns;
-    int64_t park_ns;
-    int64_t *phase_ns;   /* the phase in progress, one of the three above, */
-    int64_t phase_since; /* and when it began */
+    sv_counts *counts;   /* the process's: what its waits are like */
+    int64_t *phase_ns;   /* of these the time in the phase in progress, */
+    int64_t phase_since; /* and when that began */
 } sv_waiter;
 
-/* A waiter with a budget of its own. */
-void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing);
+/* A waiter with a budget of its own, which counts its waits in `counts`. */
+void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing, sv_counts *counts);
 
 /* A waiter that follows a policy. */
-void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy);
+void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy, sv_counts *counts);
 
 /* Worker: waits until its request ring has a record, at most about slice_ns.  `index` is the
  * worker's, for its bit of the bell.  Call again after SV_WAIT_SLICE: the wait goes on parked. */

@@ -1,5 +1,8 @@
 /* test_counters.c — a reader sees whole numbers that never go back, while the writer counts. */
 #include "counters.h"
+
+#include <string.h>
+
 #include "check.h"
 
 #define BIG (UINT64_C(1) << 40) /* both halves of a number change */
@@ -37,6 +40,28 @@ static void test_reader(bool process, uint32_t rounds)
     CHECK(sv_counter_get(&shared->counters.steps) == rounds * (BIG + 1));
     CHECK(sv_counter_get(&shared->counters.resets) == 0);
     munmap(shared, sizeof *shared);
+}
+
+/* Every counter arrives as it was counted, under a name of its own. */
+static void test_publish(void)
+{
+    sv_counters counters = {0};
+    sv_counts counts, seen = {0};
+    CHECK(sizeof counts == SV_NUM_COUNTERS * sizeof(int64_t));
+    for (size_t i = 0; i < SV_NUM_COUNTERS; i++) {
+        int64_t value = (int64_t)(i + 1) << 40 | 1;
+        CHECK(sv_counter_names[i].offset == i * sizeof value);
+        memcpy((char *)&counts + sv_counter_names[i].offset, &value, sizeof value);
+        for (size_t j = 0; j < i; j++)
+            CHECK(strcmp(sv_counter_names[i].name, sv_counter_names[j].name) != 0);
+    }
+    sv_busy_begin(&counters, 7, 8);
+    sv_counters_publish(&counters, &counts);
+    sv_counters_read(&counters, &seen);
+    for (size_t i = 0; i < SV_NUM_COUNTERS; i++)
+        CHECK(sv_count_at(&seen, sv_counter_names[i].offset) == ((int64_t)(i + 1) << 40 | 1));
+    CHECK(sv_counter_get(&counters.wakes) == (uint64_t)counts.wakes);
+    CHECK(sv_counter_get(&counters.busy) == 7 && sv_counter_get(&counters.busy_since) == 8);
 }
 
 static void be_busy(void *argument)
@@ -87,6 +112,7 @@ int main(int argc, char **argv)
     uint32_t rounds = rounds_or(argc, argv, 1000000);
     start_deadline();
     test_nonsense();
+    test_publish();
     test_reader(false, rounds);
     test_reader(true, rounds);
     test_busy(false, rounds);

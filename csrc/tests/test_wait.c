@@ -29,8 +29,9 @@ static void serve(void *argument)
     struct shared *shared = worker->shared;
     sv_ring requests;
     sv_waiter waiter;
+    sv_counts counts = {0};
     sv_ring_attach_consumer(&requests, shared->requests[worker->index], CAPACITY);
-    sv_waiter_init(&waiter, shared->budget, shared->homing);
+    sv_waiter_init(&waiter, shared->budget, shared->homing, &counts);
     for (uint32_t round = 1; round <= shared->rounds; round++) {
         int found;
         int64_t start = sv_now_ns();
@@ -52,10 +53,11 @@ static void test_rounds(bool processes, uint32_t num_workers, sv_budget budget,
     runner runners[WORKERS];
     sv_ring requests[WORKERS];
     sv_waiter waiter;
+    sv_counts counts = {0};
     shared->rounds = rounds;
     shared->budget = budget;
     shared->homing = budget.yield == 0; /* with the budgets that park most */
-    sv_waiter_init(&waiter, budget, false);
+    sv_waiter_init(&waiter, budget, false, &counts);
     for (uint32_t i = 0; i < num_workers; i++) {
         sv_ring_attach_producer(&requests[i], shared->requests[i], CAPACITY);
         workers[i] = (struct worker){shared, i};
@@ -75,7 +77,7 @@ static void test_rounds(bool processes, uint32_t num_workers, sv_budget budget,
     }
     for (uint32_t i = 0; i < num_workers; i++)
         join(&runners[i]);
-    CHECK(waiter.parks <= 2 * waiter.waits + 20);
+    CHECK(counts.parks <= 2 * counts.waits + 20);
     munmap(shared, sizeof *shared);
 }
 
@@ -83,7 +85,8 @@ static void test_learning(void)
 {
     sv_completion completion = {0};
     sv_waiter waiter;
-    sv_waiter_init(&waiter, (sv_budget){50000, 0, 0, 0}, false);
+    sv_counts counts = {0};
+    sv_waiter_init(&waiter, (sv_budget){50000, 0, 0, 0}, false, &counts);
     CHECK(waiter.typical == 0);
     /* Waits that time out do not teach; the one that ends does, and long waits end the spinning. */
     for (uint32_t target = 1; target <= 40; target++) {
@@ -94,13 +97,13 @@ static void test_learning(void)
         CHECK(waiter.since == 0);
     }
     CHECK(waiter.typical > 50000 + waiter.park_cost);
-    CHECK(waiter.waits == 40 && waiter.parks == 40);
+    CHECK(counts.waits == 40 && counts.parks == 40);
     /* Every moment of a wait belongs to one phase, and none of it to a phase without a budget. */
-    CHECK(waiter.pause_ns > 0 && waiter.yield_ns == 0 && waiter.park_ns >= 39 * MS);
-    CHECK(waiter.phase_ns == NULL && waiter.late_wakes == 0);
+    CHECK(counts.pause_ns > 0 && counts.yield_ns == 0 && counts.park_ns >= 39 * MS);
+    CHECK(waiter.phase_ns == NULL && counts.late_wakes == 0);
     /* What is ready at once costs no wait. */
     CHECK(sv_wait_completion(&waiter, &completion, 40, MS) == SV_WAIT_READY);
-    CHECK(waiter.waits == 40);
+    CHECK(counts.waits == 40);
 }
 
 /* A worker's waits follow the policy from one wait to the next, whatever it says. */
@@ -112,10 +115,11 @@ static void test_policy(void)
     sv_ring sent, received;
     sv_record record = {0};
     sv_waiter waiter;
+    sv_counts counts = {0};
     CHECK(sv_ring_bytes(64) <= sizeof memory);
     sv_ring_attach_producer(&sent, memory, 64);
     sv_ring_attach_consumer(&received, memory, 64);
-    sv_waiter_follow(&waiter, &policy);
+    sv_waiter_follow(&waiter, &policy, &counts);
     const struct {
         sv_budget budget;
         bool pauses, yields;
@@ -127,15 +131,15 @@ static void test_policy(void)
         {{0, 0, 0, 0}, false, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int64_t pause_ns = waiter.pause_ns, yield_ns = waiter.yield_ns;
+        int64_t pause_ns = counts.pause_ns, yield_ns = counts.yield_ns;
         sv_policy_set(&policy, cases[i].budget, false);
         CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
         CHECK(sv_ring_try_push(&sent, &record) == SV_RING_YES);
         CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_READY);
         CHECK(sv_ring_try_pop(&received, &record) == SV_RING_YES);
         /* Phases without a budget end when they begin: a clock reading apart at most. */
-        CHECK((waiter.pause_ns - pause_ns >= MS) == cases[i].pauses);
-        CHECK((waiter.yield_ns - yield_ns >= MS) == cases[i].yields);
+        CHECK((counts.pause_ns - pause_ns >= MS) == cases[i].pauses);
+        CHECK((counts.yield_ns - yield_ns >= MS) == cases[i].yields);
         waiter.typical = 0; /* else it would learn not to spin */
     }
     sv_policy_set(&policy, (sv_budget){INT64_MAX, INT64_MAX, 0, 0}, true);
@@ -155,22 +159,23 @@ static void test_foreseen(void)
     sv_completion completion = {0};
     const struct {
         int64_t expected, deviation, window;
-        uint64_t parks;
+        int64_t parks;
     } cases[] = {
         {2 * MS, 0, MS, 2},       {2 * MS, MS / 10, MS, 2}, {2 * MS, MS, MS, 1},
         {2 * MS, 0, MS / 100, 1}, {2 * MS, 0, 0, 1},        {MS / 100, 0, MS, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         sv_waiter waiter;
-        sv_waiter_init(&waiter, (sv_budget){0, 0, 0, cases[i].window}, false);
+        sv_counts counts = {0};
+        sv_waiter_init(&waiter, (sv_budget){0, 0, 0, cases[i].window}, false, &counts);
         waiter.expected = cases[i].expected;
         waiter.deviation = cases[i].deviation;
         CHECK(sv_wait_completion(&waiter, &completion, 1, 10 * MS) == SV_WAIT_SLICE);
-        CHECK(waiter.parks == cases[i].parks);
+        CHECK(counts.parks == cases[i].parks);
         sv_completion_add(&completion);
         CHECK(sv_wait_completion(&waiter, &completion, 1, 10 * MS) == SV_WAIT_READY);
         CHECK(waiter.expected > cases[i].expected); /* this one took longer */
-        CHECK(waiter.deviation > 0 && waiter.park_ns >= 9 * MS);
+        CHECK(waiter.deviation > 0 && counts.park_ns >= 9 * MS);
         completion = (sv_completion){0};
     }
 }
@@ -178,7 +183,8 @@ static void test_foreseen(void)
 static void test_yields_that_cost_too_much(void)
 {
     sv_waiter waiter;
-    sv_waiter_init(&waiter, (sv_budget){0, 50000, 0, 0}, false);
+    sv_counts counts = {0};
+    sv_waiter_init(&waiter, (sv_budget){0, 50000, 0, 0}, false, &counts);
     for (int i = 0; i < 1000; i++) { /* the usual, and one mishap in a hundred */
         CHECK(sv_waiter_may_yield(&waiter));
         sv_waiter_learn_yield(&waiter, i % 100 == 50 ? 3 * MS : 2000);

@@ -89,8 +89,8 @@ class Stats:
     ) -> Stats:
         """Makes it from the core's counters."""
         return cls(
-            Waits(**_named(parent)),
-            tuple(WorkerStats(**_named(worker)) for worker in workers),
+            Waits(**_named(parent, Waits)),
+            tuple(WorkerStats(**_named(worker, WorkerStats)) for worker in workers),
             FaultCounts(**faults),
         )
 
@@ -106,12 +106,13 @@ class Stats:
         )
 
 
-def _named(counters: dict[str, int]) -> dict[str, Any]:
-    """Nanoseconds as seconds."""
-    return {
-        name.replace("_ns", "_s"): 1e-9 * count if name.endswith("_ns") else count
-        for name, count in counters.items()
-    }
+def _named(counters: dict[str, int], kind: Any) -> dict[str, Any]:
+    """Those that it has fields for, nanoseconds as seconds."""
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        in_ns = field.name.removesuffix("_s") + "_ns"
+        values[field.name] = 1e-9 * counters[in_ns] if in_ns in counters else counters[field.name]
+    return values
 
 
 def _difference(now: Any, then: Any) -> dict[str, Any]:

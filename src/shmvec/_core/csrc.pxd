@@ -35,23 +35,27 @@ cdef extern from "completion.h" nogil:
 cdef extern from "counters.h" nogil:
     ctypedef uint64_t sv_counter "_Atomic uint64_t"
 
+    ctypedef struct sv_counts:  # those that are counted here
+        int64_t requests
+        int64_t steps
+        int64_t resets
+        int64_t step_ns
+        int64_t reset_ns
+        int64_t wakes
     ctypedef struct sv_counters:
         sv_counter requests
         sv_counter steps
-        sv_counter resets
-        sv_counter step_ns
-        sv_counter reset_ns
-        sv_counter pause_ns
-        sv_counter yield_ns
-        sv_counter park_ns
-        sv_counter waits
-        sv_counter parks
-        sv_counter late_wakes
-        sv_counter wakes
+    struct sv_counter_name:
+        const char *name
+        size_t offset
+    const sv_counter_name *sv_counter_names
+    const size_t SV_NUM_COUNTERS
+    int64_t sv_count_at(const sv_counts *counts, size_t offset)
+    void sv_counters_publish(sv_counters *counters, const sv_counts *counts)
+    void sv_counters_read(const sv_counters *counters, sv_counts *counts)
     uint64_t sv_busy(uint32_t env, bint reset)
     void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
     uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int64_t *elapsed)
-    void sv_counter_set(sv_counter *counter, uint64_t value)
     uint64_t sv_counter_get(const sv_counter *counter)
 
 
@@ -117,14 +121,8 @@ cdef extern from "wait.h" nogil:
         int64_t typical
         int64_t park_cost
         int64_t ended
-        uint64_t waits
-        uint64_t parks
-        uint64_t late_wakes
-        int64_t pause_ns
-        int64_t yield_ns
-        int64_t park_ns
-    void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bint homing)
-    void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy)
+    void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bint homing, sv_counts *counts)
+    void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy, sv_counts *counts)
     int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
                         int64_t slice_ns)
     int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,

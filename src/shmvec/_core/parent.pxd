@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from shmvec._core.codec cimport Codec
-from shmvec._core.csrc cimport sv_bell, sv_completion, sv_record, sv_ring, sv_waiter
+from shmvec._core.csrc cimport sv_bell, sv_completion, sv_counts, sv_record, sv_ring, sv_waiter
 from shmvec._core.infos cimport Columns
 from shmvec._core.messages cimport Encoder
 from shmvec._core.results cimport Results
@@ -56,7 +56,7 @@ cdef class ParentLoop:
     cdef uint32_t *flags
     cdef uint32_t sequence
     cdef uint32_t issued
-    cdef uint64_t wakes           # times that ringing the bell took a system call
+    cdef sv_counts tally          # of its waits; a wake: ringing the bell took a system call
     cdef readonly bint waiting    # a thread is in a wait
     cdef readonly bint pending    # something was posted and not collected yet
     # Single envs, asked by a PartialLoop, whose answers were not taken yet.

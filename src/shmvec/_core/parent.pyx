@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from shmvec._core.codec cimport Codec, MessageCodec
+from shmvec._core.counters cimport counts_of, dict_of
 from shmvec._core.csrc cimport (
     SV_EVERYONE,
     SV_RING_CORRUPT,
@@ -165,7 +166,7 @@ cdef class ParentLoop:
                 self.slice_ns = min(self.slice_ns, max(1_000_000, <int64_t>limit // 4))
         cdef sv_budget budget
         budget.pause = budget.yield_ = budget.linger = budget.window = 0
-        sv_waiter_init(&self.waiter, budget, False)
+        sv_waiter_init(&self.waiter, budget, False, &self.tally)
         self.follow()
 
     @property
@@ -375,7 +376,7 @@ cdef class ParentLoop:
         """Calls the workers to their rings."""
         if self.inline is None:
             if sv_bell_ring(self.bell, SV_EVERYONE):
-                self.wakes += 1
+                self.tally.wakes += 1
                 if sv_bell_has_dozers(self.bell):
                     self.rouse()
         return 0
@@ -722,20 +723,7 @@ cdef class ParentLoop:
         """Of the process that is this worker now."""
         cdef sv_counters *counters = sv_segment_counters(
             self.segment.base, &self.segment.plan, worker)
-        return {
-            "requests": sv_counter_get(&counters.requests),
-            "steps": sv_counter_get(&counters.steps),
-            "resets": sv_counter_get(&counters.resets),
-            "step_ns": sv_counter_get(&counters.step_ns),
-            "reset_ns": sv_counter_get(&counters.reset_ns),
-            "pause_ns": sv_counter_get(&counters.pause_ns),
-            "yield_ns": sv_counter_get(&counters.yield_ns),
-            "park_ns": sv_counter_get(&counters.park_ns),
-            "waits": sv_counter_get(&counters.waits),
-            "parks": sv_counter_get(&counters.parks),
-            "late_wakes": sv_counter_get(&counters.late_wakes),
-            "wakes": sv_counter_get(&counters.wakes),
-        }
+        return counts_of(counters)
 
     def is_idle(self, uint32_t worker):
         return self.outstanding[worker] == 0
@@ -746,24 +734,15 @@ cdef class ParentLoop:
             &sv_segment_counters(self.segment.base, &self.segment.plan, worker).steps)
 
     def counters(self):
-        """What the parent's waits were like, and what each worker has done: (dict, [dict])."""
+        """What the parent has counted, and what each worker has done: (dict, [dict])."""
         cdef uint32_t worker
         cdef list workers = []
         for worker in range(self.num_workers):
             workers.append({
                 name: count + self.past[worker].get(name, 0)
                 for name, count in self.counters_of(worker).items()})
-        parent = {
-            "requests": self.issued,
-            "pause_ns": self.waiter.pause_ns,
-            "yield_ns": self.waiter.yield_ns,
-            "park_ns": self.waiter.park_ns,
-            "waits": self.waiter.waits,
-            "parks": self.waiter.parks,
-            "late_wakes": self.waiter.late_wakes,
-            "wakes": self.wakes,
-        }
-        return parent, workers
+        self.tally.requests = self.issued
+        return dict_of(&self.tally), workers
 
 
 def _env(item):

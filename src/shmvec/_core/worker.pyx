@@ -27,8 +27,9 @@ from shmvec._core.csrc cimport (
     sv_busy_for,
     sv_completion,
     sv_completion_add,
-    sv_counter_set,
     sv_counters,
+    sv_counters_publish,
+    sv_counts,
     sv_now_ns,
     sv_record,
     sv_ring,
@@ -96,13 +97,8 @@ cdef class WorkerLoop:
     cdef sv_bell *bell
     cdef sv_completion *completion
     cdef sv_waiter waiter
-    cdef sv_counters *counters    # in the segment; what they hold is counted below
-    cdef uint64_t requests_done
-    cdef uint64_t steps
-    cdef uint64_t resets
-    cdef int64_t step_ns
-    cdef int64_t reset_ns
-    cdef uint64_t wakes
+    cdef sv_counts tally          # what it has done,
+    cdef sv_counters *counters    # for the parent to see
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec actions
@@ -142,7 +138,8 @@ cdef class WorkerLoop:
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
         self.counters = sv_segment_counters(segment.base, &segment.plan, index)
-        sv_waiter_follow(&self.waiter, sv_segment_policy(segment.base, &segment.plan))
+        sv_waiter_follow(
+            &self.waiter, sv_segment_policy(segment.base, &segment.plan), &self.tally)
         self.messages = Encoder(segment, index, first_env, len(envs), True)
         self.home = slabs.results
         self.actions = slabs.actions
@@ -244,9 +241,9 @@ cdef class WorkerLoop:
         if operation == STEP:
             if self.action_messages is not None:
                 self.receive_actions(request.operation & LATE, request.count)
-            start, reset_ns = sv_now_ns(), self.reset_ns
+            start, reset_ns = sv_now_ns(), self.tally.reset_ns
             self.step_range(begin, end)
-            self.step_ns += sv_now_ns() - start - (self.reset_ns - reset_ns)
+            self.tally.step_ns += sv_now_ns() - start - (self.tally.reset_ns - reset_ns)
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
@@ -306,25 +303,10 @@ cdef class WorkerLoop:
         if sv_ring_try_push(&self.completions, &answer) != SV_RING_YES:
             raise RuntimeError("the segment is damaged: the completion ring is full")
         SV_FAULT(7)
-        self.requests_done += 1
-        self.publish_counters()
-        self.wakes += sv_completion_add(self.completion)
+        self.tally.requests += 1
+        sv_counters_publish(self.counters, &self.tally)
+        self.tally.wakes += sv_completion_add(self.completion)
         return 0
-
-    cdef void publish_counters(self) noexcept:
-        cdef sv_counters *counters = self.counters
-        sv_counter_set(&counters.requests, self.requests_done)
-        sv_counter_set(&counters.steps, self.steps)
-        sv_counter_set(&counters.resets, self.resets)
-        sv_counter_set(&counters.step_ns, self.step_ns)
-        sv_counter_set(&counters.reset_ns, self.reset_ns)
-        sv_counter_set(&counters.pause_ns, self.waiter.pause_ns)
-        sv_counter_set(&counters.yield_ns, self.waiter.yield_ns)
-        sv_counter_set(&counters.park_ns, self.waiter.park_ns)
-        sv_counter_set(&counters.waits, self.waiter.waits)
-        sv_counter_set(&counters.parks, self.waiter.parks)
-        sv_counter_set(&counters.late_wakes, self.waiter.late_wakes)
-        sv_counter_set(&counters.wakes, self.wakes)
 
     cdef int step_range(self, Py_ssize_t begin, Py_ssize_t end) except -1:
         cdef Py_ssize_t i
@@ -361,7 +343,7 @@ cdef class WorkerLoop:
         cdef Results results = self.results
         if self.undecodable and env in self.undecodable:
             raise self.undecodable.pop(env)
-        self.steps += 1
+        self.tally.steps += 1
         if self.timed:
             sv_busy_begin(self.counters, sv_busy(env, False), sv_now_ns())
         result = self.envs[i].step(self.actions.read(env))
@@ -418,7 +400,7 @@ cdef class WorkerLoop:
     cdef tuple reset_env(self, Py_ssize_t i, object seed, object options, bint explicit):
         """The observation and info of a reset."""
         cdef int64_t start = sv_now_ns()
-        self.resets += 1
+        self.tally.resets += 1
         if self.retries and i in self.retries:
             again = self.retries.pop(i)
             explicit = True
@@ -436,7 +418,7 @@ cdef class WorkerLoop:
                 self.retries[i] = seed, options
             raise
         finally:
-            self.reset_ns += sv_now_ns() - start
+            self.tally.reset_ns += sv_now_ns() - start
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
                 f"reset() returned {type(result).__name__}; expected the tuple "
