@@ -95,11 +95,13 @@ static inline uint64_t sv_busy(uint32_t env, bool reset)
     return ((uint64_t)env + 1) << 1 | reset;
 }
 
-/* Worker: begins something; 0 ends it. */
+/* Worker: begins something; 0 ends it.  The end leaves the time as it is: a reader that has just seen
+ * what is being done may take its time only now, and must not see that of nothing. */
 static inline void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
 {
     /* release: pairs with the acquire of sv_busy_for, which must not see this with an older time. */
-    atomic_store_explicit(&counters->busy_since, (uint64_t)now, memory_order_relaxed);
+    if (busy != 0)
+        atomic_store_explicit(&counters->busy_since, (uint64_t)now, memory_order_relaxed);
     atomic_store_explicit(&counters->busy, busy, memory_order_release);
 }
 

@@ -10,6 +10,7 @@
 struct shared {
     sv_counters counters;
     uint32_t rounds;
+    _Atomic bool over;
 };
 
 static void count(void *argument)
@@ -67,9 +68,25 @@ static void test_publish(void)
 static void be_busy(void *argument)
 {
     struct shared *shared = argument;
-    for (uint32_t env = 0; env < shared->rounds; env++)
+    for (uint32_t env = 0; env < shared->rounds; env++) {
         sv_busy_begin(&shared->counters, sv_busy(env, env % 2), env);
-    sv_busy_begin(&shared->counters, 0, shared->rounds);
+        if (env % 4 == 3)
+            sv_busy_begin(&shared->counters, 0, 0);
+    }
+    atomic_store(&shared->over, true);
+}
+
+/* The same, one step of the reader at a time: it sees what is being done, that ends, and only then
+ * the reader looks when it began. */
+static void test_end_between(void)
+{
+    sv_counters counters = {0};
+    sv_busy_begin(&counters, sv_busy(3, false), 1000);
+    uint64_t busy = atomic_load(&counters.busy);
+    sv_busy_begin(&counters, 0, 0);
+    CHECK(busy == sv_busy(3, false) && sv_counter_get(&counters.busy_since) >= 1000);
+    int64_t elapsed;
+    CHECK(sv_busy_for(&counters, 2000, &elapsed) == 0);
 }
 
 /* Nothing is seen with the time at which something before it began. */
@@ -81,7 +98,7 @@ static void test_busy(bool process, uint32_t rounds)
     int64_t elapsed;
     shared->rounds = rounds;
     run(&writer, process, be_busy, shared);
-    do {
+    while (!atomic_load(&shared->over)) {
         seen = sv_busy_for(&shared->counters, rounds, &elapsed);
         if (seen == 0)
             continue;
@@ -89,7 +106,7 @@ static void test_busy(bool process, uint32_t rounds)
         CHECK(seen >= last && env < rounds && (seen & 1) == env % 2);
         CHECK(elapsed >= 0 && (uint64_t)elapsed <= rounds - env);
         last = seen;
-    } while (seen != 0 || sv_counter_get(&shared->counters.busy_since) < rounds);
+    }
     join(&writer);
     munmap(shared, sizeof *shared);
 }
@@ -115,6 +132,7 @@ int main(int argc, char **argv)
     test_publish();
     test_reader(false, rounds);
     test_reader(true, rounds);
+    test_end_between();
     test_busy(false, rounds);
     test_busy(true, rounds);
     return 0;
