@@ -1,7 +1,10 @@
 """Builds the extension package ``shmvec._core``; everything else is in pyproject.toml.
 
+csrc is compiled once, into a static library that each extension links what it uses of.
+
 Environment switches: ``SHMVEC_DEBUG=1`` builds without optimisation, with debug symbols and
-Cython's bounds checks; ``SHMVEC_SANITIZE=address,undefined`` adds compiler sanitizers.
+Cython's bounds checks; ``SHMVEC_SANITIZE=address,undefined`` adds compiler sanitizers. After a
+change of them: ``build_ext --force``.
 """
 
 import os
@@ -9,27 +12,62 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 DEBUG = os.environ.get("SHMVEC_DEBUG") == "1"
 SANITIZE = os.environ.get("SHMVEC_SANITIZE", "")
 
 CORE = Path("src/shmvec/_core")
-C_SOURCES = [*map(str, sorted(Path("csrc").glob("*.c")))]
-DEPENDS = [*map(str, sorted(Path("csrc").glob("*.h"))), *map(str, sorted(CORE.glob("*.pxd")))]
+C_SOURCES = [str(source) for source in sorted(Path("csrc").glob("*.c"))]
+HEADERS = [str(header) for header in sorted(Path("csrc").glob("*.h"))]
 
-compile_args = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden"]
+compile_args = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"]
 compile_args += ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3"]
-link_args = []
+link_args = ["-pthread"]
 if SANITIZE:
     compile_args += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer"]
     link_args += [f"-fsanitize={SANITIZE}"]
 
+
+class BuildCore(build_ext):
+    """Compiles what is older than its source or any header, links what is older than its parts."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or True
+
+    def build_extensions(self):
+        compile_all = self.compiler.compile
+
+        def compile_outdated(sources, output_dir, **options):
+            objects = self.compiler.object_filenames(sources, output_dir=output_dir)
+            outdated = [
+                source
+                for source, target in zip(sources, objects, strict=True)
+                if self.force or newer_group([source, *HEADERS], target)
+            ]
+            if outdated:
+                compile_all(outdated, output_dir=output_dir, **options)
+            return objects
+
+        self.compiler.compile = compile_outdated
+        objects = compile_outdated(
+            C_SOURCES, self.build_temp, include_dirs=["csrc"], extra_postargs=compile_args
+        )
+        self.compiler.create_static_lib(objects, "csrc", output_dir=self.build_temp)
+        library = self.compiler.library_filename("csrc", output_dir=self.build_temp)
+        for extension in self.extensions:
+            extension.extra_objects = [library]
+            extension.depends = [library, *HEADERS]
+        super().build_extensions()
+
+
 extensions = [
     Extension(
         f"shmvec._core.{source.stem}",
-        [str(source), *C_SOURCES],
+        [str(source)],
         include_dirs=["csrc"],
-        depends=DEPENDS,
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )
@@ -37,6 +75,7 @@ extensions = [
 ]
 
 setup(
+    cmdclass={"build_ext": BuildCore},
     ext_modules=cythonize(
         extensions,
         language_level=3,
@@ -47,5 +86,5 @@ setup(
             "cdivision": True,
             "freethreading_compatible": False,
         },
-    )
+    ),
 )
