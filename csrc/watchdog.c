@@ -6,6 +6,7 @@
 #include <linux/close_range.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <sys/syscall.h>
@@ -16,6 +17,7 @@
 static struct {
     pid_t owner; /* the process that has started it; a child inherits this, not the thread */
     pthread_t thread;
+    pid_t thread_id;
     int parent;
 } watchdog;
 
@@ -37,6 +39,7 @@ static void *watch(void *unused)
 {
     struct pollfd parent = {.fd = watchdog.parent, .events = POLLIN};
     (void)unused;
+    watchdog.thread_id = (pid_t)syscall(SYS_gettid);
     keep_alone((unsigned)parent.fd);
     while (poll(&parent, 1, -1) < 0) /* where a stop cancels it */
         ;
@@ -82,5 +85,8 @@ void sv_watchdog_stop(void)
         return;
     pthread_cancel(watchdog.thread);
     pthread_join(watchdog.thread, NULL);
+    /* The kernel counts it for a moment longer. */
+    while (syscall(SYS_tgkill, watchdog.owner, watchdog.thread_id, 0) == 0)
+        sched_yield();
     watchdog.owner = 0;
 }

@@ -39,8 +39,9 @@
  * no more threads. */
 int sv_watchdog_start(int parent_pidfd);
 
-/* Stops watching; its thread is gone when this returns.  Nothing happens where none was started,
- * or in a child of the process that has started it.  Not for two threads at once. */
+/* Stops watching; its thread is gone when this returns, in the kernel's eyes, too: Python warns of
+ * forks by the number of threads in /proc.  Nothing happens where none was started, or in a child of
+ * the process that has started it.  Not for two threads at once. */
 void sv_watchdog_stop(void);
 
 #endif

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include "check.h"
@@ -207,6 +208,14 @@ static void test_foreign_group(void)
     munmap(family, sizeof *family);
 }
 
+/* How many threads the kernel knows of. */
+static nlink_t count_threads(void)
+{
+    struct stat threads;
+    CHECK(stat("/proc/self/task", &threads) == 0);
+    return threads.st_nlink;
+}
+
 static void test_states(uint32_t rounds)
 {
     int self = open_pidfd(getpid());
@@ -214,10 +223,13 @@ static void test_states(uint32_t rounds)
     sv_watchdog_stop(); /* none runs */
     CHECK(sv_watchdog_start(-1) == EBADF);
     CHECK(sv_watchdog_start(STDOUT_FILENO) == EBADF);
+    nlink_t threads = count_threads();
     for (uint32_t round = 0; round < rounds; round++) {
         CHECK(sv_watchdog_start(self) == 0);
+        CHECK(count_threads() == threads + 1);
         CHECK(sv_watchdog_start(self) == EBUSY);
         sv_watchdog_stop();
+        CHECK(count_threads() == threads);
     }
     CHECK(sv_watchdog_start(self) == 0);
     close(self); /* an env may close what is not its own */
