@@ -18,13 +18,16 @@
  * orders the flag's store before the load of the work.)
  *
  * No system call is made unless the waiter bit is set.  A ring for everyone clears it.  A ring for
- * some leaves it set, because the others may still sleep: the next ring then makes one system call
- * too many (0.3 µs), which is cheaper than counting sleepers.
+ * some leaves it set, because the others may still sleep: until the next ring for everyone each
+ * ring then makes a system call, needed or not (0.3 µs), which is cheaper than counting sleepers.
  *
  * Sleeping costs a little, since it is taken in slices.  Who has had nothing to do for long dozes
  * instead: it says so here, sleeps on a file descriptor of its own, without slices, and the ringer
- * writes to the descriptors of all when its ring finds the waiter bit and dozers.  The same proof
- * holds: the count of dozers goes up before the read-modify-write that sets the waiter bit.
+ * writes to descriptors when its ring finds the waiter bit and dozers: to those of all after a
+ * ring for everyone, to those of whom it has work for after a ring for some.  The same proof
+ * holds: the count of dozers goes up before the read-modify-write that sets the waiter bit.  And
+ * who clears the bit has written to every descriptor, so a dozer whose bit was cleared wakes,
+ * finds nothing to do and announces itself anew: a ring for it alone finds the bit, or it awake.
  *
  * A sleeper that dies leaves at most the waiter bit behind, which the next full ring clears, and
  * its place among the dozers, which costs the ringer a few writes for nothing.
@@ -49,7 +52,7 @@ uint32_t sv_bell_listen(sv_bell *bell);
 int sv_bell_sleep(sv_bell *bell, uint32_t ticket, uint32_t mask, int64_t timeout_ns);
 
 /* Wakes the sleepers whose mask shares a bit with `mask`; SV_EVERYONE wakes all with one call.
- * Returns whether that took a system call. */
+ * Returns whether that took a system call: then see sv_bell_has_dozers. */
 bool sv_bell_ring(sv_bell *bell, uint32_t mask);
 
 /* Announces a dozer.  The caller must check for work before it sleeps on its descriptor, and call
@@ -67,7 +70,8 @@ static inline void sv_bell_awake(sv_bell *bell)
     atomic_fetch_sub_explicit(&bell->dozers, 1, memory_order_relaxed);
 }
 
-/* Ringer, after a ring that returned true: whether the descriptors must be written to. */
+/* Ringer, after a ring that returned true: whether descriptors must be written to, and that is those
+ * of all if it was for everyone. */
 static inline bool sv_bell_has_dozers(sv_bell *bell)
 {
     /* relaxed: ordered by the acquire of sv_bell_ring, which pairs with sv_bell_doze. */

@@ -97,50 +97,82 @@ static void test_no_lost_wake(bool processes, uint32_t num_sleepers, uint32_t ro
     munmap(shared, sizeof *shared);
 }
 
-struct dozer {
-    sv_bell *bell;
-    _Atomic uint32_t *work;
-    _Atomic uint32_t *seen;
+struct dozing {
+    sv_bell bell;
+    _Atomic uint32_t work[SLEEPERS];
+    _Atomic uint32_t seen[SLEEPERS];
     uint32_t rounds;
+};
+
+struct dozer {
+    struct dozing *shared;
+    uint32_t index;
     int descriptor;
 };
 
+/* Until it has seen its last round of work; which those before it are does not matter. */
 static void doze_through(void *argument)
 {
     struct dozer *dozer = argument;
-    for (uint32_t seen = 0; seen < dozer->rounds;) {
-        uint32_t work;
-        while ((work = atomic_load_explicit(dozer->work, memory_order_acquire)) == seen) {
+    struct dozing *shared = dozer->shared;
+    _Atomic uint32_t *work = &shared->work[dozer->index];
+    for (uint32_t seen = 0, now; seen < shared->rounds; seen = now) {
+        while ((now = atomic_load_explicit(work, memory_order_acquire)) == seen) {
             char byte;
-            sv_bell_doze(dozer->bell);
-            if (atomic_load_explicit(dozer->work, memory_order_acquire) == seen)
+            sv_bell_doze(&shared->bell);
+            if (atomic_load_explicit(work, memory_order_acquire) == seen)
                 CHECK(read(dozer->descriptor, &byte, 1) == 1); /* a lost wake blocks for ever */
-            sv_bell_awake(dozer->bell);
+            sv_bell_awake(&shared->bell);
         }
-        seen = work;
-        atomic_store_explicit(dozer->seen, seen, memory_order_release);
+        atomic_store_explicit(&shared->seen[dozer->index], now, memory_order_release);
     }
 }
 
-static void test_dozing(bool process, uint32_t rounds)
+/* Gives work to the dozers from `first` to `end` and waits until they have seen it. */
+static void ring_dozers(struct dozing *shared, uint32_t round, uint32_t first, uint32_t end,
+                        uint32_t num_dozers, const int *descriptors)
 {
-    struct shared *shared = shared_memory(sizeof *shared);
-    int descriptors[2];
-    runner beside;
-    CHECK(pipe(descriptors) == 0);
-    struct dozer dozer = {&shared->bell, &shared->work, &shared->seen[0], rounds, descriptors[0]};
-    run(&beside, process, doze_through, &dozer);
-    for (uint32_t round = 1; round <= rounds; round++) {
-        atomic_store_explicit(&shared->work, round, memory_order_release);
-        if (sv_bell_ring(&shared->bell, SV_EVERYONE) && sv_bell_has_dozers(&shared->bell))
-            CHECK(write(descriptors[1], "", 1) == 1);
-        while (atomic_load_explicit(&shared->seen[0], memory_order_acquire) != round)
-            sv_yield();
+    bool all = end - first == num_dozers;
+    uint32_t mask = all ? SV_EVERYONE : 0;
+    for (uint32_t i = first; i < end; i++) {
+        mask |= sv_bell_mask(i);
+        atomic_store_explicit(&shared->work[i], round, memory_order_release);
     }
-    join(&beside);
+    if (sv_bell_ring(&shared->bell, mask) && sv_bell_has_dozers(&shared->bell))
+        for (uint32_t i = first; i < end; i++)
+            CHECK(write(descriptors[i], "", 1) == 1);
+    for (uint32_t i = first; i < end; i++)
+        while (atomic_load_explicit(&shared->seen[i], memory_order_acquire) != round)
+            sv_yield();
+}
+
+/* By turns for all, for some and for one alone: the others sleep on. */
+static void test_dozing(bool processes, uint32_t num_dozers, uint32_t rounds)
+{
+    struct dozing *shared = shared_memory(sizeof *shared);
+    struct dozer dozers[SLEEPERS];
+    runner runners[SLEEPERS];
+    int descriptors[SLEEPERS];
+    shared->rounds = rounds;
+    for (uint32_t i = 0; i < num_dozers; i++) {
+        int ends[2];
+        CHECK(pipe(ends) == 0);
+        descriptors[i] = ends[1];
+        dozers[i] = (struct dozer){shared, i, ends[0]};
+        run(&runners[i], processes, doze_through, &dozers[i]);
+    }
+    for (uint32_t round = 1; round <= rounds; round++) {
+        uint32_t one = round / 3 % num_dozers;
+        uint32_t first = round % 3 == 0 || round == rounds ? 0 : one;
+        uint32_t end = round % 3 == 1 && round != rounds ? one + 1 : num_dozers;
+        ring_dozers(shared, round, first, end, num_dozers, descriptors);
+    }
+    for (uint32_t i = 0; i < num_dozers; i++) {
+        join(&runners[i]);
+        close(dozers[i].descriptor);
+        close(descriptors[i]);
+    }
     CHECK(!sv_bell_has_dozers(&shared->bell));
-    close(descriptors[0]);
-    close(descriptors[1]);
     munmap(shared, sizeof *shared);
 }
 
@@ -153,7 +185,9 @@ int main(int argc, char **argv)
     test_no_lost_wake(false, SLEEPERS, rounds / 4);
     test_no_lost_wake(true, 1, rounds);
     test_no_lost_wake(true, SLEEPERS, rounds / 4);
-    test_dozing(false, rounds);
-    test_dozing(true, rounds);
+    for (int processes = 0; processes < 2; processes++) {
+        test_dozing(processes, 1, rounds);
+        test_dozing(processes, SLEEPERS, rounds / 4);
+    }
     return 0;
 }
