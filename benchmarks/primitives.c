@@ -2,10 +2,13 @@
  *
  * Prints one line a measurement: name, median and worst of several repetitions, in ns. */
 #include <stdio.h>
+#include <sys/syscall.h>
 
+#include "affinity.h"
 #include "check.h"
 #include "segment.h"
 #include "wait.h"
+#include "watchdog.h"
 
 #define CAPACITY 1024
 #define REPEATS 9
@@ -96,6 +99,9 @@ int main(void)
     const void *payload;
     uint32_t bytes, tag;
     sv_segment plan, copy;
+    sv_counters counters = {0};
+    sv_counts counts = {0};
+    sv_affinity affinity;
     sv_segment_sizes sizes = {1, 1, 64, 4096, 64, 0, 100};
     sv_ring_attach_producer(&producer, shared->requests, CAPACITY);
     sv_ring_attach_consumer(&consumer, shared->requests, CAPACITY);
@@ -124,6 +130,17 @@ int main(void)
     });
     sv_segment_plan(&sizes, &plan);
     MEASURE("segment: open (validate)", 1000000, sv_segment_open(&plan, UINT64_MAX, &copy));
+    MEASURE("counters: publish", 1000000, sv_counters_publish(&counters, &counts));
+    MEASURE("affinity: narrow + widen", 20000, {
+        sv_affinity_narrow(&affinity, 0);
+        sv_affinity_widen(&affinity);
+    });
+    int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    MEASURE("watchdog: start + stop", 500, {
+        sv_watchdog_start(self);
+        sv_watchdog_stop();
+    });
+    close(self);
     round_trip("round trip between processes, pause", 200000, (sv_budget){1000000, 0, 0, 0});
     round_trip("round trip between processes, yield", 50000, (sv_budget){0, 1000000, 0, 0});
     round_trip("round trip between processes, park", 10000, (sv_budget){0, 0, 0, 0});

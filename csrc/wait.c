@@ -1,6 +1,8 @@
 /* wait.c — see wait.h for the policy. */
 #include "wait.h"
 
+#include "affinity.h"
+
 #define US INT64_C(1000)
 
 /* What a park is thought to cost before the first one was measured, and the bounds within which

@@ -47,9 +47,9 @@
  * scheduler may queue it behind the other worker, on the core that the parent is about to free
  * being none the wiser: two workers then run one after the other, for as long as both park between
  * steps (HalfCheetah, 32 envs: 480 to 700 µs instead of 470).  So with as many workers as cores a
- * worker is `homing`: while it sleeps, and only then, it is bound to a core of its own.  Awake it
- * may run anywhere, and so may the threads and processes that its envs start.  While yields cost too
- * much, others are on the cores, and no core is a worker's own: it sleeps unbound.
+ * worker is `homing`: while it sleeps, and only then, it is bound to a core of its own (affinity.h).
+ * Awake it may run anywhere, and so may the threads and processes that its envs start.  While
+ * yields cost too much, others are on the cores, and no core is a worker's own: it sleeps unbound.
  *
  * When to wake up.  With as many workers as cores, the first core is free when one worker is done
  * and the others are not.  So the parent has itself woken when all requests but one are done, and

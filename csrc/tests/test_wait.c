@@ -210,36 +210,6 @@ static void test_yields_that_cost_too_much(void)
     }
 }
 
-static void test_affinity(void)
-{
-#if defined(__linux__)
-    cpu_set_t before, now;
-    sv_affinity affinity;
-    CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
-    for (uint32_t index = 0; index < 5; index++) {
-        sv_affinity_narrow(&affinity, index);
-        CHECK(sched_getaffinity(0, sizeof now, &now) == 0);
-        CHECK(CPU_COUNT(&now) == 1);
-        sv_affinity_widen(&affinity);
-        CHECK(sched_getaffinity(0, sizeof now, &now) == 0);
-        CHECK(CPU_EQUAL(&before, &now));
-    }
-    if (CPU_COUNT(&before) < 2)
-        return;
-    /* What somebody else sets meanwhile is respected. */
-    cpu_set_t other = before;
-    sv_affinity_narrow(&affinity, 0);
-    for (size_t core = 0; core < CPU_SETSIZE; core++)
-        if (CPU_ISSET(core, &affinity.home))
-            CPU_CLR(core, &other);
-    CHECK(sched_setaffinity(0, sizeof other, &other) == 0);
-    sv_affinity_widen(&affinity);
-    CHECK(sched_getaffinity(0, sizeof now, &now) == 0);
-    CHECK(CPU_EQUAL(&now, &other));
-    CHECK(sched_setaffinity(0, sizeof before, &before) == 0);
-#endif
-}
-
 int main(int argc, char **argv)
 {
     uint32_t rounds = rounds_or(argc, argv, 4000);
@@ -248,7 +218,6 @@ int main(int argc, char **argv)
     test_policy();
     test_foreseen();
     test_yields_that_cost_too_much();
-    test_affinity();
     for (int processes = 0; processes < 2; processes++) {
         for (uint32_t num_workers = 1; num_workers <= WORKERS; num_workers++) {
             test_rounds(processes, num_workers, (sv_budget){0, 0, 0, 0}, rounds);

@@ -7,6 +7,8 @@ cdef extern from "platform.h" nogil:
     int64_t sv_now_ns()
     const uint32_t SV_EVERYONE
 
+
+cdef extern from "affinity.h" nogil:
     ctypedef struct sv_affinity:
         int count
     void sv_affinity_narrow(sv_affinity *saved, uint32_t index)
