@@ -8,12 +8,16 @@ change of them: ``build_ext --force``.
 """
 
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
+
+if sys.platform != "linux":
+    sys.exit("shmvec runs on Linux only: it needs futexes, pidfds and memfds")
 
 DEBUG = os.environ.get("SHMVEC_DEBUG") == "1"
 SANITIZE = os.environ.get("SHMVEC_SANITIZE", "")

@@ -1,7 +1,6 @@
 /* platform.h — the only place for atomics, futex, cpu pause, yield and clock.
  *
- * Everything that differs between machines is here, so that the rest of csrc is portable C11.
- * Linux gets real futexes.  Elsewhere a sleeper polls with short naps: correct, only slower.
+ * Linux only: all that was ever built and run.  What differs between its architectures is here.
  *
  * Memory shared between processes may be mapped at different addresses, so nothing here stores a
  * pointer in it, and the futex calls never use FUTEX_PRIVATE_FLAG (a private futex is keyed by
@@ -10,21 +9,22 @@
 #ifndef SHMVEC_PLATFORM_H
 #define SHMVEC_PLATFORM_H
 
+#ifndef __linux__
+#error "shmvec needs Linux: futexes, pidfds, memfds"
+#endif
+
 #include <errno.h>
 #include <limits.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <time.h>
-
-#if defined(__linux__)
-#include <linux/futex.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
-#endif
 
 /* Two 64-byte lines: the adjacent-line prefetcher of x86 pairs them, and Apple and some Arm
  * cores have 128-byte lines. */
@@ -78,7 +78,6 @@ static inline _Atomic uint32_t *sv_low_half(_Atomic uint64_t *word)
 static inline int sv_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t timeout_ns,
                                 uint32_t mask)
 {
-#if defined(__linux__)
     /* FUTEX_WAIT_BITSET takes an absolute CLOCK_MONOTONIC deadline. */
     int64_t deadline = sv_now_ns() + timeout_ns;
     struct timespec until = {.tv_sec = (time_t)(deadline / SV_NS_PER_S),
@@ -86,30 +85,12 @@ static inline int sv_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64
     if (syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, &until, NULL, mask) == 0)
         return 0;
     return errno == EAGAIN ? 0 : errno;
-#else
-    (void)mask;
-    int64_t deadline = sv_now_ns() + timeout_ns;
-    /* relaxed: only a hint to stop napping; the caller re-checks what it waits for. */
-    while (atomic_load_explicit(word, memory_order_relaxed) == expected) {
-        if (sv_now_ns() >= deadline)
-            return ETIMEDOUT;
-        struct timespec nap = {.tv_sec = 0, .tv_nsec = 20000};
-        if (nanosleep(&nap, NULL) != 0)
-            return EINTR;
-    }
-    return 0;
-#endif
 }
 
 /* Wakes every sleeper of `word` whose mask shares a bit with `mask`. */
 static inline void sv_futex_wake(_Atomic uint32_t *word, uint32_t mask)
 {
-#if defined(__linux__)
     syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, mask);
-#else
-    (void)word;
-    (void)mask;
-#endif
 }
 
 #endif

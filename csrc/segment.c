@@ -88,13 +88,9 @@ int sv_segment_reserve(int descriptor, uint64_t bytes)
 {
     if (ftruncate(descriptor, (off_t)bytes) != 0)
         return errno;
-#if defined(__APPLE__)
-    return 0; /* POSIX shared memory is reserved by ftruncate there */
-#else
     int error;
     do
         error = posix_fallocate(descriptor, 0, (off_t)bytes);
     while (error == EINTR);
     return error;
-#endif
 }

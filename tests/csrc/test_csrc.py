@@ -64,7 +64,6 @@ def test_c(name, build_name, tmp_path):
     assert not done.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="parks are measured on futexes")
 def test_micro_benchmark_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "primitives.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
