@@ -1,6 +1,7 @@
 """The segment's memory: reserved whole, nameless, and a clear error where there is none."""
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -31,33 +32,135 @@ def test_shared_memory_has_no_name_and_is_private_to_the_user():
     assert memory[0] == 0
 
 
-@pytest.mark.parametrize("free", [0, 1000])
-def test_a_small_dev_shm_falls_back_to_a_memfd(monkeypatch, free):
-    monkeypatch.setattr(shmvec._shared.memory, "_free_shm", lambda: free)
+def test_nobody_can_resize_or_unseal_it():
+    descriptor = reserve_memory(100_000)
+    for nbytes in (0, 99_999, 100_001):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, nbytes)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    os.close(descriptor)
+
+
+@pytest.fixture
+def no_memfd(monkeypatch):
+    def refuse(name, flags):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+
+
+def test_a_system_that_makes_no_memfd_gives_a_block_of_dev_shm(no_memfd):
+    before = names()
     envs = ShmVectorEnv([Counter] * 2, num_workers=2)
+    assert names() == before
     maps = Path("/proc/self/maps").read_text()
-    assert "memfd:shmvec" in maps
+    assert "/dev/shm/" in maps and "memfd:shmvec" not in maps
     envs.reset(seed=1)
     assert envs.step([1, 1])[1].tolist() == [1, 1]
     envs.close()
 
 
-def test_a_full_dev_shm_falls_back_to_a_memfd(monkeypatch):
-    def full(nbytes):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shmvec._shared.memory, "_shared_memory", full)
-    descriptor = reserve_memory(5000)
-    assert "memfd:shmvec" in os.readlink(f"/proc/self/fd/{descriptor}")
-    os.close(descriptor)
+def test_a_small_dev_shm_is_an_error_with_the_numbers(no_memfd, monkeypatch):
+    monkeypatch.setattr(shmvec._shared.memory, "_free_shm", lambda: 1234)
+    with pytest.raises(OSError, match=r"needs [\d,]+ bytes .* 1,234 in /dev/shm") as caught:
+        reserve_memory(5000)
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_no_memory_is_an_error_with_the_numbers(monkeypatch):
-    monkeypatch.setattr(shmvec._shared.memory, "_free_shm", lambda: 1234)
     monkeypatch.setattr(shmvec._shared.memory, "_free_memory", lambda: 5678)
-    with pytest.raises(OSError, match=r"needs [\d,]+ bytes .*1,234 bytes free .*5,678") as caught:
+    with pytest.raises(OSError, match=r"needs [\d,]+ bytes .* 5,678 bytes free") as caught:
         ShmVectorEnv([Counter] * 2, num_workers=2)
     assert caught.value.errno == errno.ENOSPC
+
+
+def test_memory_that_is_taken_meanwhile_is_an_error_with_the_numbers(monkeypatch):
+    def full(descriptor, nbytes):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(shmvec._shared.memory, "reserve", full)
+    with pytest.raises(OSError, match=r"needs 5,000 bytes") as caught:
+        reserve_memory(5000)
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_descriptors_that_run_out_are_no_lack_of_memory(monkeypatch):
+    def none_left(name, flags):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none_left)
+    with pytest.raises(OSError, match="Too many open files"):
+        reserve_memory(5000)
+
+
+@pytest.fixture
+def cgroups(tmp_path):
+    """A folder of cgroups to fill; what this process may have by it."""
+
+    class Cgroups:
+        def member(self, *lines):
+            (tmp_path / "membership").write_text("".join(f"{line}\n" for line in lines))
+
+        def limit(self, folder, most, used, stat=None):
+            version_1 = folder.startswith("memory")
+            limit, usage = ("limit_in_bytes", "usage_in_bytes") if version_1 else ("max", "current")
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / f"memory.{limit}").write_text(f"{most}\n")
+            (tmp_path / folder / f"memory.{usage}").write_text(f"{used}\n")
+            if stat is not None:
+                (tmp_path / folder / "memory.stat").write_text(stat)
+
+        def free(self):
+            return shmvec._shared.memory._free_memory(tmp_path, tmp_path / "membership")
+
+    return Cgroups()
+
+
+def test_a_container_sees_its_own_limit_as_the_root(cgroups):
+    assert cgroups.free() > 10_000
+    cgroups.limit(".", most=10_000, used=4_000)
+    assert cgroups.free() == 6_000
+    cgroups.limit(".", most=10_000, used=14_000)
+    assert cgroups.free() == 0
+    cgroups.limit(".", most="max", used=4_000)
+    assert cgroups.free() > 10_000
+
+
+def test_the_tightest_limit_around_a_process_counts(cgroups):
+    cgroups.member("0::/user/job")
+    cgroups.limit("user/job", most=9_000, used=1_000)
+    cgroups.limit("another", most=10, used=1)
+    assert cgroups.free() == 8_000
+    cgroups.limit("user", most=20_000, used=13_000)
+    assert cgroups.free() == 7_000
+
+
+def test_version_1_has_limits_of_its_own(cgroups):
+    cgroups.member("4:cpu,memory:/job", "1:name=systemd:/another", "0::/")
+    cgroups.limit("memory", most=2**63 - 4096, used=4_000)
+    assert cgroups.free() > 10_000
+    cgroups.limit("memory/another", most=10, used=1)
+    cgroups.limit("memory/job", most=5_000, used=2_000)
+    assert cgroups.free() == 3_000
+
+
+def test_a_path_that_is_another_one_inside_the_container_leaves_the_root(cgroups):
+    cgroups.member("4:memory:/docker/0123", "0::/docker/0123")
+    cgroups.limit("memory", most=10_000, used=4_000)
+    assert cgroups.free() == 6_000
+    cgroups.limit(".", most=10_000, used=5_000)
+    assert cgroups.free() == 5_000
+
+
+def test_cached_files_are_free(cgroups):
+    """Data that was read fills a cgroup up to its limit, and goes when memory is asked for."""
+    stat = "anon 3000\nshmem 500\ninactive_file 1500\nactive_file 4000\n"
+    cgroups.limit(".", most=10_000, used=9_900, stat=stat)
+    assert cgroups.free() == 5_600
+    stat = "active_file 1\ninactive_file 1\ntotal_active_file 300\ntotal_inactive_file 50\n"
+    cgroups.limit("memory", most=5_000, used=4_000, stat=stat)
+    assert cgroups.free() == 1_350
 
 
 def test_reserve_reports_the_systems_error():

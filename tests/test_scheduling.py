@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmvec import ShmVectorEnv, scheduling
+from shmvec import ShmVectorEnv
+from shmvec._shared import scheduling
 from shmvec._shared.scheduling import split_evenly, usable_cores, wait_budgets
 
 
@@ -124,3 +125,12 @@ def test_the_tightest_quota_around_a_process_counts(tmp_path):
     membership.write_text("0::/\n")
     (tmp_path / "cpu.max").write_text("max 100000")
     assert scheduling._cgroup_quota(tmp_path, membership) is None
+
+
+def test_a_quota_of_version_1_counts_where_the_process_is(tmp_path):
+    membership = tmp_path / "membership"
+    membership.write_text("2:memory:/other\n1:cpu,cpuacct:/job\n0::/\n")
+    (tmp_path / "cpu" / "job").mkdir(parents=True)
+    (tmp_path / "cpu" / "job" / "cpu.cfs_quota_us").write_text("150000")
+    (tmp_path / "cpu" / "job" / "cpu.cfs_period_us").write_text("100000")
+    assert scheduling._cgroup_quota(tmp_path, membership) == 1.5

@@ -1,26 +1,33 @@
 """The memory of a segment: reserved whole, without a name, handed over as a descriptor.
 
-A ``multiprocessing.shared_memory`` block where /dev/shm has room, else a memfd (Docker gives
-/dev/shm 64 MB). Its name is removed before anybody else sees it: workers get the descriptor, so
-nothing can stay behind, whoever crashes when, and the resource tracker has nothing to track.
+A memfd, sealed: nobody can shrink it, which would end everybody who looks at it. Where the system
+makes none, a ``multiprocessing.shared_memory`` block, whose name is removed before anybody else
+sees it. Workers get the descriptor, so nothing can stay behind, whoever crashes when.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import sys
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
 from shmvec._core.segment import reserve
+from shmvec._shared.cgroups import MEMBERSHIP, ROOT, own_cgroups
 
 __all__ = ["map_memory", "reserve_memory"]
 
-# The errors of a /dev/shm that is full, missing or read-only.
-_NO_ROOM = {errno.ENOSPC, errno.ENOMEM, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS}
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+# Each version's names of a cgroup's limit and of what of it is used.
+_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 
 def reserve_memory(nbytes: int) -> int:
@@ -35,21 +42,26 @@ def reserve_memory(nbytes: int) -> int:
     Raises:
         OSError: There is not that much memory; the message has the numbers.
     """
-    for make in (_shared_memory, _memfd):
-        try:
-            descriptor = make(nbytes)
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            continue
-        if descriptor is not None:
-            return descriptor
-    raise OSError(
-        errno.ENOSPC,
-        f"shmvec needs {nbytes:,} bytes of shared memory; /dev/shm has {_free_shm():,} bytes "
-        f"free and the machine {_free_memory():,}. Use fewer envs or smaller observations, or "
-        "give the container more memory (docker run --shm-size=...)",
-    )
+    # Before anything is written: what goes beyond a limit is not refused but ended by the kernel.
+    if _free_memory() < nbytes:
+        raise _no_room(nbytes)
+    try:
+        descriptor = _memfd()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        descriptor = _shared_memory(nbytes)
+    try:
+        reserve(descriptor, nbytes)
+        # A block's file takes no seals.
+        with contextlib.suppress(PermissionError):
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM):
+            raise _no_room(nbytes) from error
+        raise
+    return descriptor
 
 
 def map_memory(descriptor: int, nbytes: int) -> mmap.mmap:
@@ -57,46 +69,66 @@ def map_memory(descriptor: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(descriptor, nbytes)
 
 
-def _shared_memory(nbytes: int) -> int | None:
+def _memfd() -> int:
+    descriptor = os.memfd_create("shmvec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def _shared_memory(nbytes: int) -> int:
     if _free_shm() < nbytes:
-        return None
+        raise _no_room(nbytes)
     untracked: dict[str, Any] = {"track": False} if sys.version_info >= (3, 13) else {}
     block = SharedMemory(create=True, size=nbytes, **untracked)
     try:
-        descriptor = os.dup(block._fd)  # type: ignore[attr-defined]
+        return os.dup(block._fd)  # type: ignore[attr-defined]
     finally:
         block.close()
         block.unlink()
-    return _reserved(descriptor, nbytes)
 
 
-def _memfd(nbytes: int) -> int | None:
-    # A memfd has no size limit of its own: reserving more than there is would wake the OOM killer.
-    if not hasattr(os, "memfd_create") or _free_memory() < nbytes:
-        return None
-    return _reserved(os.memfd_create("shmvec", os.MFD_CLOEXEC), nbytes)
-
-
-def _reserved(descriptor: int, nbytes: int) -> int:
-    try:
-        reserve(descriptor, nbytes)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _no_room(nbytes: int) -> OSError:
+    return OSError(
+        errno.ENOSPC,
+        f"shmvec needs {nbytes:,} bytes of shared memory; there are {_free_memory():,} bytes "
+        "free for this process (of the machine's, or by a cgroup's limit) and "
+        f"{_free_shm():,} in /dev/shm. Use fewer envs or smaller observations, or give the "
+        "container more memory (docker run --memory=...)",
+    )
 
 
 def _free_shm() -> int:
     try:
         status = os.statvfs("/dev/shm")
     except OSError:
-        return 0 if sys.platform == "linux" else sys.maxsize
+        return 0
     return status.f_bavail * status.f_frsize
 
 
-def _free_memory() -> int:
+def _free_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
+    """Bytes that this process can still have: the machine's, or fewer by a cgroup's limit."""
+    rooms = []
     with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                rooms.append(int(line.split()[1]) * 1024)
+    for folder in own_cgroups("memory", root, membership):
+        for limit, used in _LIMITS:
+            with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+                room = int((folder / limit).read_text()) - int((folder / used).read_text())
+                rooms.append(max(0, room + _file_cache(folder)))
+    return min(rooms, default=sys.maxsize)
+
+
+def _file_cache(folder: Path) -> int:
+    """Bytes of a cgroup's that hold files: counted as used, and given back where they are needed.
+
+    A job that has read much data has always filled its limit with them.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        numbers = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return sum(
+            int(numbers.get(f"total_{name}", numbers.get(name, 0)))
+            for name in ("inactive_file", "active_file")
+        )
     return 0

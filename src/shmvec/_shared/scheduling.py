@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from shmvec._shared.cgroups import MEMBERSHIP, ROOT, own_cgroups
+
 __all__ = [
     "WAIT_POLICIES",
     "WaitBudgets",
@@ -60,36 +62,19 @@ def _allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
     return cores
 
 
-def _cgroup_quota(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> float | None:
-    """CPU quota in cores, of cgroup v2 or v1; None if there is none.
-
-    The tightest of this process's cgroup and those around it. A container usually sees its own
-    cgroup as the root.
-    """
+def _cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
+    """CPU quota in cores, the tightest of those that hold here; None if there is none."""
     quotas = []
-    for folder in _own_cgroups(root, membership):
+    for folder in own_cgroups("cpu", root, membership):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             limit, period = (folder / "cpu.max").read_text().split()
-            if limit != "max":
-                quotas.append(int(limit) / int(period))
-    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-        limit = (root / "cpu/cpu.cfs_quota_us").read_text()
-        period = (root / "cpu/cpu.cfs_period_us").read_text()
-        if int(limit) > 0:
             quotas.append(int(limit) / int(period))
-    return min(quotas, default=None)
-
-
-def _own_cgroups(root: Path, membership: Path) -> list[Path]:
-    """The folders of this process's cgroup (v2) and of all around it, up to the root."""
-    with contextlib.suppress(OSError):
-        for line in membership.read_text().splitlines():
-            if line.startswith("0::/"):
-                own = Path(line.removeprefix("0::/"))
-                return [root / own, *(root / outer for outer in own.parents)]
-    return [root]
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            limit = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+            quotas.append(int(limit) / int(period))
+    # "max" is no number, and -1 no quota.
+    return min((quota for quota in quotas if quota > 0), default=None)
 
 
 def split_evenly(num_envs: int, num_workers: int) -> list[range]:
