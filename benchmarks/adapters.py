@@ -1,7 +1,7 @@
 """Each adapter beside the system whose interface it has, through that interface.
 
     python benchmarks/adapters.py                                # all that are installed
-    python benchmarks/adapters.py --system sb3 --workload halfcheetah --num-envs 8
+    python benchmarks/adapters.py --system sb3 --workload HalfCheetah-v5 --num-envs 8
 
 Contenders of a system take turns, in slices, in one run, with plain ShmVectorEnv beside them: what
 an adapter costs is the difference to that. An original that is not installed is left out, by name.
@@ -9,27 +9,26 @@ an adapter costs is the difference to that. An original that is not installed is
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import peers
-from peers import Contender, Make, of_four, of_tianshou, tianshous
-from workloads import WORKLOADS
+from peers import Start, every_step, of_four, of_tianshou, tianshous
+from workloads import WORKLOADS, arguments
 
-from shmvec import measuring
+from shmvec._commands.measuring import LIMIT, cells, described, line, machine, race
 from shmvec._shared.scheduling import usable_cores
 from shmvec.adapters.pettingzoo import ParallelVectorEnv
 
 ROUNDS = 5
 
 
-def sb3(fns: Sequence[Any]) -> dict[str, Make]:
+def sb3(fns: Sequence[Any]) -> dict[str, Start]:
     """Stable-Baselines3's VecEnvs, their processes forked."""
 
     def ours() -> Any:
@@ -48,8 +47,7 @@ def sb3(fns: Sequence[Any]) -> dict[str, Make]:
         return DummyVecEnv(list(fns))
 
     makes = {"ShmVecEnv": ours, "SubprocVecEnv": subproc, "DummyVecEnv": dummy}
-    n = len(fns)
-    return {name: of_four(f"SB3 {name}", n, make) for name, make in makes.items()}
+    return {f"SB3 {name}": of_four(len(fns), make) for name, make in makes.items()}
 
 
 class FourTuples:
@@ -75,7 +73,7 @@ class FourTuples:
         return observation, reward, terminated or truncated, info
 
 
-def baselines(fns: Sequence[Any]) -> dict[str, Make]:
+def baselines(fns: Sequence[Any]) -> dict[str, Start]:
     """OpenAI baselines' SubprocVecEnv, processes forked; ours also with one a core."""
 
     def ours(in_series: int) -> Any:
@@ -89,15 +87,15 @@ def baselines(fns: Sequence[Any]) -> dict[str, Make]:
         return SubprocVecEnv([partial(FourTuples, fn) for fn in fns])
 
     n = len(fns)
-    made = {"theirs": of_four("baselines SubprocVecEnv", n, theirs)}
+    made = {"baselines SubprocVecEnv": of_four(n, theirs)}
     for in_series in sorted({1, max(1, n // usable_cores())}):
         if n % in_series == 0:
             name = f"shmvec SubprocVecEnv, in_series={in_series}"
-            made[name] = of_four(name, n, partial(ours, in_series))
+            made[name] = of_four(n, partial(ours, in_series))
     return made
 
 
-def actorcritic(fns: Sequence[Any]) -> dict[str, Make]:
+def actorcritic(fns: Sequence[Any]) -> dict[str, Start]:
     """The MultiEnv of actorcritic, whose step resets what is over and steps it, too."""
 
     def ours(wrapped: bool) -> Any:
@@ -115,13 +113,13 @@ def actorcritic(fns: Sequence[Any]) -> dict[str, Make]:
 
     n = len(fns)
     return {
-        "ours": of_four("shmvec MultiEnv", n, partial(ours, False)),
-        "wrapped": of_four("shmvec MultiEnv, wrapped handles", n, partial(ours, True)),
-        "theirs": of_four("actorcritic MultiEnv", n, theirs),
+        "shmvec MultiEnv": of_four(n, partial(ours, False)),
+        "shmvec MultiEnv, wrapped handles": of_four(n, partial(ours, True)),
+        "actorcritic MultiEnv": of_four(n, theirs),
     }
 
 
-def ding(fns: Sequence[Any]) -> dict[str, Make]:
+def ding(fns: Sequence[Any]) -> dict[str, Start]:
     """DI-engine's env managers, both of which wait for all envs and reset in place."""
     space = fns[0]().action_space
 
@@ -135,27 +133,16 @@ def ding(fns: Sequence[Any]) -> dict[str, Make]:
 
             return BaseEnvTimestep(*super().step(action))
 
-    def contender(name: str, make: Callable[[], Any]) -> Make:
+    def contender(make: Callable[[], Any]) -> Start:
         def start() -> Any:
             manager = make()
             manager.launch()
             return manager
 
-        def step(manager: Any, actions: Any) -> Any:
-            ready = manager.ready_obs
-            return manager.step({env: actions[env] for env in ready})
+        def step(manager: Any, actions: Any) -> None:
+            manager.step({env: actions[env] for env in manager.ready_obs})
 
-        def sample(manager: Any) -> Any:
-            return [space.sample() for _ in fns]
-
-        return lambda: Contender(
-            name,
-            start,
-            step,
-            lambda timesteps: np.array([step.done for step in timesteps.values()]),
-            sample,
-            resets_are_steps=True,  # in the step that ends an episode
-        )
+        return every_step(len(fns), start, lambda manager: [space.sample() for _ in fns], step)
 
     def ours() -> Any:
         from shmvec.adapters.ding import SyncSubprocessEnvManager
@@ -170,12 +157,12 @@ def ding(fns: Sequence[Any]) -> dict[str, Make]:
         return SyncSubprocessEnvManager([partial(OfDIEngine, fn) for fn in fns], cfg)
 
     return {
-        "ours": contender("ding SyncSubprocessEnvManager, shmvec's", ours),
-        "ding": contender("ding SyncSubprocessEnvManager, DI-engine's", original),
+        "ding SyncSubprocessEnvManager, shmvec's": contender(ours),
+        "ding SyncSubprocessEnvManager, DI-engine's": contender(original),
     }
 
 
-def tianshou(fns: Sequence[Any]) -> dict[str, Make]:
+def tianshou(fns: Sequence[Any]) -> dict[str, Start]:
     """Tianshou's vector envs."""
 
     def ours() -> Any:
@@ -185,8 +172,8 @@ def tianshou(fns: Sequence[Any]) -> dict[str, Make]:
 
     kinds = ("SubprocVectorEnv", "ShmemVectorEnv", "DummyVectorEnv")
     return {
-        "TianshouVectorEnv": of_tianshou("TianshouVectorEnv", len(fns), ours),
-        **{kind: tianshous(kind, fns) for kind in kinds},
+        "TianshouVectorEnv": of_tianshou(len(fns), ours),
+        **{f"Tianshou {kind}": tianshous(kind, fns) for kind in kinds},
     }
 
 
@@ -258,11 +245,11 @@ class _Loop:
             team.close()
 
 
-def pettingzoo(fns: Sequence[Any]) -> dict[str, Make]:
+def pettingzoo(fns: Sequence[Any]) -> dict[str, Start]:
     """Vector envs of parallel envs: teams of four; a step is one of one agent."""
     teams = [partial(Team, fns[first : first + 4]) for first in range(0, len(fns), 4)]
 
-    def contender(name: str, make: Callable[[], Any]) -> Make:
+    def contender(make: Callable[[], Any]) -> Start:
         def start() -> Any:
             envs = make()
             envs.reset(seed=0)
@@ -273,10 +260,7 @@ def pettingzoo(fns: Sequence[Any]) -> dict[str, Make]:
                 return {agent: envs.action_space(agent).sample() for agent in envs.possible_agents}
             return np.array([envs.action_space.sample() for _ in fns])
 
-        nobody = np.zeros(len(fns), bool)
-        return lambda: Contender(
-            name, start, lambda envs, actions: envs.step(actions), lambda _: nobody, sample
-        )
+        return every_step(len(fns), start, sample)
 
     def agilerl() -> Any:
         from agilerl.vector.pz_async_vec_env import AsyncPettingZooVecEnv
@@ -296,15 +280,15 @@ def pettingzoo(fns: Sequence[Any]) -> dict[str, Make]:
         )
 
     return {
-        "ParallelVectorEnv": contender("ParallelVectorEnv", lambda: ParallelVectorEnv(teams)),
-        "agilerl": contender("AgileRL AsyncPettingZooVecEnv", agilerl),
-        "supersuit": contender("SuperSuit concat_vec_envs_v1", supersuit),
-        "loop": contender("a plain loop", lambda: _Loop(teams)),
+        "ParallelVectorEnv": contender(lambda: ParallelVectorEnv(teams)),
+        "AgileRL AsyncPettingZooVecEnv": contender(agilerl),
+        "SuperSuit concat_vec_envs_v1": contender(supersuit),
+        "a plain loop": contender(lambda: _Loop(teams)),
     }
 
 
-# By the name of a system: from functions that make envs to its contenders, by name.
-SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {
+# By the name of a system: from functions that make envs to what starts its contenders, by name.
+SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Start]]] = {
     "sb3": sb3,
     "baselines": baselines,
     "actorcritic": actorcritic,
@@ -314,60 +298,36 @@ SYSTEMS: dict[str, Callable[[Sequence[Any]], dict[str, Make]]] = {
 }
 
 
-def measure(system: str, workload: str, n: int, seconds: float) -> list[dict[str, Any]]:
-    """All contenders of one system, by turns; what is not installed is said."""
-    fns = WORKLOADS[workload](n)
-    limit = measuring.Limit(WORKLOADS[workload](8), usable_cores())
-    running = []
-    limits = []
-    try:
-        running.append(peers.ours("ShmVectorEnv", fns)())
-        for name, make in SYSTEMS[system](fns).items():
-            try:
-                running.append(make())
-            except ImportError as error:
-                print(f"left out: {name} ({error})")
-        for contender in running:
-            contender.run(0.1, b"", keep=False)
-        for _ in range(ROUNDS):
-            limits.append(limit.run(seconds / ROUNDS).steps_per_s)
-            for contender in running:
-                contender.run(seconds / ROUNDS, b"")
-    finally:
-        limit.close()
-        for contender in running:
-            contender.close()
-    return [contender.row(statistics.median(limits)) for contender in running]
+def measure(system: str, workload: str, n: int, seconds: float) -> None:
+    """Prints what became of all contenders of one system; what is not installed is said."""
+    fns = WORKLOADS[workload].fns(n)
+    starts = {"ShmVectorEnv": peers.ours(fns), **SYSTEMS[system](fns)}
+    left_out: dict[str, str] = {}
+    results = race(
+        {name: partial(start, None) for name, start in starts.items()},
+        seconds,
+        ROUNDS,
+        limit=WORKLOADS[workload].makes,
+        left_out=left_out,
+    )
+    for name, why in left_out.items():
+        print(f"left out: {name} ({why})")
+    print(f"\n{system}: {workload}, {n} envs\n")
+    print("| system | batch step, µs | spread | steps/s | of the limit |\n" + "|---" * 5 + "|")
+    for name, result in results.items():
+        print(line(name, *cells(result.figures(results[LIMIT]))), flush=True)
 
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, ["CartPole-v1", "HalfCheetah-v5"], [8])
     parser.add_argument("--system", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    parser.add_argument(
-        "--workload", nargs="+", choices=WORKLOADS, default=["cartpole", "halfcheetah"]
-    )
-    parser.add_argument("--num-envs", nargs="+", type=int, default=[8])
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each contender")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the originals; none of ours
 
-    print(", ".join(f"{name} {value}" for name, value in measuring.machine().items()))
-    for system in options.system:
-        for workload in options.workload:
-            for n in options.num_envs:
-                print(f"\n{system}: {workload}, {n} envs\n")
-                print(
-                    "| system | batch, µs | spread | steps/s | of the limit |\n" + "|---" * 5 + "|"
-                )
-                for row in measure(system, workload, n, options.seconds):
-                    print(
-                        f"| {row['system']} | {row['batch_us']:,.1f} | {row['spread']:.0%} "
-                        f"| {row['steps_per_s']:,.0f} | {row['share_of_limit']:.2f} |",
-                        flush=True,
-                    )
+    print(described(machine()))
+    for system, workload, n in product(options.system, options.workload, options.num_envs):
+        measure(system, workload, n, options.seconds)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """What a batch step costs besides the envs, and where its time goes.
 
     python benchmarks/costs.py                    # ns an env, by part
-    python benchmarks/costs.py --split cartpole halfcheetah ant pong --json FILE
+    python benchmarks/costs.py --split CartPole-v1 HalfCheetah-v5 Ant-v5 ALE/Pong-v5 --json FILE
 
 The first table steps envs that only hand out ready-made results, in this process (num_workers=0),
 so that neither processes nor waiting are in it, and measures each part alone: decoding an action,
 writing an observation, taking an info and gathering it, both sides together. `rest` is what is left
 of the whole: rewards, flags, the loop, and the parent's copy of the observation. `a batch` is what
 does not depend on the number of envs: the request's way through both rings, and the parent's calls
-and arrays.
+and arrays. All that a row is made of takes turns, in slices; `spread` is the widest among it.
 
 The second table splits the batch step of real envs in worker processes, in µs. It steps replays
 beside them: envs that return what the real ones did, without computing.
 
-    env          as in free-running loops, one a core
+    env          the limit: as long as that many steps take in free-running loops, one a core
     infos        what the replay takes longer with infos than without
     copying      what it takes longer with observations and actions of that size than with tiny ones
     signalling   the replay with tiny ones, less its envs' own steps: requests, answers, wakes
@@ -25,8 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,13 +35,12 @@ import numpy as np
 from workloads import WORKLOADS
 
 import shmvec
-from shmvec._commands.measuring import Limit, Slice, VectorContender, machine
+from shmvec._commands.measuring import LIMIT, Stepper, described, line, machine, race, vector_env
 from shmvec._shared.layout import Layout
 from shmvec._shared.scheduling import usable_cores
 
 NUM_ENVS = 32
-REPEATS = 9
-SECONDS = 0.1
+ROUNDS = 9
 
 
 class Replay(gym.Env[Any, Any]):
@@ -75,35 +72,21 @@ def results(observation: Any, info: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [(observation, 1.0, False, False, info)]
 
 
-def ns(run: Callable[[], object]) -> float:
-    """Median over the repeats of the mean time of a call."""
-    means = []
-    for _ in range(REPEATS):
-        calls, start = 0, time.perf_counter()
-        while (taken := time.perf_counter() - start) < SECONDS:
-            for _ in range(10):
-                run()
-            calls += 10
-        means.append(1e9 * taken / calls)
-    return statistics.median(means)
+def calls(run: Callable[[], object]) -> Callable[[], Stepper]:
+    """What starts a contender that only makes a call, as often as it can."""
+
+    def step(_: Any) -> None:
+        run()
+
+    return lambda: Stepper(step, lambda: None)
 
 
-def batch_ns(make: Callable[[], Any], num_envs: int) -> float:
-    """A batch step without workers."""
-    envs = shmvec.ShmVectorEnv([make] * num_envs, num_workers=0)
-    envs.reset()
-    actions = envs.action_space.sample()
-    taken = ns(lambda: envs.step(actions))
-    envs.close()
-    return taken
+def batches(make: Callable[[], Any], num_envs: int) -> Stepper:
+    """Batch steps without workers."""
+    return vector_env(partial(shmvec.ShmVectorEnv, [make] * num_envs, num_workers=0))
 
 
-def per_env(many: float, few: float) -> float:
-    """What one env more costs, from batch steps of NUM_ENVS and of one."""
-    return (many - few) / (NUM_ENVS - 1)
-
-
-def parts() -> None:
+def parts(seconds: float) -> None:
     """Prints the first table."""
     box, discrete = gym.spaces.Box, gym.spaces.Discrete
     number = np.float64(1.5)
@@ -122,31 +105,46 @@ def parts() -> None:
         ),
         "84x84x4 bytes, Discrete": (box(0, 255, (4, 84, 84), np.uint8), discrete(6), {}),
     }
-    call = ns(lambda: None)
-    print("ns an env                    whole | action  observation  infos  rest |   ns a batch")
+    print(
+        "ns an env                    whole | action  observation  infos  rest |   ns a batch"
+        " | spread"
+    )
     for name, (observation_space, action_space, info) in cases.items():
-        observation = observation_space.sample()
+        observation, action = observation_space.sample(), action_space.sample()
         make = partial(Replay, observation_space, action_space, results(observation, info))
         plain = partial(Replay, observation_space, action_space, results(observation, {}))
-        env, action = make(), action_space.sample()
-        alone = ns(lambda env=env, action=action: env.step(action)) - call
-        many, few = batch_ns(make, NUM_ENVS), batch_ns(make, 1)
-        slope = per_env(many, few)
-        whole = slope - alone
-        infos = slope - per_env(batch_ns(plain, NUM_ENVS), batch_ns(plain, 1)) if info else 0.0
         layout = Layout(observation_space, action_space, 1, False, False, False)
         segment = _segment(layout)
         slabs = layout.attach(segment)
         slabs.actions.put_rows(np.arange(1), np.asarray([action]))
-        decoding = ns(lambda codec=slabs.actions: codec.get(0)) - call
-        writing = (
-            ns(lambda codec=slabs.results.observations, value=observation: codec.put(0, value))
-            - call
+        found = race(
+            {
+                "call": calls(lambda: None),
+                "alone": calls(partial(make().step, action)),
+                "many": partial(batches, make, NUM_ENVS),
+                "few": partial(batches, make, 1),
+                "many, plain": partial(batches, plain, NUM_ENVS),
+                "few, plain": partial(batches, plain, 1),
+                "decoding": calls(partial(slabs.actions.get, 0)),
+                "writing": calls(partial(slabs.results.observations.put, 0, observation)),
+            },
+            seconds,
+            ROUNDS,
         )
-        rest = whole - decoding - writing - infos
+        ns = {
+            part: 1000 * (result.median.batch_us - found["call"].median.batch_us)
+            for part, result in found.items()
+        }
+        slope = (ns["many"] - ns["few"]) / (NUM_ENVS - 1)  # what one env more costs
+        whole = slope - ns["alone"]
+        bare = (ns["many, plain"] - ns["few, plain"]) / (NUM_ENVS - 1)
+        infos = slope - bare if info else 0.0
+        rest = whole - ns["decoding"] - ns["writing"] - infos
         print(
-            f"{name:25} {whole:8.0f} |{decoding:7.0f} {writing:12.0f} {infos:6.0f} {rest:5.0f} "
-            f"| {few - alone - whole:12.0f}"
+            f"{name:25} {whole:8.0f} |{ns['decoding']:7.0f} {ns['writing']:12.0f} {infos:6.0f} "
+            f"{rest:5.0f} | {ns['few'] - ns['alone'] - whole:12.0f} "
+            f"| {max(result.spread for result in found.values()):6.0%}",
+            flush=True,
         )
 
 
@@ -176,45 +174,42 @@ def record(make: Callable[[], Any], steps: int = 64) -> tuple[Any, Any, list[tup
 
 def split(workload: str, num_envs: int, seconds: float) -> dict[str, Any]:
     """Where the time of a batch step goes, in µs."""
-    fns = WORKLOADS[workload](num_envs)
+    fns = WORKLOADS[workload].fns(num_envs)
     observations, actions, taken = record(fns[0])
     tiny = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
     plain = [(*step[:4], {}) for step in taken]
     least = [(np.zeros(1, np.float32), *step[1:4], {}) for step in taken]
-    bare = Replay(*tiny, least)
-    contenders: dict[str, Limit | VectorContender] = {}
-    slices: dict[str, list[Slice]] = {}
-    try:
-        contenders["limit"] = Limit(list(WORKLOADS[workload](8)), usable_cores())
-        for name, makes in (
-            ("real", list(fns)),
-            ("replay", [partial(Replay, observations, actions, taken)] * num_envs),
-            ("plain", [partial(Replay, observations, actions, plain)] * num_envs),
-            ("least", [partial(Replay, *tiny, least)] * num_envs),
-        ):
-            contenders[name] = VectorContender(shmvec.ShmVectorEnv(makes), None)
-        for _ in range(REPEATS):
-            for name, contender in contenders.items():
-                slices.setdefault(name, []).append(contender.run(seconds / REPEATS))
-    finally:
-        for contender in contenders.values():
-            contender.close()
-
-    def batch(name: str) -> float:
-        return statistics.median(one.batch_us for one in slices[name])
-
-    rate = statistics.median(one.steps_per_s for one in slices["limit"])
-    steps = statistics.median(one.steps_per_s * one.batch_us for one in slices["real"]) / 1e6
-    in_parallel = num_envs / min(usable_cores(), num_envs)
-    own = in_parallel * ns(lambda: bare.step(0)) / 1000
-    found = {
-        "env": 1e6 * steps / rate,
-        "infos": max(0.0, batch("replay") - batch("plain")),
-        "copying": max(0.0, batch("plain") - batch("least")),
-        "signalling": batch("least") - own,
+    replays = {
+        "replay": partial(Replay, observations, actions, taken),
+        "plain": partial(Replay, observations, actions, plain),
+        "least": partial(Replay, *tiny, least),
     }
-    found["waiting"] = max(0.0, batch("real") - sum(found.values()))
-    return {"workload": workload, "num_envs": num_envs, "batch_us": batch("real"), **found}
+    makes = {"real": fns} | {name: [make] * num_envs for name, make in replays.items()}
+    found = race(
+        {
+            "call": calls(lambda: None),
+            "own": calls(partial(replays["least"]().step, 0)),
+            **{
+                name: partial(vector_env, partial(shmvec.ShmVectorEnv, fns))
+                for name, fns in makes.items()
+            },
+        },
+        seconds,
+        ROUNDS,
+        limit=WORKLOADS[workload].makes,
+    )
+    us = {name: result.median.batch_us for name, result in found.items()}
+    steps = us["real"] * found["real"].median.steps_per_s / 1e6  # of a batch; resets are none
+    in_parallel = num_envs / min(usable_cores(), num_envs)
+    parts = {
+        "env": steps * us[LIMIT],
+        "infos": max(0.0, us["replay"] - us["plain"]),
+        "copying": max(0.0, us["plain"] - us["least"]),
+        "signalling": us["least"] - in_parallel * (us["own"] - us["call"]),
+    }
+    parts["waiting"] = max(0.0, us["real"] - sum(parts.values()))
+    cell = {"workload": workload, "num_envs": num_envs, "spread": found["real"].spread}
+    return {**cell, "batch_us": us["real"], **parts}
 
 
 def main() -> None:
@@ -227,18 +222,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each contender")
     parser.add_argument("--json", type=Path, metavar="FILE", help="for benchmarks/plot.py")
     options = parser.parse_args()
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    print(described(machine()))
     if not options.split:
-        parts()
+        parts(options.seconds)
         return
-    print("\n| workload | envs | batch step, µs | env | infos | copying | signalling | waiting |")
-    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    print(
+        "\n| workload | envs | spread | batch step, µs | env | infos | copying | signalling ",
+        end="",
+    )
+    print("| waiting |\n|---" + "|--:" * 8 + "|")
     rows = []
     for workload in options.split:
         row = split(workload, options.num_envs, options.seconds)
         rows.append(row)
-        figures = [f"{row[name]:,.1f}" for name in list(row)[2:]]
-        print(f"| {workload} | {row['num_envs']} | " + " | ".join(figures) + " |", flush=True)
+        figures = [f"{row[name]:,.1f}" for name in list(row)[3:]]
+        print(line(workload, row["num_envs"], f"{row['spread']:.0%}", *figures), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine(), "split": rows}, indent=2) + "\n")
 

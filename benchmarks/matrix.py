@@ -1,7 +1,7 @@
 """ShmVectorEnv beside every peer that is installed, over envs of all speeds and many settings.
 
     python benchmarks/matrix.py                              # all of it: hours
-    python benchmarks/matrix.py --workload noop work20 --num-envs 8 32 --num-workers --compute 0
+    python benchmarks/matrix.py --workload Noop Work-20 --num-envs 8 32 --num-workers --compute 0
 
 Each cell is a workload, a number of envs and what the parent computes between steps. In it the
 contenders take turns, in slices, in one run: ShmVectorEnv with its defaults, with each number of
@@ -9,14 +9,15 @@ workers and each wait policy asked for, Gymnasium's vector envs, Stable-Baseline
 Tianshou's SubprocVectorEnv and ShmemVectorEnv, EnvPool's C++ envs and ALE's AtariVectorEnv (the
 ceiling, where they have the env). A peer that is not installed is left out, by name.
 
-For each: the batch step's median over the slices, their spread, its p50 and p99, env steps a
-second, their share of the limit (free-running loops, one a core), CPU-seconds (parent and workers)
-per million env steps, and CPU use while nobody steps (`idle`: workers only, of one core). Steps are
-counted as Gymnasium does: a step that only resets is none.
+For each the medians over the slices: the batch step, its p50 and p99, env steps a second, their
+share of the limit (free-running loops, one a core), CPU-seconds (parent and workers) per million
+env steps, and CPU use while nobody steps (`idle`: workers only, of one core). The spread is that of
+the whole cycle of step and computing. Steps are counted as Gymnasium does: a step that only resets
+is none.
 
 At the end, `lost` names the cells in which a Python peer was faster than ShmVectorEnv's defaults,
-and `policy` those in which a fixed wait policy was, by more than 10 %. Compared is the whole cycle
-of step and computing: waiting workers may slow the parent's computing down.
+and `policy` those in which a fixed wait policy was, by more than 10 %. Compared is the whole cycle:
+waiting workers may slow the parent's computing down.
 """
 
 from __future__ import annotations
@@ -28,88 +29,165 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peers
-from peers import Contender
-from workloads import WORKLOADS, work
+from workloads import WORKLOADS, arguments
 
-from shmvec import measuring
-from shmvec._shared.scheduling import WAIT_POLICIES, usable_cores
+from shmvec._commands.measuring import (
+    LIMIT,
+    Compute,
+    Slice,
+    Stepper,
+    cells,
+    described,
+    line,
+    machine,
+    race,
+)
+from shmvec._shared.scheduling import WAIT_POLICIES
 
 ROUNDS = 5
 OURS = "ShmVectorEnv"
+MORE = ("p50_us", "p99_us", "cpu_s_per_million")
 CELL = ("workload", "num_envs", "compute_us")
 
 
-def contenders(
-    workload: str, n: int, options: argparse.Namespace, left_out: dict[str, str]
-) -> list[Contender]:
-    """Starts them all; what is not installed is named in `left_out`."""
-    fns = WORKLOADS[workload](n)
-    made = [peers.ours(OURS, fns)()]
-    try:
-        for count in sorted({min(int(count), n) for count in options.num_workers if count != "N"}):
-            made.append(peers.ours(f"{OURS}, {count} workers", fns, num_workers=count)())
-        if "N" in options.num_workers:
-            made.append(peers.ours(f"{OURS}, a worker an env", fns, num_workers=n)())
-        for policy in options.policy:
-            made.append(peers.ours(f"{OURS}, {policy}", fns, wait_policy=policy)())
-        for name, make in peers.peers(workload, fns).items() if options.peers else ():
+class Watched:
+    """A contender whose batch steps are timed one by one, and whose processes' CPU time is read."""
+
+    def __init__(self, start: Callable[[], Stepper]) -> None:
+        """Starts it."""
+        before = _children()
+        self._stepper = start()
+        self._processes = _children() - before
+        self._step, self._stepper.step = self._stepper.step, self._timed
+        self._times: list[float] = []
+        self._figures: list[tuple[float, ...]] = []
+        self.close = self._stepper.close
+
+    def _timed(self, actions: Any) -> Any:
+        start = time.perf_counter()
+        ends = self._step(actions)
+        self._times.append(time.perf_counter() - start)
+        return ends
+
+    def run(self, seconds: float) -> Slice:
+        """One turn."""
+        self._times.clear()
+        before = time.process_time() + self.cpu_s()
+        one = self._stepper.run(seconds)
+        used = time.process_time() + self.cpu_s() - before
+        steps = one.steps_per_s * one.batch_us * len(self._times) / 1e6
+        self._figures.append(
+            (*1e6 * np.percentile(self._times, (50, 99)), 1e6 * used / max(1, steps))
+        )
+        return one
+
+    def figures(self) -> dict[str, float]:
+        """Medians over the turns, without the warm-up."""
+        medians = map(statistics.median, zip(*self._figures[1:], strict=True))
+        return dict(zip(MORE, medians, strict=True))
+
+    def cpu_s(self) -> float:
+        """What its processes, other than this one, have used so far."""
+        total = 0
+        for pid in self._processes:
+            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                try:
+                    total += int(path.read_text().split()[0])
+                except OSError:
+                    continue
+        return 1e-9 * total
+
+
+def _children() -> set[int]:
+    """Living processes that this one has started, and that those have."""
+    found: set[int] = set()
+    parents = ["self"]
+    while parents:
+        for path in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
             try:
-                made.append(make())
-            except ImportError as error:
-                left_out[name] = str(error)
-    except BaseException:
-        for contender in made:
-            contender.close()
-        raise
-    return made
+                pids = {int(pid) for pid in path.read_text().split()}
+            except OSError:
+                continue
+            parents += [str(pid) for pid in pids - found]
+            found |= pids
+    return found
+
+
+def contenders(workload: str, n: int, options: argparse.Namespace) -> dict[str, peers.Start]:
+    """All that take part, by name."""
+    fns = WORKLOADS[workload].fns(n)
+    starts = {OURS: peers.ours(fns)}
+    for count in sorted({min(int(count), n) for count in options.num_workers if count != "N"}):
+        starts[f"{OURS}, {count} workers"] = peers.ours(fns, num_workers=count)
+    if "N" in options.num_workers:
+        starts[f"{OURS}, a worker an env"] = peers.ours(fns, num_workers=n)
+    for policy in options.policy:
+        starts[f"{OURS}, {policy}"] = peers.ours(fns, wait_policy=policy)
+    return starts | (peers.peers(workload, fns) if options.peers else {})
 
 
 def measure(
     workload: str, n: int, compute_us: float, options: argparse.Namespace, left_out: dict[str, str]
 ) -> list[dict[str, Any]]:
     """One cell."""
-    compute = bytes(work(compute_us))
-    limit = measuring.Limit(WORKLOADS[workload](8), usable_cores())  # 8: what is uneven repeats
-    limits = []
-    running: list[Contender] = []
-    burner = multiprocessing.Process(target=_burn, daemon=True) if options.burner else None
-    try:
-        running = contenders(workload, n, options, left_out)
+    compute = Compute(compute_us) if compute_us else None
+    watched: dict[str, Watched] = {}
+    idle: dict[str, float] = {}
+    burner = multiprocessing.Process(target=_burn, daemon=True)
+
+    def started(running: Mapping[str, Any]) -> None:
+        watched.update({name: one for name, one in running.items() if name != LIMIT})
         if options.idle:
-            _rest(running)
-        if burner is not None:
+            idle.update(_rest(watched))
+        if options.burner:
             burner.start()
-        for contender in running:
-            contender.run(0.1, compute, keep=False)
-        for _ in range(ROUNDS):
-            limits.append(limit.run(options.seconds / ROUNDS).steps_per_s)
-            for contender in running:
-                contender.run(options.seconds / ROUNDS, compute)
+
+    try:
+        results = race(
+            {
+                name: partial(Watched, partial(start, compute))
+                for name, start in contenders(workload, n, options).items()
+            },
+            options.seconds,
+            ROUNDS,
+            limit=WORKLOADS[workload].makes,
+            left_out=left_out,
+            started=started,
+        )
     finally:
-        if burner is not None and burner.pid is not None:
+        if burner.pid is not None:
             burner.kill()
             burner.join()
-        limit.close()
-        for contender in running:
-            contender.close()
-    reached = statistics.median(limits)
-    cell = {"workload": workload, "num_envs": n, "compute_us": compute_us, "limit": reached}
-    return [{**cell, **contender.row(reached)} for contender in running]
+    cell = {"workload": workload, "num_envs": n, "compute_us": compute_us}
+    return [
+        {
+            **cell,
+            "system": name,
+            **result.figures(results[LIMIT]),
+            "batch_us": result.median.batch_us - result.median.compute_us,
+            "cycle_us": result.median.batch_us,
+            "idle_cpu": idle.get(name, 0.0),
+            **(watched[name].figures() if name in watched else dict.fromkeys(MORE, 0.0)),
+        }
+        for name, result in results.items()
+    ]
 
 
-def _rest(running: list[Contender]) -> None:
-    """Lets all be idle, at the same time: a second to calm down, and one that is measured."""
+def _rest(watched: Mapping[str, Watched]) -> dict[str, float]:
+    """CPU use while nobody steps: a second to calm down, and one that is measured."""
     time.sleep(1)
-    measured = partial(time.sleep, 1)
-    for contender in running:  # each inside the one before
-        measured = partial(contender.rest, measured)
-    measured()
+    start, before = time.perf_counter(), {name: one.cpu_s() for name, one in watched.items()}
+    time.sleep(1)
+    passed = time.perf_counter() - start
+    return {name: (one.cpu_s() - before[name]) / passed for name, one in watched.items()}
 
 
 def _burn() -> None:
@@ -120,16 +198,9 @@ def _burn() -> None:
 
 def _cells(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Each cell: ShmVectorEnv with its defaults, and the others."""
-    for ours in rows:
-        if ours["system"] == OURS:
-            yield (
-                ours,
-                [
-                    row
-                    for row in rows
-                    if row is not ours and all(row[key] == ours[key] for key in CELL)
-                ],
-            )
+    for ours in (row for row in rows if row["system"] == OURS):
+        cell = [row for row in rows if all(row[key] == ours[key] for key in CELL)]
+        yield ours, [row for row in cell if row["system"] not in (OURS, LIMIT)]
 
 
 def lost(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -153,12 +224,9 @@ def lost(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    return (
-        f"| {row['workload']} | {row['num_envs']} | {row['compute_us']:.0f} | {row['system']} "
-        f"| {row['batch_us']:,.1f} | {row['spread']:.0%} | {row['p50_us']:,.1f} "
-        f"| {row['p99_us']:,.1f} | {row['steps_per_s']:,.0f} | {row['share_of_limit']:.2f} "
-        f"| {row['cpu_s_per_million']:,.1f} | {row['idle_cpu']:.3%} |"
-    )
+    more = (f"{row[name]:,.1f}" for name in MORE)
+    cell = row["workload"], row["num_envs"], f"{row['compute_us']:.0f}", row["system"]
+    return line(*cell, *cells(row), *more, f"{row['idle_cpu']:.3%}")
 
 
 def _count(text: str) -> str:
@@ -169,11 +237,7 @@ def _count(text: str) -> str:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--num-envs", nargs="+", type=int, default=[1, 2, 8, 32, 128])
+    parser = arguments(__doc__, list(WORKLOADS), [1, 2, 8, 32, 128])
     parser.add_argument(
         "--num-workers",
         nargs="*",
@@ -186,36 +250,29 @@ def main() -> None:
     parser.add_argument("--no-peers", dest="peers", action="store_false", help="only ShmVectorEnv")
     parser.add_argument("--burner", action="store_true", help="let a foreign process burn a core")
     parser.add_argument("--idle", action="store_true", help="measure CPU use while idle, too")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each contender in a cell")
     parser.add_argument("--json", type=Path, metavar="FILE", help="for benchmarks/plot.py")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of peers; none of ours
 
-    machine = measuring.machine()
-    print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    print("\n| workload | envs | parent, µs | system | batch, µs | spread | p50 | p99 ", end="")
-    print("| steps/s | of the limit | CPU s/10⁶ | idle |\n|" + "---|" * 12)
+    print(described(machine()))
+    print("\n| workload | envs | parent, µs | system | batch, µs | spread | steps/s ", end="")
+    print("| of the limit | p50 | p99 | CPU s/10⁶ | idle |\n|" + "---|" * 12)
     rows: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
-    cells = [
-        (workload, n, us)
-        for workload in options.workload
-        for n in options.num_envs
-        for us in options.compute
-    ]
-    for number, (workload, n, us) in enumerate(cells, 1):
-        title = f"[{number}/{len(cells)}] {workload}, {n} envs, {us:.0f} µs"
+    combinations = list(product(options.workload, options.num_envs, options.compute))
+    for number, (workload, n, us) in enumerate(combinations, 1):
+        title = f"[{number}/{len(combinations)}] {workload}, {n} envs, {us:.0f} µs"
         print(title, file=sys.stderr, flush=True)
         cell = measure(workload, n, us, options, left_out)
         rows += cell
         print("\n".join(map(_line, cell)), flush=True)
         if options.json is not None:
-            results = {"machine": machine, "left_out": left_out, "rows": rows}
+            results = {"machine": machine(), "left_out": left_out, "rows": rows}
             options.json.write_text(json.dumps(results, indent=2) + "\n")
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
-    for line in lost(rows):
-        print(line)
+    for complaint in lost(rows):
+        print(complaint)
 
 
 if __name__ == "__main__":

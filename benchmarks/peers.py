@@ -1,15 +1,12 @@
-"""ShmVectorEnv and every peer, each through its own public API, as something that is stepped.
+"""ShmVectorEnv and every peer, each through its own public API, as contenders of a race.
 
-A peer that is not installed raises ImportError when it is made.
+A peer that is not installed raises ImportError when it is started.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -17,170 +14,53 @@ import numpy as np
 from workloads import ENVPOOL
 
 import shmvec
+from shmvec._commands.measuring import Compute, Stepper, vector_env
 
-__all__ = ["CPP", "Contender", "of_four", "of_tianshou", "ours", "peers", "tianshous"]
+__all__ = ["CPP", "Start", "every_step", "of_four", "of_tianshou", "ours", "peers", "tianshous"]
 
 CPP = " (C++)"  # in the names of those that do not run Python envs
-_BATCHES = 16  # of actions, sampled beforehand
 
-Make = Callable[[], "Contender"]
+# Starts a contender, whose parent computes between steps.
+Start = Callable[["Compute | None"], Stepper]
 
 
-class Contender:
-    """A vector env of some system, which is stepped in slices.
+def of_gymnasium(make: Callable[[], Any]) -> Start:
+    """A system with Gymnasium's interface."""
+    return partial(vector_env, make)
 
-    Attributes:
-        name: Of the system and its setting.
-        close: Closes it.
-        idle: CPU use of its processes while nobody stepped it, a share of one core.
+
+def ours(fns: Sequence[Any], **options: Any) -> Start:
+    """ShmVectorEnv with some options."""
+    return of_gymnasium(partial(shmvec.ShmVectorEnv, fns, **options))
+
+
+def every_step(
+    n: int,
+    start: Callable[[], Any],
+    sample: Callable[[Any], Any],
+    step: Callable[[Any, Any], object] = lambda envs, actions: envs.step(actions),
+) -> Start:
+    """A system that resets what is over in the same step, so that each one counts.
+
+    Args:
+        n: Number of envs.
+        start: Makes the vector env and resets it.
+        sample: Actions for it.
+        step: Steps it with actions.
     """
 
-    def __init__(
-        self,
-        name: str,
-        start: Callable[[], Any],
-        step: Callable[[Any, Any], Any],
-        done: Callable[[Any], np.ndarray],
-        sample: Callable[[Any], Any],
-        resets_are_steps: bool = False,
-    ) -> None:
-        """Starts it.
-
-        Args:
-            name: Of the system.
-            start: Makes the vector env and resets it.
-            step: Steps the vector env with a batch of actions; returns its results.
-            done: From these, which envs' episodes are over.
-            sample: A batch of actions.
-            resets_are_steps: Whether the step that ends an episode also resets, so that each step
-                counts. Else an env that was done is reset by the next one, which does not count.
-        """
-        self.name = name
-        before = _children()
+    def contender(compute: Compute | None) -> Stepper:
         envs = start()
-        self._processes = _children() - before
-        self.close = envs.close
-        self._actions = [sample(envs) for _ in range(_BATCHES)]
-        self._step, self._done_of = lambda actions: step(envs, actions), done
-        self._resets_are_steps = resets_are_steps
-        self._done: np.ndarray | None = None
-        self.idle = 0.0
-        self._batches: list[np.ndarray] = []
-        self._cycles: list[float] = []
-        self._rates: list[float] = []
-        self._cpu: list[float] = []
 
-    def run(self, seconds: float, compute: bytes, keep: bool = True) -> None:
-        """One slice: steps, and computes between steps what takes the checksum of `compute`.
+        def one(actions: Any) -> None:
+            step(envs, actions)
 
-        What the benchmark itself does between steps is in no figure.
-        """
-        step, actions, clock = self._step, self._actions, time.perf_counter
-        times: list[float] = []
-        steps, elapsed = 0, 0.0
-        cpu = self._cpu_seconds()
-        while elapsed < seconds:
-            batch = actions[len(times) % _BATCHES]
-            start = clock()
-            results = step(batch)
-            stepped = clock()
-            if compute:
-                zlib.crc32(compute)
-                elapsed += clock() - start
-            else:
-                elapsed += stepped - start
-            times.append(stepped - start)
-            done = self._done_of(results)
-            over = 0 if self._done is None or self._resets_are_steps else int(self._done.sum())
-            steps += len(done) - over
-            self._done = done
-        if keep:
-            self._batches.append(np.asarray(times))
-            self._cycles.append(elapsed / len(times))
-            self._rates.append(steps / elapsed)
-            self._cpu.append(1e6 * (self._cpu_seconds() - cpu) / max(1, steps))
+        return Stepper(one, lambda: sample(envs), n, compute=compute, close=envs.close)
 
-    def rest(self, measured: Callable[[], object]) -> None:
-        """Lets `measured` wait, and takes what its processes use meanwhile."""
-        before, start = _cpu_seconds(self._processes), time.perf_counter()
-        measured()
-        used = _cpu_seconds(self._processes) - before
-        self.idle = used / (time.perf_counter() - start)
-
-    def _cpu_seconds(self) -> float:
-        return time.process_time() + _cpu_seconds(self._processes)
-
-    def row(self, limit: float) -> dict[str, Any]:
-        """The figures of all slices."""
-        means = [1e6 * float(times.mean()) for times in self._batches]
-        everything = 1e6 * np.concatenate(self._batches)
-        median = statistics.median(means)
-        rate = statistics.median(self._rates)
-        return {
-            "system": self.name,
-            "batch_us": median,
-            "spread": (max(means) - min(means)) / median,
-            "p50_us": float(np.percentile(everything, 50)),
-            "p99_us": float(np.percentile(everything, 99)),
-            "cycle_us": 1e6 * statistics.median(self._cycles),
-            "steps_per_s": rate,
-            "share_of_limit": rate / limit,
-            "cpu_s_per_million": statistics.median(self._cpu),
-            "idle_cpu": self.idle,
-        }
+    return contender
 
 
-def _children() -> set[int]:
-    """Living processes that this one has started, and that those have."""
-    found: set[int] = set()
-    parents = ["self"]
-    while parents:
-        for path in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
-            try:
-                pids = {int(pid) for pid in path.read_text().split()}
-            except OSError:
-                continue
-            parents += [str(pid) for pid in pids - found]
-            found |= pids
-    return found
-
-
-def _cpu_seconds(pids: set[int]) -> float:
-    """CPU time that processes have used so far."""
-    total = 0
-    for pid in pids:
-        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            try:
-                total += int(path.read_text().split()[0])
-            except OSError:
-                continue
-    return 1e-9 * total
-
-
-def _vector_env(name: str, make: Callable[[], Any]) -> Make:
-    """A system with Gymnasium's interface."""
-
-    def start() -> Any:
-        envs = make()
-        envs.action_space.seed(0)
-        envs.reset(seed=0)
-        return envs
-
-    return lambda: Contender(
-        name,
-        start,
-        lambda envs, actions: envs.step(actions),
-        lambda results: np.asarray(results[2]) | np.asarray(results[3]),
-        lambda envs: envs.action_space.sample(),
-    )
-
-
-def ours(name: str, fns: Sequence[Any], **options: Any) -> Make:
-    """ShmVectorEnv with some options."""
-    return _vector_env(name, lambda: shmvec.ShmVectorEnv(list(fns), **options))
-
-
-def of_four(name: str, n: int, make: Callable[[], Any]) -> Make:
+def of_four(n: int, make: Callable[[], Any]) -> Start:
     """A system whose step returns observations, rewards, dones and infos, and resets what is over.
 
     Such are OpenAI baselines and Stable-Baselines3.
@@ -192,26 +72,16 @@ def of_four(name: str, n: int, make: Callable[[], Any]) -> Make:
         envs.reset()
         return envs
 
-    return lambda: Contender(
-        name,
-        start,
-        lambda envs, actions: envs.step(actions),
-        lambda results: np.asarray(results[2]),
-        lambda envs: [envs.action_space.sample() for _ in range(n)],
-        resets_are_steps=True,
-    )
+    return every_step(n, start, lambda envs: [envs.action_space.sample() for _ in range(n)])
 
 
-def _sb3(fns: Sequence[Any]) -> Make:
-    def make() -> Any:
-        from stable_baselines3.common.vec_env import SubprocVecEnv
+def _sb3(fns: Sequence[Any]) -> Any:
+    from stable_baselines3.common.vec_env import SubprocVecEnv
 
-        return SubprocVecEnv(list(fns))
-
-    return of_four("SB3 SubprocVecEnv", len(fns), make)
+    return SubprocVecEnv(list(fns))
 
 
-def of_tianshou(name: str, n: int, make: Callable[[], Any]) -> Make:
+def of_tianshou(n: int, make: Callable[[], Any]) -> Start:
     """A vector env with Tianshou's interface, whose users reset what is over."""
 
     def start() -> Any:
@@ -220,24 +90,19 @@ def of_tianshou(name: str, n: int, make: Callable[[], Any]) -> Make:
         envs.reset()
         return envs
 
-    def step(envs: Any, actions: Any) -> Any:
+    def step(envs: Any, actions: Any) -> None:
         results = envs.step(actions)
         done = results[2] | results[3]
         if done.any():
             envs.reset(np.flatnonzero(done))
-        return done
 
-    return lambda: Contender(
-        name,
-        start,
-        step,
-        lambda done: done,
-        lambda envs: np.array([envs.action_space[0].sample() for _ in range(n)]),
-        resets_are_steps=True,
-    )
+    def sample(envs: Any) -> Any:
+        return np.array([envs.action_space[0].sample() for _ in range(n)])
+
+    return every_step(n, start, sample, step)
 
 
-def tianshous(kind: str, fns: Sequence[Any]) -> Make:
+def tianshous(kind: str, fns: Sequence[Any]) -> Start:
     """One of Tianshou's own vector envs, by the name of its class."""
 
     def make() -> Any:
@@ -245,25 +110,25 @@ def tianshous(kind: str, fns: Sequence[Any]) -> Make:
 
         return getattr(tianshou.env, kind)(list(fns))
 
-    return of_tianshou(f"Tianshou {kind}", len(fns), make)
+    return of_tianshou(len(fns), make)
 
 
-def _envpool(task: str, n: int) -> Make:
-    def start() -> Any:
+def _envpool(task: str, n: int) -> Start:
+    def contender(compute: Compute | None) -> Stepper:
         import envpool
 
         envs = envpool.make_gymnasium(task, num_envs=n)
         envs.action_space.seed(0)
         envs.reset()
-        return envs
+        return Stepper(
+            lambda actions: envs.step(actions)[2:4],
+            lambda: np.array([envs.action_space.sample() for _ in range(n)]),
+            n,
+            compute=compute,
+            close=envs.close,
+        )
 
-    return lambda: Contender(
-        "EnvPool" + CPP,
-        start,
-        lambda envs, actions: envs.step(actions),
-        lambda results: np.asarray(results[2] | results[3]),
-        lambda envs: np.array([envs.action_space.sample() for _ in range(n)]),
-    )
+    return contender
 
 
 def _ale(n: int) -> Any:
@@ -272,18 +137,18 @@ def _ale(n: int) -> Any:
     return AtariVectorEnv("pong", n)
 
 
-def peers(workload: str, fns: Sequence[Any]) -> dict[str, Make]:
-    """By the name of what must be installed, how each is made."""
+def peers(workload: str, fns: Sequence[Any]) -> dict[str, Start]:
+    """What starts each, by name."""
     n = len(fns)
-    made = {
-        "AsyncVectorEnv": _vector_env("AsyncVectorEnv", lambda: gym.vector.AsyncVectorEnv(fns)),
-        "SyncVectorEnv": _vector_env("SyncVectorEnv", lambda: gym.vector.SyncVectorEnv(fns)),
-        "stable_baselines3": _sb3(fns),
-        "tianshou (Subproc)": tianshous("SubprocVectorEnv", fns),
-        "tianshou (Shmem)": tianshous("ShmemVectorEnv", fns),
+    starts = {
+        "AsyncVectorEnv": of_gymnasium(partial(gym.vector.AsyncVectorEnv, fns)),
+        "SyncVectorEnv": of_gymnasium(partial(gym.vector.SyncVectorEnv, fns)),
+        "SB3 SubprocVecEnv": of_four(n, partial(_sb3, fns)),
+        "Tianshou SubprocVectorEnv": tianshous("SubprocVectorEnv", fns),
+        "Tianshou ShmemVectorEnv": tianshous("ShmemVectorEnv", fns),
     }
     if workload in ENVPOOL:
-        made["envpool"] = _envpool(ENVPOOL[workload], n)
-    if workload == "pong":
-        made["ale_py.vector_env"] = _vector_env("ALE AtariVectorEnv" + CPP, lambda: _ale(n))
-    return made
+        starts["EnvPool" + CPP] = _envpool(ENVPOOL[workload], n)
+    if workload == "ALE/Pong-v5":
+        starts["ALE AtariVectorEnv" + CPP] = of_gymnasium(partial(_ale, n))
+    return starts

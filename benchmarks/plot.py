@@ -1,7 +1,7 @@
 """Draws what benchmarks/matrix.py and benchmarks/costs.py have written as JSON.
 
     python benchmarks/matrix.py --compute 0 --json matrix.json
-    python benchmarks/costs.py --split cartpole halfcheetah pong --json costs.json
+    python benchmarks/costs.py --split CartPole-v1 HalfCheetah-v5 ALE/Pong-v5 --json costs.json
     python benchmarks/plot.py matrix.json costs.json --out figures
 
 shares.png: each system's share of the limit against the number of envs, one panel a workload, where
@@ -17,12 +17,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from shmvec._commands.measuring import LIMIT, described
+
 PARTS = ("env", "infos", "copying", "signalling", "waiting")
 
 
 def shares(rows: list[dict[str, Any]], title: str) -> Figure:
     """Share of the limit against the number of envs."""
-    rows = [row for row in rows if row["compute_us"] == 0]
+    rows = [row for row in rows if row["compute_us"] == 0 and row["system"] != LIMIT]
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     columns = min(3, len(workloads))
     lines = -(-len(workloads) // columns)
@@ -90,11 +92,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for file in options.files:
         results = json.loads(file.read_text())
-        on = results["machine"]
-        title = (
-            f"{on['cpu']}, {on['usable_cores']} usable cores, Python {on['python']}, "
-            f"Gymnasium {on['gymnasium']}, shmvec {on['shmvec']}"
-        )
+        title = described(results["machine"])
         for key, name, draw in (("rows", "shares.png", shares), ("split", "split.png", split)):
             if key in results:
                 draw(results[key], title).savefig(options.out / name, dpi=120)

@@ -27,7 +27,7 @@ import gymnasium as gym
 import numpy as np
 
 import shmvec
-from shmvec._commands.measuring import machine
+from shmvec._commands.measuring import described, machine
 
 GROWTH = {"memory, MB": 4.0, "workers, MB": 4.0, "descriptors": 0, "processes": 0, "/dev/shm": 0}
 
@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--num-envs", type=int, default=8)
     options = parser.parse_args()
     logging.getLogger("shmvec").setLevel(logging.CRITICAL)  # a line for each fault otherwise
-    print(", ".join(f"{name} {value}" for name, value in machine().items()), flush=True)
+    print(described(machine()), flush=True)
 
     policy = shmvec.FaultPolicy(
         on_crash="restart", on_error="reset", max_restarts=10**9, backoff_s=0

@@ -1,22 +1,21 @@
-"""The envs that benchmarks/matrix.py and costs.py step: some real, some of known cost."""
+"""What the benchmarks step, and their common command line: bench's envs, and some of known cost."""
 
 from __future__ import annotations
 
-import functools
+import argparse
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from shmvec import bench
+from shmvec._commands.bench import WORKLOADS as REAL
+from shmvec._commands.bench import Workload
 
-__all__ = ["ENVPOOL", "WORKLOADS", "work"]
-
-EnvFns = Sequence[Callable[[], gym.Env[Any, Any]]]
+__all__ = ["ENVPOOL", "WORKLOADS", "arguments"]
 
 
 class Work(gym.Env[Any, Any]):
@@ -25,7 +24,7 @@ class Work(gym.Env[Any, Any]):
     action_space = gym.spaces.Discrete(2)
 
     def __init__(
-        self, step: int, reset: int, shape: tuple[int, ...] = (4,), length: int = 0
+        self, step: int, reset: int = 0, shape: tuple[int, ...] = (4,), length: int = 0
     ) -> None:
         """Takes the bytes of work of a step and of a reset; episodes of 0 steps never end."""
         kind = np.uint8 if len(shape) > 1 else np.float32
@@ -52,36 +51,15 @@ class Work(gym.Env[Any, Any]):
         return self._observation, 0.0, self._count == self._length, False, {}
 
 
-def work(us: float) -> int:
-    """How many bytes have a checksum that takes so many µs while nothing disturbs it.
-
-    An amount, so that disturbance adds to the time.
-    """
-    return int(us * _bytes_per_us())
-
-
-@functools.cache
 def _bytes_per_us() -> float:
-    """Measured once, in the main process: all contenders get the same work."""
+    """Of which a checksum is computed while nothing disturbs it."""
     probe = bytes(1 << 16)
     best = float("inf")
-    for _ in range(2000):
+    for _ in range(200):
         start = time.perf_counter()
         zlib.crc32(probe)
         best = min(best, time.perf_counter() - start)
     return len(probe) / (1e6 * best)
-
-
-def _works(
-    step_us: float, reset_times: float = 1, **kwargs: Any
-) -> Callable[[int], list[Callable[[], Any]]]:
-    return lambda n: [partial(Work, work(step_us), work(step_us * reset_times), **kwargs)] * n
-
-
-def _uneven(n: int) -> list[Callable[[], Any]]:
-    """One env in eight takes ten times longer."""
-    slow, fast = partial(Work, work(200), 0), partial(Work, work(20), 0)
-    return [slow if i % 8 == 7 else fast for i in range(n)]
 
 
 def _ant() -> gym.Env[Any, Any]:
@@ -91,24 +69,30 @@ def _ant() -> gym.Env[Any, Any]:
     return gym.make("Ant-v5")
 
 
-def _real(name: str) -> Callable[[int], list[Callable[[], Any]]]:
-    return lambda n: [bench.WORKLOADS[name].make] * n
+_US = _bytes_per_us()  # measured once: all contenders get the same amounts, which disturbance slows
+_FAST, _SLOW = (partial(Work, int(us * _US)) for us in (20, 200))
 
-
-# From a number of envs to the functions that make them.
-WORKLOADS: dict[str, Callable[[int], EnvFns]] = {
-    "noop": _works(0),
-    "noop-image": _works(0, shape=(84, 84, 4)),
-    "work20": _works(20),
-    "work50": _works(50),
-    "work1000": _works(1000),
-    "uneven": _uneven,
-    "slow-resets": _works(20, reset_times=50, length=100),
-    "cartpole": _real("CartPole-v1"),
-    "halfcheetah": _real("HalfCheetah-v5"),
-    "ant": lambda n: [_ant] * n,
-    "pong": _real("ALE/Pong-v5"),
+WORKLOADS = {
+    **REAL,
+    "Noop-image": Workload(partial(Work, 0, shape=(84, 84, 4))),
+    **{f"Work-{us}": Workload(partial(Work, int(us * _US))) for us in (20, 50, 1000)},
+    "Uneven": Workload(_FAST, others=(*[_FAST] * 6, _SLOW)),  # one of eight is ten times slower
+    "Slow-resets": Workload(partial(Work, int(20 * _US), int(1000 * _US), length=100)),
+    "Ant-v5": Workload(_ant, ("mujoco",)),
 }
 
 # What EnvPool has of them.
-ENVPOOL = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v4", "ant": "Ant-v4"}
+ENVPOOL = {"CartPole-v1": "CartPole-v1", "HalfCheetah-v5": "HalfCheetah-v4", "Ant-v5": "Ant-v4"}
+
+
+def arguments(
+    doc: str, workloads: Sequence[str], nums_envs: Sequence[int], seconds: float = 2.0
+) -> argparse.ArgumentParser:
+    """A command line with what all benchmarks let the user choose, and these defaults."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(workloads))
+    parser.add_argument("--num-envs", nargs="+", type=int, default=list(nums_envs))
+    parser.add_argument("--seconds", type=float, default=seconds, help="for each contender")
+    return parser

@@ -13,24 +13,35 @@ env cannot be faster on these cores.
 from __future__ import annotations
 
 import importlib.util
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
 from typing import Any, TextIO
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 import shmvec
-from shmvec._commands.measuring import Compute, Limit, Progress, Slice, VectorContender, machine
-from shmvec._shared.scheduling import usable_cores
+from shmvec._commands.measuring import (
+    LIMIT,
+    Compute,
+    EnvFn,
+    Progress,
+    cells,
+    described,
+    line,
+    machine,
+    race,
+    vector_env,
+)
 
-__all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "run", "table"]
+__all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "NoopEnv", "Workload", "run", "table"]
 
 _ROUNDS = 7  # slices of each contender
 
-_LIMIT, _SHM, _ASYNC, _SYNC = "limit", "ShmVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
+_SHM, _ASYNC, _SYNC = "ShmVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
 
 
 class NoopEnv(gym.Env[Any, Any]):
@@ -95,10 +106,21 @@ class Workload:
     Attributes:
         make: Makes one.
         modules: What must be importable.
+        others: Make those beside it, where envs differ; all of them repeat.
     """
 
-    make: Callable[[], gym.Env[Any, Any]]
+    make: EnvFn
     modules: tuple[str, ...] = ()
+    others: tuple[EnvFn, ...] = ()
+
+    @property
+    def makes(self) -> tuple[EnvFn, ...]:
+        """One of each kind."""
+        return (self.make, *self.others)
+
+    def fns(self, num_envs: int) -> list[EnvFn]:
+        """So many."""
+        return list(islice(cycle(self.makes), num_envs))
 
     def missing(self) -> list[str]:
         """Modules that are not installed."""
@@ -137,17 +159,16 @@ def run(
     Returns:
         A dict that can be written as JSON: "machine", "settings", "left_out" and "rows".
     """
-    cores = usable_cores()
     compute = None if compute_us is None else Compute(compute_us)
     left_out, rows = {}, []
-    cells = [(name, n) for name in workloads for n in nums_envs]
-    for number, (name, n) in enumerate(cells, 1):
+    pairs = [(name, n) for name in workloads for n in nums_envs]
+    for number, (name, n) in enumerate(pairs, 1):
         missing = WORKLOADS[name].missing()
         if missing:
             left_out[name] = f"{' and '.join(missing)} not installed; pip install 'shmvec[bench]'"
             continue
-        say = Progress(progress, f"[{number}/{len(cells)}] {name}, {n} envs")
-        rows += _measure(name, n, num_workers, seconds, compute, cores, say)
+        say = Progress(progress, f"[{number}/{len(pairs)}] {name}, {n} envs")
+        rows += _measure(name, n, num_workers, seconds, compute, say)
         say.done()
     for name, why in left_out.items():
         if progress is not None:
@@ -171,59 +192,28 @@ def _measure(
     num_workers: int | None,
     seconds: float,
     compute: Compute | None,
-    cores: int,
     say: Progress,
 ) -> list[dict[str, Any]]:
     """One cell: every contender, by turns."""
-    make = WORKLOADS[name].make
-    fns = [make] * n
+    fns = WORKLOADS[name].fns(n)
     workers = None if num_workers is None else min(num_workers, n)
-    contenders: dict[str, Limit | VectorContender] = {}
-    slices: dict[str, list[Slice]] = {}
-    try:
-        for contender, build in (
-            (_LIMIT, lambda: Limit([make], cores)),
-            (
-                _SHM,
-                lambda: VectorContender(shmvec.ShmVectorEnv(fns, num_workers=workers), compute),
-            ),
-            (_ASYNC, lambda: VectorContender(AsyncVectorEnv(fns), compute)),
-            (_SYNC, lambda: VectorContender(SyncVectorEnv(fns), compute)),
-        ):
-            say(f"starting {contender}")
-            contenders[contender] = build()
-        for turn in range(_ROUNDS):
-            say(f"round {turn + 1} of {_ROUNDS}")
-            for contender, runner in contenders.items():
-                slices.setdefault(contender, []).append(runner.run(seconds / _ROUNDS))
-    finally:
-        for runner in contenders.values():
-            runner.close()
-
-    limit = statistics.median(s.steps_per_s for s in slices[_LIMIT])
-    reference = statistics.median(s.batch_us for s in slices[_ASYNC])
+    makes: dict[str, Callable[[], VectorEnv[Any, Any, Any]]] = {
+        _SHM: lambda: shmvec.ShmVectorEnv(fns, num_workers=workers),
+        _ASYNC: lambda: AsyncVectorEnv(fns),
+        _SYNC: lambda: SyncVectorEnv(fns),
+    }
+    starts = {system: partial(vector_env, make, compute) for system, make in makes.items()}
+    results = race(starts, seconds, _ROUNDS, limit=WORKLOADS[name].makes, say=say)
     rows = []
-    for contender, measured in slices.items():
-        batch = [s.batch_us for s in measured]
-        median = statistics.median(batch)
-        rate = statistics.median(s.steps_per_s for s in measured)
-        row: dict[str, Any] = {
-            "env": name,
-            "num_envs": n,
-            "system": contender,
-            "steps_per_s": rate,
-            "share_of_limit": rate / limit,
-        }
-        if contender != _LIMIT:
-            row["batch_us"] = median
-            row["spread"] = (max(batch) - min(batch)) / median
-            row["times_async"] = reference / median
+    for system, result in results.items():
+        row = {"env": name, "num_envs": n, "system": system, **result.figures(results[LIMIT])}
+        if system == LIMIT:
+            del row["batch_us"], row["spread"]
+        else:
+            row["times_async"] = results[_ASYNC].ratio(result, "batch_us")
             if compute is not None:
-                row["compute_us"] = statistics.median(s.compute_us for s in measured)
-                row["compute_slowdown"] = statistics.median(
-                    mine.compute_us / undisturbed.compute_us - 1
-                    for mine, undisturbed in zip(measured, slices[_SYNC], strict=True)
-                )
+                row["compute_us"] = result.median.compute_us
+                row["compute_slowdown"] = result.ratio(results[_SYNC], "compute_us") - 1
         rows.append(row)
     return rows
 
@@ -234,28 +224,19 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _lines(results: dict[str, Any]) -> Iterator[str]:
-    machine = results["machine"]
-    yield (
-        f"{machine['cpu']}, {machine['usable_cores']} usable cores, Python {machine['python']}, "
-        f"Gymnasium {machine['gymnasium']}, shmvec {machine['shmvec']}"
-    )
+    yield described(results["machine"])
     yield ""
     computing = results["settings"]["compute_us"] is not None
     head = ["env", "envs", "system", "batch step, µs", "spread", "steps/s", "of the limit"]
     head += ["× Async"] + (["parent slowed by"] if computing else [])
-    yield "| " + " | ".join(head) + " |"
+    yield line(*head)
     yield "|" + "|".join(["---", "--:", "---"] + ["--:"] * (len(head) - 3)) + "|"
     for row in results["rows"]:
-        cells = [row["env"], str(row["num_envs"]), row["system"]]
-        if "batch_us" in row:
-            cells += [f"{row['batch_us']:,.1f}", f"{row['spread']:.0%}"]
-        else:
-            cells += ["", ""]
-        cells += [f"{row['steps_per_s']:,.0f}", f"{row['share_of_limit']:.2f}"]
-        cells += [f"{row['times_async']:.1f}" if "times_async" in row else ""]
+        shown = [row["env"], row["num_envs"], row["system"], *cells(row)]
+        shown += [f"{row['times_async']:.1f}" if "times_async" in row else ""]
         if computing:
             slowdown = row.get("compute_slowdown")
-            cells += ["" if slowdown is None else f"{slowdown:+.1%}"]
-        yield "| " + " | ".join(cells) + " |"
+            shown += ["" if slowdown is None else f"{slowdown:+.1%}"]
+        yield line(*shown)
     for name, why in results["left_out"].items():
         yield f"\n{name} is left out: {why}"

@@ -1,4 +1,4 @@
-"""Measuring vector envs fairly: slices that take turns, and the limit of what can be reached.
+"""Measuring fairly: contenders take turns, beside the limit of what can be reached.
 
 The limit: free-running loops, one process a core, without any communication. A vector env cannot be
 faster on these cores.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import platform
+import random
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 import cloudpickle
 import gymnasium as gym
@@ -23,16 +26,35 @@ from gymnasium.vector import VectorEnv
 import shmvec
 from shmvec._shared.scheduling import usable_cores
 
-__all__ = ["Compute", "Limit", "Progress", "Slice", "VectorContender", "machine"]
+__all__ = [
+    "LIMIT",
+    "Compute",
+    "Contender",
+    "EnvFn",
+    "Limit",
+    "Progress",
+    "Result",
+    "Slice",
+    "Stepper",
+    "cells",
+    "described",
+    "line",
+    "machine",
+    "race",
+    "vector_env",
+]
+
+EnvFn = Callable[[], "gym.Env[Any, Any]"]
+
+LIMIT = "limit"  # its name among the contenders
 
 _WARM_UP_S = 0.1
-_CHUNK_S = 0.02  # between two looks at the clock
+_CHUNK_S = 0.02  # between two times that ends of episodes are counted
 _ACTION_BATCHES = 16  # sampled beforehand, so that sampling is not measured
 
 
-@dataclass(frozen=True)
-class Slice:
-    """One turn of one contender.
+class Slice(NamedTuple):
+    """One turn of one contender, or medians over its turns.
 
     Attributes:
         batch_us: Mean time of a batch step, with what the parent computed after it.
@@ -43,6 +65,109 @@ class Slice:
     batch_us: float
     steps_per_s: float
     compute_us: float = 0.0
+
+
+class Contender(Protocol):
+    """What takes part in a race."""
+
+    def run(self, seconds: float) -> Slice:
+        """One turn, of at least so many seconds."""
+
+    def close(self) -> object:
+        """Ends it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a contender: its turns."""
+
+    slices: Sequence[Slice]
+
+    @property
+    def median(self) -> Slice:
+        """The median of each figure."""
+        return Slice(*map(statistics.median, zip(*self.slices, strict=True)))
+
+    @property
+    def spread(self) -> float:
+        """How far the turns' batch times lie apart: (largest - smallest) / median."""
+        times = [one.batch_us for one in self.slices]
+        return (max(times) - min(times)) / statistics.median(times)
+
+    def ratio(self, reference: Result, figure: str = "steps_per_s") -> float:
+        """The median ratio of a figure to that of the same round: what disturbed both cancels."""
+        rounds = zip(self.slices, reference.slices, strict=True)
+        return float(np.median([getattr(a, figure) / getattr(b, figure) for a, b in rounds]))
+
+    def figures(self, limit: Result) -> dict[str, float]:
+        """What all tables have, by its name in JSON; see :func:`cells`."""
+        return {
+            "batch_us": self.median.batch_us,
+            "spread": self.spread,
+            "steps_per_s": self.median.steps_per_s,
+            "share_of_limit": self.ratio(limit),
+        }
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """Batch step in µs, spread, steps/s and share of the limit; nothing where a row has none."""
+    formats = {"batch_us": ",.1f", "spread": ".0%", "steps_per_s": ",.0f", "share_of_limit": ".2f"}
+    return [format(row[name], how) if name in row else "" for name, how in formats.items()]
+
+
+def line(*cells: object) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def race(
+    contenders: Mapping[Any, Callable[[], Contender]],
+    seconds: float,
+    rounds: int,
+    *,
+    limit: Sequence[EnvFn] = (),
+    left_out: dict[Any, str] | None = None,
+    say: Callable[[str], object] = lambda what: None,
+    started: Callable[[Mapping[Any, Contender]], object] = lambda running: None,
+) -> dict[Any, Result]:
+    """Starts contenders, lets them take turns in slices, and closes them.
+
+    The order changes from round to round, the same in each race: nobody always follows another.
+
+    Args:
+        contenders: From names to what starts them.
+        seconds: How long each runs, in all.
+        rounds: In how many turns.
+        limit: What makes the envs of the limit, which takes part as LIMIT.
+        left_out: Takes the names of those that are not installed, and why. None: that is an error.
+        say: Is told what is being done.
+        started: Is called with all contenders before their first turn.
+
+    Returns:
+        What became of each that took part, by name, the limit first.
+    """
+    starts = dict(contenders)
+    if limit:
+        starts = {LIMIT: partial(Limit, limit, usable_cores()), **starts}
+    running: dict[Any, Contender] = {}
+    with contextlib.ExitStack() as stack:
+        for name, start in starts.items():
+            say(f"starting {name}")
+            try:
+                running[name] = stack.enter_context(contextlib.closing(start()))
+            except ImportError as error:
+                if left_out is None:
+                    raise
+                left_out[name] = str(error)
+        started(running)
+        for contender in running.values():
+            contender.run(_WARM_UP_S)
+        slices: dict[Any, list[Slice]] = {name: [] for name in running}
+        for turn in range(rounds):
+            say(f"round {turn + 1} of {rounds}")
+            for name in random.Random(turn).sample(list(running), len(running)):
+                slices[name].append(running[name].run(seconds / rounds))
+    return {name: Result(turns) for name, turns in slices.items()}
 
 
 class Compute:
@@ -61,56 +186,85 @@ class Compute:
         return (time.perf_counter_ns() - start) / 1000
 
 
-class VectorContender:
-    """A vector env that is stepped with random actions."""
+class Stepper:
+    """Steps envs, a batch a call, with actions that were sampled beforehand."""
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], compute: Compute | None) -> None:
-        """Resets the vector env, and steps it for a while.
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        sample: Callable[[], Any],
+        num_envs: int = 1,
+        *,
+        compute: Compute | None = None,
+        close: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Samples actions.
 
         Args:
-            envs: The vector env; closed by :meth:`close`.
+            step: Makes a batch step with actions. Returns None if each of all envs has made a step.
+                Else terminations and truncations: those envs are reset by their next step, which
+                does not count; and, if it was not all envs that were stepped, which.
+            sample: Actions for a batch step.
+            num_envs: Number of envs.
             compute: What the parent does between steps.
+            close: Closes the envs.
         """
-        self.envs = envs
+        self.close = close
+        self.step = step
         self._compute = compute
-        envs.action_space.seed(0)
-        self._actions = [envs.action_space.sample() for _ in range(_ACTION_BATCHES)]
-        envs.reset(seed=0)
-        self._done = np.zeros(envs.num_envs, bool)
+        self._actions = [sample() for _ in range(_ACTION_BATCHES)]
+        self._over = np.zeros(num_envs, bool)
         self._chunk = 1
-        self.run(_WARM_UP_S)
 
     def run(self, seconds: float) -> Slice:
         """One turn, of at least so many seconds."""
-        envs, actions, compute = self.envs, self._actions, self._compute
+        step, actions, compute = self.step, self._actions, self._compute
         batches = steps = 0
         elapsed = computed = 0.0
         while elapsed < seconds:
             ends = []
             start = time.perf_counter()
             for turn in range(self._chunk):
-                _, _, terminations, truncations, _ = envs.step(actions[turn % _ACTION_BATCHES])
-                ends.append((terminations, truncations))
+                ends.append(step(actions[turn % _ACTION_BATCHES]))
                 if compute is not None:
                     computed += compute()
             taken = time.perf_counter() - start
             elapsed += taken
             batches += self._chunk
-            for terminations, truncations in ends:
-                steps += envs.num_envs - int(self._done.sum())
-                self._done = terminations | truncations
+            steps += sum(map(self._count, ends))
             self._chunk = max(1, min(10_000, int(self._chunk * _CHUNK_S / taken)))
         return Slice(1e6 * elapsed / batches, steps / elapsed, computed / batches)
 
-    def close(self) -> None:
-        """Closes the vector env."""
-        self.envs.close()
+    def _count(self, ends: tuple[Any, ...] | None) -> int:
+        """How many env steps a batch step was."""
+        if ends is None:
+            return len(self._over)
+        terminations, truncations, *some = ends
+        which = some[0] if some else slice(None)
+        resets = np.count_nonzero(self._over[which])
+        self._over[which] = terminations | truncations
+        return len(terminations) - int(resets)
+
+
+def vector_env(
+    make: Callable[[], VectorEnv[Any, Any, Any]], compute: Compute | None = None
+) -> Stepper:
+    """Makes and resets a vector env, to be stepped with random actions."""
+    envs = make()
+    envs.action_space.seed(0)
+    envs.reset(seed=0)
+
+    def step(actions: Any) -> Any:
+        _, _, terminations, truncations, _ = envs.step(actions)
+        return terminations, truncations
+
+    return Stepper(step, envs.action_space.sample, envs.num_envs, compute=compute, close=envs.close)
 
 
 class Limit:
     """Free-running loops, one process a core: what no vector env can exceed on these cores."""
 
-    def __init__(self, makes: Sequence[Callable[[], gym.Env[Any, Any]]], cores: int) -> None:
+    def __init__(self, makes: Sequence[EnvFn], cores: int) -> None:
         """Starts the processes.
 
         Args:
@@ -127,17 +281,13 @@ class Limit:
             theirs.close()
             self._pipes.append(mine)
             self._processes.append(process)
-        self.run(_WARM_UP_S)
 
     def run(self, seconds: float) -> Slice:
-        """One turn: the steps a second of all processes together."""
+        """One turn: the steps a second of all processes together; a batch is one step."""
         for pipe in self._pipes:
             pipe.send(seconds)
-        rate = 0.0
-        for pipe in self._pipes:
-            steps, elapsed = pipe.recv()
-            rate += steps / elapsed
-        return Slice(0.0, rate)
+        rate = sum(pipe.recv() for pipe in self._pipes)
+        return Slice(1e6 / rate, rate)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -150,7 +300,7 @@ class Limit:
 
 
 def _free_run(packed: bytes, pipe: Connection) -> None:
-    """Steps envs for as long as told, again and again; answers (steps, seconds)."""
+    """Steps envs for as long as told, again and again; answers with the steps a second."""
     envs = [make() for make in cloudpickle.loads(packed)]
     envs[0].action_space.seed(0)
     actions = [envs[0].action_space.sample() for _ in range(64)]
@@ -166,7 +316,7 @@ def _free_run(packed: bytes, pipe: Connection) -> None:
                 if terminated or truncated:
                     env.reset()
             steps += len(turns)
-        pipe.send((steps, time.perf_counter() - start))
+        pipe.send(steps / (time.perf_counter() - start))
     for env in envs:
         env.close()
 
@@ -203,6 +353,14 @@ def machine() -> dict[str, Any]:
         "gymnasium": gym.__version__,
         "numpy": np.__version__,
     }
+
+
+def described(machine: Mapping[str, Any]) -> str:
+    """A line that says what :func:`machine` has found."""
+    return (
+        f"{machine['cpu']}, {machine['usable_cores']} usable cores, Python {machine['python']}, "
+        f"Gymnasium {machine['gymnasium']}, shmvec {machine['shmvec']}"
+    )
 
 
 def _cpu_model() -> str:

@@ -15,8 +15,9 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,7 +25,18 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
-from shmvec._commands.measuring import Compute, Limit, Progress, Slice, VectorContender, machine
+from shmvec._commands.measuring import (
+    LIMIT,
+    Compute,
+    EnvFn,
+    Progress,
+    cells,
+    described,
+    line,
+    machine,
+    race,
+    vector_env,
+)
 from shmvec._shared.scheduling import WAIT_POLICIES, usable_cores
 from shmvec.vector_env import ShmVectorEnv
 
@@ -42,8 +54,6 @@ def make_env():
     return {}
 
 """
-
-EnvFn = Callable[[], "gym.Env[Any, Any]"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,10 @@ class Setting:
         options = asdict(self)
         defaults = asdict(Setting(self.num_envs))
         return {name: value for name, value in options.items() if value != defaults[name]}
+
+    def __str__(self) -> str:
+        """What is not the default."""
+        return str(self.options() or "the defaults")
 
 
 def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
@@ -212,21 +226,19 @@ def tune(
     for number, num_envs in enumerate(sorted(set(nums_envs)), 1):
         say = Progress(progress, f"[{number}/{len(set(nums_envs))}] {num_envs} envs")
         counts = _counts_of_workers(num_envs, cores)
-        first = _race(
+        first = _measure(
             make, [Setting(num_envs, count) for count in counts], seconds, compute, limits, say
         )
         count = _best(first).num_workers
         rest = [Setting(num_envs, count, policy) for policy in WAIT_POLICIES[1:] if count != 0]
         rest += [Setting(num_envs, count, copy=False)]
         # The winner runs again beside them: what is compared was measured at the same time.
-        again = _race(make, [Setting(num_envs, count), *rest], seconds, compute, limits, say)
+        again = _measure(make, [Setting(num_envs, count), *rest], seconds, compute, limits, say)
         best = _best([row for row in again if row["copy"]])
         rows += [row for row in first if row["num_workers"] != count] + again
         winners.append(next(row for row in again if _setting(row) == asdict(best)))
         say.done()
-    limit = statistics.median(limits)
     for row in rows:
-        row["share_of_limit"] = row["steps_per_s"] / limit
         row["best"] = any(row is winner for winner in winners)
     fastest = max(row["steps_per_s"] for row in winners)
     chosen = next(row for row in winners if _FEWER * row["steps_per_s"] >= fastest)
@@ -234,7 +246,7 @@ def tune(
         "machine": machine(),
         "settings": {"seconds": seconds, "compute_us": compute_us, "rounds": _ROUNDS},
         "env": env,
-        "limit": limit,
+        "limit": statistics.median(limits),
         "rows": rows,
         "best": _setting(chosen),
     }
@@ -244,7 +256,7 @@ def _setting(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in Setting.__dataclass_fields__}
 
 
-def _race(
+def _measure(
     make: EnvFn,
     settings: Sequence[Setting],
     seconds: float,
@@ -253,36 +265,14 @@ def _race(
     say: Progress,
 ) -> list[dict[str, Any]]:
     """Measures settings by turns, and adds to what the limit was."""
-    slices: dict[Setting, list[Slice]] = {setting: [] for setting in settings}
-    contenders: dict[Setting, VectorContender] = {}
-    limit = Limit([make], usable_cores())
-    try:
-        for setting in settings:
-            say(f"starting {setting.options() or 'the defaults'}")
-            envs = ShmVectorEnv([make] * setting.num_envs, **setting.options())
-            contenders[setting] = VectorContender(envs, compute)
-        for turn in range(_ROUNDS):
-            say(f"round {turn + 1} of {_ROUNDS}")
-            limits.append(limit.run(seconds / _ROUNDS).steps_per_s)
-            for setting, contender in contenders.items():
-                slices[setting].append(contender.run(seconds / _ROUNDS))
-    finally:
-        limit.close()
-        for contender in contenders.values():
-            contender.close()
-    rows = []
-    for setting, measured in slices.items():
-        batch = [one.batch_us for one in measured]
-        median = statistics.median(batch)
-        rows.append(
-            {
-                **asdict(setting),
-                "batch_us": median,
-                "spread": (max(batch) - min(batch)) / median,
-                "steps_per_s": statistics.median(one.steps_per_s for one in measured),
-            }
-        )
-    return rows
+    starts = {}
+    for setting in settings:
+        envs = partial(ShmVectorEnv, [make] * setting.num_envs, **setting.options())
+        starts[setting] = partial(vector_env, envs, compute)
+    results = race(starts, seconds, _ROUNDS, limit=[make], say=say)
+    limit = results.pop(LIMIT)
+    limits += [one.steps_per_s for one in limit.slices]
+    return [{**asdict(setting), **result.figures(limit)} for setting, result in results.items()]
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> Setting:
@@ -298,11 +288,8 @@ def report(results: dict[str, Any], code: str) -> str:
 
 
 def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
-    on, env = results["machine"], results["env"]
-    yield (
-        f"{on['cpu']}, {on['usable_cores']} usable cores, Python {on['python']}, "
-        f"Gymnasium {on['gymnasium']}, shmvec {on['shmvec']}"
-    )
+    env = results["env"]
+    yield described(results["machine"])
     yield ""
     yield (
         f"One env: a step takes {env['step_us']:,.1f} µs (± {env['step_deviation_us']:,.1f}, "
@@ -318,11 +305,8 @@ def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
     yield "|--:|--:|---|---|--:|--:|--:|--:|---|"
     for row in results["rows"]:
         workers = "one a core" if row["num_workers"] is None else str(row["num_workers"])
-        yield (
-            f"| {row['num_envs']} | {workers} | {row['wait_policy']} | {row['copy']} "
-            f"| {row['batch_us']:,.1f} | {row['spread']:.0%} | {row['steps_per_s']:,.0f} "
-            f"| {row['share_of_limit']:.2f} | {'best' if row['best'] else ''} |"
-        )
+        setting = row["num_envs"], workers, row["wait_policy"], row["copy"]
+        yield line(*setting, *cells(row), "best" if row["best"] else "")
     yield ""
     best = Setting(**results["best"])
     options = best.options()
