@@ -1,12 +1,19 @@
 """Races: contenders take turns and are closed, and their figures and steps are counted right."""
 
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import shmvec
 from shmvec._commands.bench import NoopEnv
 from shmvec._commands.measuring import LIMIT, Slice, Stepper, cells, line, race
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 class Recorded:
@@ -83,3 +90,19 @@ def test_steps_that_only_reset_do_not_count(ends, steps):
     batches = next(turn)
     counted = one.steps_per_s * one.batch_us * batches / 1e6
     assert abs(counted - steps * batches) < 4.1  # the first has nobody to reset
+
+
+def test_two_builds(tmp_path):
+    tree = str(Path(shmvec.__file__).parents[1])
+    arguments = ["--before", tree, "--after", tree, "--workload", "noop-1", "one-by-one"]
+    shown = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "before_after.py"), *arguments]
+        + ["--seconds", "0.04", "--rounds", "2"],
+        env={**os.environ, "PYTHONPATH": tree},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "| noop-1 | " in shown.stdout and "| one-by-one | " in shown.stdout
