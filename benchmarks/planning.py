@@ -20,8 +20,8 @@ import numpy as np
 
 from shmvec._commands.bench import DEFAULT_WORKLOADS, WORKLOADS
 from shmvec._commands.measuring import LIMIT, Limit, Stepper, cells, described, line, machine, race
-from shmvec._shared.scheduling import usable_cores
-from shmvec.planning import EnvState, PlanningVectorEnv
+from shmvec.exchange import usable_cores
+from shmvec.planning import PlanningVectorEnv, StateAccess
 
 ROUNDS = 7
 WITH_STATES = "limit, with states"
@@ -36,7 +36,7 @@ class FromStates(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         env.reset(seed=0)
         env.action_space.seed(0)
-        self._state = EnvState(env, include_rng=True)
+        self._state = StateAccess(env, include_rng=True)
         self._states = []
         for _ in range(STATES):
             self._states.append(self._state.get().copy())

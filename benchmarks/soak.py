@@ -3,8 +3,8 @@
     python benchmarks/soak.py                       # 10^6 steps and 1,000 restarts
     python benchmarks/soak.py --seconds 3600        # until the time is up
 
-CartPole envs that raise now and then; workers are killed, restarted on demand and recycled in turn;
-steps, partial batches and rollouts take turns. Memory of the parent and of its workers,
+CartPole envs that raise now and then; two or more workers at once are killed, or some restarted on
+demand; steps, partial batches and rollouts take turns. Memory of the parent and of its workers,
 descriptors, processes and /dev/shm are read at regular intervals. The last line says whether they
 were flat: the last quarter's median is compared with the second quarter's. The exit status is 1 if
 they were not.
@@ -29,6 +29,7 @@ import numpy as np
 import shmvec
 from shmvec._commands.measuring import described, machine
 
+WORKERS = 4
 GROWTH = {"memory, MB": 4.0, "workers, MB": 4.0, "descriptors": 0, "processes": 0, "/dev/shm": 0}
 
 
@@ -97,11 +98,12 @@ def main() -> int:
     policy = shmvec.FaultPolicy(
         on_crash="restart", on_error="reset", max_restarts=10**9, backoff_s=0
     )
-    envs = shmvec.ShmVectorEnv([make] * options.num_envs, num_workers=2, faults=policy)
+    envs = shmvec.ShmVectorEnv([make] * options.num_envs, num_workers=WORKERS, faults=policy)
     envs.reset(seed=0)
     actions = np.arange(options.num_envs) % 2
     rng = random.Random(0)
-    steps, readings, begin = 0, list[dict[str, float]](), time.monotonic()
+    steps = together = 0
+    readings, begin = list[dict[str, float]](), time.monotonic()
 
     def goes_on() -> bool:
         if options.seconds is not None:
@@ -111,8 +113,10 @@ def main() -> int:
     length = max(1, options.steps // options.restarts // options.num_envs // 2)
     while goes_on():
         steps += bursts(envs, actions, length)
-        if rng.random() < 0.5:
-            envs.processes[rng.randrange(2)].kill()
+        if rng.random() < 0.8:
+            for process in rng.sample(envs.processes, rng.randint(2, WORKERS)):
+                process.kill()
+            together += 1
         else:
             envs.restart([rng.randrange(options.num_envs)])
         envs.step(actions)
@@ -122,7 +126,8 @@ def main() -> int:
     envs.close()
     print(
         f"{steps:,} steps, {faults.restarts:,} restarts ({faults.crashes:,} of workers that were "
-        f"killed), {faults.errors:,} errors in envs, {time.monotonic() - begin:.0f} s"
+        f"killed, two or more at once, {together:,} times), {faults.errors:,} errors in envs, "
+        f"{time.monotonic() - begin:.0f} s"
     )
     print("\n| | second quarter | last quarter | most |\n|---|--:|--:|--:|")
     quarter = max(1, len(readings) // 4)

@@ -24,7 +24,8 @@ def compare(make, steps, seed, mode=AutoresetMode.NEXT_STEP, **ours_only):
     with closing(theirs), closing(ours):
         assert ours.single_observation_space == theirs.single_observation_space
         assert ours.observation_space == theirs.observation_space
-        assert_same(ours.reset(seed=seed), theirs.reset(seed=seed))
+        reference = gathered(lambda: theirs.reset(seed=seed))
+        assert_same(ours.reset(seed=seed), reference)
         theirs.action_space.seed(seed)
         over = np.zeros(len(make), bool)
         for _ in range(steps):
@@ -34,10 +35,21 @@ def compare(make, steps, seed, mode=AutoresetMode.NEXT_STEP, **ours_only):
                 assert_same(*results)
                 over[:] = False
             actions = theirs.action_space.sample()
-            mine, reference = ours.step(actions), theirs.step(actions)
+            reference = gathered(lambda actions=actions: theirs.step(actions))
+            mine = ours.step(actions)
             assert_same(mine, reference)
             over = mine[2] | mine[3]
         assert_same(ours.get_attr("actions"), theirs.get_attr("actions"))
+
+
+def gathered(call):
+    """What Gymnasium makes of these infos; some it cannot gather (an array under "_a")."""
+    try:
+        return call()
+    except ValueError as error:
+        if "array element with a sequence" not in str(error):
+            raise
+        reject()
 
 
 def assert_same(mine, reference):

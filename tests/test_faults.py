@@ -89,7 +89,7 @@ def test_close_ends_a_worker_that_hangs():
     envs = ShmVectorEnv([make_counter, Hanging], num_workers=2)
     envs.reset()
     processes = envs.processes
-    envs._loop.post_step([0, 0])  # as if Ctrl-C had interrupted the wait for it
+    envs.exchange.ask(None, [0, 0])
     envs.close(timeout=0.2)
     assert not any(process.is_alive() for process in processes)
 
@@ -103,7 +103,7 @@ def test_close_kills_a_worker_that_ignores_sigterm():
     envs = ShmVectorEnv([Deaf], num_workers=1)
     envs.reset()
     processes = envs.processes
-    envs._loop.post_step([0])
+    envs.exchange.ask(None, [0])
     envs.close(timeout=0.2)
     assert processes[0].exitcode in (-signal.SIGKILL, -signal.SIGTERM)
 
@@ -127,15 +127,21 @@ def test_ctrl_c_interrupts_a_step_and_its_results_are_dropped():
     envs.close()
 
 
+def broken_off(envs):
+    """As if Ctrl-C had interrupted the wait for a step."""
+    envs._in_call = True
+    envs.exchange.ask(None, [0, 0])
+
+
 def test_what_an_interrupted_step_raised_is_dropped_but_a_death_is_not():
     envs = ShmVectorEnv([lambda: Failing("step", SystemExit(5), at=1), make_counter])
     envs.reset()
-    envs._loop.post_step([0, 0])  # as if Ctrl-C had interrupted the wait for it
+    broken_off(envs)
     assert envs.reset(seed=2)[0][:, 0].tolist() == [0, 0]
     envs.close()
     envs = ShmVectorEnv([lambda: Failing("step", "kill", at=1), make_counter], num_workers=2)
     envs.reset()
-    envs._loop.post_step([0, 0])
+    broken_off(envs)
     with pytest.raises(WorkerCrashError):
         envs.reset()
     envs.close()
@@ -247,7 +253,7 @@ def test_two_threads():
         stepping = threading.Thread(target=envs.step, args=([0],))
         stepping.start()
         until = time.monotonic() + DEADLINE_S
-        while not envs._loop.waiting:
+        while not envs.exchange.waiting:
             assert time.monotonic() < until
         for call in (lambda: envs.step([0]), envs.reset, lambda: envs.get_attr("n"), envs.recv):
             with pytest.raises(RuntimeError, match="another thread waits for this vector env"):
@@ -277,15 +283,15 @@ def test_ctrl_c_as_those_who_doze_are_roused():
         with finishes():
             envs.reset()
             dozing(envs)
-            rouse, calls = envs._loop.rouse, []
+            rouse, calls = envs.exchange._links.rouse, []
 
-            def interrupted():
+            def interrupted(mask):
                 calls.append(1)
                 if len(calls) == 1:
                     raise KeyboardInterrupt
-                rouse()
+                rouse(mask)
 
-            envs._loop.rouse = interrupted
+            envs.exchange._links.rouse = interrupted
             with pytest.raises(KeyboardInterrupt):
                 envs.step([0, 0])
             assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]
@@ -294,19 +300,21 @@ def test_ctrl_c_as_those_who_doze_are_roused():
 
 
 @pytest.mark.parametrize("what", ["reset", "set_attr"])
-def test_ctrl_c_between_a_request_and_its_message(monkeypatch, what):
+def test_ctrl_c_before_a_message_is_sent(monkeypatch, what):
     envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
-    send = envs._workers.send
+    workers = envs.exchange._workers
+    pack, calls = workers.pack, []
 
-    def interrupted(index, packed):
-        if index == 0:
+    def interrupted(message):
+        calls.append(1)
+        if len(calls) == 2:  # that for the second worker
             signal.raise_signal(signal.SIGINT)
-        send(index, packed)
+        return pack(message)
 
     try:
         with finishes():
             envs.reset()
-            monkeypatch.setattr(envs._workers, "send", interrupted)
+            monkeypatch.setattr(workers, "pack", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 if what == "reset":
                     envs.reset(seed=3)

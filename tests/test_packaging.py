@@ -50,7 +50,7 @@ def test_sdist_and_wheel(checkout, tmp_path):
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
         safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4
         archive.extractall(tmp_path, **safe)
-    assert {"csrc/ring.h", "csrc/wait.c", "src/shmvec/_core/parent.pyx", "LICENSE"} <= names
+    assert {"csrc/ring.h", "csrc/wait.c", "src/shmvec/_core/ledger.pyx", "LICENSE"} <= names
     assert {"src/shmvec/_core/csrc.pxd", "src/shmvec/py.typed", "tests/conftest.py"} <= names
     assert not [name for name in names if name.endswith(".so")]
     assert not [name for name in names if re.match(r"src/.*\.c$", name)], "generated C"
@@ -61,7 +61,7 @@ def test_sdist_and_wheel(checkout, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
-    assert {"shmvec/py.typed", "shmvec/_core/parent.pyi", "shmvec/__init__.py"} <= names
+    assert {"shmvec/py.typed", "shmvec/_core/ledger.pyi", "shmvec/__init__.py"} <= names
     modules = [path.stem for path in (ROOT / "src/shmvec/_core").glob("*.pyx")]
     built = [Path(name).name.split(".")[0] for name in names if name.endswith(".so")]
     assert sorted(built) == sorted(modules)

@@ -294,7 +294,7 @@ def gated():
         batch_size=2,
     )
     envs.async_reset()
-    while envs._loop.asked:
+    while envs.exchange.num_asked:
         envs.recv(min_envs=1, timeout=DEADLINE)
     try:
         yield envs, gates

@@ -10,7 +10,8 @@ from equality import same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import _async_worker
 
-from shmvec import ShmVectorEnv, worker_env
+from shmvec import ShmVectorEnv
+from shmvec._worker import function
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -108,8 +109,8 @@ def too_few(index, env_fn, pipe):
 def test_a_worker_with_other_arguments_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"A custom `worker` must accept \d arguments"):
         ShmVectorEnv([Counter], worker=too_few)
-    monkeypatch.setattr(worker_env, "_NUM_ARGUMENTS", 3)  # what another Gymnasium's own takes
-    worker_env.checked_worker(too_few)
+    monkeypatch.setattr(function, "_NUM_ARGUMENTS", 3)  # what another Gymnasium's own takes
+    function.checked_worker(too_few)
 
 
 def test_max_concurrency_limits_the_workers():

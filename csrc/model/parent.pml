@@ -18,8 +18,8 @@ inline count_choices()
     }
 }
 
-/* parent.pyx: post, and partial.pyx: post_steps, which asks any of those that may be asked, but one
- * at least if none is out. */
+/* ledger.pyx: post_all, and ledger.pyx: post, which asks any of those that may be asked, but one at
+ * least if none is out. */
 inline post()
 {
     do
@@ -54,15 +54,15 @@ inline post()
 }
 
 /* supervisor.py: rouse */
-inline rouse()
+inline rouse(mask)
 {
     do
-    :: i < WORKERS -> d_step { alarms[i] = true; i++ }
+    :: i < WORKERS -> d_step { alarms[i] = alarms[i] || ((mask) >> i) & 1; i++ }
     :: else -> i = 0; break
     od
 }
 
-/* parent.pyx: ring_bell */
+/* links.pyx: ring */
 inline ring_bell(mask)
 {
     sv_bell_ring(mask);
@@ -70,7 +70,7 @@ inline ring_bell(mask)
     if
     :: saw_waiter && sv_bell_has_dozers() ->
        if
-       :: rouse()
+       :: rouse(mask)
 #ifdef ROUSE_CUT_SHORT
        :: true
 #endif
@@ -94,7 +94,7 @@ inline look()
 #endif
 }
 
-/* parent.pyx: wait_for, with sv_wait_completion() and sleep_for_completion().  A sleep after which
+/* links.pyx: wait_for, with sv_wait_completion() and sleep_for_completion().  A sleep after which
  * the target is not reached is the end of a slice, or a wake meant for an earlier target: the code
  * cannot tell them apart and looks after the dead in either case. */
 inline wait_for(goal)
@@ -128,7 +128,7 @@ inline take_answer()
     d_step { out[unit] = false; results[unit] = 0; open--; unit = 0; number = 0 }
 }
 
-/* parent.pyx: collect, and partial.pyx: pop, which may find none of some workers. */
+/* ledger.pyx: take_regular, and ledger.pyx: pop, which may find none of some workers. */
 inline collect()
 {
     do
@@ -205,14 +205,14 @@ active proctype parent()
        if
        :: mask != 0 -> ring_bell(SV_EVERYONE)
 #ifdef PARTIAL
-       :: mask != 0 -> ring_bell(mask) /* the code does not, at present; the bell offers it */
+       :: mask != 0 -> ring_bell(mask) /* ledger.pyx: mask_of */
        :: mask == 0
 #endif
        fi;
 #endif
        mask = 0;
 #ifdef PARTIAL
-       if /* partial.pyx: wait, for one more or for all */
+       if /* ledger.pyx: wait, for one more or for all */
        :: goal = issued
        :: open > 1 -> goal = (issued + COUNTS - open + 1) % COUNTS
        fi;
@@ -239,7 +239,7 @@ crashed:
     collect_after_death();
 close_all:
 #endif
-    do /* parent.pyx: post_close */
+    do /* ledger.pyx: close */
     :: w < WORKERS && !dead[w] ->
        sv_ring_try_push(requests[w], asked[w], CLOSE, 1, actions[CLOSE]);
        w++

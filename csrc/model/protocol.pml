@@ -1,7 +1,7 @@
 /* protocol.pml — the protocol between parent and workers, for spin to check exhaustively.
  *
  * What is modelled.  One parent and a few workers, step by step as bell.h, completion.h, ring.h and
- * wait.c have it, and the code on top of them: parent.pyx and partial.pyx, worker.pyx, and the look
+ * wait.c have it, and the code on top of them: links.pyx and ledger.pyx, worker.pyx, and the look
  * after the dead in supervisor.py.  Names are those of the code.  `name()` in a comment is a C
  * function and `file: name` a method elsewhere; a test looks whether they still exist.  The
  * primitives are in primitives.pml, the parent is in parent.pml, and the workers are here.
@@ -17,9 +17,9 @@
  *     it sleeps for all requests but one, then for the last.
  *   - Time-outs, but with -DSLICES and for the parent with -DDEATH.  A lost wake must not be hidden
  *     by a slice that ends: without these switches a sleep ends by a wake or never.
- *   - What the envs do, and all pipes.  The slabs are here as one number a unit, written before
- *     the record is published and checked after it is taken; the byte rings publish in the same
- *     way as the record rings.
+ *   - What the envs do, and the control channels, which channel.pml is about.  The slabs are here
+ *     as one number a unit, written before the record is published and checked after it is taken;
+ *     the byte rings publish in the same way as the record rings.
  *   - Rings that are full.  The capacity is no less than what can be outstanding; that is
  *     asserted.  So nobody waits for a head.
  *   - What a damaged segment holds, and the death of the parent: these are tests' business.
@@ -168,7 +168,7 @@ inline sleep_for_request()
     ticket = 0
 }
 
-/* worker.pyx: serve, and worker.py: doze_on.  poll() and read() are two steps: what the parent
+/* worker.pyx: serve, and process.py: doze_on.  poll() and read() are two steps: what the parent
  * writes between them is read with the rest. */
 inline doze()
 {

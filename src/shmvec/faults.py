@@ -7,16 +7,16 @@ env's index, whatever its constructor looks like and whether or not it can be pi
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import signal
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pickle import PickleError, loads
 from typing import Any
 
-import cloudpickle
 import numpy as np
+from cloudpickle import dumps  # bound here: an env may patch the module
 from gymnasium import logger
 
 __all__ = [
@@ -236,7 +236,7 @@ class Failure:
     def of(cls, error: BaseException, env: int, worker: int, operation: str) -> Failure:
         """Describes a caught exception."""
         try:
-            pickled: bytes | None = cloudpickle.dumps(
+            pickled: bytes | None = dumps(
                 (type(error), error.args, getattr(error, "__dict__", {}))
             )
             _rebuild(pickled)
@@ -256,7 +256,7 @@ class Failure:
         error: BaseException
         try:
             if self.pickled is None:
-                raise pickle.PickleError
+                raise PickleError
             error = _rebuild(self.pickled)
         except Exception:
             error = RuntimeError(
@@ -270,7 +270,7 @@ class Failure:
 
 def _rebuild(pickled: bytes | None) -> BaseException:
     """Makes an exception without calling its constructor, which may want other arguments."""
-    kind, args, attributes = pickle.loads(pickled or b"")
+    kind, args, attributes = loads(pickled or b"")
     error: BaseException = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)
@@ -312,10 +312,12 @@ def log_as_gymnasium_does(failures: Sequence[Failure]) -> None:
             logger.error("%s", line)
 
 
-def describe_exit(code: int | None) -> str:
+def describe_exit(code: int | str | None) -> str:
     """How a process ended, in words."""
+    if isinstance(code, str):
+        return code
     if code is None:
-        return "still running"
+        return "has ended; somebody else has taken its exit code"
     if code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"
@@ -324,11 +326,11 @@ def describe_exit(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def crash(workers: Sequence[tuple[int, Any, int | None]], doing: str) -> WorkerCrashError:
+def crash(workers: Sequence[tuple[int, Any, int | str | None]], doing: str) -> WorkerCrashError:
     """The error for workers that ended on their own.
 
     Args:
-        workers: Index, envs (a range) and exit code of each.
+        workers: Index, envs (a range) and exit code of each, or what else befell it.
         doing: The last command.
     """
     lines = [

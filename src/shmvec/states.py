@@ -23,7 +23,7 @@ from gymnasium import wrappers
 
 from shmvec.spaces import Anything
 
-__all__ = ["EnvState"]
+__all__ = ["StateAccess"]
 
 Vector = npt.NDArray[Any]
 
@@ -58,7 +58,7 @@ _BYTE = np.dtype(np.uint8)
 _LARGE = 8192  # bytes of a state
 
 
-class EnvState:
+class StateAccess:
     """Takes and sets the state of one env.
 
     Attributes:

@@ -1,83 +1,60 @@
-"""``ShmVectorEnv``: Gymnasium's ``VectorEnv`` contract over the core, and nothing else."""
+"""``ShmVectorEnv``: Gymnasium's ``VectorEnv`` contract, and more, translated to an Exchange."""
 
 from __future__ import annotations
 
 import copy as copying
 import multiprocessing
-import os
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
-from shmvec._core.parent import ParentLoop
-from shmvec._core.segment import Segment, segment_bytes
 from shmvec._parent.arguments import (
     AutoresetMode,
     Options,
     checked_autoreset_mode,
+    checked_batch_size,
     checked_count,
     checked_env_fns,
-    checked_limits,
-    checked_max_concurrency,
-    checked_num_workers,
-    checked_observation_mode,
-    checked_threads,
-    checked_wait_policy,
-    given_once,
-)
-from shmvec._parent.beyond import BeyondGymnasium, StepResults
-from shmvec._parent.ownership import caller, own
-from shmvec._parent.partial import (
-    PartialBatches,
-    checked_batch_size,
     checked_env_ids,
+    checked_mask,
     existing_env_ids,
+    given_actions,
+    reset_arguments,
 )
-from shmvec._parent.recovery import Recovery
-from shmvec._parent.rollout import Rollouts
-from shmvec._parent.supervisor import InlineWorker, Supervisor
-from shmvec._shared.layout import Layout, has_fixed_size
-from shmvec._shared.memory import map_memory, reserve_memory
-from shmvec._shared.pipes import uninterrupted
-from shmvec._shared.scheduling import current_budgets, split_evenly, usable_cores
-from shmvec._worker.function import WorkerEnv, checked_worker
-from shmvec._worker.process import Attachment, Late, Report
-from shmvec.faults import (
-    EnvTimeoutError,
-    Failure,
-    FaultPolicy,
-    WorkerCrashError,
-    log_as_gymnasium_does,
-    raise_failures,
-)
-from shmvec.spaces import agreed_spaces
+from shmvec._parent.leases import release
+from shmvec._parent.rollout import Rollout, Rollouts
+from shmvec._worker.function import FunctionEnv, checked_worker
+from shmvec.exchange import Answers, Exchange
+from shmvec.faults import FaultPolicy, log_as_gymnasium_does, raise_failures
 from shmvec.stats import Stats
 
-__all__ = ["ShmVectorEnv"]
-
-_INFO_BYTES_PER_ENV = 4096
-_INFO_BYTES_LEAST = 65536
-_MESSAGE_RING_MOST = 1 << 28  # what is larger goes over the pipe
+__all__ = ["ShmVectorEnv", "StepResults"]
 
 _DEFAULT = AsyncState.DEFAULT
 _STEP = AsyncState.WAITING_STEP
 _RESET = AsyncState.WAITING_RESET
 _CALL = AsyncState.WAITING_CALL
 
+# Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
+_NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
 
-class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
+# Observations, rewards, terminations, truncations, infos.
+StepResults: TypeAlias = tuple[
+    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
+]
+
+
+class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     """Steps ordinary Gymnasium envs in parallel worker processes, through shared memory.
 
     A drop-in for :class:`gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, results
@@ -95,6 +72,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         metadata: A copy of the first env's, with ``autoreset_mode``.
         render_mode: The first env's.
         closed: Whether the vector env has been closed.
+        exchange: What it is a translation to; for whoever builds on it.
 
     Example:
         >>> import gymnasium as gym
@@ -203,14 +181,14 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         super().__init__()
         # Set first: close() and __del__ must work whatever fails below.
-        self._workers: Supervisor | InlineWorker | None = None
-        self._owner = os.getpid()
-        self._made_at = caller()
-        own(self)
-        self._loop: ParentLoop | None = None
+        self._exchange: Exchange | None = None
         self._state = _DEFAULT
         self._held: Callable[[], object] | None = None
-        self._masked = False  # the single envs that were asked are those of a masked step
+        kinds = type(self), ShmVectorEnv
+        self._halves_are_mine = len({(kind.step_async, kind.step_wait) for kind in kinds}) == 1
+        self._recycles = recycle_after is not None
+        self._in_call = False  # what is out is of a call that was broken off, and is dropped
+        self._called: npt.NDArray[np.intp] | None = None
 
         self.env_fns = checked_env_fns(env_fns)
         self.num_envs = len(self.env_fns)
@@ -222,156 +200,80 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.observation_mode = observation_mode
         self.autoreset_mode = checked_autoreset_mode(autoreset_mode)
         self.max_concurrency = max_concurrency
-        checked_observation_mode(observation_mode)
         self.wait_policy = wait_policy
-        checked_max_concurrency(max_concurrency)
-        checked_wait_policy(wait_policy)
-        functions = self.env_fns
+        mode = self.autoreset_mode
+        functions: Sequence[Callable[[], Any]] = self.env_fns
         if worker is not None:
             checked_worker(worker)
             functions = [
-                partial(WorkerEnv, worker, index, env_fn, self.autoreset_mode)
+                partial(FunctionEnv, worker, index, env_fn, mode)
                 for index, env_fn in enumerate(functions)
             ]
+            # It resets as it likes; to the core its envs are plain ones.
+            mode = AutoresetMode.DISABLED
         self.batch_size = checked_batch_size(batch_size, self.num_envs)
-        self._num_buffers = checked_count("num_buffers", num_buffers)
-        self._hold_batches = (
-            None if hold_batches is None else checked_count("hold_batches", hold_batches)
+        buffers = checked_count("num_buffers", num_buffers)
+        if hold_batches is not None:
+            hold_batches = checked_count("hold_batches", hold_batches)
+        self._record = record_order
+        self._replay: Iterator[npt.ArrayLike] | None = None
+        if replay_order is not None:
+            self._replay = iter(replay_order)
+        self._batches = 0
+        self._exchange = Exchange(
+            functions,
+            name=type(self).__name__,
+            shared_memory=shared_memory,
+            copy=copy,
+            context=context,
+            daemon=daemon,
+            observation_mode=observation_mode,
+            autoreset_mode=mode,
+            max_concurrency=max_concurrency,
+            num_workers=num_workers,
+            wait_policy=wait_policy,
+            threads_per_worker=threads_per_worker,
+            pin_workers=pin_workers,
+            step_timeout=step_timeout,
+            reset_timeout=reset_timeout,
+            faults=faults,
+            recycle_after=recycle_after,
+            num_buffers=0 if self.batch_size is None else buffers,
+            hold_batches=hold_batches,
+            may_step_over=mode is not AutoresetMode.DISABLED or worker is not None,
         )
-        self._order = (record_order, replay_order)
-        cores = usable_cores()
-        self.num_workers = checked_num_workers(num_workers, self.num_envs, cores, max_concurrency)
+        exchange = self._exchange
+        self.num_workers = exchange.num_workers
+        self.faults = exchange.policy
+        self.metadata = {**exchange.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = exchange.render_mode
+        self.single_observation_space = exchange.single_observation_space
+        self.observation_space = exchange.observation_space
+        self.single_action_space = exchange.single_action_space
+        self.action_space = exchange.action_space
+        # No cycle: an env that is forgotten goes at once.
+        step = partial(type(self)._step_rollout, weakref.proxy(self))
+        self._rollouts = Rollouts(exchange, mode is not AutoresetMode.DISABLED, step)
 
-        self.faults = FaultPolicy() if faults is None else faults
-        if not isinstance(self.faults, FaultPolicy):
-            raise TypeError(f"faults must be a shmvec.FaultPolicy, got {faults!r}")
-        self._recycle_after = (
-            None if recycle_after is None else checked_count("recycle_after", recycle_after)
-        )
-        self._limits = checked_limits(
-            given_once("step_timeout", step_timeout, self.faults.step_timeout),
-            given_once("reset_timeout", reset_timeout, self.faults.reset_timeout),
-            self.num_workers,
-        )
-        threads = checked_threads(threads_per_worker, self.num_workers, cores)
+    @property
+    def exchange(self) -> Exchange:
+        """What this is a translation to: envs asked and answered for one by one, and more."""
+        assert self._exchange is not None
+        return self._exchange
 
-        if self.num_workers == 0:
-            self._workers = InlineWorker(functions)
-        else:
-            self._workers = Supervisor(
-                functions,
-                split_evenly(self.num_envs, self.num_workers),
-                multiprocessing.get_context(context),
-                daemon,
-                type(self).__name__,
-                threads,
-                pin_workers,
-            )
-        # Ends the workers of an env that is forgotten, and of one that is open at exit.
-        self._finalizer = weakref.finalize(self, self._workers.stop, 0.0)
-        try:
-            self._start(self._workers)
-        except BaseException:
-            self._abandon()
-            raise
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, by :meth:`close` or by a crash."""
+        return self._exchange is not None and self._exchange.closed
 
-    def _start(self, workers: Supervisor | InlineWorker) -> None:
-        """Takes the workers' reports, makes the segment and hands it to them."""
-        reports = workers.reports()
-        try:
-            raise_failures([report for report in reports if isinstance(report, Failure)])
-            built = [report for report in reports if isinstance(report, Report)]
-            self.metadata = {**built[0].metadata, "autoreset_mode": self.autoreset_mode}
-            self.render_mode = built[0].render_mode
-            agreed = agreed_spaces(
-                type(self).__name__,
-                workers.ranges,
-                built,
-                self.observation_mode,
-                self.shared_memory,
-            )
-            self.single_observation_space, self.observation_space = agreed[:2]
-            self.single_action_space, self.action_space = agreed[2:]
-            # A worker of the user's resets as it likes; to the hot loop its envs are plain ones.
-            mode = AutoresetMode.DISABLED if self.worker is not None else self.autoreset_mode
-            layout = Layout(
-                self.single_observation_space,
-                self.single_action_space,
-                self.num_envs,
-                not self.shared_memory or not has_fixed_size(self.single_observation_space),
-                not self.shared_memory or not has_fixed_size(self.single_action_space),
-                mode is AutoresetMode.SAME_STEP,
-            )
-            leasing = self.batch_size is not None and not (self.copy or layout.observation_messages)
-            keep_last = not self.faults.raises and not layout.observation_messages
-            layout = replace(
-                layout, num_frames=(self._num_buffers if leasing else 1) + int(keep_last)
-            )
-            nbytes_of_slabs = layout.nbytes
-        except BaseException:
-            workers.dismiss()
-            self._finalizer.detach()
-            workers.stop(10.0)  # they only close their envs
-            raise
-
-        most_envs = max(len(envs) for envs in workers.ranges)
-        info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
-        action_bytes = most_envs * 2 * layout.action_message_bytes
-        sizes = (
-            len(workers.ranges),
-            self.num_envs,
-            2 * most_envs + 2,
-            min(max(info_bytes, _INFO_BYTES_LEAST), _MESSAGE_RING_MOST),
-            min(action_bytes, _MESSAGE_RING_MOST),
-            nbytes_of_slabs,
-        )
-        nbytes = segment_bytes(*sizes)
-        descriptor = reserve_memory(nbytes)
-        try:
-            segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
-            attachment = Attachment(
-                layout,
-                nbytes,
-                workers.has_alarms,
-                mode.value,
-                self._limits,
-                not self.faults.raises,
-            )
-            workers.attach(attachment, descriptor, segment)
-        finally:
-            os.close(descriptor)
-        self._loop = ParentLoop(
-            segment,
-            [(envs.start, len(envs)) for envs in workers.ranges],
-            layout.attach(segment),
-            look=workers.look,
-            rouse=workers.rouse,
-            budgets=partial(current_budgets, self.wait_policy, self.num_workers, workers.processes),
-            limits=self._limits,
-            copy=self.copy,
-            leasing=leasing,
-            keep_last=keep_last,
-            may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
-            inline=workers.inline,
-        )
-        self._partial = PartialBatches(self._loop, workers, self, *self._order, self._hold_batches)
-        self._recovery = Recovery(
-            self.faults, self._recycle_after, mode, self._loop, self._partial, workers, self
-        )
-        itself = weakref.proxy(self)  # no cycle: an env that is forgotten goes at once
-        self._rollouts = Rollouts(
-            layout,
-            self.single_action_space,
-            self._loop,
-            mode is not AutoresetMode.DISABLED,
-            partial(type(self)._share_rollouts, itself),
-            partial(type(self)._step_rollout, itself),
-        )
+    @closed.setter
+    def closed(self, closed: bool) -> None:
+        """Gymnasium's ``close`` notes what ``close_extras`` has done."""
 
     @property
     def processes(self) -> list[Any]:
         """The worker processes, one for each worker; empty if ``num_workers`` is 0."""
-        return self._workers.processes if self._workers is not None else []
+        return self._exchange.processes if self._exchange is not None else []
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
@@ -382,6 +284,8 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """The seed of each env's random generator."""
         return self.get_attr("np_random_seed")
+
+    # ---- resets ------------------------------------------------------------------------------
 
     def reset(
         self,
@@ -414,9 +318,16 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             observations, *_, infos = self.recv()
             return observations, infos
         if isinstance(options, dict) and "reset_mask" in options:
-            return self._reset_some(seed, options)
-        self.reset_async(seed, options)
-        return self.reset_wait()
+            with self.exchange.turn:
+                exchange = self._ready("reset")
+                arguments = reset_arguments(self.num_envs, seed, options)
+                self._in_call = True
+                exchange.ask_reset(*arguments)
+                answers = self._answers(exchange)
+                return exchange.observe(), answers.infos
+        begin = partial(self.reset_async, seed, options)
+        results: tuple[Any, dict[str, Any]] = self._at_once(begin, self.reset_wait)
+        return results
 
     def reset_async(
         self,
@@ -428,18 +339,9 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             AlreadyPendingCallError: Another call waits for its results.
         """
-        loop = self._idle_loop("reset_async")
-        envs, payload = self._reset_arguments(seed, options)
-        if payload is None:
-            self._begin(_RESET, loop, partial(self._send_reset, loop))
-        else:
-            self._begin(_RESET, loop, self._command("reset", payload, envs))
-
-    def _send_reset(self, loop: ParentLoop) -> None:
-        assert self._workers is not None
-        self._workers.doing = "reset"
-        self._recovery.asked(range(self.num_envs))
-        loop.post_reset()
+        exchange = self._ready("reset_async", settle=False)
+        arguments = reset_arguments(self.num_envs, seed, options)
+        self._begin(_RESET, partial(exchange.ask_reset, *arguments))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits for what :meth:`reset_async` started.
@@ -455,8 +357,10 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        loop, infos, _ = self._finish(_RESET, timeout)
-        return loop.observe(), infos
+        answers = self._finish(_RESET, timeout, arrays=False)
+        return self.exchange.observe(), answers.infos
+
+    # ---- steps -------------------------------------------------------------------------------
 
     def step(
         self, actions: Any, env_id: npt.ArrayLike | None = None, *, mask: Any = None
@@ -490,18 +394,36 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         if mask is not None:
             if env_id is not None:
                 raise ValueError("step() takes a mask (or None actions) or env_id, not both")
-            return self._step_some(actions, mask)
+            envs = np.flatnonzero(checked_mask(mask, self.num_envs, "`mask`"))
+            with self.exchange.turn:
+                exchange = self._ready("step")
+                actions = given_actions(self.single_action_space, actions, envs)
+                self._in_call = True
+                exchange.ask(envs, actions)
+                return _results(self._answers(exchange))
         if env_id is not None or self.batch_size is not None:
             envs = checked_env_ids(env_id, self.num_envs)
-            self._send(envs, actions)
+            self.send(actions, envs)
             return self._recv(self.batch_size or len(envs), None, None)
-        self.step_async(actions)
-        return self.step_wait()
-
-    def _settle(self, loop: ParentLoop) -> None:
-        """Waits for results that nobody wants any more: of calls that were broken off."""
-        if loop.pending:
-            self._drop(loop)
+        if not self._halves_are_mine:
+            halves: StepResults = self._at_once(partial(self.step_async, actions), self.step_wait)
+            return halves
+        exchange = self.exchange
+        with exchange.turn:
+            self._ready("step_async")
+            self._in_call = True
+            try:
+                exchange.ask(None, actions)
+            except BaseException:
+                self._in_call = exchange.num_asked > 0
+                raise
+            results: Any = exchange.take_regular(self)
+            if results is None:
+                results = _results(self._answers(exchange))
+            self._in_call = False
+        if self._recycles:
+            exchange.recycle()
+        return results  # type: ignore[no-any-return]
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all envs and does not wait; see :meth:`step`.
@@ -509,47 +431,18 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             AlreadyPendingCallError: Another call waits for its results.
         """
-        loop = self._idle_loop("step_async")
-        if loop.pending:  # not now: then with the actions as they are now
+        exchange = self._ready("step_async", settle=False)
+        if self._in_call:  # not now: then with the actions as they are now
             actions = copying.deepcopy(actions)
-            self._begin(_STEP, loop, partial(self._send_actions, loop, actions))
-        else:
-            self._send_actions(loop, actions)
-            self._state = _STEP
-
-    def _send_actions(self, loop: ParentLoop, actions: Any, rollout_frame: int = -1) -> None:
-        assert self._workers is not None
-        self._workers.doing = "step"
-        if self._recovery.later:
-            self._recovery.asked(range(self.num_envs))
-        if not loop.sends_messages:
-            loop.post_step(actions, rollout_frame)
+            self._begin(_STEP, partial(exchange.ask, None, actions))
             return
-        with uninterrupted():
-            late = loop.post_step(actions, rollout_frame)
-            for index, items in (late or {}).items():
-                self._workers.send(index, self._workers.pack(items))
-
-    def _step_rollout(
-        self, actions: Any, frame: int, meanwhile: Callable[[], None]
-    ) -> dict[str, Any]:
-        """Steps all envs; the results go to a frame of the rollouts."""
-        self._send_actions(self._idle_loop("step"), actions, frame)
+        self._in_call = True
+        try:
+            exchange.ask(None, actions)
+        except BaseException:
+            self._in_call = exchange.num_asked > 0
+            raise
         self._state = _STEP
-        meanwhile()
-        return self._finish(_STEP, None)[1]
-
-    def _share_rollouts(self, descriptor: int, nbytes: int, num_frames: int) -> None:
-        """Hands the workers the memory of rollouts."""
-        loop, workers = self._loop, self._workers
-        assert loop is not None and workers is not None
-        workers.doing = "rollout"
-        packed = workers.pack(("rollouts", (nbytes, num_frames)))
-        with uninterrupted():
-            loop.post_command()
-            workers.share_rollouts(packed, descriptor)
-        self._state = _CALL
-        self._finish(_CALL, None)
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
         """Waits for what :meth:`step_async` started.
@@ -565,8 +458,9 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        loop, infos, _ = self._finish(_STEP, timeout)
-        return loop.results(infos)
+        return _results(self._finish(_STEP, timeout))
+
+    # ---- calls -------------------------------------------------------------------------------
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every env, in parallel, or gets an attribute.
@@ -584,8 +478,9 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             ValueError: For "reset", "step" and "close": use the method of that name.
             Exception: Whatever an env raises, AttributeError included.
         """
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
+        begin = partial(self.call_async, name, *args, **kwargs)
+        results: tuple[Any, ...] = self._at_once(begin, self.call_wait)
+        return results
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Starts what :meth:`call` does and does not wait.
@@ -593,8 +488,7 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             AlreadyPendingCallError: Another call waits for its results.
         """
-        loop = self._idle_loop("call_async")
-        self._begin(_CALL, loop, self._calling(None, name, args, kwargs))
+        self._call("call_async", None, name, args, kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Waits for what :meth:`call_async` started.
@@ -610,7 +504,53 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        return self._finish(_CALL, timeout)[2]
+        self._check_state(_CALL)
+        exchange = self.exchange
+        self._state = _DEFAULT
+        self._wait_until_sent(exchange, _CALL, timeout)
+        results = exchange.returned(self._called)
+        self._in_call = False
+        return tuple(results)
+
+    def call_some(
+        self, env_id: npt.ArrayLike, name: str, /, *args: Any, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Calls a method of some envs, in parallel, or gets an attribute; as :meth:`call`.
+
+        Args:
+            env_id: Indices of the envs, int ``(n,)``.
+            name: Of the method or attribute, of the env or one of its wrappers.
+            *args: For the method.
+            **kwargs: For the method.
+
+        Returns:
+            One result for each of these envs, in this order.
+
+        Raises:
+            ValueError: There is no such env, or it is named twice; and as :meth:`call`.
+            TypeError: ``env_id`` is not of integers.
+        """
+        envs = existing_env_ids(env_id, self.num_envs)
+        begin = partial(self._call, "call_some", envs, name, args, kwargs)
+        results: tuple[Any, ...] = self._at_once(begin, self.call_wait)
+        return results
+
+    def _call(
+        self,
+        method: str,
+        envs: npt.NDArray[np.intp] | None,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Sends a call of a method of some envs; None: of all."""
+        exchange = self._ready(method, settle=False)
+        if name in _NOT_CALLED:
+            raise ValueError(
+                f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+            )
+        self._called = envs
+        self._begin(_CALL, partial(exchange.command, "call", (name, args, kwargs), envs))
 
     def get_attr(self, name: str, env_id: npt.ArrayLike | None = None) -> tuple[Any, ...]:
         """The attribute of every env, or of those in ``env_id``, as a tuple; see :meth:`call`."""
@@ -631,7 +571,9 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             AlreadyPendingCallError: Another call waits for its results.
             Exception: Whatever an env raises.
         """
-        loop = self._idle_loop("set_attr")
+        exchange = self.exchange
+        with exchange.turn:
+            self._ready("set_attr")
         envs = existing_env_ids(env_id, self.num_envs).tolist()
         if not isinstance(values, (list, tuple)):
             values = [values] * len(envs)
@@ -640,13 +582,10 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 "Values must be a list or tuple with length equal to the number of environments. "
                 f"Got `{len(values)}` values for {len(envs)} environments."
             )
-        assigned = dict(zip(envs, values, strict=True))
-        command = self._command(
-            "set_attr",
-            lambda envs: (name, {env: assigned[env] for env in envs if env in assigned}),
-        )
-        self._begin(_CALL, loop, command)
-        self._finish(_CALL, None)
+        with exchange.turn:
+            self._in_call = True
+            exchange.set_attr(name, dict(zip(envs, values, strict=True)))
+            self._in_call = False
 
     def render(self) -> tuple[Any, ...]:
         """What every env's ``render`` returns, as a tuple."""
@@ -668,9 +607,232 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             ClosedEnvironmentError: After ``close``.
         """
-        self._assert_is_running()
-        assert self._loop is not None
-        return Stats.of(*self._loop.counters(), self._recovery.counts)
+        return self.exchange.stats()
+
+    # ---- partial batches ---------------------------------------------------------------------
+
+    def async_reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: Options = None,
+        env_id: npt.ArrayLike | None = None,
+    ) -> None:
+        """Starts to reset envs; :meth:`recv` returns those that are ready first.
+
+        Args:
+            seed: An int: env ``i`` gets ``seed + i``. A list: one seed (or None) for each of the
+                envs. None: they go on with the generators they have.
+            options: Passed to the envs' ``reset``; of a list, each gets its own. ``reset_mask``
+                as for :meth:`reset`.
+            env_id: Which envs, int ``(n,)``. None: all.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+            ValueError: There is no such env, it is named twice, or it has been asked already;
+                seeds, options or mask are wrong. Nothing was sent.
+            TypeError: A seed is no integer, or the mask no array of bools. Nothing was sent.
+        """
+        exchange = self._ready("async_reset", asking=True)
+        exchange.ask_reset(*reset_arguments(self.num_envs, seed, options, env_id))
+
+    def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
+        """Starts to step some envs; :meth:`recv` returns those that are ready first.
+
+        The interface is that of EnvPool.
+
+        Args:
+            actions: One for each of these envs, batched as ``action_space`` says for so many.
+            env_id: Which envs, int ``(n,)``: usually the last batch's ``infos["env_id"]``.
+                None: all.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+            ValueError: There is no such env, it is named twice, or it has been asked already; the
+                number or shape of the actions is wrong. Nothing was sent.
+            TypeError: The dtype of the actions or of ``env_id`` is wrong. Nothing was sent.
+            BufferError: With ``copy=False``: all buffers of an env are held. Nothing was sent.
+        """
+        envs = checked_env_ids(env_id, self.num_envs)
+        self._ready("send", asking=True).ask(envs, actions)
+
+    def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
+        """Waits for a batch of envs: those that have been ready for longest.
+
+        Every env is returned once for each time it was asked, by ``send`` or ``async_reset``, and
+        none twice before another that was ready earlier.
+
+        Args:
+            min_envs: Return as soon as so many are ready, with all that are, at most
+                ``batch_size``; and with those that are when the time is up. None: ``batch_size``.
+            timeout: Seconds to wait. None: as long as it takes.
+
+        Returns:
+            As :meth:`step`, of the envs in ``infos["env_id"]``, int64 ``(n,)``, in this order. An
+            env that was reset has reward 0.
+
+            The arrays are copies. With ``copy=False`` and ``batch_size``, they are views of shared
+            memory where the batch is whole workers, in order: choose ``batch_size`` as the number
+            of envs of a worker. Such a batch is leased: nothing writes to it until its arrays, and
+            what was made of them without a copy, are gone; until :meth:`release`; or until
+            ``hold_batches`` further calls.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+            NoAsyncCallError: So many envs have not been asked anything.
+            multiprocessing.TimeoutError: The time is up, and less (with ``min_envs``: none) are
+                ready. Nothing is lost: call again.
+            ValueError: ``min_envs`` is out of range; ``replay_order`` does not fit or is over.
+            EnvTimeoutError: An env takes longer than its time limit.
+            WorkerCrashError: A worker process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause. That env
+                may be reset; the others' results are returned by the next call.
+
+        Example:
+            >>> import shmvec
+            >>> envs = shmvec.make_vec("CartPole-v1", 4, vector_kwargs={"batch_size": 2})
+            >>> envs.async_reset(seed=0)
+            >>> for _ in range(3):
+            ...     observations, rewards, terminations, truncations, infos = envs.recv()
+            ...     envs.send([1, 0], infos["env_id"])
+            >>> observations.shape
+            (2, 4)
+            >>> envs.close()
+        """
+        size = self.batch_size or self.num_envs
+        if min_envs is not None and not 1 <= min_envs <= size:
+            raise ValueError(f"min_envs must be between 1 and {size}, got {min_envs}")
+        return self._recv(size, min_envs, timeout)
+
+    def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
+        exchange = self._ready("recv", asking=True)
+        if self._recycles:
+            exchange.recycle()
+        if self._replay is None:
+            answers = exchange.take(count=count, least=min_envs, timeout=timeout, gather=self)
+        else:
+            answers = self._take_as_recorded(exchange, self._replay, timeout)
+        if answers.failures:
+            self._raise(answers)
+        if self._record is not None:
+            self._record.append(answers.envs.copy())
+        answers.infos["env_id"] = answers.env_id
+        return _results(answers)
+
+    def _take_as_recorded(
+        self, exchange: Exchange, replay: Iterator[npt.ArrayLike], timeout: float | None
+    ) -> Answers:
+        """Takes the next batch of a recorded order."""
+        self._batches += 1
+        try:
+            envs = np.ascontiguousarray(next(replay), np.intp)
+        except StopIteration:
+            raise ValueError(
+                f"replay_order is over: it holds {self._batches - 1} batches"
+            ) from None
+        if not all(exchange.is_out(env) for env in envs.tolist()):
+            raise ValueError(
+                f"replay_order does not fit: batch {self._batches - 1} is envs {envs.tolist()}, "
+                f"of which not all have been asked anything: {exchange.num_asked} have been"
+            )
+        return exchange.take(envs, timeout=timeout, gather=self)
+
+    def release(self, array: npt.NDArray[Any]) -> None:
+        """Ends the lease of a batch that :meth:`recv` returned as views: it may be written again.
+
+        Args:
+            array: One of its arrays, such as its rewards. A copy holds no lease: nothing is done.
+
+        Raises:
+            TypeError: It is no array.
+        """
+        release(array)
+
+    def rollout(self, length: int, *, pin: bool = False) -> Rollout:
+        """Begins a rollout: so many steps, in arrays that workers write step after step.
+
+        Nothing is copied, neither after a step nor for a learner. Two rollouts alternate: you can
+        learn from one while the next is being filled. Envs must have been reset before; wrappers
+        around the vector env see nothing of the steps.
+
+        Args:
+            length: Number of steps.
+            pin: Whether the memory is page-locked, for faster transfers to a GPU. Needs torch and
+                CUDA.
+
+        Returns:
+            The rollout, whose index 0 holds the last results. Step it ``length`` times.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+            TypeError: The length is no integer; observations or actions are not arrays in shared
+                memory, or Dicts or Tuples of them.
+            ValueError: The length is below 1; episodes that are over are not reset
+                (AutoresetMode.DISABLED).
+            BufferError: Arrays of the last two rollouts are still in use.
+            OSError: There is not enough shared memory.
+            RuntimeError: There is no CUDA to page-lock memory for.
+
+        Example:
+            >>> import shmvec
+            >>> envs = shmvec.make_vec("CartPole-v1", 4)
+            >>> _ = envs.reset(seed=0)
+            >>> rollout = envs.rollout(8)
+            >>> for t in range(8):
+            ...     # a policy would look at rollout.observations[t]
+            ...     infos = rollout.step([0, 1, 1, 0])
+            >>> rollout.observations.shape, rollout.rewards[1:].sum(axis=0)
+            ((9, 4, 4), array([8., 8., 8., 8.]))
+            >>> envs.close()
+        """
+        with self.exchange.turn:
+            self._ready("rollout")
+            self._in_call = True
+            try:
+                rollout = self._rollouts.begin(length, pin)
+            finally:
+                self._in_call = self.exchange.num_asked > 0
+            return rollout
+
+    def _step_rollout(
+        self, actions: Any, frame: int, meanwhile: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Steps all envs; the results go to a frame of the rollouts."""
+        with self.exchange.turn:
+            exchange = self._ready("step")
+            self._in_call = True
+            exchange.ask(None, actions, frame=frame)
+            meanwhile()
+            infos: dict[str, Any] = self._answers(exchange, arrays=False).infos
+            if self._recycles:
+                exchange.recycle()
+            return infos
+
+    def restart(self, env_id: npt.ArrayLike | None = None) -> None:
+        """Restarts the workers of some envs, for simulators that leak.
+
+        Their next step returns a truncation, with ``infos["fault"]``, and resets follow as after
+        any other; so it is for the other envs of these workers. Envs whose episode is over go on
+        with a reset at once, and one that you reset says in its infos what was done. See
+        ``FaultPolicy``, whose counts this does not touch.
+
+        Args:
+            env_id: Indices of envs, int ``(n,)``. None: all.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+            ValueError: There is no such env.
+            TypeError: ``env_id`` is not of integers.
+            WorkerCrashError: A new worker died while it built its envs.
+        """
+        envs = existing_env_ids(env_id, self.num_envs)
+        self._ready("restart", asking=True).restart(envs)
+
+    # ---- the end -----------------------------------------------------------------------------
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Closes the envs and ends the workers; called by :meth:`close`.
@@ -691,36 +853,17 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
                     "complete."
                 )
         finally:  # warnings may be errors
-            self._stop(timeout, terminate)
-
-    def _stop(self, timeout: float | None, terminate: bool) -> None:
-        workers, loop = self._workers, self._loop
-        if workers is None:
-            return
-        if loop is not None and not terminate:
-            try:
-                loop.post_close()
-            except RuntimeError:
-                terminate = True  # the request ring is full: the workers are stuck
-        self._finalizer.detach()
-        self._loop = None
-        self.closed = True
-        remind = None if loop is None else loop.remind
-        raise_failures(workers.stop(0.0 if terminate else timeout, remind))
+            if self._exchange is not None:
+                self._exchange.close(timeout, terminate)
 
     def __del__(self) -> None:
         """Ends the workers of a vector env that was not closed, and warns."""
-        if getattr(self, "closed", True) or getattr(self, "_loop", None) is None:
-            return
-        try:
-            warnings.warn(
-                f"unclosed {type(self).__name__}, made at {self._made_at}: call its close()",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
-        finally:  # warnings may be errors
-            self.close(terminate=True)
+        exchange = getattr(self, "_exchange", None)
+        if exchange is not None and not exchange.closed:
+            try:
+                exchange.warn_unclosed()
+            finally:  # warnings may be errors
+                self.close(terminate=True)
 
     def __reduce__(self) -> Any:
         """Refuses to be pickled or copied."""
@@ -729,220 +872,127 @@ class ShmVectorEnv(BeyondGymnasium, VectorEnv[Any, Any, npt.NDArray[Any]]):
             "env_fns, and make one there."
         )
 
+    # ---- one call at a time ------------------------------------------------------------------
+
     def _assert_is_running(self) -> None:
-        if self._loop is None:
-            if self._owner != os.getpid():
-                raise RuntimeError(
-                    f"This {type(self).__name__} was made in process {self._owner}, of which this "
-                    "one is a fork: its workers answer only there. Make one in each process."
-                )
-            raise ClosedEnvironmentError(
-                f"Trying to operate on `{type(self).__name__}`, after a call to `close()`."
-            )
+        """Raises ClosedEnvironmentError after ``close``; wrappers of Gymnasium's call it."""
+        self.exchange.check_open()
 
-    def _idle_loop(self, name: str, asking: bool = False) -> ParentLoop:
-        """The core, for a call to the method ``name``, unless another one is pending.
+    def _ready(self, name: str, asking: bool = False, settle: bool = True) -> Exchange:
+        """The exchange, for a call to the method ``name``, unless another one is pending.
 
-        Single envs may still be out if the call is ``asking`` them, too.
+        Envs may still be out if the call is ``asking`` them, too. Answers to a call that was broken
+        off are waited for and dropped, if it is to ``settle`` that.
         """
-        self._assert_is_running()
+        exchange = self._exchange
+        assert exchange is not None
+        if exchange.closed:
+            exchange.check_open()
         if self._state is not _DEFAULT:
             raise AlreadyPendingCallError(
                 f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to "
                 "complete.",
                 str(self._state.value),
             )
-        assert self._loop is not None
-        if self._loop.waiting:
-            raise RuntimeError(
-                f"Calling `{name}` while another thread waits for this vector env: use it in one "
-                "thread at a time."
-            )
-        if self._masked:  # it was broken off: its results are dropped
-            self._finish_masked()
-            self._recovery.carry_over()
-        if self._loop.asked and not asking:
+        if self._in_call:
+            if settle:
+                self._settle(exchange)
+        elif not asking and exchange.num_asked:
             raise AlreadyPendingCallError(
                 f"Calling `{name}` while envs are out: take the results of all that were asked to "
                 "step or reset, with `recv`, first.",
                 "recv",
             )
-        return self._loop
+        return exchange
 
-    def _begin(self, state: AsyncState, loop: ParentLoop, send: Callable[[], object]) -> None:
+    def _settle(self, exchange: Exchange) -> None:
+        """Waits for results that nobody wants any more: of a call that was broken off."""
+        exchange.drop()
+        self._in_call = False
+
+    def _at_once(self, begin: Callable[[], object], finish: Callable[[], Any]) -> Any:
+        """Both halves of a call; if it is broken off, no half of it is pending."""
+        with self.exchange.turn:
+            try:
+                begin()
+                return finish()
+            except AlreadyPendingCallError:
+                raise
+            except BaseException:
+                self._state, self._held = _DEFAULT, None
+                raise
+
+    def _begin(self, state: AsyncState, ask: Callable[[], object]) -> None:
         """Sends a request; later, if results of a call that timed out are still to come."""
-        if loop.pending:
-            if not self._wait(loop, 0.0):
-                self._held, self._state = send, state
+        exchange = self.exchange
+        if self._in_call:
+            if not exchange.wait(0.0):
+                self._held, self._state = ask, state
                 return
-            self._drop(loop)
-        send()
+            self._settle(exchange)
+        self._in_call = True
+        try:
+            ask()
+        except BaseException:
+            self._in_call = exchange.num_asked > 0
+            raise
         self._state = state
 
-    def _finish(
-        self, state: AsyncState, timeout: float | None
-    ) -> tuple[ParentLoop, dict[str, Any], tuple[Any, ...]]:
-        """Waits for the results of a request: the core, infos, and results of a command."""
+    def _check_state(self, state: AsyncState) -> None:
+        """Raises unless such a call is pending."""
         self._assert_is_running()
         if self._state is not state:
             raise NoAsyncCallError(
                 f"Calling `{state.value}_wait` without any prior call to `{state.value}_async`.",
                 state.value,
             )
-        loop = self._loop
-        assert loop is not None
+
+    def _finish(self, state: AsyncState, timeout: float | None, arrays: bool = True) -> Answers:
+        """Waits for the answers to a request."""
+        exchange = self._exchange
+        if exchange is None or exchange.closed or self._state is not state:
+            self._check_state(state)
+        assert exchange is not None
         self._state = _DEFAULT
         if timeout is not None or self._held is not None:
-            self._wait_until_sent_and_done(loop, state, timeout)
-        infos, results = self._gather(loop)
-        if self._recycle_after is not None and state is _STEP:
-            self._recycle()
-        return loop, infos, results
+            self._wait_until_sent(exchange, state, timeout)
+        answers = self._answers(exchange, arrays)
+        if state is _STEP:
+            exchange.recycle()
+        return answers
 
-    def _recycle(self) -> None:
-        """Restarts workers that have made as many steps as they may."""
-        try:
-            self._recovery.recycle()
-        except WorkerCrashError:
-            self._abandon()
-            raise
-
-    def _wait_until_sent_and_done(
-        self, loop: ParentLoop, state: AsyncState, timeout: float | None
+    def _wait_until_sent(
+        self, exchange: Exchange, state: AsyncState, timeout: float | None
     ) -> None:
-        """Waits; raises TimeoutError, with the results left to be dropped, when the time is up."""
+        """Waits for all; raises TimeoutError, with the results left to be dropped, at the end."""
         held, self._held = self._held, None
         begin = time.monotonic()
-        done = self._wait(loop, timeout)
+        done = exchange.wait(timeout)
         if done and held is not None:
-            self._drop(loop)  # of a call that timed out
+            self._settle(exchange)  # of a call that timed out
+            self._in_call = True
             held()
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
-            done = self._wait(loop, left)
+            done = exchange.wait(left)
         if not done:
             raise multiprocessing.TimeoutError(
                 f"The call to `{state.value}_wait` has timed out after {timeout} second(s)."
             )
 
-    def _command(
-        self, name: str, payload: Callable[[range], Any], resets: npt.NDArray[np.intp] | None = None
-    ) -> Callable[[], None]:
-        """What sends every worker a command, which resets some envs.
-
-        If it cannot be pickled, that is raised now.
-        """
-        loop, workers = self._loop, self._workers
-        assert loop is not None and workers is not None
-        packed = self._packed(name, payload)
-
-        def send() -> None:
-            # Posted first: a worker reads its pipe only when a request tells it to, and a long
-            # message blocks until it is read.
-            workers.doing = name
-            if resets is not None:
-                self._recovery.asked(resets.tolist())
-            with uninterrupted():
-                loop.post_command(resets)
-                for index, message in enumerate(packed):
-                    workers.send(index, message)
-
-        return send
-
-    def _packed(self, name: str, payload: Callable[[range], Any]) -> list[Any]:
-        """A command for each worker."""
-        assert self._workers is not None
-        return [self._workers.pack((name, payload(envs))) for envs in self._workers.ranges]
-
-    def _wait(self, loop: ParentLoop, timeout: float | None) -> bool:
-        """Waits for what was posted, whatever happens to workers meanwhile."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                return loop.wait(timeout)
-            except (WorkerCrashError, EnvTimeoutError) as error:
-                self._recover(error)
-            if deadline is not None:
-                timeout = max(0.0, deadline - time.monotonic())
-
-    def _recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
-        """Does what the policy says of a fault; closes the vector env if that is not enough."""
-        try:
-            self._recovery.recover(error)
-        except WorkerCrashError:
-            self._abandon()
-            raise
-
-    def _collect(self, loop: ParentLoop) -> list[Late]:
-        """Takes the answers to what was posted, and the late messages that belong to them."""
-        workers = self._workers
-        assert workers is not None
-        while True:
-            try:
-                late = loop.collect()
-                break
-            except (WorkerCrashError, EnvTimeoutError) as error:
-                self._recover(error)
-        answers: list[Late] = []
-        for index in late or ():
-            try:
-                answers.append(workers.receive(index))
-            except WorkerCrashError as error:  # what it had to say is lost, and what it did
-                for env in workers.ranges[index]:
-                    loop.invalidate(env)
-                self._recover(error)
+    def _answers(self, exchange: Exchange, arrays: bool = True) -> Answers:
+        """Takes the answers of all that were asked by this call; raises what envs have raised."""
+        answers = exchange.take(gather=self, everyone=True, arrays=arrays)
+        self._in_call = False
+        if answers.failures:
+            self._raise(answers)
         return answers
 
-    def _gather(self, loop: ParentLoop) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """Infos and results of what was posted; raises what envs raised."""
-        answers = self._collect(loop)
-        if not (answers or loop.num_invalid or self._recovery.told):  # the usual
-            return loop.infos(self, None), ()
-        assert self._workers is not None
-        unpack = self._workers.unpack
-        failures = [failure for late in answers for failure in late.failures]
-        raised = [failure for failure in failures if not self._recovery.handles(failure)]
-        try:
-            messages = [
-                (kind, env, unpack(message))
-                for late in answers
-                for kind, env, message in late.messages
-            ]
-            infos = loop.infos(self, messages)
-        finally:
-            if raised:
-                log_as_gymnasium_does(raised)
-                raise_failures(raised)
-        if loop.num_invalid and not loop.returns_results:
-            lost = loop.take_invalid().tolist()
-            raise WorkerCrashError(
-                f"The worker of envs {lost} died in {self._workers.doing!r}, and was restarted: "
-                "there is no result. The vector env can be used; these envs' next step truncates."
-            )
-        try:
-            self._recovery.mend_all(failures)
-            if loop.num_invalid:
-                infos = self._recovery.deliver(infos)
-            if loop.returns_results:
-                infos = self._recovery.tell_all(infos)
-        except WorkerCrashError:
-            self._abandon()
-            raise
-        return infos, tuple(unpack(result) for late in answers for result in late.results or ())
+    def _raise(self, answers: Answers) -> None:
+        """Raises what envs have raised."""
+        log_as_gymnasium_does(answers.failures)
+        raise_failures(answers.failures)
 
-    def _drop(self, loop: ParentLoop) -> None:
-        """Takes answers that nobody wants any more."""
-        answers = self._collect(loop)
-        failures = [failure for late in answers for failure in late.failures]
-        try:
-            self._recovery.mend_all(list(filter(self._recovery.handles, failures)))
-        except WorkerCrashError:
-            self._abandon()
-            raise
-        loop.take_invalid()
 
-    def _abandon(self) -> None:
-        """Ends everything at once."""
-        self._loop = None
-        self._state = _DEFAULT
-        self.closed = True
-        self._finalizer()
+def _results(answers: Answers) -> StepResults:
+    flags = answers.terminations, answers.truncations
+    return answers.observations, answers.rewards, *flags, answers.infos

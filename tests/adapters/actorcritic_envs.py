@@ -34,7 +34,7 @@ def started(env_fn, **options):
 
 
 def process_of(env):
-    return env._group.processes[env._index]
+    return env.group.exchange.processes[env.index]
 
 
 def kill(env):

@@ -241,7 +241,7 @@ def test_dict_and_tuple_spaces(space):
         assert str(observation) == str(theirs)
         action = env.action_space.sample()
         assert env.observation_space.contains(env.step(action)[0])
-        received = env._group.get_attr("actions")[0][0]
+        received = env.group.exchange.call("actions")[0][0]
         assert space.contains(received)
 
 
@@ -275,7 +275,7 @@ def test_reset_passes_seed_and_options_on():
     with started(Counter) as env:
         alone = Counter()
         assert same(env.reset(seed=7, options={"a": 1}), alone.reset(seed=7))
-        assert env._group.get_attr("received") == ([{"a": 1}],)
+        assert env.group.exchange.call("received") == [[{"a": 1}]]
 
 
 # ---- MultiEnv(envs) --------------------------------------------------------------------------
@@ -407,7 +407,7 @@ def test_reset_takes_seeds_and_options_for_each_env():
     with multi_env(counters(2), num_workers=0) as envs:
         first = envs.reset(seed=4, options=[{"a": 1}, None])
         np.testing.assert_array_equal(first, envs.reset(seed=[4, 5]))
-        assert envs.envs[0]._group.get_attr("received") == ([{"a": 1}, None], [None, None])
+        assert envs.envs[0].group.exchange.call("received") == [[{"a": 1}, None], [None, None]]
         with pytest.raises(ValueError, match="length"):
             envs.reset(seed=[1])
         with pytest.raises(ValueError, match="number of envs, 2"):

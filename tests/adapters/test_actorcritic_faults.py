@@ -50,7 +50,7 @@ def test_a_dead_subprocess_is_recreated_and_a_step_repeated(killed, tmp_path):
         assert info["reset_info"] == {"reset": 1}
         assert info["fault"]["type"] == "WorkerCrashError" and info["fault"]["restarts"] == 1
         assert "SIGKILL" in info["fault"]["message"]
-        assert envs[1]._group.get_attr("received", [1]) == ([{"level": 5}],)
+        assert envs[1].group.exchange.call("received", envs=[1]) == [[{"level": 5}]]
         alone = Counter()
         alone.reset(seed=restart_seed(3, 1))
         np.testing.assert_array_equal(observation, alone.step(2)[0])
@@ -69,7 +69,7 @@ def test_a_dead_subprocess_is_recreated_and_a_reset_repeated(killed, tmp_path):
         alone = Counter()
         np.testing.assert_array_equal(observation, alone.reset(seed=3)[0])
         assert info["reset"] == 1 and info["fault"]["restarts"] == 1
-        assert env._group.get_attr("received") == ([{"level": 5}],)
+        assert env.group.exchange.call("received") == [[{"level": 5}]]
 
 
 @pytest.mark.parametrize("killed", ["before", "within"])
@@ -85,7 +85,7 @@ def test_a_dead_subprocess_is_recreated_reset_and_a_call_repeated(killed, tmp_pa
         if killed == "before":
             kill(envs[1])
         assert envs[1].render() == 0
-        assert envs[1]._group.get_attr("received", [1]) == ([{"level": 5}],)
+        assert envs[1].group.exchange.call("received", envs=[1]) == [[{"level": 5}]]
         info = envs[1].step(1)[4]
         assert info["count"] == 1 and info["fault"]["restarts"] == 1
         assert "fault" not in envs[1].step(1)[4]
@@ -135,7 +135,7 @@ def test_envs_that_share_a_process_are_recreated_together():
     with multi_env(counters(3), num_workers=2, faults=AGAIN) as envs:
         envs.reset()
         envs.step([1, 1, 1])
-        os.kill(envs.envs[0]._group.processes[0].pid, signal.SIGKILL)
+        os.kill(envs.envs[0].group.exchange.processes[0].pid, signal.SIGKILL)
         observations, _, _, infos = envs.step([1, None, 1])
         assert [observations[0][0], observations[2][0]] == [1, 2]
         assert "fault" in infos[0] and "fault" not in infos[2]
@@ -199,15 +199,15 @@ def test_nothing_is_recreated_on_ctrl_c():
         os.setpgrp()
         envs = MultiEnv(create_subprocess_envs([Sleepy] * 2))
         envs.reset()
-        group = envs.envs[0]._group
-        before = [process.pid for process in group.processes]
+        exchange = envs.envs[0].group.exchange
+        before = [process.pid for process in exchange.processes]
         threading.Timer(0.1, os.killpg, (os.getpgrp(), signal.SIGINT)).start()
         try:
             envs.step([3, 3])
         except KeyboardInterrupt:
             infos = envs.step([1, 1])[3]
             print([info["count"] for info in infos], ["fault" in info for info in infos])
-            print([process.pid for process in group.processes] == before)
+            print([process.pid for process in exchange.processes] == before)
         envs.close()
     """)
     out, err = script.communicate(timeout=DEADLINE_S)
@@ -271,6 +271,16 @@ def test_a_handle_that_hangs_in_close_does_not_stop_the_others(tmp_path):
     assert envs[1].step(1)[1] == 1
     envs[1].close(timeout=0.1)
     assert time.monotonic() - start < DEADLINE_S
+    assert not multiprocessing.active_children()
+
+
+def test_a_handle_that_hangs_in_close_does_not_stop_others_of_its_process(tmp_path):
+    env_fns = [partial(Chatty, tmp_path / "log", close_s=60), Counter]
+    envs = create_subprocess_envs(env_fns, num_workers=1)
+    envs[1].reset()
+    envs[0].close(timeout=0.1)
+    assert envs[1].step(1)[4]["fault"]["restarts"] == 1
+    envs[1].close(timeout=0.1)
     assert not multiprocessing.active_children()
 
 

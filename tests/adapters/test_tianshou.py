@@ -1,6 +1,7 @@
 """Tianshou's vector env: each row of its interface. Tianshou need not be installed."""
 
 import os
+import time
 from contextlib import closing, contextmanager
 from random import Random
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_script
 from tianshou_or_stand_in import TianshouVectorEnv
-from walks import GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
+from walks import DEADLINE, GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
 
 from shmvec import EnvTimeoutError, FaultPolicy, WorkerCrashError
 
@@ -482,6 +483,14 @@ def test_others_can_be_reset_and_asked_meanwhile():
         assert ids_of(infos) == [0] and observations.tolist() == [[8]]
 
 
+def test_attributes_are_asked_without_waiting_for_others():
+    with gated(wait_num=2) as (envs, _):
+        envs.reset()
+        envs.step([RIGHT, GATED, RIGHT, GATED])
+        assert envs.get_env_attr("index", [2, 0]) == [1, 1]
+        assert all(envs.envs.exchange.is_out(env) for env in (1, 3))
+
+
 def test_results_that_come_during_a_reset_are_kept():
     with gated(wait_num=1) as (envs, gates):
         envs.reset()
@@ -508,6 +517,23 @@ def test_an_env_that_raises_can_be_reset_while_others_step():
         gates[1].set()
         *_, infos = envs.step(None)
         assert ids_of(infos) == [1]
+        assert envs.reset([0])[0].tolist() == [[0]]
+
+
+def test_an_env_that_raises_while_another_is_reset_is_told_by_the_next_step():
+    with gated((1, 100), wait_num=1) as (envs, gates):
+        envs.reset()
+        envs.set_env_attr("index", 1, 0)  # its next step is one after the end
+        *_, infos = envs.step([GATED, RIGHT], [0, 1])
+        assert ids_of(infos) == [1]
+        gates[0].set()
+        deadline = time.monotonic() + DEADLINE
+        while envs.envs.exchange.is_out(0):
+            assert time.monotonic() < deadline
+            assert envs.reset([1])[0].tolist() == [[0]]
+        with pytest.raises(AssertionError, match="after the end"):
+            envs.step(None)
+        assert envs.waiting_id == []
         assert envs.reset([0])[0].tolist() == [[0]]
 
 

@@ -2,8 +2,8 @@
 
 import struct
 
+import shmvec._parent.assembly
 import shmvec._worker.process
-import shmvec.vector_env
 from shmvec._shared.memory import map_memory
 
 LINE = 128
@@ -21,7 +21,7 @@ def _mapped(descriptor, nbytes):
 def keep_mappings(setattr=setattr):
     """Keeps from now on what this process maps, and what workers map that it forks."""
     MAPPED.clear()
-    setattr(shmvec.vector_env, "map_memory", _mapped)
+    setattr(shmvec._parent.assembly, "map_memory", _mapped)
     setattr(shmvec._worker.process, "map_memory", _mapped)
 
 

@@ -54,7 +54,7 @@ def vector_env(num_workers, make=make_counter, num_envs=2, **arguments):
 def answered(envs, actions):
     """Asks for a step and waits until the answers are in the segment."""
     envs.step_async(actions)
-    assert envs._loop.wait(MANY)
+    assert envs.exchange._ledger.wait_all(MANY)
     return Map()
 
 
@@ -151,7 +151,7 @@ def test_indices_are_checked_whatever_the_sum_says(word, value, batch_size):
                 envs.recv()
                 envs.send([0, 0])
             finish = envs.recv
-        envs._loop.wait(MANY)
+        envs.exchange._ledger.wait_all(MANY)
         found = Map()
         message = found.message(found.infos(0), found.info_bytes)
         found.seal_message(message)
@@ -170,7 +170,7 @@ def test_answers_are_checked_whatever_the_sum_says(word, value, env):
     with vector_env(0, batch_size=2) as envs:
         envs.recv()
         envs.send([0], [env])
-        envs._loop.wait(MANY)
+        envs.exchange._ledger.wait_all(MANY)
         found = Map()
         slot = found.slot(found.completions(0))
         found.put(slot + 4 * word, value if word else env + value)
@@ -309,7 +309,7 @@ def test_a_damaged_count(num_workers, damage):
                 found.put(found.completion + 4, found.get(found.completion + 4) + damage)
             envs.step_async([1, 2])
             if when != "before":
-                envs._loop.wait(0.5)
+                envs.exchange._ledger.wait_all(0.5)
                 found.put(found.completion + 4, found.get(found.completion + 4) - damage)
             assert envs.step_wait()[0][:, 1].tolist() == [1, 2]
         begin = time.monotonic()
@@ -345,7 +345,7 @@ def test_nobody_waits_for_this_process(which):
     with vector_env(0) as envs:
         envs.step_async([0, 0])
         if which == "completions":
-            envs._loop.wait(MANY)
+            envs.exchange._ledger.wait_all(MANY)
         ring = getattr(Map(), which)(0)
         Map().put(ring, Map().get(ring + LINE))
         with pytest.raises(RuntimeError, match="the segment is damaged: .* is lost"):

@@ -412,8 +412,8 @@ class Case:
         return result
 
     def wait_until_answered(self):
-        if self.envs._loop is not None:
-            self.envs._loop.wait(5.0 if not self.hurt else 0.1)
+        if self.envs.exchange._ledger is not None:
+            self.envs.exchange._ledger.wait_all(5.0 if not self.hurt else 0.1)
 
     def drive_lockstep(self, kind):
         envs, rng = self.envs, self.rng

@@ -13,7 +13,7 @@ from envs import Counter, Spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmvec.planning import EnvState, PlanningVectorEnv, Promise
+from shmvec.planning import PlanningVectorEnv, Promise, StateAccess
 from shmvec.spaces import Anything
 
 WORKERS = pytest.mark.parametrize("n_workers", [0, 1, 2, 3])
@@ -63,7 +63,7 @@ def alone(env_fn, states, actions, dt):
     """What step_batch should return: one env, set to each state."""
     env = env_fn()
     env.reset(seed=123)
-    access = EnvState(env, True)
+    access = StateAccess(env, True)
     for state, action, times in zip(states, actions, dt, strict=True):
         access.set(state)
         total = 0.0

@@ -21,7 +21,7 @@ from test_planning import Raises, cartpole, counter, planning
 
 from shmvec import FaultPolicy
 from shmvec.planning import PlanningVectorEnv
-from shmvec.planning.pieces import fill
+from shmvec.planning.batches import Batch
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -278,6 +278,35 @@ def test_tuples_are_what_their_space_says(name, rows):
             assert env.step_batch(actions, [state] * 20)[1].tolist() == list(range(20))
 
 
+class Words(gym.Space):
+    """A space of a class of the user's, of which Gymnasium makes no arrays."""
+
+    def __eq__(self, other):
+        return isinstance(other, Words)
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+def test_a_space_of_the_users_inside_another():
+    """A state that was set in all workers was asked for with no action, which had no such part."""
+    space = gym.spaces.Dict(word=Words(), number=gym.spaces.Discrete(4))
+    values = [{"word": "a" * i, "number": np.int64(i % 4)} for i in range(20)]
+
+    class Hears(Shows):
+        def __init__(self):
+            self.action_space, self.observation_space = space, gym.spaces.Discrete(24)
+            self.as_actions = True
+
+        def step(self, action):
+            return len(action["word"]) + int(action["number"]), 0.0, False, False, {}
+
+    with planning(Hears, rows=4, shared_memory=False) as env:
+        state, *_ = env.reset(seed=0)
+        heard = env.step_batch(values, [state] * 20)[1]
+        assert heard.tolist() == [i + i % 4 for i in range(20)]
+
+
 def test_parts_of_actions_of_different_length_are_refused_before_anything_is_sent():
     space = gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Discrete(3))
     with planning(lambda: Spaces(BOX, space), rows=4) as env:
@@ -298,16 +327,17 @@ def test_an_env_that_raises_what_stands_for_a_timeout():
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_ctrl_c_between_waits_loses_nothing(n_workers, monkeypatch):
     """It is for waits: what is sent or put together in between is brought to its end."""
+    put = Batch.put
 
     def interrupted(*arguments):
         monkeypatch.undo()
         os.kill(os.getpid(), signal.SIGINT)
-        fill(*arguments)
+        put(*arguments)
 
     with planning(counter, n_workers, rows=8) as env:
         state, *_ = env.reset(seed=0)
         promises = [env.step_batch([i] * 30, [state] * 30, blocking=False) for i in range(3)]
-        monkeypatch.setattr("shmvec.planning.vector_env.fill", interrupted)
+        monkeypatch.setattr("shmvec.planning.batches.Batch.put", interrupted)
         with pytest.raises(KeyboardInterrupt):
             promises[0]()
         for i in (1, 0, 2):
@@ -441,9 +471,10 @@ def test_a_fault_is_told_when_all_rows_were_lost():
         assert infos["fault"]["type"].tolist() == ["WorkerCrashError"] * 4
 
 
-@pytest.mark.parametrize("count", [10, 300])
-def test_rows_behind_one_that_kills_its_worker_are_not_lost(count):
-    with planning(Dies, faults=RESTART) as env:
+@pytest.mark.parametrize(("count", "rows"), [(10, None), (300, None), (300, 8)])
+def test_rows_behind_one_that_kills_its_worker_are_not_lost(count, rows):
+    """Nor were they asked again beside a later round of the same rows, which was refused."""
+    with planning(Dies, rows=rows, faults=RESTART) as env:
         state, *_ = env.reset(seed=0)
         actions = np.zeros(count, int)
         actions[1] = 2

@@ -14,7 +14,7 @@ from gymnasium import wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmvec.planning import EnvState
+from shmvec.planning import StateAccess
 from shmvec.spaces import Anything
 
 CLASSIC = [
@@ -78,7 +78,7 @@ def goes_on_as(one, other, steps=40, include_rng=True):
         warnings.simplefilter("ignore")
         one.reset(seed=1)
         other.reset(seed=2)
-        here, there = EnvState(one, include_rng), EnvState(other, include_rng)
+        here, there = StateAccess(one, include_rng), StateAccess(other, include_rng)
         assert here.space == there.space
         arrays = isinstance(here.space, gym.spaces.Box)  # equal states need not be equal pickles
         one.action_space.seed(0)
@@ -104,7 +104,7 @@ def goes_on_as(one, other, steps=40, include_rng=True):
 @pytest.mark.parametrize("id", CLASSIC)
 def test_classic_control_and_toy_text(id):
     one, other = make(id), make(id)
-    state = EnvState(one, True) if one.reset(seed=0) else None
+    state = StateAccess(one, True) if one.reset(seed=0) else None
     assert isinstance(state.space, gym.spaces.Box) and state.space.dtype == np.float64
     goes_on_as(one, other)
 
@@ -113,7 +113,7 @@ def test_classic_control_and_toy_text(id):
 def test_mujoco(id):
     one = make(id)
     one.reset(seed=0)
-    assert EnvState(one, True).space.dtype == np.float64
+    assert StateAccess(one, True).space.dtype == np.float64
     goes_on_as(one, make(id), 15)
 
 
@@ -124,7 +124,7 @@ def atari(**options):
 def test_atari():
     one = atari()
     one.reset(seed=0)
-    assert EnvState(one, True).space.dtype == np.uint8
+    assert StateAccess(one, True).space.dtype == np.uint8
     goes_on_as(one, atari(), 10)
 
 
@@ -138,7 +138,7 @@ def test_atari_as_it_is_learned_from():
 
     one = stacked()
     one.reset(seed=0)
-    assert isinstance(EnvState(one, True).space, gym.spaces.Box)  # of fixed size, all of it
+    assert isinstance(StateAccess(one, True).space, gym.spaces.Box)  # of fixed size, all of it
     goes_on_as(one, stacked(), 10)
 
 
@@ -150,7 +150,7 @@ def test_wrappers_of_gymnasium_that_change_nothing_leave_states_arrays():
     goes_on_as(wrapped(), wrapped())
     env = wrapped()
     env.reset()
-    assert isinstance(EnvState(env, True).space, gym.spaces.Box)
+    assert isinstance(StateAccess(env, True).space, gym.spaces.Box)
 
 
 def test_wrappers_with_a_memory():
@@ -164,7 +164,7 @@ def test_wrappers_with_a_memory():
     one, other = wrapped(), wrapped()
     one.reset(seed=1)
     other.reset(seed=2)
-    here, there = EnvState(one, True), EnvState(other, True)
+    here, there = StateAccess(one, True), StateAccess(other, True)
     assert isinstance(here.space, Anything)
     for _ in range(20):
         state = kept(here.get())
@@ -252,7 +252,7 @@ def test_an_env_that_says_itself_what_its_state_is(kind, limited):
     goes_on_as(stateful(), stateful())
     env = stateful()
     env.reset(seed=0)
-    state = EnvState(env, True)
+    state = StateAccess(env, True)
     assert isinstance(state.space, gym.spaces.Box) == (kind == "float")
     if not limited:  # its own state, as it is
         assert same(kept(state.get()), env.get_state())
@@ -266,7 +266,7 @@ class Growing(Stateful):
 def test_an_array_of_changing_size_is_refused():
     env = Growing("float")
     env.reset()
-    state = EnvState(env, True)
+    state = StateAccess(env, True)
     env.step(0)
     with pytest.raises(RuntimeError, match="states of changing size must not be arrays"):
         state.get()
@@ -282,13 +282,13 @@ def test_an_env_that_cannot_be_pickled_is_named():
     env = Unpicklable()
     env.reset()
     with pytest.raises(TypeError, match="Unpicklable cannot be taken: .*set_state"):
-        EnvState(env, True).get()
+        StateAccess(env, True).get()
 
 
 def test_a_state_of_another_env_is_refused():
     env = make("CartPole-v1")
     env.reset()
-    state = EnvState(env, True)
+    state = StateAccess(env, True)
     with pytest.raises(ValueError, match="float64"):
         state.set(np.zeros(3))
     with pytest.raises(ValueError, match="float64"):
@@ -302,7 +302,7 @@ def test_a_state_of_another_env_is_refused():
 def test_dice_are_in_the_state_or_not(id, include_rng):
     env = Counter(length=1000) if id == "counter" else make(id)
     env.reset(seed=0)
-    state = EnvState(env, include_rng)
+    state = StateAccess(env, include_rng)
     first = kept(state.get())
     seen = set()
     for _ in range(40):
@@ -317,7 +317,7 @@ def test_dice_are_in_the_state_or_not(id, include_rng):
 def test_a_state_keeps_types_and_values(steps, seed):
     env = make("CartPole-v1")
     env.reset(seed=seed)
-    state = EnvState(env, True)
+    state = StateAccess(env, True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of steps beyond the end
         for action in steps:

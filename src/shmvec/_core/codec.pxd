@@ -19,6 +19,7 @@ cdef class Codec:
 
 cdef class MessageCodec(Codec):
     cdef object space
+    cdef Py_ssize_t num_envs
     cdef dict batched_spaces
     cdef list values
     cdef object arrays

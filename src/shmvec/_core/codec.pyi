@@ -21,10 +21,6 @@ class Codec:
             ValueError: Their number or shape is wrong.
             TypeError: Their dtype is.
         """
-    def take_rows(self, envs: npt.NDArray[np.intp]) -> Any:
-        """The values of some envs, batched as Gymnasium does, as copies."""
-    def batch(self, copy: bool, first: int = 0, count: int = -1) -> Any:
-        """Values of all rows, or of some, batched as Gymnasium does; views if not ``copy``."""
 
 class ArrayCodec(Codec):
     """Observations of spaces that are one array."""

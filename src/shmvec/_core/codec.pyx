@@ -76,9 +76,6 @@ cdef class Codec:
     def put_rows(self, envs, values):
         self.write_rows(envs, values)
 
-    def take_rows(self, envs):
-        return self.gather(envs)
-
 
 @cython.no_gc_clear  # which would drop the exporter without releasing its buffer
 cdef class _Rows:
@@ -564,30 +561,33 @@ cdef class MessageCodec(Codec):
 
     def __init__(self, space, num_envs):
         self.space = space
+        self.num_envs = num_envs  # whatever the frame: what was last received is what is there
         self.batched_spaces = {}  # by number of envs, made when first needed
         self.values = [_empty(space) for _ in range(num_envs)]
         self.arrays = create_empty_array(space, num_envs)
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
-        self.values[env] = value
+        self.values[env % self.num_envs] = value
         return 0
 
     cdef bint keep(self, Py_ssize_t env, object value) except -1:
         return False  # it travels inside the info
 
     cdef object read(self, Py_ssize_t env):
-        return self.values[env]
+        return self.values[env % self.num_envs]
 
     cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
         self.arrays = concatenate(self.space, self.values, self.arrays)
         return deepcopy(self.arrays) if copy else self.arrays
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
-        values = [self.values[env] for env in envs]
+        values = [self.values[env % self.num_envs] for env in envs]
+        if not values:
+            return create_empty_array(self.space, 0)
         return concatenate(self.space, values, create_empty_array(self.space, len(values)))
 
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
-        return 0  # there is one frame: what was last received is what is there
+        return 0
 
     cdef list split(self, object batch, Py_ssize_t count):
         """The actions of so many envs, one by one."""

@@ -45,7 +45,7 @@ cdef class Column:
             mask = infos.get(self.mask_key)
             if array is None and mask is None:
                 if field.dtype is None:
-                    array = np.full(num_envs, None, dtype=object)
+                    array = np.empty(num_envs, object)  # of None; np.full is Python, which Ctrl-C ends
                 else:
                     array = np.zeros((num_envs, *field.shape) if field.shape else num_envs,
                                      field.dtype)

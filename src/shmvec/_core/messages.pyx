@@ -50,10 +50,11 @@ from shmvec._core.protocol cimport ACTION, KINDS
 from shmvec._core.segment cimport Segment
 
 import math
-import pickle
+from pickle import HIGHEST_PROTOCOL, loads
+from pickle import dumps as pickled_as_known
 
-import cloudpickle
 import numpy as np
+from cloudpickle import dumps as pickled_by_value  # bound here: an env may patch the module
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
@@ -89,9 +90,9 @@ cdef inline uint32_t _sum_of(bytes pickled):
 def dumps(value):
     """Pickles: fast where the type can be imported, by value (cloudpickle) where it cannot."""
     try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        return pickled_as_known(value, HIGHEST_PROTOCOL)
     except Exception:
-        return cloudpickle.dumps(value)
+        return pickled_by_value(value)
 
 
 cdef class Field:
@@ -251,7 +252,7 @@ cdef class Encoder:
         fields = _describe_all(message)
         if fields is not None:
             number = len(self.schemas)
-            pickled = cloudpickle.dumps((number, fields))
+            pickled = pickled_by_value((number, fields))
             self.used = 0
             memset(self.grow(PREFIX), 0, PREFIX)
             memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
@@ -421,7 +422,7 @@ cdef class Decoder:
             if prefix[3] != _sum(prefix, size, self.tag, content):
                 raise self.damaged("is not as it was written")
             if self.tag == TAG_SCHEMA:
-                number, fields = pickle.loads(self.pickled)
+                number, fields = loads(self.pickled)
                 if number != len(self.schemas):
                     raise self.damaged("is a schema out of order")
                 self.check(fields)
@@ -446,7 +447,7 @@ cdef class Decoder:
     cdef object take(self):
         """The message that `next` found."""
         if self.tag == TAG_PICKLE:
-            return pickle.loads(self.pickled)
+            return loads(self.pickled)
         return self.unpack(self.schemas[self.tag])
 
     cdef dict unpack(self, list fields):
@@ -489,7 +490,7 @@ cdef class Decoder:
             pickled = PyBytes_FromStringAndSize(self.skip(size), size)
             if sum != _sum_of(pickled):
                 raise self.damaged(f"holds what is not as it was written (env {self.env})")
-            return pickle.loads(pickled)
+            return loads(pickled)
         start = self.skip(field.nbytes)
         if field.kind == FLOAT:
             memcpy(&real, start, 8)

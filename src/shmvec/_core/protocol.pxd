@@ -3,14 +3,14 @@
 cdef enum Operation:
     STEP = 1      # step the envs of the range, resetting those that are done
     RESET = 2     # reset them without seed or options
-    COMMAND = 3   # a message on the pipe says what to do
+    COMMAND = 3   # a message on the channel says what to do
     CLOSE = 4     # close the envs and end
     OPERATION = 7 # mask: flags lie above
     FRAME = 8     # bits to shift by: above the flags, the frame into which results go
 
 cdef enum Flag:
     MESSAGES = 8  # completion: the ring to the parent holds messages of this sequence
-    LATE = 16     # a message is on the pipe.  Completion: errors, a command's results, what did
+    LATE = 16     # a message is on the channel.  Completion: errors, a command's results, what did
                   # not fit the ring.  Request: actions that did not
 
 cdef enum MessageKind:

@@ -15,12 +15,13 @@ AUTORESET: dict[str, int]  # values of gymnasium.vector.AutoresetMode and their 
 class Host(Protocol):
     """What the loop leaves to Python: the rare things."""
 
-    def command(self) -> tuple[ResetArguments | None, Any]:
-        """Takes a command from the pipe: (arguments of a reset or None, results)."""
-    def late_actions(self) -> list[tuple[int, Any]]:
-        """Takes from the pipe the actions (env, action) that did not fit the ring."""
+    def command(self, sequence: int) -> tuple[ResetArguments | None, Any]:
+        """Takes a command from its channel: (arguments of a reset or None, results)."""
+    def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
+        """Takes from its channel the actions (env, action) that did not fit the ring."""
     def send_late(
         self,
+        sequence: int,
         messages: list[tuple[int, int, dict[str, Any]]],
         failures: list[tuple[int, str, BaseException]],
         results: Any,
@@ -31,6 +32,12 @@ FAULT_POINTS: range
 
 def die_at(point: int) -> None:
     """Has this process killed when it next comes to a point of the protocol: see csrc/fault.h."""
+
+def watch_forks() -> None:
+    """From now on a fork of this process that comes back from an env ends: it is no worker."""
+
+def end_forks() -> None:
+    """Ends a process that an env has forked and that comes back from the env."""
 
 class WorkerLoop:
     """Serves the envs ``first_env`` and up from a worker's request ring."""

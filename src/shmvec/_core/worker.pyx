@@ -1,8 +1,9 @@
 """A worker's hot loop: wait for a request, step the envs of its range, answer.
 
 What is rare (commands, errors, messages too large for the ring) goes through the ``host``, Python
-code with three methods: ``command() -> (reset arguments or None, results)``,
-``late_actions() -> [(env, action)]`` and ``send_late(messages, failures, results)``.
+code with three methods: ``command(sequence) -> (reset arguments or None, results)``,
+``late_actions(sequence) -> [(env, action)]`` and ``send_late(sequence, messages, failures,
+results)``.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -69,10 +70,13 @@ from shmvec._core.protocol cimport (
 from shmvec._core.results cimport Results
 from shmvec._core.segment cimport Segment
 
+import os
 from copy import deepcopy
 
 from shmvec._core import messages
 
+# What an env was doing, for messages of errors.
+OPERATIONS = {STEP: "step", RESET: "reset", COMMAND: "call", CLOSE: "close"}
 AUTORESET = {"NextStep": NEXT_STEP, "SameStep": SAME_STEP, "Disabled": DISABLED}
 
 cdef int64_t SLICE_NS = 50_000_000  # between two looks at the parent
@@ -80,6 +84,28 @@ cdef int64_t DOZE_AFTER_NS = 500_000_000  # without a request
 
 
 FAULT_POINTS = range(1, SV_FAULT_POINTS + 1)
+
+cdef bint forked = False
+
+
+def _note_fork():
+    global forked
+    forked = True
+
+
+def watch_forks():
+    """From now on a fork of this process ends when an env of it returns: see ``end_forks``."""
+    global forked
+    forked = False
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+cpdef int end_forks() except -1:
+    """Ends a process that an env has forked and that comes back from the env: it is no worker."""
+    if forked:
+        os.write(2, b"shmvec: a process that an env has forked returned from the env; it ends\n")
+        os._exit(1)
+    return 0
 
 
 def die_at(int point):
@@ -123,6 +149,7 @@ cdef class WorkerLoop:
     cdef uint32_t flags
     cdef list late                # [(kind, env, message)]: did not fit the ring
     cdef list failures
+    cdef bint alone               # in a process of its own
 
     def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
                  timed=False, mends=False, resets=None):
@@ -177,6 +204,7 @@ cdef class WorkerLoop:
         cdef int64_t idle_since = sv_now_ns()
         cdef sv_affinity affinity
         affinity.count = 0
+        self.alone = True
         while True:
             with nogil:
                 found = sv_wait_request(&self.waiter, self.bell, &self.requests, self.index,
@@ -225,8 +253,8 @@ cdef class WorkerLoop:
                 return False
 
     cdef bint execute(self, sv_record *request) except -1:
-        cdef object results = None
-        cdef object arguments
+        cdef object results
+        cdef Py_ssize_t i
         cdef Py_ssize_t begin = <Py_ssize_t>request.first - self.first_env
         cdef Py_ssize_t end = begin + request.count
         if begin < 0 or end > len(self.envs):
@@ -236,6 +264,32 @@ cdef class WorkerLoop:
         self.choose_frame(request.operation >> FRAME)
         self.sequence = request.sequence
         self.flags = 0
+        try:
+            results = self.carry_out(request, operation, begin, end)
+        except BaseException as error:
+            if self.alone:
+                raise
+            # Ctrl-C, which is the program's: it gets it, and what it has asked is answered.
+            results = None
+            self.late = []
+            doing = OPERATIONS.get(operation, "call")
+            self.failures = [(self.first_env + i, doing, error) for i in range(begin, end)]
+        if self.late or self.failures or results is not None:
+            self.flags |= LATE
+        if self.timed:
+            sv_busy_begin(self.counters, 0, 0)
+        self.complete(request)
+        SV_FAULT(9)
+        # After the completion: the parent, which reads the channel whenever it waits, knows sooner.
+        if self.flags & LATE:
+            self.send_late(results)
+        return operation != CLOSE
+
+    cdef object carry_out(self, sv_record *request, uint32_t operation, Py_ssize_t begin,
+                          Py_ssize_t end):
+        """Does what is asked; the results of a command."""
+        cdef object results = None
+        cdef object arguments
         cdef int64_t start
         cdef int64_t reset_ns
         if operation == STEP:
@@ -247,24 +301,26 @@ cdef class WorkerLoop:
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
-            arguments, results = self.host.command()
+            arguments, results = self.host.command(self.sequence)
             if arguments is not None:
                 seeds, options, mask = arguments
                 self.reset_range(begin, end, seeds, options, mask)
         elif operation != CLOSE:
             raise RuntimeError(f"the segment is damaged: operation {operation}")
-        if self.late or self.failures or results is not None:
-            self.flags |= LATE
-        if self.timed:
-            sv_busy_begin(self.counters, 0, 0)
-        self.complete(request)
-        SV_FAULT(9)
-        # After the completion: the parent reads the pipe only then, and a full pipe would block.
-        if self.flags & LATE:
-            self.host.send_late(self.late, self.failures, results)
-            self.late = []
-            self.failures = []
-        return operation != CLOSE
+        return results
+
+    cdef int send_late(self, object results) except -1:
+        """Sends what was announced, even if Ctrl-C comes in between (in the parent's process)."""
+        late, self.late = self.late, []
+        failures, self.failures = self.failures, []
+        try:
+            self.host.send_late(self.sequence, late, failures, results)
+        except BaseException:
+            if self.alone:
+                raise
+            self.host.send_late(self.sequence, late, failures, results)
+            raise
+        return 0
 
     cdef int choose_frame(self, Py_ssize_t frame) except -1:
         self.results = self.home
@@ -277,7 +333,7 @@ cdef class WorkerLoop:
         return 0
 
     cdef int receive_actions(self, bint late, Py_ssize_t expected) except -1:
-        """Takes the actions that come as messages, and from the pipe those that did not fit."""
+        """Takes the actions that come as messages, and from the channel those that did not fit."""
         cdef Decoder decoder = self.action_messages
         self.undecodable.clear()
         while decoder.next(self.sequence):
@@ -289,7 +345,7 @@ cdef class WorkerLoop:
             finally:
                 decoder.release()
         if late:
-            for env, action in self.host.late_actions():
+            for env, action in self.host.late_actions(self.sequence):
                 self.actions.write(env, action)
                 expected -= 1
         if expected != 0:
@@ -320,6 +376,8 @@ cdef class WorkerLoop:
                     self.step_one(i)
             except BaseException as error:
                 self.fail(i, error)
+            if forked:
+                end_forks()
             SV_FAULT(2)
         return 0
 
@@ -335,6 +393,8 @@ cdef class WorkerLoop:
                                None if options is None else options[i], True)
             except BaseException as error:
                 self.fail(i, error)
+            if forked:
+                end_forks()
         return 0
 
     cdef int step_one(self, Py_ssize_t i) except -1:
@@ -347,6 +407,8 @@ cdef class WorkerLoop:
         if self.timed:
             sv_busy_begin(self.counters, sv_busy(env, False), sv_now_ns())
         result = self.envs[i].step(self.actions.read(env))
+        if forked:
+            end_forks()
         if type(result) is not tuple:
             result = tuple(result)
         if len(<tuple>result) != 5:
@@ -418,6 +480,8 @@ cdef class WorkerLoop:
                 self.retries[i] = seed, options
             raise
         finally:
+            if forked:
+                end_forks()
             self.tally.reset_ns += sv_now_ns() - start
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(

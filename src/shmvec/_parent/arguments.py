@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec._shared.scheduling import WAIT_POLICIES
+from shmvec.spaces import mapped
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
@@ -32,8 +33,10 @@ __all__ = [
     "AutoresetMode",
     "Options",
     "checked_autoreset_mode",
+    "checked_batch_size",
     "checked_count",
     "checked_env_fns",
+    "checked_env_ids",
     "checked_limits",
     "checked_mask",
     "checked_max_concurrency",
@@ -43,8 +46,10 @@ __all__ = [
     "checked_seeds",
     "checked_threads",
     "checked_wait_policy",
+    "existing_env_ids",
+    "given_actions",
     "given_once",
-    "of_each_env",
+    "reset_arguments",
 ]
 
 # For reset: the same for all envs, or one for each.
@@ -250,3 +255,91 @@ def checked_mask(mask: Any, num_envs: int, name: str = "`options['reset_mask']`"
             f"reset_mask={mask}"
         )
     return list(mask.tolist())
+
+
+def checked_batch_size(batch_size: Any, num_envs: int) -> int | None:
+    """A number of envs, or None.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: There are not so many envs.
+    """
+    if batch_size is None:
+        return None
+    try:
+        size = operator.index(batch_size)
+    except TypeError:
+        raise TypeError(f"batch_size must be an int or None, got {batch_size!r}") from None
+    if not 1 <= size <= num_envs:
+        raise ValueError(
+            f"batch_size must be between 1 and the number of envs ({num_envs}), got {size}"
+        )
+    return size
+
+
+def checked_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
+    """Indices of envs, as an array; None means all.
+
+    Raises:
+        TypeError: They are no integers.
+        ValueError: There are none, or they are not in one row.
+    """
+    if env_id is None:
+        return np.arange(num_envs, dtype=np.intp)
+    ids = np.asarray(env_id)
+    if ids.ndim != 1 or len(ids) == 0:
+        raise ValueError(
+            f"env_id must be indices of envs, a list or an array of one dimension, got {env_id!r}"
+        )
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"env_id must be integers, got {ids.dtype}: {env_id!r}")
+    return np.ascontiguousarray(ids, np.intp)
+
+
+def existing_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
+    """Indices of envs that there are, each once; None means all.
+
+    Raises:
+        TypeError: They are no integers.
+        ValueError: There is no such env, or it is named twice.
+    """
+    envs = checked_env_ids(env_id, num_envs)
+    if envs.min() < 0 or envs.max() >= num_envs:
+        raise ValueError(f"env_id must be in 0 to {num_envs - 1}, got {envs.tolist()}")
+    if len(np.unique(envs)) < len(envs):
+        raise ValueError(f"env_id names an env twice: {envs.tolist()}")
+    return envs
+
+
+def given_actions(space: Any, actions: Any, envs: npt.NDArray[np.intp]) -> Any:
+    """The actions of some envs, out of those of all; ``space`` is that of one env."""
+
+    def given(part: Any) -> Any:
+        return part[envs] if isinstance(part, np.ndarray) else [part[env] for env in envs]
+
+    return mapped(space, given, actions)
+
+
+def reset_arguments(
+    num_envs: int,
+    seed: int | Sequence[int | None] | None,
+    options: Options,
+    env_id: npt.ArrayLike | None = None,
+) -> tuple[npt.NDArray[np.intp], list[Any] | None, list[Any] | None]:
+    """The envs to reset, and the seed and options of each of them."""
+    if env_id is not None:
+        envs = existing_env_ids(env_id, num_envs)
+    elif isinstance(options, dict) and "reset_mask" in options:
+        options = dict(options)
+        mask = checked_mask(options.pop("reset_mask"), num_envs)
+        envs = np.flatnonzero(mask)
+    else:
+        envs = np.arange(num_envs, dtype=np.intp)
+    named = None if env_id is None else envs
+    seeds = of_each_env(checked_seeds, seed, named, num_envs)
+    each = of_each_env(checked_options, options, named, num_envs)
+    return (
+        envs,
+        None if seeds is None else [seeds[env] for env in envs],
+        None if each is None else [each[env] for env in envs],
+    )

@@ -1,4 +1,4 @@
-"""Whose a vector env is: where it was made, and in which process."""
+"""Whose an exchange is: where it was made, and in which process."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ __all__ = ["caller", "own"]
 _owned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def own(vector_env: Any) -> None:
-    """A fork of this process must not touch this vector env's workers."""
-    _owned.add(vector_env)
+def own(exchange: Any) -> None:
+    """A fork of this process must not touch this exchange's workers."""
+    _owned.add(exchange)
 
 
 def _disown_all() -> None:
-    for vector_env in list(_owned):
-        vector_env._loop = None
-        vector_env.closed = True
+    for exchange in list(_owned):
+        exchange.disown()
     _owned.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def caller() -> str:

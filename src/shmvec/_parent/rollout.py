@@ -11,7 +11,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -20,15 +20,17 @@ from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
 from shmvec._core.lease import Lease
-from shmvec._core.parent import ParentLoop
 from shmvec._core.results import Results
 from shmvec._parent.arguments import checked_count
-from shmvec._shared.layout import Layout
 from shmvec._shared.memory import map_memory, reserve_memory
+
+if TYPE_CHECKING:
+    from shmvec.exchange import Exchange
 
 __all__ = ["Rollout", "Rollouts"]
 
 _ALIGNMENT = 128
+_FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; some are at home
 
 # Sends actions for a frame, calls the function while the workers step, returns the infos.
 _Step = Callable[[Any, int, Callable[[], None]], dict[str, Any]]
@@ -109,32 +111,23 @@ class Rollouts:
 
     def __init__(
         self,
-        layout: Layout,
-        action_space: gym.Space[Any],
-        loop: ParentLoop,
+        exchange: Exchange,
         autoreset: bool,
-        share: Callable[[int, int, int], None],
         step: _Step,
     ) -> None:
         """Prepares for rollouts.
 
         Args:
-            layout: What a frame holds.
-            action_space: Action space of one env.
-            loop: The core.
+            exchange: Asks the envs.
             autoreset: Whether envs are reset when their episodes end.
-            share: Hands a descriptor, its size and the number of frames to the workers.
             step: Steps all envs.
         """
-        self._layout = layout
-        self._action_space = action_space
-        self._loop = loop
+        self._exchange = exchange
+        self._layout = exchange.layout
+        self._action_space = exchange.single_action_space
         self._autoreset = autoreset
-        self._share = share
         self._step_all = step
         self._made: tuple[int, bool] | None = None
-        self._results: Results | None = None
-        self._memory: Any = None
         self._half = 1
         self._current: weakref.ref[Rollout] | None = None
 
@@ -163,14 +156,14 @@ class Rollouts:
             )
         if self._made != (length, pin):
             self._make(length, pin)
-        results = self._results
+        results = self._exchange.frames.rollouts
         assert results is not None
         num_envs = self._layout.num_envs
         count = (length + 1) * num_envs
         half = self._free_half(results, count)
         self._half = half
         lease = results.lease(half * count, count)
-        self._loop.start_rollout(half * (length + 1))
+        self._exchange.frames.start_rollout(half * (length + 1))
         offset = self._layout.results_nbytes(2 * (length + 1))
         for _ in range(half + 1):  # the second's actions lie behind the first's
             actions, offset = self._actions(length, lease, offset)
@@ -202,6 +195,13 @@ class Rollouts:
     def _make(self, length: int, pin: bool) -> None:
         """Reserves memory for two rollouts and hands it to the workers."""
         num_frames = 2 * (length + 1)
+        if num_frames > _FRAMES_MOST:
+            raise ValueError(
+                f"length must be at most {_FRAMES_MOST // 2 - 1:,}, got {length:,}: take several "
+                "rollouts"
+            )
+        # Whoever breaks this off leaves workers that look at other memory than the parent.
+        self._made = self._current = None
         nbytes = self._layout.results_nbytes(num_frames)
         for _ in range(2):
             _, nbytes = self._actions(length, None, nbytes)
@@ -211,11 +211,10 @@ class Rollouts:
             memory = np.frombuffer(map_memory(descriptor, nbytes), np.uint8)
             if pin:
                 _page_lock(memory)
-            self._share(descriptor, nbytes, num_frames)
+            self._exchange.share_rollouts(descriptor, nbytes, num_frames)
         finally:
             os.close(descriptor)
-        self._results = self._layout.results_in(memory, num_frames)
-        self._loop.take_rollouts(self._results)
+        self._exchange.frames.take_rollouts(self._layout.results_in(memory, num_frames))
         self._made = length, pin
         self._half = 1
 
@@ -245,7 +244,8 @@ class Rollouts:
         if rollout.released:
             raise RuntimeError("this rollout was released: begin another one with rollout()")
         frame = self._half * (rollout.length + 1) + rollout.steps
-        if self._current is None or self._current() is not rollout or self._loop.away != frame:
+        last = None if self._current is None else self._current()
+        if last is not rollout or self._exchange.frames.away != frame:
             raise RuntimeError(
                 "this rollout cannot be gone on with: another one was begun, the envs were "
                 "stepped or reset without it, or its last step failed. Begin another one with "
@@ -253,7 +253,7 @@ class Rollouts:
             )
         infos = self._step_all(actions, frame + 1, meanwhile)
         if rollout.steps == rollout.length - 1:
-            self._loop.come_home()  # the last row is the user's from now on, to change as well
+            self._exchange.frames.end_rollout()  # the last row is the user's, to change as well
         return infos
 
 

@@ -1,269 +1,332 @@
-"""Starts, watches and ends worker processes, and carries control messages to and from them.
+"""Watches over worker processes, ends them, and speaks to them about anything but steps.
 
-``Supervisor`` owns processes; ``InlineWorker`` looks the same and runs the envs in the calling
-process. Whatever happens, ``stop`` leaves no process and no pipe behind.
+Whether a process lives is what its pidfd says, and nothing else: not SIGCHLD, not ``waitpid``,
+which others may call, not the end of a pipe, which others may hold. Whatever happens, ``stop``
+leaves no process and no descriptor behind.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import select
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from multiprocessing import process as mp_process
 from multiprocessing.connection import wait as wait_for_any
-from multiprocessing.context import BaseContext
-from typing import Any
+from pickle import loads
+from typing import Any, Protocol
 
 import cloudpickle
-from gymnasium.vector.utils import clear_mpi_env_vars
 
+from shmvec._core.channel import Channel
 from shmvec._core.segment import Segment
-from shmvec._core.worker import WorkerLoop
-from shmvec._shared.pipes import InlinePipe, Pipe
-from shmvec._shared.threads import thread_variables
-from shmvec._worker.process import Attachment, EnvFn, EnvHost, Report, run_worker
+from shmvec._shared.records import Attachment, Report, Resets
 from shmvec.faults import Failure, crash
 
-__all__ = ["InlineWorker", "Supervisor"]
-
-Resets = Sequence[tuple[int | None, Any] | None]
+__all__ = ["Launcher", "Supervisor", "Workers"]
 
 _KILL_AFTER_S = 2.0  # what a process gets to obey SIGTERM
-_SLICE_S = 0.05  # between two reminders
+_LAST_WORDS_S = 1.0  # what one gets to end whose channel is broken
+_SLICE_S = 0.05  # between two looks or reminders
+_UNKNOWN = 255  # the exit code of a process that somebody else has waited for
+
+
+class Launcher(Protocol):
+    """What starts processes."""
+
+    def start(self, index: int) -> tuple[Any, Channel]:
+        """Starts the process of a worker; returns it and this end of its channel."""
+
+
+class Workers(Protocol):
+    """The workers of one vector env: processes, or what stands in for them.
+
+    Attributes:
+        ranges: The envs of each.
+        processes: The processes.
+        channels: Control channels to them.
+        doing: The last command, for messages.
+        stopped: Whether they were.
+        inline: Serves requests where there is no process; None where there are.
+    """
+
+    ranges: list[range]
+    processes: list[Any]
+    channels: list[Any]
+    doing: str
+    stopped: bool
+
+    @property
+    def inline(self) -> Callable[[], None] | None: ...
+
+    def pack(self, message: Any) -> Any:
+        """A message ready to send; what cannot be pickled raises here."""
+
+    def unpack(self, packed: Any) -> Any:
+        """The message that was packed."""
+
+    def reports(self) -> list[Report | Failure]:
+        """Waits until every worker has built its envs; one report a worker."""
+
+    def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
+        """Hands the segment to the workers and waits until all have attached."""
+
+    def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
+        """Keeps the memory of rollouts for workers that are started later."""
+
+    def end(self, index: int) -> None:
+        """Ends a worker, whatever it is doing, and confirms its death."""
+
+    def begin(self, index: int) -> None:
+        """Starts a worker in place of one that has ended."""
+
+    def finish(self, index: int, resets: Resets) -> Failure | None:
+        """Waits until it is built and attached; returns what building its envs has raised."""
+
+    def is_up(self, index: int) -> bool:
+        """Whether it is attached, and was not ended."""
+
+    def interrupt(self, index: int) -> None:
+        """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
+
+    def rouse(self, mask: int) -> None:
+        """Wakes workers that have dozed off: those of these bits of the bell."""
+
+    def look(self) -> None:
+        """Raises WorkerCrashError if one has ended."""
+
+    def listen(self, indices: Sequence[int], timeout: float) -> None:
+        """Waits for something to read from one of these workers."""
+
+    def dismiss(self) -> None:
+        """Tells workers that wait for the segment that there will be none."""
+
+    def stop(
+        self, timeout: float | None, remind: Callable[[], object] | None = None
+    ) -> list[Failure]:
+        """Ends all, which were asked to close before; returns what closing envs has raised."""
+
+    def disown(self) -> None:
+        """Lets go of them: this process is a fork of the one whose they are."""
 
 
 class Supervisor:
-    """The worker processes of one vector env."""
+    """The worker processes of one vector env; see ``Workers``."""
 
     inline = None
-    has_alarms = hasattr(os, "eventfd")  # Linux, Python 3.10
-    pack = staticmethod(Pipe.pack)
-    unpack = staticmethod(Pipe.unpack)
+    # Bound here: somebody may patch the modules.
+    pack = staticmethod(cloudpickle.dumps)
+    unpack = staticmethod(loads)
 
-    def __init__(
-        self,
-        env_fns: Sequence[EnvFn],
-        ranges: Sequence[range],
-        context: BaseContext,
-        daemon: bool,
-        name: str,
-        threads: int,
-        pinned: bool,
-    ) -> None:
-        """Starts one process for each range of envs.
-
-        Args:
-            env_fns: One for each env.
-            ranges: The envs of each worker.
-            context: How processes are started.
-            daemon: Whether they are daemonic.
-            name: Part of the processes' names.
-            threads: Threads that libraries may start in each process; 0: as many as they like.
-            pinned: Whether each process stays on one core.
-
-        Raises:
-            TypeError: An env_fn cannot be pickled (spawn and forkserver); nothing was started.
-        """
+    def __init__(self, launcher: Launcher, ranges: Sequence[range]) -> None:
+        """Starts one process for each range of envs."""
         self.ranges = list(ranges)
+        self.doing = "start"
+        self.stopped = False
         self.processes: list[Any] = []
-        self.doing = "start"  # the last command, for messages
-        self._pipes: list[Pipe] = []
-        self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
+        self.channels: list[Any] = []
+        self._launcher = launcher
         self._owner = os.getpid()
-        self._stopped = False
-        self._context = context
-        self._daemon = daemon
-        self._name = name
-        self._threads = threads
-        self._pinned = pinned
+        self._pidfds: list[int] = []
+        self._up = [False] * len(self.ranges)
+        self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
         # What a worker that is started later needs, too.
         self._attachment: Attachment | None = None
         self._descriptor = -1
-        self._rollouts: tuple[Any, int] | None = None
-        self._fork = context.get_start_method() == "fork"
-        loads = [list(env_fns[envs.start : envs.stop]) for envs in self.ranges]
-        self._loads: list[Any] = (
-            loads
-            if self._fork
-            else [_pickled(fns, envs) for fns, envs in zip(loads, ranges, strict=True)]
-        )
+        self._rollouts: tuple[tuple[int, int], int] | None = None
         try:
             for index in range(len(self.ranges)):
-                pipe, process = self._start(index)
-                self._pipes.append(pipe)
+                process, channel, pidfd = self._launched(index)
                 self.processes.append(process)
+                self.channels.append(channel)
+                self._pidfds.append(pidfd)
         except BaseException:
             self.stop(timeout=0.0)
             raise
 
-    def _start(self, index: int) -> tuple[Pipe, Any]:
-        """Starts a process for a range of envs."""
-        mine, theirs = self._context.Pipe(duplex=True)
-        inherited = [pipe.connection for pipe in self._pipes] + [mine] if self._fork else []
-        process = self._context.Process(  # type: ignore[attr-defined]
-            target=run_worker,
-            name=f"Worker<{self._name}>-{index}",
-            args=(
-                index,
-                self.ranges[index].start,
-                self._loads[index],
-                theirs,
-                self._owner,
-                inherited,
-                self._threads,
-                self._pinned,
-            ),
-            daemon=self._daemon,
-        )
-        try:
-            with clear_mpi_env_vars(), thread_variables(self._threads):
-                process.start()
-        except BaseException:
-            mine.close()
-            raise
-        finally:
-            theirs.close()
-        return Pipe(mine), process
+    # ---- starting ----------------------------------------------------------------------------
 
     def reports(self) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker."""
-        return [self.receive(index) for index in range(len(self._pipes))]
+        return [self._receive(index) for index in range(len(self.ranges))]
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
         self._attachment = attachment
         self._descriptor = os.dup(descriptor)
-        if self.has_alarms:
-            for _ in self.ranges:
-                self._alarms.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        for index in range(len(self._pipes)):
+        for _ in self.ranges:
+            self._alarms.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        for index in range(len(self.ranges)):
             self._hand_over(index, attachment)
-        for index in range(len(self._pipes)):
-            self.receive(index)
+        for index in range(len(self.ranges)):
+            self._receive(index)
+            self._up[index] = True
 
     def _hand_over(self, index: int, attachment: Attachment) -> None:
         """Sends a worker what it needs to attach."""
-        self.send(index, Pipe.pack(attachment))
-        self._send_descriptor(index, self._descriptor)
-        if self.has_alarms:
-            self._send_descriptor(index, self._alarms[index])
-
-    def share_rollouts(self, packed: Any, descriptor: int) -> None:
-        """Hands the memory of rollouts to the workers, which have been told to read a command."""
+        descriptors = [self._descriptor, self._alarms[index]]
         if self._rollouts is not None:
-            os.close(self._rollouts[1])
-        self._rollouts = packed, os.dup(descriptor)
-        for index in range(len(self._pipes)):
-            self.send(index, packed)
-            self._send_descriptor(index, descriptor)
+            attachment = replace(attachment, rollouts=self._rollouts[0])
+            descriptors.append(self._rollouts[1])
+        self.channels[index].put(0, self.pack(attachment), descriptors)
 
-    def end(self, index: int) -> int | None:
-        """Ends a worker, whatever it is doing, and confirms its death; returns its exit code."""
-        process = self.processes[index]
-        self._pipes[index].close()
-        _end([process], _KILL_AFTER_S)
-        code: int | None = process.exitcode
-        return code
+    def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
+        """Keeps the memory of rollouts for workers that are started later."""
+        kept, self._rollouts = self._rollouts, (size, os.dup(descriptor))
+        if kept is not None:
+            os.close(kept[1])
 
-    def restart(self, index: int, resets: Resets) -> Failure | None:
-        """Starts a process in place of one that has ended.
+    def begin(self, index: int) -> None:
+        """Starts a worker in place of one that has ended."""
+        process, channel, pidfd = self._launched(index)
+        self.processes[index], self.channels[index] = process, channel
+        self._pidfds[index] = pidfd
 
-        Args:
-            index: The worker's index.
-            resets: For each of its envs: seed and options of its first reset, or None.
-
-        Returns:
-            What building its envs raised; None if all is well.
-
-        Raises:
-            WorkerCrashError: It died, too.
-        """
-        assert self._attachment is not None
-        self._pipes[index].close()
-        pipe, process = self._start(index)
-        self._pipes[index], self.processes[index] = pipe, process
+    def _launched(self, index: int) -> tuple[Any, Channel, int]:
+        """Starts a process that can be watched over, or leaves none."""
+        process, channel = self._launcher.start(index)
         try:
-            report = self.receive(index)
+            return process, channel, _pidfd_of(process)
+        except BaseException:
+            channel.close()
+            process.kill()
+            process.join()
+            raise
+
+    def finish(self, index: int, resets: Resets) -> Failure | None:
+        """Waits until it is built and attached; returns what building its envs has raised."""
+        assert self._attachment is not None
+        try:
+            report = self._receive(index)
             if isinstance(report, Failure):
-                process.join(_KILL_AFTER_S)
+                self.end(index)
                 return report
-            rollouts = self._rollouts is not None
-            self._hand_over(index, replace(self._attachment, resets=resets, rollouts=rollouts))
-            if self._rollouts is not None:
-                self.send(index, self._rollouts[0])
-                self._send_descriptor(index, self._rollouts[1])
-            self.receive(index)
+            self._hand_over(index, replace(self._attachment, resets=resets))
+            self._receive(index)
+            self._up[index] = True
         except BaseException:
             self.end(index)
             raise
         return None
 
-    def interrupt(self, index: int) -> None:
-        """Has a worker raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
-        process = self.processes[index]
-        if process.is_alive():
-            os.kill(process.pid, signal.SIGUSR1)
+    def is_up(self, index: int) -> bool:
+        """Whether it is attached, and was not ended."""
+        return self._up[index]
 
-    def rouse(self) -> None:
-        """Wakes workers that have dozed off."""
-        for alarm in self._alarms:
-            with suppress(BlockingIOError):  # full: it has not even looked at the last ones
-                os.eventfd_write(alarm, 1)
-
-    def send(self, index: int, packed: Any) -> None:
-        """Sends a worker what ``Pipe.pack`` returned. One that is dead gets nothing."""
-
-        def look() -> None:
-            if not self.processes[index].is_alive():
-                raise BrokenPipeError
-
-        with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            self._pipes[index].send(packed, look)
-
-    def _send_descriptor(self, index: int, descriptor: int) -> None:
-        """Gives a worker a duplicate of a file descriptor."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self._pipes[index].send_descriptor(descriptor, self.processes[index].pid)
-
-    def receive(self, index: int) -> Any:
-        """Waits for a message of a worker.
+    def _receive(self, index: int) -> Any:
+        """Waits for what a worker says when it starts, whatever happens to the others.
 
         Raises:
-            WorkerCrashError: It died instead.
+            WorkerCrashError: It has died instead, and said nothing.
         """
-        try:
-            message = self._pipes[index].receive(self.look)
-            if not isinstance(message, list):
-                return message
-            raise EOFError("it has said goodbye")  # failures in close(): it ends
-        except (EOFError, ConnectionResetError, BrokenPipeError) as error:
-            self.processes[index].join(_KILL_AFTER_S)
-            self.look()
-            process = self.processes[index]
-            ended = [(index, self.ranges[index], process.exitcode)]
-            raise crash(ended, self.doing) from error
+        while True:
+            # Dead or not first: what it has said before it died is read in any case.
+            dead = self._has_ended(index)
+            message = self.channels[index].take(0)
+            if message is not None:
+                return self.unpack(message.content)
+            if dead or self.channels[index].broken is not None:
+                raise self._crash([index])
+            self.channels[index].pump()
+            self.listen([index], _SLICE_S)
+
+    # ---- watching ----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Raises WorkerCrashError if a worker process has ended."""
-        if not wait_for_any([process.sentinel for process in self.processes], 0):
+        """Raises WorkerCrashError if one has ended, or cannot be spoken to."""
+        poll = select.poll()
+        for pidfd in self._pidfds:
+            if pidfd >= 0:  # else it is being replaced
+                poll.register(pidfd, select.POLLIN)
+        ended = poll.poll(0)
+        if not ended and all(channel.broken is None for channel in self.channels):
             return
-        ended = [
-            (index, envs, process.exitcode)
-            for index, (envs, process) in enumerate(zip(self.ranges, self.processes, strict=True))
-            if not process.is_alive()
+        dead = {pidfd for pidfd, _ in ended}
+        indices = [
+            index
+            for index, (pidfd, channel) in enumerate(zip(self._pidfds, self.channels, strict=True))
+            if pidfd >= 0 and (pidfd in dead or channel.broken is not None)
         ]
-        if ended:
-            raise crash(ended, self.doing)
+        if indices:
+            raise self._crash(indices)
+
+    def listen(self, indices: Sequence[int], timeout: float) -> None:
+        """Waits for something to read from one of these workers, or for its end."""
+        poll = select.poll()
+        for index in indices:
+            channel = self.channels[index]
+            if channel.broken is None:
+                poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
+            poll.register(self._pidfds[index], select.POLLIN)
+        poll.poll(1000 * min(timeout, _SLICE_S))
+
+    def _has_ended(self, index: int) -> bool:
+        return _ended(self._pidfds[index], 0.0)
+
+    def _crash(self, indices: Iterable[int]) -> Exception:
+        """The error for workers that have ended, or whose channel is broken."""
+        found = []
+        for index in indices:
+            why = ""
+            if not _ended(self._pidfds[index], _LAST_WORDS_S):
+                why = f"its control channel: {self.channels[index].broken}; it was killed"
+                _send(self._pidfds[index], signal.SIGKILL)
+                _ended(self._pidfds[index], _KILL_AFTER_S)
+            found.append((index, self.ranges[index], why or _reaped(self.processes[index])))
+        return crash(found, self.doing)
+
+    def interrupt(self, index: int) -> None:
+        """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
+        _send(self._pidfds[index], signal.SIGUSR1)
+
+    def rouse(self, mask: int) -> None:
+        """Wakes workers that have dozed off: those of these bits of the bell."""
+        for index, alarm in enumerate(self._alarms):
+            if mask >> index % 32 & 1:
+                with contextlib.suppress(BlockingIOError):  # full: it has not even looked
+                    os.eventfd_write(alarm, 1)
+
+    # ---- ending ------------------------------------------------------------------------------
+
+    def end(self, index: int) -> None:
+        """Ends a worker, whatever it is doing, and confirms its death."""
+        self._up[index] = False
+        self._end([index])
+
+    def _end(self, indices: Sequence[int]) -> None:
+        """Terminates processes, and kills those that do not obey, with what they have started."""
+        for index in indices:
+            self._up[index] = False
+            _send(self._pidfds[index], signal.SIGTERM)
+        stubborn = time.monotonic() + _KILL_AFTER_S
+        for index in indices:
+            if self._pidfds[index] < 0:  # it was ended before
+                continue
+            _ended(self._pidfds[index], max(0.0, stubborn - time.monotonic()))
+            # The group is that of the process, whose number nobody else has until it is reaped.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.processes[index].pid, signal.SIGKILL)
+            _send(self._pidfds[index], signal.SIGKILL)
+            _ended(self._pidfds[index], None)
+            self._release(index)
+
+    def _release(self, index: int) -> None:
+        """Closes what belongs to a process that has ended."""
+        _reaped(self.processes[index])
+        self.channels[index].close()
+        pidfd, self._pidfds[index] = self._pidfds[index], -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def dismiss(self) -> None:
         """Tells workers that wait for the segment that there will be none."""
-        for pipe in self._pipes:
-            try:
-                pipe.send(Pipe.pack(None))
-            except OSError:
-                pass  # it has ended already
+        for up, channel in zip(self._up, self.channels, strict=False):
+            if not up:
+                channel.put(0, self.pack(None))
 
     def stop(
         self, timeout: float | None, remind: Callable[[], object] | None = None
@@ -276,160 +339,102 @@ class Supervisor:
             remind: Called every 50 ms; asks them again.
 
         Returns:
-            What closing the envs raised.
+            What closing the envs has raised.
         """
-        if self._stopped or self._owner != os.getpid():
+        if self.stopped or self._owner != os.getpid():
             return []  # a fork of the parent must not end the parent's workers
-        self._stopped = True
+        self.stopped = True
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
-        sentinels = {process.sentinel for process in self.processes}
-        open_pipes: dict[Any, Pipe] = {
-            pipe.connection: pipe for pipe in self._pipes if not pipe.connection.closed
-        }
-        while sentinels and (deadline is None or time.monotonic() < deadline):
-            left = _SLICE_S if deadline is None else max(0.0, deadline - time.monotonic())
-            for ready in wait_for_any([*sentinels, *open_pipes], min(left, _SLICE_S)):
-                if ready in sentinels:
-                    sentinels.remove(ready)
-                    continue
-                try:  # read, whatever it is: a worker must not block on a full pipe
-                    message = open_pipes[ready].receive(self.look)
-                    if isinstance(message, list):
-                        failures += message
-                except (EOFError, OSError):
-                    del open_pipes[ready]
-            if remind is not None:
-                remind()
-        _end(self.processes, _KILL_AFTER_S)
-        for pipe in self._pipes:
-            pipe.close()
-        for alarm in self._alarms:
-            os.close(alarm)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        if self._rollouts is not None:
-            os.close(self._rollouts[1])
+        waiting = [index for index, pidfd in enumerate(self._pidfds) if pidfd >= 0]
+        try:
+            while waiting:
+                left = _SLICE_S if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self.listen(waiting, left)
+                for index in list(waiting):
+                    ended = self._has_ended(index)
+                    self.channels[index].pump()  # a worker must not block on a full socket
+                    farewell = self.channels[index].farewell
+                    if ended:
+                        waiting.remove(index)
+                        with contextlib.suppress(Exception):
+                            failures += self.unpack(farewell) if farewell is not None else ()
+                if remind is not None:
+                    remind()
+            for index in range(len(self._pidfds)):
+                if self._pidfds[index] >= 0 and index not in waiting:
+                    self._release(index)
+        finally:
+            self._end([index for index, pidfd in enumerate(self._pidfds) if pidfd >= 0])
+            self._close_descriptors()
         return failures
 
+    def _close_descriptors(self) -> None:
+        alarms, self._alarms = self._alarms, []
+        for alarm in alarms:
+            os.close(alarm)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        rollouts, self._rollouts = self._rollouts, None
+        if rollouts is not None:
+            os.close(rollouts[1])
 
-class InlineWorker:
-    """Stands in for a worker process: the envs live in the calling process."""
-
-    has_alarms = False
-    pack = staticmethod(InlinePipe.pack)
-    unpack = staticmethod(InlinePipe.unpack)
-
-    def __init__(self, env_fns: Sequence[EnvFn]) -> None:
-        """Prepares for the envs; ``reports`` builds them."""
-        self.ranges = [range(len(env_fns))]
-        self.processes: list[Any] = []
-        self.doing = "start"  # the last command, for messages
-        self._env_fns = env_fns
-        self._pipe = InlinePipe()
-        self._host = EnvHost(0, 0, self._pipe)
-        self._loop: WorkerLoop | None = None
-        self._attached: tuple[Segment, Attachment] | None = None
-        self._rollouts: tuple[Any, int] | None = None
-
-    def reports(self) -> list[Report | Failure]:
-        """Builds the envs."""
-        return [self._host.build(self._env_fns)]
-
-    def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
-        """Makes the worker's loop over the same mapping."""
-        self._attached = segment, attachment
-        self._loop = self._host.loop(segment, attachment)
-
-    def share_rollouts(self, packed: Any, descriptor: int) -> None:
-        """Hands the memory of rollouts to the host, which has been told to read a command."""
-        if self._rollouts is not None:
-            os.close(self._rollouts[1])
-        self._rollouts = packed, os.dup(descriptor)
-        self._pipe.send(packed)
-        self._pipe.send_descriptor(descriptor)
-
-    def end(self, index: int) -> int | None:
-        """Closes the envs, as far as they can be."""
-        self._loop = None
-        self._host.close()
-        return None
-
-    def restart(self, index: int, resets: Resets) -> Failure | None:
-        """Builds the envs again; returns what that raised, or None."""
-        assert self._attached is not None
-        segment, attachment = self._attached
-        self._host = EnvHost(0, 0, self._pipe)
-        report = self._host.build(self._env_fns)
-        if isinstance(report, Failure):
-            return report
-        self._loop = self._host.loop(segment, replace(attachment, resets=resets))
-        if self._rollouts is not None:
-            self._pipe.send(self._rollouts[0])
-            self._pipe.send_descriptor(self._rollouts[1])
-            self._host.command()
-        return None
-
-    def interrupt(self, index: int) -> None:
-        """Nobody can: there are no time limits here."""
-
-    def rouse(self) -> None:
-        """Nobody dozes."""
-
-    def inline(self) -> None:
-        """Serves what was posted."""
-        assert self._loop is not None
-        self._loop.serve_pending()
-
-    def send(self, index: int, packed: Any) -> None:
-        """Queues a message for the host."""
-        self._pipe.send(packed)
-
-    def receive(self, index: int) -> Any:
-        """Takes the host's message."""
-        return self._pipe.receive(self.look)
-
-    def look(self) -> None:
-        """Nothing can have died."""
-
-    def dismiss(self) -> None:
-        """Nobody waits."""
-
-    def stop(
-        self, timeout: float | None, remind: Callable[[], object] | None = None
-    ) -> list[Failure]:
-        """Closes the envs."""
-        self._loop = None
-        if self._rollouts is not None:
-            os.close(self._rollouts[1])
-            self._rollouts = None
-        return self._host.close()
+    def disown(self) -> None:
+        """Lets go of them: this process is a fork of the one whose they are."""
+        self.stopped = True
+        for channel in self.channels:
+            channel.close()
+        for pidfd in self._pidfds:
+            if pidfd >= 0:
+                os.close(pidfd)
+        self._pidfds = []
+        self._close_descriptors()
+        # Or multiprocessing would terminate daemonic ones when this process ends.
+        mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]
 
 
-def _end(processes: Sequence[Any], grace_s: float) -> None:
-    """Terminates processes, and kills those that do not obey."""
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
-    stubborn = time.monotonic() + grace_s
-    for process in processes:
-        process.join(max(0.0, stubborn - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-        process.join()
-
-
-def _pickled(env_fns: Sequence[EnvFn], envs: range) -> bytes:
+def _pidfd_of(process: Any) -> int:
+    """A descriptor that tells of a process's end."""
     try:
-        return bytes(cloudpickle.dumps(env_fns))
-    except Exception as error:
-        for index, env_fn in zip(envs, env_fns, strict=True):
-            try:
-                cloudpickle.dumps(env_fn)
-            except Exception as cause:
-                raise TypeError(
-                    f"env_fns[{index}] cannot be pickled to send it to a worker: {cause}. Make "
-                    "the env inside the function instead of capturing it, or use "
-                    "context='fork'."
-                ) from cause
-        raise TypeError(f"env_fns cannot be pickled to send them to a worker: {error}") from error
+        return os.pidfd_open(process.pid)
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM):
+            raise OSError(
+                error.errno,
+                "workers are watched over by pidfd_open, which this system lacks (it is there from "
+                "Linux 5.3) or forbids (a sandbox's seccomp filter). num_workers=0 steps the envs "
+                "in this process",
+            ) from error
+        raise
+
+
+def _ended(pidfd: int, timeout: float | None) -> bool:
+    """Whether a process has ended, or does so within a time."""
+    if pidfd < 0:
+        return True
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else 1000 * timeout))
+
+
+def _send(pidfd: int, number: int) -> None:
+    """Sends a signal to a process, if there is one."""
+    if pidfd >= 0:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, number)
+
+
+def _reaped(process: Any) -> int | None:
+    """The exit code of a process that has ended; nobody waits for it any more."""
+    if process.exitcode is None:  # a fork server tells a moment later
+        wait_for_any([process.sentinel], _LAST_WORDS_S)
+    code: int | None = process.exitcode
+    if code is None:
+        # A stranger has waited for it, or ignores SIGCHLD. multiprocessing must not go on to think
+        # that it lives: at exit it would signal whoever has the number by then.
+        process._popen.returncode = _UNKNOWN
+    process.join()
+    return code

@@ -158,7 +158,7 @@ class Layout:
         return make(
             Results,
             memory,
-            make(MessageCodec, self.observation_space, rows)
+            make(MessageCodec, self.observation_space, self.num_envs)
             if self.observation_messages
             else self._observations(place, make, rows),
             place((rows,), np.float64),
@@ -184,16 +184,17 @@ def _walk(
 ) -> Any:
     """A codec for a space of fixed size, nested as the space is."""
 
-    def walk(space: gym.Space[Any]) -> Any:
-        if isinstance(space, spaces.Dict):
-            return make(DictCodec, {key: walk(space.spaces[key]) for key in keys(space)})
-        if isinstance(space, spaces.Tuple):
-            return make(TupleCodec, [walk(part) for part in space.spaces])
-        if isinstance(space, spaces.Text):
-            return make(TextCodec, place((rows, 1 + space.max_length), np.uint32))
-        return leaf(space)
+    # (A function inside this one that called itself would be a cycle, which keeps the memory.)
+    def part(inner: gym.Space[Any]) -> Any:
+        return _walk(inner, rows, place, make, leaf, keys)
 
-    return walk(space)
+    if isinstance(space, spaces.Dict):
+        return make(DictCodec, {key: part(space.spaces[key]) for key in keys(space)})
+    if isinstance(space, spaces.Tuple):
+        return make(TupleCodec, [part(inner) for inner in space.spaces])
+    if isinstance(space, spaces.Text):
+        return make(TextCodec, place((rows, 1 + space.max_length), np.uint32))
+    return leaf(space)
 
 
 def _called(kind: Callable[..., Any], *arguments: Any) -> Any:

@@ -53,8 +53,6 @@ def usable_cores(processes: Iterable[Any] = ()) -> int:
 
 def _allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
     """Cores in the affinity of this process, or of one of those."""
-    if not hasattr(os, "sched_getaffinity"):
-        return set(range(os.cpu_count() or 1))
     cores = os.sched_getaffinity(0)
     for process in processes:
         with contextlib.suppress(OSError):  # it has ended

@@ -71,6 +71,5 @@ def _is_count(name: str) -> bool:
 
 def pin_to_core(index: int) -> None:
     """Binds this process to one of the cores that it may use: the ``index``-th, modulo."""
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[index % len(cores)]})
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[index % len(cores)]})

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector.async_vector_env import _async_worker
 
-if TYPE_CHECKING:
-    from shmvec._parent.arguments import AutoresetMode
-    from shmvec._worker.process import EnvFn
+from shmvec._worker.hosted import HostedEnv
 
-__all__ = ["WorkerEnv", "checked_worker"]
+if TYPE_CHECKING:
+    from shmvec._worker.host import EnvFn
+
+__all__ = ["FunctionEnv", "checked_worker"]
 
 # The last ones came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
 _NUM_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
@@ -41,7 +42,7 @@ def checked_worker(worker: Any) -> None:
         ) from error
 
 
-class WorkerEnv:
+class FunctionEnv(HostedEnv):
     """One env behind a worker function: ``worker(index, env_fn, pipe, parent_pipe, ...)``.
 
     It gets None for ``shared_memory`` (observations come over its pipe) and for ``semaphore``
@@ -49,11 +50,7 @@ class WorkerEnv:
     """
 
     def __init__(
-        self,
-        worker: Callable[..., None],
-        index: int,
-        env_fn: EnvFn,
-        autoreset_mode: AutoresetMode,
+        self, worker: Callable[..., None], index: int, env_fn: EnvFn, autoreset_mode: object
     ) -> None:
         """Starts the function's thread.
 
@@ -64,12 +61,9 @@ class WorkerEnv:
                 the function.
             autoreset_mode: Passed on.
         """
-        dummy = env_fn()
-        self.observation_space = dummy.observation_space
-        self.action_space = dummy.action_space
-        self.metadata = dummy.metadata
-        self.render_mode = dummy.render_mode
-        dummy.close()
+        super().__init__(env_fn())
+        self.env.close()
+        self.env = None  # that of the function is its own
 
         self._index = index
         self._pipe, theirs = multiprocessing.Pipe()
@@ -91,9 +85,9 @@ class WorkerEnv:
         self._thread = threading.Thread(target=run, name=f"worker of env {index}", daemon=True)
         self._thread.start()
 
-    def reset(self, **kwargs: Any) -> Any:
+    def reset(self, **arguments: Any) -> Any:
         """What the function answers to "reset"."""
-        return self._ask("reset", {"seed": None, "options": None, **kwargs})
+        return self._ask("reset", {"seed": None, "options": None, **arguments})
 
     def step(self, action: Any) -> Any:
         """What the function answers to "step"."""

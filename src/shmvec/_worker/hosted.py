@@ -16,17 +16,19 @@ class HostedEnv:
 
     Attributes:
         env: The env.
-        observation_space: The env's, unless a subclass sets another one.
-        action_space: Likewise.
-        metadata: Likewise; ``{}`` where the env has none.
-        render_mode: Likewise; None where the env has none.
+        observation_space: That of what the core is told.
+        action_space: That of what the core is given.
+        metadata: The env's; ``{}`` where it has none.
+        render_mode: The env's; None where it has none.
     """
 
-    def __init__(self, env: Any) -> None:
-        """Takes the env."""
+    def __init__(self, env: Any, observation_space: Any = None, action_space: Any = None) -> None:
+        """Takes the env, and spaces if they are not those of the env."""
         self.env = env
-        self.observation_space = env.observation_space
-        self.action_space = env.action_space
+        self.observation_space = (
+            env.observation_space if observation_space is None else observation_space
+        )
+        self.action_space = env.action_space if action_space is None else action_space
         self.metadata: dict[str, Any] = getattr(env, "metadata", None) or {}
         self.render_mode: str | None = getattr(env, "render_mode", None)
 

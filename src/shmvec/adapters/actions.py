@@ -30,24 +30,18 @@ def batched(space: Any, actions: Sequence[Any]) -> Any:
         {'x': [0, 1], 'y': [2, 0]}
     """
     if isinstance(space, spaces.Dict):
-        for index, action in enumerate(actions):
-            if not hasattr(action, "keys") or set(action.keys()) != set(space.keys()):
-                raise ValueError(
-                    f"wrong actions: that of env {index} must be a dict with the keys "
-                    f"{list(space.keys())}, got {action!r}. Nothing was sent to any env."
-                )
-        return {
-            key: batched(part, [action[key] for action in actions]) for key, part in space.items()
-        }
-    if isinstance(space, spaces.Tuple):
-        for index, action in enumerate(actions):
-            if not isinstance(action, (tuple, list)) or len(action) != len(space.spaces):
-                raise ValueError(
-                    f"wrong actions: that of env {index} must be a tuple of {len(space.spaces)} "
-                    f"parts, got {action!r}. Nothing was sent to any env."
-                )
-        return tuple(
-            batched(part, [action[place] for action in actions])
-            for place, part in enumerate(space.spaces)
+        keys, wanted = list(space.keys()), f"a dict with the keys {list(space.keys())}"
+        fitting = [hasattr(each, "keys") and set(each.keys()) == set(keys) for each in actions]
+    elif isinstance(space, spaces.Tuple):
+        keys, wanted = list(range(len(space))), f"a tuple of {len(space)} parts"
+        fitting = [isinstance(each, (tuple, list)) and len(each) == len(keys) for each in actions]
+    else:
+        return actions
+    if not all(fitting):
+        env = fitting.index(False)
+        raise ValueError(
+            f"wrong actions: that of env {env} must be {wanted}, got {actions[env]!r}. Nothing was "
+            "sent to any env."
         )
-    return actions
+    parts = {key: batched(space[key], [each[key] for each in actions]) for key in keys}
+    return parts if isinstance(space, spaces.Dict) else tuple(parts.values())

@@ -7,42 +7,22 @@ lists, and resets by itself. A subprocess that dies is replaced, and what it was
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 
-from shmvec._parent.arguments import Options, checked_env_fns, checked_options, checked_seeds
-from shmvec.adapters.meeting import Meeting, Raised, current
-from shmvec.adapters.repeating import (
-    RepeatingVectorEnv,
-    Reset,
-    Step,
-    check_action,
-)
+from shmvec.adapters.meeting import Meeting, current
+from shmvec.adapters.repeating import RepeatingEnvs, Reset, Step, check_action
+from shmvec.exchange import EnvFn, Options, checked_env_fns, checked_options, checked_seeds
 from shmvec.faults import Failure, FaultPolicy, RemoteTraceback, WorkerCrashError, raise_failures
 
 __all__ = ["MultiEnv", "SubprocessEnv", "create_subprocess_envs"]
 
 _CLOSE_S = 30.0
-
-EnvFn = Callable[[], gym.Env[Any, Any]]
-
-
-class _Group(RepeatingVectorEnv):
-    """The envs of one ``create_subprocess_envs``, or a single one."""
-
-
-_Group.__name__ = "SubprocessEnv"  # what messages and processes are called by
-
-
-@dataclass(frozen=True)
-class _Call:
-    """Asks for what a method of an env returns, or for an attribute."""
-
-    name: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +32,7 @@ class _Close:
     timeout: float | None
 
 
-_Asked: TypeAlias = Step | Reset | _Call | _Close
+_Asked: TypeAlias = Step | Reset | _Close | str  # a text: a method to call, or an attribute
 
 
 class SubprocessEnv(gym.Env[Any, Any]):
@@ -64,6 +44,11 @@ class SubprocessEnv(gym.Env[Any, Any]):
     and the call is repeated. The next info says so in ``fault``: ``type``, ``message`` and
     ``restarts``; after a step also ``reset_observation`` and ``reset_info``, with which the new
     episode began.
+
+    Attributes:
+        group: The envs that were started with it, through which it is asked; None before that.
+        index: Its place among them.
+        closed: Whether it was closed.
 
     Example:
         >>> import gymnasium as gym
@@ -85,17 +70,17 @@ class SubprocessEnv(gym.Env[Any, Any]):
             env_fn: Makes the env, in the process, and again in each process that replaces it.
             faults: What is done when the process dies, and how often. None: it is replaced, up to
                 10 times in 10 minutes.
-            **options: Further arguments of :class:`shmvec.ShmVectorEnv`, such as ``context=`` and
-                ``step_timeout=``.
+            **options: Further arguments of :class:`shmvec.exchange.Exchange`, such as ``context=``
+                and ``step_timeout=``.
 
         Raises:
             TypeError: ``env_fn`` is no function.
         """
         checked_env_fns([env_fn])
-        self._new_group = partial(_Group, [env_fn], faults, **options)
-        self._group: _Group | None = None
-        self._index = 0
-        self._closed = False
+        self._new_group = partial(RepeatingEnvs, [env_fn], faults, **options)
+        self.group: RepeatingEnvs | None = None
+        self.index = 0
+        self.closed = False
         self._attributes: dict[str, Any] = {}  # those that were asked for
 
     # ---- starting ----------------------------------------------------------------------------
@@ -108,10 +93,10 @@ class SubprocessEnv(gym.Env[Any, Any]):
             TypeError: ``env_fn`` cannot be pickled, and the process is not forked; or one of the
                 options is wrong (or ValueError).
         """
-        if self._closed:
+        if self.closed:
             raise ValueError("The subprocess was closed already: make a new SubprocessEnv.")
-        if self._group is None:
-            self._group = self._new_group()
+        if self.group is None:
+            self.group = self._new_group()
 
     def initialize(self) -> None:
         """Waits until the env is built, and fetches its spaces. A second call is harmless.
@@ -123,28 +108,34 @@ class SubprocessEnv(gym.Env[Any, Any]):
         """
         group = self._started("initialize()")
         try:
-            group.initialize()
+            group.exchange.initialize()
         except BaseException:
-            self._group = None
+            self.group = None
             raise
 
-    def _started(self, method: str) -> _Group:
-        if self._closed:
+    def _started(self, method: str) -> RepeatingEnvs:
+        if self.closed:
             raise ValueError(f"The subprocess was closed already: '{method}' cannot be used.")
-        if self._group is None:
+        if self.group is None:
             also = "" if method == "initialize()" else " and 'initialize()'"
             raise ValueError(
                 f"The subprocess is not started yet. Call 'start()'{also} before '{method}'."
             )
-        return self._group
+        return self.group
 
-    def _initialized(self, method: str) -> _Group:
+    def ready_for(self, method: str) -> RepeatingEnvs:
+        """What a method asks the env through.
+
+        Raises:
+            ValueError: Before :meth:`initialize`, after :meth:`close`, or after a fault that has
+                ended the process for good.
+        """
         group = self._started(method)
-        if not group.initialized:
+        if not group.exchange.initialized:
             raise ValueError(
                 f"The subprocess is not initialized yet. Call 'initialize()' before '{method}'."
             )
-        if group.closed:
+        if group.exchange.closed:
             raise ValueError(
                 f"The subprocess has ended, by a fault that was raised before: '{method}' cannot "
                 "be used. Make a new SubprocessEnv."
@@ -156,12 +147,12 @@ class SubprocessEnv(gym.Env[Any, Any]):
     @property
     def observation_space(self) -> gym.Space[Any]:  # type: ignore[override]
         """That of the env."""
-        return self._initialized("observation_space").single_observation_space
+        return self.ready_for("observation_space").exchange.single_observation_space
 
     @property
     def action_space(self) -> gym.Space[Any]:  # type: ignore[override]
         """That of the env."""
-        return self._initialized("action_space").single_action_space
+        return self.ready_for("action_space").exchange.single_action_space
 
     @property
     def metadata(self) -> dict[str, Any]:  # type: ignore[override]
@@ -171,8 +162,7 @@ class SubprocessEnv(gym.Env[Any, Any]):
     @property
     def render_mode(self) -> str | None:  # type: ignore[override]
         """That of the env; None before it is initialized, and after it was closed."""
-        mode: str | None = self._fetched("render_mode")
-        return mode
+        return self._fetched("render_mode")  # type: ignore[no-any-return]
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
@@ -180,12 +170,13 @@ class SubprocessEnv(gym.Env[Any, Any]):
         return self._fetched("spec")
 
     def _fetched(self, name: str) -> Any:
-        group = self._group
-        if self._closed or group is None or not group.initialized or group.closed:
+        try:
+            self.ready_for(name)
+        except ValueError:
             return None
         if name not in self._attributes:
             try:
-                self._attributes[name] = _ask(self, _Call(name))
+                self._attributes[name] = self._ask(name)
             except AttributeError:  # it is no gym.Env
                 self._attributes[name] = None
         return self._attributes[name]
@@ -208,11 +199,10 @@ class SubprocessEnv(gym.Env[Any, Any]):
             TooManyFaultsError: The process has died too often.
             Exception: Whatever the env raises, with the process's traceback as its cause.
         """
-        self._initialized("reset()")
+        self.ready_for("reset()")
         (checked,) = checked_seeds([seed], 1) or [None]
         super().reset(seed=seed)
-        observation, info = _ask(self, Reset(checked, options))
-        return observation, info
+        return self._ask(Reset(checked, options))  # type: ignore[no-any-return]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps the env.
@@ -230,13 +220,11 @@ class SubprocessEnv(gym.Env[Any, Any]):
             TooManyFaultsError: The process has died too often.
             Exception: Whatever the env raises, with the process's traceback as its cause.
         """
-        self._initialized("step()")
-        if self._over:
+        if self.ready_for("step()").over[self.index]:
             raise ValueError("The episode is over. Call 'reset()' before 'step()'.")
         if current() is not None:  # it is sent with those of others, where the core checks it
             check_action(self.action_space, action)
-        observation, reward, terminated, truncated, info = _ask(self, Step(action))
-        return observation, reward, terminated, truncated, info
+        return self._ask(Step(action))  # type: ignore[no-any-return]
 
     def render(self, mode: str | None = None) -> Any:
         """What the env's ``render`` returns.
@@ -248,8 +236,8 @@ class SubprocessEnv(gym.Env[Any, Any]):
             ValueError: Before :meth:`initialize`, or after :meth:`close`.
             Exception: Whatever the env raises.
         """
-        self._initialized("render()")
-        return _ask(self, _Call("render"))
+        self.ready_for("render()")
+        return self._ask("render")
 
     def close(self, timeout: float | None = _CLOSE_S) -> None:
         """Closes the env, and ends the process; a second call is harmless.
@@ -264,12 +252,18 @@ class SubprocessEnv(gym.Env[Any, Any]):
         Raises:
             Exception: What the env's ``close`` raises.
         """
-        if not self._closed:
-            _ask(self, _Close(timeout))
+        if not self.closed:
+            self._ask(_Close(timeout))
 
-    @property
-    def _over(self) -> bool:
-        return _group_of(self).is_over(self._index)
+    def _ask(self, asked: _Asked) -> Any:
+        """Carries a request out, together with others where a meeting runs this thread."""
+        meeting = current()
+        answer = _carry_out([(self, asked)])[0] if meeting is None else meeting.ask((self, asked))
+        if isinstance(answer, BaseException):
+            raise answer
+        if isinstance(answer, Failure):
+            raise_failures([answer])
+        return answer
 
 
 class MultiEnv:
@@ -322,11 +316,8 @@ class MultiEnv:
         self._closed = False
         self._over = [False] * len(self._envs)  # of those that are wrapped
         self.reset_infos: list[dict[str, Any]] = [{} for _ in self._envs]
-        self._meeting: Meeting | None = None
-        if any(env is not handle for env, handle in zip(self._envs, below, strict=True)) or len(
-            self._handles
-        ) < len(self._envs):
-            self._meeting = Meeting(len(self._envs), _carry_out)
+        plain = all(isinstance(env, SubprocessEnv) for env in self._envs)
+        self._meeting = None if plain else Meeting(len(self._envs), _carry_out)
 
     @property
     def envs(self) -> list[gym.Env[Any, Any]]:
@@ -367,10 +358,9 @@ class MultiEnv:
         each = checked_options(options, count) or [None] * count
         if self._meeting is not None:
             jobs = {i: partial(self._reset_wrapped, i, seeds[i], each[i]) for i in range(count)}
-            results = self._gather(self._meeting.run(jobs))
+            results = _results_of(self._meeting.run(jobs))
         else:
             results = self._ask({i: Reset(seeds[i], each[i]) for i in range(count)})
-            _raise_any(results)
         self.reset_infos = [results[i][1] for i in range(count)]
         return [results[i][0] for i in range(count)]
 
@@ -404,19 +394,16 @@ class MultiEnv:
         wanted = [i for i, action in enumerate(given) if action is not None]
         if self._meeting is not None:
             jobs = {i: partial(self._step_wrapped, i, given[i]) for i in wanted}
-            results = self._gather(self._meeting.run(jobs))
+            results = _results_of(self._meeting.run(jobs))
         else:
-            results = self._step_plain({i: given[i] for i in wanted})
-        observations: list[Any] = [None] * len(given)
-        rewards: list[float | None] = [None] * len(given)
-        terminals: list[bool | None] = [None] * len(given)
-        infos: list[dict[str, Any] | None] = [None] * len(given)
+            results = self._ask({i: Step(given[i]) for i in wanted})
+        rows: list[tuple[Any, ...]] = [(None,) * 4] * len(given)
         for i in wanted:
-            observations[i], rewards[i], terminated, truncated, info = results[i]
-            terminals[i] = terminated or truncated
+            observation, reward, terminated, truncated, info = results[i]
             if truncated:
                 info["TimeLimit.truncated"] = not terminated
-            infos[i] = info
+            rows[i] = observation, reward, terminated or truncated, info
+        observations, rewards, terminals, infos = map(list, zip(*rows, strict=True))
         return observations, rewards, terminals, infos
 
     def close(self, timeout: float | None = _CLOSE_S) -> None:
@@ -435,7 +422,7 @@ class MultiEnv:
         try:
             if self._meeting is not None:
                 jobs = {i: env.close for i, env in enumerate(self._envs)}
-                self._gather(self._meeting.run(jobs))
+                _results_of(self._meeting.run(jobs))
         finally:
             _close(self._handles, timeout)
             if self._meeting is not None:
@@ -445,24 +432,20 @@ class MultiEnv:
         if self._closed:
             raise ValueError(f"The MultiEnv was closed already: '{method}' cannot be used.")
         for handle in self._handles:
-            handle._initialized(method)
+            handle.ready_for(method)
 
-    # ---- plain handles -----------------------------------------------------------------------
-
-    def _step_plain(self, actions: dict[int, Any]) -> dict[int, Any]:
-        if len({self._handles[i]._group for i in actions}) > 1:
-            for action in actions.values():  # before the first group is sent any
-                check_action(self.action_space, action)
-        results = self._ask({i: Step(action) for i, action in actions.items()})
-        _raise_any(results)
-        return results
-
-    def _ask(self, requests: dict[int, Step | Reset]) -> dict[int, Any]:
+    def _ask(self, requests: Mapping[int, Step | Reset]) -> dict[int, Any]:
+        """What plain handles answer; raises what the first has raised."""
+        if len({self._handles[i].group for i in requests}) > 1:
+            for asked in requests.values():  # before the first group is sent any
+                if isinstance(asked, Step):
+                    check_action(self.action_space, asked.action)
         answers = _carry_out([(self._handles[i], asked) for i, asked in requests.items()])
-        return {
-            i: replace(answer, env=i) if isinstance(answer, Failure) else answer
-            for i, answer in zip(requests, answers, strict=True)
-        }
+        results = dict(zip(requests, answers, strict=True))
+        raise_failures(
+            [replace(each, env=i) for i, each in results.items() if isinstance(each, Failure)]
+        )
+        return results
 
     # ---- wrapped ones ------------------------------------------------------------------------
 
@@ -475,28 +458,15 @@ class MultiEnv:
         observation, reward, terminated, truncated, info = env.step(action)
         self._over[i] = bool(terminated or truncated)
         if reset is not None:
-            _tell_of_reset(info, *reset)
+            if "fault" in reset[1]:
+                info.setdefault("fault", reset[1]["fault"])
+            if "reset_observation" not in info:  # else the process died in that step: a later reset
+                info["reset_observation"], info["reset_info"] = reset
         return observation, reward, terminated, truncated, info
 
     def _reset_wrapped(self, i: int, seed: int | None, options: Any) -> tuple[Any, ...]:
         self._over[i] = False
         return self._envs[i].reset(seed=seed, options=options)
-
-    def _gather(self, outcomes: dict[int, Any]) -> dict[int, Any]:
-        """The results of jobs; raises what the first one has raised, and names the others."""
-        raised = {
-            i: outcome.error
-            for i, outcome in sorted(outcomes.items())
-            if isinstance(outcome, Raised)
-        }
-        for i, error in raised.items():
-            if hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(f"In env {i} of the MultiEnv")
-                for other in raised:
-                    if other != i:
-                        error.add_note(f"At the same time: env {other}: {raised[other]!r}")
-            raise error
-        return outcomes
 
 
 def create_subprocess_envs(
@@ -509,7 +479,7 @@ def create_subprocess_envs(
             replaces it.
         faults: What is done when a process dies, and how often. None: it is replaced, up to 10
             times in 10 minutes.
-        **options: Further arguments of :class:`shmvec.ShmVectorEnv`, such as ``context=`` and
+        **options: Further arguments of :class:`shmvec.exchange.Exchange`, such as ``context=`` and
             ``step_timeout=``.
 
     Returns:
@@ -524,81 +494,56 @@ def create_subprocess_envs(
     """
     functions = checked_env_fns(list(env_fns))
     envs = [SubprocessEnv(env_fn, faults=faults, **options) for env_fn in functions]
-    group = _Group(functions, faults, **options)
+    group = RepeatingEnvs(functions, faults, **options)
     try:
-        group.initialize()
-    except RuntimeError as error:
-        if not _spaces_differ(error):
-            raise
-        _initialize_each(envs)
+        group.exchange.initialize()
+        for index, env in enumerate(envs):
+            env.group, env.index = group, index
         return envs
-    for index, env in enumerate(envs):
-        env._group, env._index = group, index
-    return envs
-
-
-def _spaces_differ(error: RuntimeError) -> bool:
-    """Whether a group cannot be, because its envs do not fit into one; else an env has raised."""
-    return not isinstance(error, WorkerCrashError) and not isinstance(
-        error.__cause__, RemoteTraceback
-    )
-
-
-def _initialize_each(envs: Sequence[SubprocessEnv]) -> None:
-    """Starts envs that cannot share a group."""
-    try:
-        for env in envs:
-            env.start()
-        for env in envs:
-            env.initialize()
+    except RuntimeError as error:
+        if isinstance(error, WorkerCrashError) or isinstance(error.__cause__, RemoteTraceback):
+            raise
+    try:  # one by one: their spaces differ
+        for start in (SubprocessEnv.start, SubprocessEnv.initialize):
+            for env in envs:
+                start(env)
     except BaseException:
         _close(envs, 0.0)
         raise
+    return envs
 
 
 # ---- requests ------------------------------------------------------------------------------------
 
 
-def _ask(env: SubprocessEnv, asked: _Asked) -> Any:
-    """Carries a request out, together with others where a meeting runs this thread."""
-    meeting = current()
-    answer = _carry_out([(env, asked)])[0] if meeting is None else meeting.ask((env, asked))
-    if isinstance(answer, Raised):
-        raise answer.error
-    if isinstance(answer, Failure):
-        raise_failures([answer])
-    return answer
-
-
 def _carry_out(requests: Sequence[tuple[SubprocessEnv, _Asked]]) -> list[Any]:
     """One answer to each request; steps and resets are sent to all before any is waited for."""
-    groups: dict[_Group, dict[int, Step | Reset]] = {}
+    groups: dict[RepeatingEnvs, dict[int, Step | Reset]] = {}
     for env, asked in requests:
         if isinstance(asked, (Step, Reset)):
-            groups.setdefault(_group_of(env), {})[env._index] = asked
+            groups.setdefault(_group_of(env), {})[env.index] = asked
     for group, those in groups.items():
         group.begin(those)
-    found = {group: group.finish() for group in groups}
+    found = {group: group.finish(those) for group, those in groups.items()}
     closing = [env for env, asked in requests if isinstance(asked, _Close)]
     answers: list[Any] = []
     for env, asked in requests:
-        if isinstance(asked, (Step, Reset)):
-            answers.append(found[_group_of(env)][env._index])
-            continue
         try:
-            if isinstance(asked, _Call):
-                answers.append(_group_of(env).call_one(env._index, asked.name))
-            else:
+            if isinstance(asked, str):
+                answers.append(_group_of(env).call_one(env.index, asked))
+            elif isinstance(asked, _Close):
                 _close(closing, asked.timeout)  # all of them, the first time
                 answers.append(None)
+            else:
+                answers.append(found[_group_of(env)][env.index])
         except Exception as error:
-            answers.append(Raised(error))
+            answers.append(error)
     return answers
 
 
-def _group_of(env: SubprocessEnv) -> _Group:
-    assert env._group is not None
-    return env._group
+def _group_of(env: SubprocessEnv) -> RepeatingEnvs:
+    assert env.group is not None
+    return env.group
 
 
 def _close(envs: Sequence[SubprocessEnv], timeout: float | None) -> None:
@@ -608,36 +553,37 @@ def _close(envs: Sequence[SubprocessEnv], timeout: float | None) -> None:
     def left() -> float | None:
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
-    groups: dict[_Group, list[int]] = {}
+    groups: dict[RepeatingEnvs, list[int]] = {}
     for env in envs:
-        if not env._closed and env._group is not None:
-            groups.setdefault(env._group, []).append(env._index)
-        env._closed = True
-    errors: list[BaseException] = []
+        if not env.closed and env.group is not None:
+            groups.setdefault(env.group, []).append(env.index)
+        env.closed = True
+    errors: list[Exception] = []
     ending = []
     for group, members in groups.items():
         try:
             if group.leave(members, left()):
-                group.begin_close()
-                ending.append(group)
+                group.exchange.begin_close()
+                ending.append(group.exchange)
         except Exception as error:
             errors.append(error)
-    for group in ending:
+    for exchange in ending:
         try:
-            group.close(timeout=left())
+            exchange.close(timeout=left())
         except Exception as error:
             errors.append(error)
     if errors:
         raise errors[0]
 
 
-def _raise_any(answers: dict[int, Any]) -> None:
-    raise_failures([answer for answer in answers.values() if isinstance(answer, Failure)])
-
-
-def _tell_of_reset(info: dict[str, Any], observation: Any, reset_info: dict[str, Any]) -> None:
-    """Puts into a step's info what the reset before it has returned."""
-    if "fault" in reset_info:
-        info.setdefault("fault", reset_info["fault"])
-    if "reset_observation" not in info:  # else the process died in that step: a later reset
-        info["reset_observation"], info["reset_info"] = observation, reset_info
+def _results_of(outcomes: Mapping[int, Future[Any]]) -> dict[int, Any]:
+    """The results of jobs; raises what the first one has raised, and names the others."""
+    errors = {i: outcome.exception() for i, outcome in sorted(outcomes.items())}
+    notes = [f"At the same time: env {i}: {error!r}" for i, error in errors.items() if error]
+    for i, error in errors.items():
+        if error is not None:
+            if hasattr(error, "add_note"):  # Python 3.11
+                for note in [f"In env {i} of the MultiEnv", *notes[1:]]:
+                    error.add_note(note)
+            raise error
+    return {i: outcome.result() for i, outcome in outcomes.items()}

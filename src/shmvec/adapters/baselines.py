@@ -18,11 +18,18 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec._parent.arguments import AutoresetMode, Options, checked_count, checked_env_fns
 from shmvec.adapters.actions import batched
-from shmvec.adapters.infos import InfosByEnv
-from shmvec.faults import WorkerCrashError
+from shmvec.adapters.infos import delivered
+from shmvec.exchange import (
+    AutoresetMode,
+    Options,
+    checked_count,
+    checked_env_fns,
+    checked_options,
+    checked_seeds,
+)
 from shmvec.rendering import Viewer, checked_frames, tile_images
+from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["AlreadySteppingError", "NotSteppingError", "SubprocVecEnv", "tile_images"]
 
@@ -55,7 +62,7 @@ class NotSteppingError(Exception):
         super().__init__("not running an async step: call step_async() before step_wait()")
 
 
-class _Envs(InfosByEnv):
+class _Envs(ShmVectorEnv):
     """The envs."""
 
 
@@ -80,6 +87,7 @@ class SubprocVecEnv:
         viewer: The window, once :meth:`get_viewer` has made it.
         vector_env: The :class:`shmvec.ShmVectorEnv` below, for its ``call``, ``set_attr`` and
             ``stats``.
+        waiting: Whether a step is running that ``step_async`` has started.
 
     Example:
         >>> import gymnasium as gym
@@ -134,7 +142,7 @@ class SubprocVecEnv:
         elif self.in_series != 1:
             raise ValueError("in_series and num_workers say the same: leave one of them out")
         self.viewer: Viewer | None = None
-        self._stepping = False
+        self.waiting = False
         self.vector_env = envs = _Envs(
             functions,
             context=context,
@@ -160,6 +168,7 @@ class SubprocVecEnv:
         except BaseException:
             envs.close(terminate=True)
             raise
+        self._exchange = envs.exchange
         self.reset_infos: list[dict[str, Any]] = [{} for _ in functions]
         _register_with_baselines()
 
@@ -167,11 +176,6 @@ class SubprocVecEnv:
     def closed(self) -> bool:
         """Whether it has been closed, or a worker's death has."""
         return self.vector_env.closed
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a step is running that ``step_async`` has started."""
-        return self._stepping
 
     @property
     def unwrapped(self) -> SubprocVecEnv:
@@ -199,17 +203,13 @@ class SubprocVecEnv:
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
         self._assert_open("reset")
-        if self._stepping:
-            self._stepping = False
-            try:
-                self.vector_env.step_wait()
-            except WorkerCrashError:
-                raise
-            except Exception:  # of a step that nobody wants any more
-                pass
-        observations, infos = self.vector_env.reset(seed=seed, options=options)
-        self.reset_infos = self._each(infos)
-        return observations
+        self.waiting = False
+        seeds, each = checked_seeds(seed, self.num_envs), checked_options(options, self.num_envs)
+        self._exchange.drop()
+        self._exchange.ask_reset(None, seeds, each)
+        answers = delivered(self._exchange.take())
+        self.reset_infos = answers.infos
+        return answers.observations
 
     def step_async(self, actions: Any) -> None:
         """Starts a step of all envs and does not wait.
@@ -232,8 +232,10 @@ class SubprocVecEnv:
                     "was sent to any env."
                 )
             actions = batched(self.action_space, actions)
-        self.vector_env.step_async(actions)
-        self._stepping = True
+        if self._exchange.num_asked:  # of a step that was broken off
+            self._exchange.drop()
+        self._exchange.ask(None, actions)
+        self.waiting = True
 
     def step_wait(self) -> StepResults:
         """Waits for the step that ``step_async`` has started.
@@ -250,21 +252,20 @@ class SubprocVecEnv:
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
         self._assert_open("step_wait")
-        if not self._stepping:
+        if not self.waiting:
             raise NotSteppingError
-        self._stepping = False
-        observations, rewards, terminated, truncated, gathered = self.vector_env.step_wait()
-        dones = terminated | truncated
-        infos = self._each(gathered)
+        self.waiting = False
+        answers = delivered(self._exchange.take())
+        infos, dones = answers.infos, answers.terminations | answers.truncations
         for env in np.flatnonzero(dones).tolist():
             reset_info = infos[env]
             final = reset_info.pop("final_obs", None)
             infos[env] = reset_info.pop("final_info", {})
             infos[env]["terminal_observation"] = final
-            if truncated[env]:
-                infos[env]["TimeLimit.truncated"] = not terminated[env]
+            if answers.truncations[env]:
+                infos[env]["TimeLimit.truncated"] = not answers.terminations[env]
             self.reset_infos[env] = reset_info
-        return observations, rewards, dones, tuple(infos)
+        return answers.observations, answers.rewards, dones, tuple(infos)
 
     def step(self, actions: Any) -> StepResults:
         """Steps all envs, in parallel: :meth:`step_async`, then :meth:`step_wait`."""
@@ -330,22 +331,19 @@ class SubprocVecEnv:
             Exception: What an env's ``close`` raises, after everything else is closed.
         """
         viewer, self.viewer = self.viewer, None
-        stepping, self._stepping = self._stepping, False
+        stepping, self.waiting = self.waiting, False
         late = False
         try:
             if viewer is not None:
                 viewer.close()
             if stepping and not self.closed:
-                self.vector_env.step_wait(timeout)
+                self._exchange.take(timeout=timeout)
         except multiprocessing.TimeoutError:
             late = True
         except Exception:  # of a step that nobody wants any more
             pass
         finally:
             self.vector_env.close(timeout=timeout, terminate=late)
-
-    def _each(self, infos: dict[Any, Any]) -> list[dict[str, Any]]:
-        return [infos.get(env, {}) for env in range(self.num_envs)]
 
     def _assert_open(self, name: str) -> None:
         if self.closed:
@@ -355,16 +353,12 @@ class SubprocVecEnv:
 
     def _assert_idle(self, name: str) -> None:
         self._assert_open(name)
-        if self._stepping:
+        if self.waiting:
             raise AlreadySteppingError(name)
 
     def _compare_with(self, spaces: Any) -> None:
-        for kind, given, found in zip(
-            ("observation", "action"),
-            spaces or (),
-            (self.observation_space, self.action_space),
-            strict=False,
-        ):
+        for kind, given in zip(("observation", "action"), spaces or (), strict=False):
+            found = getattr(self, f"{kind}_space")
             if given != found:
                 raise ValueError(f"`spaces` says the {kind} space is {given}, but it is {found}")
 

@@ -10,28 +10,25 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+from shmvec.exchange import HostedEnv
+
 __all__ = ["Episodes", "build", "take_end"]
 
 _ENDED = "shmvec.ended"  # in an info: 1: terminated; 2: truncated; 3: both
-_NEEDED = ("reset", "step", "observation_space", "action_space")
 
 
-class Episodes:
-    """Stands in for an env; has all its attributes."""
+class Episodes(HostedEnv):
+    """Stands for an env, whose ends it tells in infos; closes it once."""
 
     def __init__(self, env: Any) -> None:
         """Takes the env."""
-        self.env = env
+        super().__init__(env)
         self._over = False
         self._closed = False
 
-    def __getattr__(self, name: str) -> Any:
-        """What the env has."""
-        return getattr(self.env, name)
-
     def get_wrapper_attr(self, name: str) -> Any:
         """What the env or one of its wrappers has."""
-        return self.close if name == "close" else self.env.get_wrapper_attr(name)
+        return self.close if name == "close" else super().get_wrapper_attr(name)
 
     def reset(self, **arguments: Any) -> Any:
         """Resets the env."""
@@ -41,10 +38,8 @@ class Episodes:
 
     def step(self, action: Any) -> Any:
         """Resets the env if its episode is over, and steps it."""
-        began = None
-        if self._over:
-            began = deepcopy(self.env.reset())  # the step may change the arrays
-            self._over = False
+        # A copy: the step may change the arrays.
+        began = deepcopy(self.reset()) if self._over else None
         result = self.env.step(action)
         if len(result) != 5:
             return result  # the core says what is wrong
@@ -63,10 +58,11 @@ class Episodes:
             self.env.close()
 
 
-def build(env_fn: Callable[[], Any]) -> Any:
-    """Makes an env; something else is left to the core, which says what it lacks."""
+def build(env_fn: Callable[[], Any], host: type[HostedEnv], *arguments: Any) -> Any:
+    """Makes an env and what stands for it; what is no env is left to the core, which says so."""
     env = env_fn()
-    return Episodes(env) if all(hasattr(env, name) for name in _NEEDED) else env
+    needed = ("reset", "step", "observation_space", "action_space")
+    return host(env, *arguments) if all(hasattr(env, name) for name in needed) else env
 
 
 def take_end(info: dict[str, Any]) -> tuple[bool, bool]:

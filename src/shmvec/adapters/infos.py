@@ -1,26 +1,22 @@
-"""A ``ShmVectorEnv`` that leaves infos as their envs returned them, for systems that have it so."""
+"""What an exchange has answered, for systems whose infos are one dict an env."""
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any
+from shmvec.exchange import Answers
+from shmvec.faults import log_as_gymnasium_does, raise_failures
 
-from shmvec.vector_env import ShmVectorEnv
-
-__all__ = ["InfosByEnv"]
+__all__ = ["delivered"]
 
 
-class InfosByEnv(ShmVectorEnv):
-    """Its infos are ``{env: info}``: not gathered in arrays, which have one dtype for all envs."""
+def delivered(answers: Answers) -> Answers:
+    """The answers, what is told of faults added to the infos of the envs that had them.
 
-    def _add_info(
-        self, vector_infos: dict[Any, Any], env_info: dict[str, Any], env_num: int
-    ) -> dict[Any, Any]:
-        """Adds what one env has said; what is told of a fault follows what its reset said."""
-        if self.num_workers == 0:  # what is too long for the ring is the env's own dict
-            env_info = deepcopy(env_info)
-        if env_num in vector_infos:
-            vector_infos[env_num].update(env_info)
-        else:  # itself: it may be of a class of the user's
-            vector_infos[env_num] = env_info
-        return vector_infos
+    Raises:
+        Exception: Whatever an env has raised, with the worker's traceback as its cause.
+    """
+    if answers.failures:
+        log_as_gymnasium_does(answers.failures)
+        raise_failures(answers.failures)
+    for env, told in answers.told.items():
+        answers.infos[answers.envs.tolist().index(env)].update(told.info)
+    return answers

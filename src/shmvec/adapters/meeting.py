@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from shmvec._shared.pipes import uninterrupted
+from shmvec.exchange import uninterrupted
 
-__all__ = ["Meeting", "Raised", "current"]
+__all__ = ["Meeting", "current"]
 
 _local = threading.local()
 
@@ -23,14 +22,6 @@ _local = threading.local()
 def current() -> Meeting | None:
     """The meeting that runs the calling thread, if one does."""
     return getattr(_local, "meeting", None)
-
-
-class Raised:
-    """An exception in place of a result."""
-
-    def __init__(self, error: BaseException) -> None:
-        """Takes the exception."""
-        self.error = error
 
 
 class Meeting:
@@ -41,85 +32,74 @@ class Meeting:
 
         Args:
             num_jobs: The most there are at a time.
-            carry_out: Takes the requests of all jobs that ask, and returns an answer to each, a
-                ``Raised`` if that is an exception.
+            carry_out: Takes the requests of all jobs that ask, and returns an answer to each.
         """
         self._pool = ThreadPoolExecutor(num_jobs, "shmvec-wrapped-env")
         self._carry_out = carry_out
         self._arrived = threading.Condition()
-        self._expected = 0
-        self._asked: dict[int, Any] = {}
-        self._done: dict[int, Any] = {}
-        self._replies: list[SimpleQueue[Any]] = [SimpleQueue() for _ in range(num_jobs)]
+        self._running = 0  # jobs that have neither asked something nor come to an end
+        self._asked: list[tuple[Any, Future[Any]]] = []
 
-    def run(self, jobs: Mapping[int, Callable[[], Any]]) -> dict[int, Any]:
+    def run(self, jobs: Mapping[int, Callable[[], Any]]) -> dict[int, Future[Any]]:
         """Runs jobs to their end.
 
         Args:
-            jobs: By number, below ``num_jobs``.
+            jobs: By number; at most ``num_jobs``.
 
         Returns:
-            What each has returned, or a ``Raised``.
+            What each has returned or raised.
 
         Raises:
             BaseException: What ``carry_out`` raises, KeyboardInterrupt included; all jobs have
                 come to an end.
         """
         error: BaseException | None = None
-        self._asked, self._done = {}, {}
-        self._expected = len(jobs)
-        begun = False
+        outcomes: dict[int, Future[Any]] = {}
         while True:
             try:
-                if not begun:
-                    begun = True
+                if not outcomes and error is None:
                     with uninterrupted():
+                        self._running = len(jobs)
                         for number, job in jobs.items():
-                            self._pool.submit(self._work, number, job)
+                            outcomes[number] = self._pool.submit(self._work, job)
                 with self._arrived:
-                    self._arrived.wait_for(self._all_there)
+                    self._arrived.wait_for(lambda: self._running == 0)
                 if not self._asked:
                     break
                 if error is None:
-                    answers = self._carry_out(list(self._asked.values()))
-                else:  # whoever asks now learns that it is over
-                    answers = [Raised(RuntimeError(f"broken off by {error!r}"))] * len(self._asked)
+                    answers = self._carry_out([request for request, _ in self._asked])
+                else:  # whoever asks now is to raise that it is over
+                    answers = [RuntimeError(f"broken off by {error!r}") for _ in self._asked]
                 with uninterrupted():
-                    asked, self._asked = self._asked, {}
-                    for number, answer in zip(asked, answers, strict=True):
-                        self._replies[number].put(answer)
+                    asked, self._asked = self._asked, []
+                    self._running = len(asked)
+                    for (_, reply), answer in zip(asked, answers, strict=True):
+                        reply.set_result(answer)
             except BaseException as raised:
                 error = raised
         if error is not None:
             raise error
-        return self._done
+        return outcomes
 
     def ask(self, request: Any) -> Any:
         """Called by a job: waits until its request has been carried out; returns the answer."""
-        number = _local.number
+        reply: Future[Any] = Future()
         with self._arrived:
-            self._asked[number] = request
+            self._asked.append((request, reply))
+            self._running -= 1
             self._arrived.notify()
-        answer = self._replies[number].get()
-        if isinstance(answer, Raised):
-            raise answer.error
-        return answer
+        return reply.result()
 
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown()
 
-    def _all_there(self) -> bool:
-        return len(self._asked) + len(self._done) == self._expected
-
-    def _work(self, number: int, job: Callable[[], Any]) -> None:
-        _local.meeting, _local.number = self, number
+    def _work(self, job: Callable[[], Any]) -> Any:
+        _local.meeting = self
         try:
-            outcome = job()
-        except BaseException as error:
-            outcome = Raised(error)
+            return job()
         finally:
             _local.meeting = None
-        with self._arrived:
-            self._done[number] = outcome
-            self._arrived.notify()
+            with self._arrived:
+                self._running -= 1
+                self._arrived.notify()

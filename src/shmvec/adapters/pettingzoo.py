@@ -13,8 +13,13 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import create_empty_array
 
-from shmvec._parent.arguments import AutoresetMode, Options, checked_env_fns
-from shmvec._parent.partial import existing_env_ids
+from shmvec.exchange import (
+    AutoresetMode,
+    HostedEnv,
+    Options,
+    checked_env_fns,
+    existing_env_ids,
+)
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["ParallelVectorEnv"]
@@ -144,10 +149,7 @@ class ParallelVectorEnv:
     @property
     def agents(self) -> list[Any]:
         """Those of ``possible_agents`` that live in an env at least."""
-        there: list[bool] = np.any(self._alive, axis=1).tolist()
-        return [
-            agent for agent, is_there in zip(self.possible_agents, there, strict=True) if is_there
-        ]
+        return [agent for agent, lives in self.alive.items() if lives.any()]
 
     def single_observation_space(self, agent: Any) -> Space:
         """The observation space of an agent in one env."""
@@ -428,41 +430,40 @@ def _wrong(agent: Any, kind: type[Exception], what: str, shape: tuple[int, ...])
 # ---- in the workers --------------------------------------------------------------------------
 
 
-class _Team:
+class _Team(HostedEnv):
     """A parallel env as one that the core can step: what all agents are told is its observation."""
 
     def __init__(self, index: int, env_fn: Callable[[], Any]) -> None:
-        self.env = env_fn()
-        missing = [name for name in _NEEDED if not hasattr(self.env, name)]
+        env = env_fn()
+        missing = [name for name in _NEEDED if not hasattr(env, name)]
         if missing:
             raise TypeError(
-                f"env_fns[{index}]() returned a {type(self.env).__name__} without "
-                f"{', '.join(missing)}; it must return a pettingzoo.ParallelEnv (others become one "
-                "by pettingzoo.utils.aec_to_parallel)"
+                f"env_fns[{index}]() returned a {type(env).__name__} without {', '.join(missing)}; "
+                "it must return a pettingzoo.ParallelEnv (others become one by "
+                "pettingzoo.utils.aec_to_parallel)"
             )
-        self.agents = list(self.env.possible_agents)
+        self.agents = list(env.possible_agents)
         self._keys = {agent: str(agent) for agent in self.agents}
         if not self.agents or len(set(self._keys.values())) < len(self.agents):
             raise ValueError(f"agents need names that differ, and there must be one: {self.agents}")
         self._indices = {agent: index for index, agent in enumerate(self.agents)}
         count = len(self.agents)
-        seen = {key: self.env.observation_space(agent) for agent, key in self._keys.items()}
-        self.observation_space = spaces.Dict(
-            {
-                _AGENTS: spaces.Dict(seen),
-                _REWARDS: spaces.Box(-np.inf, np.inf, (count,), np.float64),
-                _FLAGS: spaces.Box(0, 1, (3, count), np.dtype(np.bool_)),  # type: ignore[arg-type]
-            }
-        )
-        self.action_space = spaces.Dict(
-            {key: self.env.action_space(agent) for agent, key in self._keys.items()}
-        )
+        seen = {key: env.observation_space(agent) for agent, key in self._keys.items()}
         self._nothing = {key: _nothing(space) for key, space in seen.items()}
         self._acting: list[tuple[Any, str]] = []  # who acts in the next step, and its key
-        self.metadata = getattr(self.env, "metadata", None)
-        self.render_mode = getattr(self.env, "render_mode", None)
+        super().__init__(
+            env,
+            spaces.Dict(
+                {
+                    _AGENTS: spaces.Dict(seen),
+                    _REWARDS: spaces.Box(-np.inf, np.inf, (count,), np.float64),
+                    _FLAGS: spaces.Box(0, 1, (3, count), np.bool_),
+                }
+            ),
+            spaces.Dict({key: env.action_space(agent) for agent, key in self._keys.items()}),
+        )
 
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
         observations, infos = self.env.reset(seed=seed, options=options)
         return self._told(observations, {}, {}, {}), self._infos(infos)
 
@@ -478,9 +479,8 @@ class _Team:
         return told, 0.0, not self._acting, False, self._infos(infos)
 
     def close(self) -> None:
-        close = getattr(self.env, "close", None)
-        if close is not None:
-            close()
+        if hasattr(self.env, "close"):
+            super().close()
 
     def _told(
         self,
@@ -535,11 +535,8 @@ class _Team:
             f"the env tells of an agent {agent!r} that is not in possible_agents, {self.agents}"
         )
 
-    def shmvec_agents(self) -> list[Any]:
-        return self.agents
-
     def get_wrapper_attr(self, name: str) -> Any:
-        return self.shmvec_agents if name == "shmvec_agents" else getattr(self.env, name)
+        return self.agents if name == "shmvec_agents" else getattr(self.env, name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         holder = self.env

@@ -1,4 +1,4 @@
-"""A vector env whose envs are asked one by one, and that repeats what a crash has cut off.
+"""Envs that are asked one by one, and of which what a crash has cut off is repeated.
 
 The core truncates an episode that a dead worker has broken. Here it is begun anew instead: the env
 is reset, the step is made again, and its info says so. A step after an episode's end resets the
@@ -7,27 +7,22 @@ env first, too (see ``episodes.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import TimeoutError as WaitTimeoutError
 from typing import Any, TypeAlias
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.async_vector_env import AsyncState
 
-from shmvec._parent.arguments import AutoresetMode
-from shmvec._parent.supervisor import InlineWorker, Supervisor
 from shmvec.adapters.actions import batched
-from shmvec.adapters.episodes import build, take_end
+from shmvec.adapters.episodes import Episodes, build, take_end
+from shmvec.exchange import AutoresetMode, EnvFn, Exchange
 from shmvec.faults import Failure, FaultPolicy, WorkerCrashError, log_as_gymnasium_does
-from shmvec.spaces import one_of
-from shmvec.vector_env import ShmVectorEnv
+from shmvec.spaces import mapped, one_of
 
-__all__ = ["Answer", "RepeatingVectorEnv", "Reset", "Step", "check_action"]
+__all__ = ["Answer", "RepeatingEnvs", "Reset", "Step", "check_action"]
 
 
 @dataclass(frozen=True)
@@ -58,65 +53,38 @@ class Reset:
 Answer: TypeAlias = tuple[Any, ...] | Failure
 
 
-class RepeatingVectorEnv(ShmVectorEnv):
-    """Starts its processes without waiting for them, and asks its envs one by one."""
+class RepeatingEnvs:
+    """Starts its processes without waiting for them, and asks its envs one by one.
+
+    Attributes:
+        exchange: Through which they are asked; its ``initialize`` waits for them.
+        over: Whether an env's episode is over, for each.
+    """
 
     def __init__(
-        self,
-        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
-        faults: FaultPolicy | None = None,
-        **options: Any,
+        self, env_fns: Sequence[EnvFn], faults: FaultPolicy | None = None, **options: Any
     ) -> None:
-        """Starts the processes; :meth:`initialize` waits for them.
+        """Starts the processes.
 
         Args:
             env_fns: One for each env.
             faults: What is done when a worker dies. None: it is restarted.
-            **options: Further arguments of ``ShmVectorEnv``.
+            **options: Further arguments of ``Exchange``.
         """
-        self._deferred: Supervisor | InlineWorker | None = None
-        self._asked: Mapping[int, Step | Reset] = {}
-        self._options: dict[int, Any] = {}  # of each env's last reset
-        self._untold: dict[int, dict[str, Any]] = {}  # faults that no info has told of yet
-        self._over = [False] * len(env_fns)
-        self._open = set(range(len(env_fns)))
         options.setdefault("num_workers", len(env_fns))
-        if faults is None:
-            faults = FaultPolicy(on_crash="restart", backoff_s=0.01)
-        super().__init__(
-            [partial(build, env_fn) for env_fn in env_fns],
+        self.exchange = Exchange(
+            [partial(build, env_fn, Episodes) for env_fn in env_fns],
+            name="SubprocessEnv",  # what messages and processes are called by
             autoreset_mode=AutoresetMode.DISABLED,
-            faults=faults,
-            batch_size=None,
+            faults=faults or FaultPolicy(on_crash="restart", backoff_s=0.01),
+            wait=False,
             **options,
         )
-
-    def _start(self, workers: Supervisor | InlineWorker) -> None:
-        self._deferred = workers
-
-    @property
-    def initialized(self) -> bool:
-        """Whether :meth:`initialize` has been called."""
-        return self._deferred is None
-
-    def initialize(self) -> None:
-        """Waits until all envs are built.
-
-        Raises:
-            Exception: As ``ShmVectorEnv`` does when it is made; it is closed then.
-        """
-        workers, self._deferred = self._deferred, None
-        if workers is None:
-            return
-        try:
-            super()._start(workers)
-        except BaseException:
-            self._abandon()
-            raise
-
-    def is_over(self, env: int) -> bool:
-        """Whether an env's episode is over."""
-        return self._over[env]
+        self.over = [False] * len(env_fns)
+        self._resets: Mapping[int, Reset] = {}  # those that are out, or were last
+        self._options: dict[int, Any] = {}  # of each env's last reset
+        self._untold: dict[int, dict[str, Any]] = {}  # faults that no info has told of yet
+        self._open = set(range(len(env_fns)))
 
     # ---- steps and resets --------------------------------------------------------------------
 
@@ -130,35 +98,36 @@ class RepeatingVectorEnv(ShmVectorEnv):
             ValueError: The number or shape of the actions is wrong. Nothing was sent.
             TypeError: Their dtype is. Nothing was sent.
         """
-        self._idle_loop("begin", asking=True)  # takes what an interrupted call has left
-        steps = {env: asked for env, asked in requests.items() if isinstance(asked, Step)}
-        resets = {env: asked for env, asked in requests.items() if isinstance(asked, Reset)}
-        self._asked = requests
-        try:
-            if steps:
-                actions = [asked.action for asked in steps.values()]
-                self.send(batched(self.single_action_space, actions), list(steps))
-            if resets:
-                self._begin_resets(resets)
-        finally:
-            self._masked = True  # whoever comes next takes these results, if finish() does not
+        self.exchange.drop()  # what an interrupted call has left
+        self._send(requests)
 
-    def _begin_resets(self, resets: Mapping[int, Reset]) -> None:
-        for env, asked in resets.items():
-            self._options[env] = asked.options
-            fault = self._recovery._broken.get(env)  # which this reset mends, without a word
-            if fault is not None:
-                self._untold[env] = fault.info
-        seeds = [asked.seed for asked in resets.values()]
-        options = [asked.options for asked in resets.values()]
-        self.async_reset(
-            None if seeds.count(None) == len(seeds) else seeds,
-            None if options.count(None) == len(options) else options,
-            list(resets),
-        )
+    def _send(self, requests: Mapping[int, Step | Reset]) -> None:
+        """Asks envs to step or reset; first to reset if a crash has cut their episode off."""
+        steps: dict[int, Any] = {}
+        resets: dict[int, Reset] = {}
+        for env, asked in requests.items():
+            if isinstance(asked, Reset):
+                resets[env] = asked
+            elif self.exchange.is_over(env):  # of no other end the core knows
+                resets[env] = Reset(None, self._options.get(env))
+            else:
+                steps[env] = asked.action
+        self._resets = resets
+        if steps:
+            actions = batched(self.exchange.single_action_space, list(steps.values()))
+            self.exchange.ask(list(steps), actions)
+        if resets:
+            seeds: list[Any] = [asked.seed for asked in resets.values()]
+            options: list[Any] = [asked.options for asked in resets.values()]
+            self._options.update(zip(resets, options, strict=True))
+            given = [None if all(x is None for x in each) else each for each in (seeds, options)]
+            self.exchange.ask_reset(list(resets), *given)
 
-    def finish(self) -> dict[int, Answer]:
+    def finish(self, requests: Mapping[int, Step | Reset]) -> dict[int, Answer]:
         """Waits for what :meth:`begin` has asked, and repeats what was lost.
+
+        Args:
+            requests: The same.
 
         Returns:
             By env. The info of one that was restarted has ``fault``; after a repeated step also
@@ -168,60 +137,39 @@ class RepeatingVectorEnv(ShmVectorEnv):
             WorkerCrashError: A worker died, and the policy does not restart it, or not again.
             EnvTimeoutError: An env takes longer than its time limit.
         """
-        asked, self._asked = self._asked, {}
-        envs, failures = self._finish_masked()
-        told = dict(self._recovery.told)
-        self._recovery.told.clear()
-        if failures:
-            log_as_gymnasium_does(failures)
-        answers: dict[int, Answer] = {failure.env: failure for failure in failures}
-        for env in told.keys() & answers.keys():
-            self._untold[env] = told[env][0].info
-        if not len(envs):
-            return answers
-        infos = {env: self._partial.info_of(env) for env in envs.tolist()}
-        observations, rewards, *_ = self._partial.results(envs)
-        space = self.single_observation_space
-        lost = []
-        for row, env in enumerate(envs.tolist()):
-            info = infos[env]
-            if env in self._untold:
-                info["fault"] = self._untold.pop(env)
-            if env in told:
-                fault, cut_off, _ = told[env]
-                info["fault"] = fault.info
-                if cut_off:
-                    self._untold[env] = fault.info
-                    lost.append(env)
+        space = self.exchange.single_observation_space
+        waiting = requests
+        answers: dict[int, Answer] = {}
+        began: dict[int, tuple[Any, dict[str, Any]]] = {}  # with which a step is repeated
+        while waiting:
+            taken = self.exchange.take()
+            if taken.failures:
+                log_as_gymnasium_does(taken.failures)
+            answers.update({failure.env: failure for failure in taken.failures})
+            self._untold.update({env: told.fault.info for env, told in taken.told.items()})
+            for row, env in enumerate(taken.envs.tolist()):
+                if env in taken.told and taken.told[env].cut_off:
+                    continue  # once more
+                observation, info = one_of(space, taken.observations, row), taken.infos[row]
+                if env not in self._resets:
+                    reward = float(taken.rewards[row])
+                    terminated, truncated = take_end(info)
+                    self.over[env] = terminated or truncated
+                    if "reset_info" in info:
+                        self._options[env] = None
+                    if env in began:
+                        info["reset_observation"], info["reset_info"] = began[env]
+                    answers[env] = observation, reward, terminated, truncated, info
+                elif isinstance(waiting[env], Step):
+                    began[env] = observation, info
                     continue
-            observation = one_of(space, observations, row)
-            if isinstance(asked[env], Reset):
-                self._over[env] = False
-                answers[env] = observation, info
-                continue
-            terminated, truncated = take_end(info)
-            self._over[env] = terminated or truncated
-            if "reset_info" in info:
-                self._options[env] = None
-            answers[env] = observation, float(rewards[row]), terminated, truncated, info
-        if lost:
-            answers.update(self._repeat({env: asked[env] for env in lost}))
-        return answers
-
-    def _repeat(self, lost: Mapping[int, Step | Reset]) -> dict[int, Answer]:
-        """Resets envs whose worker died in a step, with their last options, and steps them."""
-        self.begin({env: Reset(None, self._options.get(env)) for env in lost})
-        resets = self.finish()
-        self.begin({env: lost[env] for env in lost if not isinstance(resets[env], Failure)})
-        answers = {**resets, **self.finish()}
-        for env, answer in answers.items():
-            reset = resets[env]
-            if isinstance(answer, Failure) or isinstance(reset, Failure):
-                continue
-            observation, info = reset
-            fault = info.pop("fault")
-            if "reset_observation" not in answer[-1]:  # else this step was repeated as well
-                answer[-1].update(fault=fault, reset_observation=observation, reset_info=info)
+                else:
+                    self.over[env] = False
+                    answers[env] = observation, info
+                if env in self._untold:
+                    info["fault"] = self._untold.pop(env)
+            waiting = {env: asked for env, asked in waiting.items() if env not in answers}
+            self._send(waiting)
         return answers
 
     # ---- calls -------------------------------------------------------------------------------
@@ -234,14 +182,16 @@ class RepeatingVectorEnv(ShmVectorEnv):
             Exception: Whatever the env raises.
         """
         while True:
+            self.exchange.drop()
             try:
-                return self.call_some([env], name)[0]
+                return self.exchange.call(name, envs=[env])[0]
             except WorkerCrashError:
-                if self.closed:
+                if self.exchange.closed:
                     raise
-            if env in self._recovery._broken:  # else it was another one's worker
-                self.begin({env: Reset(None, self._options.get(env))})
-                answer = self.finish()[env]
+            if self.exchange.is_broken(env):  # else it was another one's worker
+                reset = {env: Reset(None, self._options.get(env))}
+                self.begin(reset)
+                answer = self.finish(reset)[env]
                 if isinstance(answer, Failure):
                     raise answer.exception()
                 self._untold[env] = answer[-1]["fault"]
@@ -256,45 +206,27 @@ class RepeatingVectorEnv(ShmVectorEnv):
             timeout: Seconds that they may take.
 
         Returns:
-            Whether none is left, so that ``close`` is due.
+            Whether none is left, so that ``exchange.close`` is due.
 
         Raises:
             Exception: What an env's ``close`` raises.
         """
         self._open.difference_update(envs)
-        if not self._open or self.closed:
+        if not self._open or self.exchange.closed:
             return True
-        chosen = frozenset(envs)
         try:
-            loop = self._idle_loop("close")
-            self._begin(
-                AsyncState.WAITING_CALL,
-                loop,
-                self._command("call", lambda _: ("close", (), {}, chosen)),
-            )
-            self.call_wait(timeout)
+            self.exchange.drop()
+            self.exchange.command("call", ("close", (), {}), envs)
+            self.exchange.returned(envs, timeout)
         except WorkerCrashError:
-            if self.closed:
+            if self.exchange.closed:
                 raise
         except WaitTimeoutError:  # nobody must wait for these any more
-            assert self._workers is not None
-            for worker, owned in enumerate(self._workers.ranges):
-                if chosen.intersection(owned):
-                    self._workers.end(worker)
+            for owned in self.exchange.ranges:
+                if not set(envs).isdisjoint(owned):
+                    left = self._open.isdisjoint(owned)
+                    (self.exchange.end_workers if left else self.exchange.restart)(owned)
         return False
-
-    def begin_close(self) -> None:
-        """Tells the workers to close their envs, and does not wait."""
-        if self._deferred is not None:
-            self._deferred.dismiss()
-        elif self._loop is not None and self.num_workers:
-            with suppress(RuntimeError):  # the ring is full: close() will see
-                self._loop.post_close()
-
-    def _stop(self, timeout: float | None, terminate: bool) -> None:
-        if self._deferred is not None:
-            self._deferred.dismiss()
-        super()._stop(timeout, terminate)
 
 
 def check_action(space: Any, action: Any) -> None:
@@ -309,21 +241,21 @@ def check_action(space: Any, action: Any) -> None:
         TypeError: Its dtype is.
     """
     batched(space, [action])  # has it all its parts?
-    if isinstance(space, spaces.Dict):
-        for key, part in space.items():
-            check_action(part, action[key])
-    elif isinstance(space, spaces.Tuple):
-        for part, value in zip(space.spaces, action, strict=True):
-            check_action(part, value)
-    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        array = np.asarray(action)
-        if array.shape != space.shape:
-            raise ValueError(
-                f"wrong actions: {action!r} has shape {array.shape}, and the action space is "
-                f"{space}. Nothing was sent to any env."
-            )
-        if not np.can_cast(array.dtype, space.dtype, "same_kind"):
-            raise TypeError(
-                f"wrong actions: {action!r} has dtype {array.dtype}, and the action space is "
-                f"{space}. Nothing was sent to any env."
+    mapped(space, _check_part, space, action)
+
+
+def _check_part(space: Any, action: Any) -> None:
+    if not isinstance(
+        space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    ):
+        return
+    array = np.asarray(action)
+    for wrong, what, error in (
+        (array.shape != space.shape, f"shape {array.shape}", ValueError),
+        (not np.can_cast(array.dtype, space.dtype, "same_kind"), f"dtype {array.dtype}", TypeError),
+    ):
+        if wrong:
+            raise error(
+                f"wrong actions: {action!r} has {what}, and the action space is {space}. Nothing "
+                "was sent to any env."
             )

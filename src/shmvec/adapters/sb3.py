@@ -1,10 +1,11 @@
-"""Stable-Baselines3's ``VecEnv`` over ``ShmVectorEnv``: in place of its ``SubprocVecEnv``."""
+"""Stable-Baselines3's ``VecEnv`` over an ``Exchange``: in place of its ``SubprocVecEnv``."""
 
 from __future__ import annotations
 
 import multiprocessing
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -27,11 +28,17 @@ except ImportError as error:
         f"({error}): pip install stable-baselines3"
     ) from error
 
-from shmvec._parent.arguments import AutoresetMode, checked_env_fns
 from shmvec.adapters.actions import batched
-from shmvec.adapters.infos import InfosByEnv
-from shmvec.adapters.sb3_env import RESET_INFO, HostedEnv
-from shmvec.faults import EnvTimeoutError
+from shmvec.adapters.infos import delivered
+from shmvec.adapters.sb3_env import RESET_INFO, SB3Env
+from shmvec.exchange import (
+    AutoresetMode,
+    Exchange,
+    checked_env_fns,
+    checked_options,
+    checked_seeds,
+)
+from shmvec.faults import EnvTimeoutError, WorkerCrashError
 from shmvec.stats import Stats
 
 __all__ = ["ShmVecEnv"]
@@ -132,27 +139,27 @@ class ShmVecEnv(VecEnv):
         if start_method is None:
             available = multiprocessing.get_all_start_methods()
             start_method = "forkserver" if "forkserver" in available else "spawn"
-        self._overran = False  # an env was over its time limit when last heard of
-        hosted: list[Any] = [partial(HostedEnv, env_fn) for env_fn in checked_env_fns(env_fns)]
-        self._envs = _VectorEnv(
+        hosted: list[Any] = [partial(SB3Env, env_fn) for env_fn in checked_env_fns(env_fns)]
+        self._exchange = Exchange(
             hosted,
+            name=type(self).__name__,
             context=start_method,
             autoreset_mode=AutoresetMode.SAME_STEP,
             **options,
         )
+        self.num_envs = self._exchange.num_envs  # the base class asks the envs for attributes
+        self.waiting = False
         try:
-            self.num_envs = self._envs.num_envs  # the base class asks the envs for attributes
             self._check_distinct()
             super().__init__(
                 self.num_envs,
-                self._envs.single_observation_space,
-                self._envs.single_action_space,
+                self._exchange.single_observation_space,
+                self._exchange.single_action_space,
             )
         except BaseException:
             self.close()
             raise
-        metadata = {k: v for k, v in self._envs.metadata.items() if k != "autoreset_mode"}
-        self.metadata = {**metadata, **self.metadata}
+        self.metadata = {**self._exchange.metadata, **self.metadata}
 
     def _check_distinct(self) -> None:
         """Raises unless each env is an object of its own."""
@@ -170,22 +177,17 @@ class ShmVecEnv(VecEnv):
     @property
     def num_workers(self) -> int:
         """Number of worker processes."""
-        return self._envs.num_workers
+        return self._exchange.num_workers
 
     @property
     def processes(self) -> list[Any]:
         """The worker processes."""
-        return self._envs.processes
+        return self._exchange.processes
 
     @property
     def closed(self) -> bool:
         """Whether it has been closed, by ``close`` or because a worker died."""
-        return self._envs.closed
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a step was begun and not waited for."""
-        return self._envs.stepping
+        return self._exchange.closed
 
     def reset(self) -> VecEnvObs:
         """Resets all envs, with the seeds and options that wait for this reset.
@@ -202,21 +204,19 @@ class ShmVecEnv(VecEnv):
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
-        self._envs.cancel()
-        seeds: Any = self._seeds
-        options: Any = self._options
-        observations, infos = self._waited(
-            partial(
-                self._envs.reset,
-                seed=seeds if any(seed is not None for seed in seeds) else None,
-                options=options if any(options) else None,
-            )
+        self.waiting = False
+        self._exchange.drop()
+        seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
+        options = self._options if any(self._options) else None
+        self._exchange.ask_reset(
+            None, checked_seeds(seeds, self.num_envs), checked_options(options, self.num_envs)
         )
-        self.reset_infos = [_reset_info(infos.get(env, {})) for env in range(self.num_envs)]
+        answers = delivered(self._exchange.take())
+        self.reset_infos = [_reset_info(info) for info in answers.infos]
         # Seeds and options are used once.
         self._reset_seeds()
         self._reset_options()
-        return observations
+        return answers.observations
 
     def step_async(self, actions: npt.ArrayLike) -> None:
         """Starts to step all envs and does not wait.
@@ -231,7 +231,9 @@ class ShmVecEnv(VecEnv):
             ValueError: The number or the shape of the actions is wrong. Nothing was sent.
             TypeError: Their dtype is. Nothing was sent.
         """
-        self._envs.step_async(_batched(self.action_space, actions))
+        exchange = self._idle("step_async")
+        exchange.ask(None, _batched(self.action_space, actions))
+        self.waiting = True
 
     def step_wait(self) -> VecEnvStepReturn:
         """Waits for the step that ``step_async`` began.
@@ -250,44 +252,42 @@ class ShmVecEnv(VecEnv):
             Exception: Whatever an env raises, with the worker's traceback as its cause. The other
                 envs have made their step; ``reset`` or ``close`` as you like.
         """
-        observations, rewards, terminations, truncations, found = self._waited(self._envs.step_wait)
-        dones = terminations | truncations
-        if found:
-            infos = [found.get(env, {}) for env in range(self.num_envs)]
-            for env in np.flatnonzero(dones).tolist():
-                info = infos[env].pop("final_info")
-                # SB3's rule: it is no truncation where the episode terminated as well.
-                info["TimeLimit.truncated"] = not terminations[env]
-                info["terminal_observation"] = infos[env].pop("final_obs")
-                self.reset_infos[env] = _reset_info(infos[env])
-                infos[env] = info
-            for info, done in zip(infos, dones.tolist(), strict=True):
-                if not done:
-                    info["TimeLimit.truncated"] = False
-        else:  # the usual
-            infos = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
-        return observations, rewards.astype(np.float32), dones, infos
-
-    def _waited(self, wait: Callable[[], Any]) -> Any:
-        try:
-            results = wait()
-        except EnvTimeoutError:
-            self._overran = True
-            raise
-        self._overran = False
-        return results
+        if not self.waiting:
+            self._exchange.check_open()
+            raise NoAsyncCallError("Calling `step_wait` without any prior `step_async`.", "step")
+        self.waiting = False
+        answers = delivered(self._exchange.take())
+        infos, dones = answers.infos, answers.terminations | answers.truncations
+        for info in infos:
+            info["TimeLimit.truncated"] = False
+        for env in dones.nonzero()[0].tolist():
+            told, infos[env] = infos[env], infos[env].pop("final_info")
+            del told["TimeLimit.truncated"]
+            # SB3's rule: it is no truncation where the episode terminated as well.
+            infos[env]["TimeLimit.truncated"] = not answers.terminations[env]
+            infos[env]["terminal_observation"] = told.pop("final_obs")
+            self.reset_infos[env] = _reset_info(told)
+        return answers.observations, answers.rewards.astype(np.float32), dones, infos
 
     def close(self) -> None:
         """Closes the envs and ends the workers. May be called twice, and while a step is out.
 
-        Where an env was over its time limit, it and the others get two seconds, and their
+        Where an env is over its time limit, it and the others get two seconds, and their
         processes are then terminated.
 
         Raises:
             Exception: What an env's ``close`` raises, after everything else is closed.
         """
-        self._envs.cancel()
-        self._envs.close(timeout=_CLOSE_S if self._overran else None)
+        self.waiting = False
+        timeout = None
+        try:
+            self._exchange.drop()
+        except EnvTimeoutError:
+            timeout = _CLOSE_S
+        except WorkerCrashError:  # which has closed it
+            pass
+        finally:
+            self._exchange.close(timeout=timeout)
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether all envs, or their wrappers, have an attribute or method of this name."""
@@ -325,9 +325,8 @@ class ShmVecEnv(VecEnv):
             AlreadyPendingCallError: A step was begun and not waited for.
             IndexError: There is no such env.
         """
-        envs = sorted(set(self._existing(indices)))
-        if envs:
-            self._envs.set_attr(attr_name, [value] * len(envs), envs)
+        envs = self._existing(indices)
+        self._idle("set_attr").set_attr(attr_name, dict.fromkeys(envs, value))
 
     def env_method(
         self,
@@ -378,13 +377,11 @@ class ShmVecEnv(VecEnv):
 
     def restart(self, indices: VecEnvIndices = None) -> None:
         """Restarts the workers of some envs, whose next step truncates; as ``ShmVectorEnv``'s."""
-        envs = sorted(set(self._existing(indices)))
-        if envs:
-            self._envs.restart(envs)
+        self._idle("restart").restart(sorted(set(self._existing(indices))))
 
     def stats(self) -> Stats:
         """What has been done so far, and where the time went; as ``ShmVectorEnv.stats``."""
-        return self._envs.stats()
+        return self._exchange.stats()
 
     def _existing(self, indices: VecEnvIndices) -> list[int]:
         """Indices of envs as a list, none negative."""
@@ -399,40 +396,31 @@ class ShmVecEnv(VecEnv):
                 raise IndexError(f"there is no env {index}: there are {self.num_envs}")
         return [index % self.num_envs for index in indices]
 
+    def _idle(self, name: str) -> Exchange:
+        """The exchange, nobody asked anything: a step that was broken off is finished first."""
+        if self.waiting:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `step` to complete.", "step"
+            )
+        if self._exchange.num_asked:
+            self._exchange.drop()
+        return self._exchange
+
     def _ask(self, indices: VecEnvIndices, name: str, *args: Any) -> list[Any]:
-        """Calls a method of ``HostedEnv`` for each of these envs, however often they are named."""
+        """Calls a method of ``SB3Env`` for each of these envs, however often they are named."""
         envs = self._existing(indices)
-        answers: list[Any] = [None] * len(envs)
-        places = list(range(len(envs)))
-        while places:
-            now = {envs[place]: place for place in reversed(places)}  # the first of each env
-            results = self._envs.call_some(list(now), name, *args)
-            for place, result in zip(now.values(), results, strict=True):
-                answers[place] = result
-            places = [place for place in places if now[envs[place]] != place]
-        return answers
-
-
-class _VectorEnv(InfosByEnv):
-    """The envs of a ``ShmVecEnv``."""
-
-    @property
-    def stepping(self) -> bool:
-        """Whether a step was begun and not waited for."""
-        return self._state is AsyncState.WAITING_STEP
-
-    def cancel(self) -> None:
-        """Forgets a step that was begun: its results, when they come, are dropped."""
-        self._state = AsyncState.DEFAULT
-        self._held = None
-
-
-# In messages, and in the names of processes, it is the class that the user knows.
-_VectorEnv.__name__ = _VectorEnv.__qualname__ = ShmVecEnv.__name__
+        left = Counter(envs)
+        answers: dict[int, list[Any]] = {env: [] for env in left}
+        while left:
+            results = self._idle(name).call(name, args, envs=list(left))
+            for env, result in zip(left, results, strict=True):
+                answers[env].append(result)
+            left -= Counter(list(left))
+        return [answers[env].pop(0) for env in envs]
 
 
 def _reset_info(told: dict[str, Any]) -> dict[str, Any]:
-    """The info of a reset, out of what ``HostedEnv`` returned, and what is told of a fault."""
+    """The info of a reset, out of what ``SB3Env`` returned, and what is told of a fault."""
     info: dict[str, Any] = told.pop(RESET_INFO, {})
     if told:
         info.update(told)

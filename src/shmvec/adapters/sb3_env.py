@@ -12,13 +12,15 @@ from typing import Any
 
 import gymnasium as gym
 
-__all__ = ["RESET_INFO", "HostedEnv"]
+from shmvec.exchange import HostedEnv
+
+__all__ = ["RESET_INFO", "SB3Env"]
 
 RESET_INFO = "reset"  # the key
 
 
-class HostedEnv:
-    """An env of the user's, and what is asked of it through ``ShmVectorEnv.call_some``.
+class SB3Env(HostedEnv):
+    """An env of the user's, and what is asked of it through ``Exchange.call``.
 
     The names that may be called are this class's: an attribute of the env is returned and not
     called, whatever it is, and methods named ``reset`` or ``step`` are called like any other.
@@ -26,11 +28,7 @@ class HostedEnv:
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
         """Builds the env."""
-        self.env = gymnasium_env(env_fn())
-        self.observation_space = self.env.observation_space
-        self.action_space = self.env.action_space
-        self.metadata = self.env.metadata
-        self.render_mode = self.env.render_mode
+        super().__init__(gymnasium_env(env_fn()))
 
     def reset(self, *, options: Any = None, **seed: Any) -> Any:
         """Resets the env; it is given no options where there are none: it may know of none.
@@ -42,14 +40,6 @@ class HostedEnv:
             observation, info = result
             return observation, {RESET_INFO: info} if isinstance(info, dict) else info
         return result
-
-    def step(self, action: Any) -> Any:
-        """Steps the env."""
-        return self.env.step(action)
-
-    def close(self) -> None:
-        """Closes the env."""
-        self.env.close()
 
     def get_wrapper_attr(self, name: str) -> Any:
         """What a worker calls: one of the methods below."""
@@ -90,10 +80,6 @@ class HostedEnv:
                 return True
             env = env.env
         return False
-
-    def render(self) -> Any:
-        """A frame."""
-        return self.env.render()
 
 
 def gymnasium_env(env: Any) -> gym.Env[Any, Any]:

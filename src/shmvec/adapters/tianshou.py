@@ -1,10 +1,10 @@
-"""Tianshou's ``BaseVectorEnv`` over ``ShmVectorEnv``: its collectors run on it as they are."""
+"""Tianshou's ``BaseVectorEnv`` over an ``Exchange``: its collectors run on it as they are."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,19 +12,19 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array
 
-from shmvec._parent.arguments import AutoresetMode
-from shmvec._parent.partial import existing_env_ids
-from shmvec.adapters.infos import InfosByEnv
-from shmvec.adapters.tianshou_env import KWARGS, REWARD, SPACES, WorkerEnv
-from shmvec.faults import (
-    EnvTimeoutError,
-    WorkerCrashError,
-    log_as_gymnasium_does,
-    raise_failures,
+from shmvec.adapters.actions import batched
+from shmvec.adapters.infos import delivered
+from shmvec.adapters.tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
+from shmvec.exchange import (
+    Answers,
+    AutoresetMode,
+    checked_seeds,
+    existing_env_ids,
 )
-from shmvec.spaces import Anything
+from shmvec.faults import EnvTimeoutError
+from shmvec.spaces import Anything, one_of
+from shmvec.vector_env import ShmVectorEnv
 
 try:
     from tianshou.env import BaseVectorEnv
@@ -55,7 +55,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         wait_num: For how many envs a ``step`` waits.
         timeout: Seconds that it waits for so many; None: as long as it takes.
         waiting_id: Envs that are stepping: asked, and not returned by ``step`` yet.
-        ready_id: All others.
+        ready_id: All others, in order.
         is_closed: Whether it has been closed.
         observation_space: That of each env, a list; so are ``action_space``, ``metadata`` and
             ``spec``.
@@ -124,13 +124,11 @@ class TianshouVectorEnv(BaseVectorEnv):
         if self.is_async and options.get("max_concurrency") is None:
             options.setdefault("num_workers", num_envs)
         self.envs = _made(functions, share_memory, options)
+        self._exchange = self.envs.exchange
         self.is_closed = False
         self.waiting_id: list[int] = []
-        self.ready_id = list(range(num_envs))
-        self._stash: list[_Batch] = []  # results that came before somebody asked for them
-        self._resetting: list[int] = []
         try:
-            described = self.envs.call("shmvec_describe")
+            described = self._exchange.call("shmvec_describe")
             self._spaces = {name: [one[name] for one in described] for name in SPACES}
             self._reseeds = [env for env in range(num_envs) if not described[env]["seed"]]
             if any(isinstance(space, spaces.Tuple) for space in self._spaces["observation_space"]):
@@ -145,6 +143,11 @@ class TianshouVectorEnv(BaseVectorEnv):
     def __len__(self) -> int:
         """The number of envs."""
         return self.env_num
+
+    @property
+    def ready_id(self) -> list[int]:
+        """Envs that are not stepping."""
+        return [env for env in range(self.env_num) if env not in self.waiting_id]
 
     @property
     def observation_space(self) -> list[gym.Space[Any]]:
@@ -187,8 +190,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         if key in SPACES:
             return [self._spaces[key][env] for env in envs.tolist()]
         self._check_ready(envs)
-        self._settle()
-        return list(self.envs.call_some(envs, "shmvec_get", key)) if len(envs) else []
+        return self._exchange.call("shmvec_get", (key,), envs=envs)
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
         """Sets an attribute of envs, of the innermost ("unwrapped") one as Tianshou does.
@@ -206,9 +208,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._check_open()
         envs = self._ids(id)
         self._check_ready(envs)
-        self._settle()
-        if len(envs):
-            self.envs.call_some(envs, "shmvec_set", key, value)
+        self._exchange.call("shmvec_set", (key, value), envs=envs)
 
     def reset(self, env_id: Ids = None, **kwargs: Any) -> tuple[Array, Array]:
         """Resets envs, in parallel.
@@ -234,21 +234,10 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._check_open()
         envs = self._ids(env_id)
         self._check_ready(envs)
-        if len(envs) == 0:
-            return self._joined([]).results[0], np.empty(0, object)
-        seed, options = _reset_arguments(kwargs, len(envs))
-        if self.is_async:
-            self.envs.async_reset(seed, options, envs)
-            self._resetting = envs.tolist()
-            batch = self._received(envs.tolist())
-            self._resetting = []
-        elif self._are_all(envs):
-            observations, infos = self.envs.reset(seed=seed, options=options)
-            nothing = np.zeros(len(envs))
-            batch = self._batch(envs, (observations, nothing, nothing, nothing, infos))
-        else:
-            batch = self._batch(envs, self.envs.reset_these(envs, seed, options))
-        return self._final(batch.observations), batch.infos
+        asked = self._asked(envs)
+        self._exchange.ask_reset(asked, *_reset_arguments(kwargs, len(envs)))
+        observations, *_, infos = self._results(self._exchange.take(asked))
+        return observations, infos
 
     def step(self, action: Any, id: Ids = None) -> tuple[Array, Array, Array, Array, Array]:
         """Steps envs, in parallel.
@@ -278,112 +267,45 @@ class TianshouVectorEnv(BaseVectorEnv):
                 as long as its env does.
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause. That env
-                is ready to be reset; results of the others are returned by the next call.
+                is ready to be reset; if async, results of others are returned by the next call,
+                unless these were named as well.
         """
         self._check_open()
         envs = self._ids(id)
-        if self.is_async:
-            return self._step_async(action, envs, named=id is not None)
-        if action is None:
-            raise ValueError("action must not be None: it is for wait_num= or timeout= only")
-        self._check_ready(envs)
-        actions = self._actions(action, len(envs))
-        if len(envs) == 0:
-            batch = self._joined([])
-        elif self._are_all(envs):
-            batch = self._batch(envs, self.envs.step(actions))
-        else:
-            batch = self._batch(envs, self.envs.step_these(envs, actions))
-        return self._returned(batch)
-
-    def _step_async(
-        self, action: Any, envs: Envs, named: bool
-    ) -> tuple[Array, Array, Array, Array, Array]:
+        asked = self._asked(envs)
         if action is not None:
             self._check_ready(envs)
-            actions = self._actions(action, len(envs))
-            if len(envs):
-                self.envs.send(actions, envs)
-            asked = envs.tolist()
-            self.waiting_id += asked
-            self.ready_id = [env for env in self.ready_id if env not in asked]
-        elif named:
-            stepping = [env for env in envs.tolist() if env in self.waiting_id]
-            if len(stepping) < len(envs):
-                raise ValueError(f"envs {envs.tolist()} are not all stepping: {self.waiting_id}")
-            return self._returned(self._received(stepping))
-        wanted = min(self.wait_num, len(self.waiting_id)) - sum(map(len, self._stash))
-        if wanted > 0 or not self.waiting_id:  # then that is an error
-            self._wait_for(max(1, wanted))
-        taken, self._stash = self._stash, []
-        return self._returned(self._joined(taken))
+            self._exchange.ask(asked, self._actions(action, len(envs)))
+        elif not self.is_async:
+            raise ValueError("action must not be None: it is for wait_num= or timeout= only")
+        if self.is_async:
+            answers = self._take_async(envs, action is not None, id is not None)
+        else:
+            answers = self._exchange.take(asked)
+        results = self._results(answers)
+        for env, info in zip(answers.envs.tolist(), results[-1], strict=True):
+            info["env_id"] = env
+        return results
 
-    def _wait_for(self, wanted: int) -> None:
-        """Waits until so many more are ready, or the time is up and some are."""
+    def _take_async(self, envs: Envs, asked: bool, named: bool) -> Answers:
+        """The answers of envs that are stepping: of those that are ready first, or of these."""
+        if asked:
+            self.waiting_id += envs.tolist()
+        elif named and not set(envs.tolist()) <= set(self.waiting_id):
+            raise ValueError(f"envs {envs.tolist()} are not all stepping: {self.waiting_id}")
+        return self._exchange.take(envs) if named and not asked else self._first_ready()
+
+    def _first_ready(self) -> Answers:
+        """Waits for ``wait_num`` of the envs that are stepping, or for ``timeout`` and one."""
+        out = max(1, len(self.waiting_id))  # that there is none is an error
         try:
-            self._receive(wanted, self.timeout)
+            return self._exchange.take(
+                count=out, least=min(self.wait_num, out), timeout=self.timeout
+            )
         except multiprocessing.TimeoutError as error:
             if isinstance(error, EnvTimeoutError):
                 raise
-            if not self._stash:
-                self._receive(1, None)
-
-    def _receive(self, wanted: int, timeout: float | None) -> None:
-        """Puts the results of envs that are ready, at least so many, aside."""
-        try:
-            envs, results = self.envs.receive(wanted, timeout)
-        except BaseException:
-            for env in [env for env in self.waiting_id if self.envs.has_failed(env)]:
-                if not any(env in batch.envs for batch in self._stash):
-                    self.waiting_id.remove(env)
-                    self.ready_id.append(env)
-            raise
-        batch = self._batch(envs, results)
-        expected = [env in self.waiting_id or env in self._resetting for env in envs.tolist()]
-        if not all(expected):  # of a reset that was broken off
-            batch = batch.rows(np.flatnonzero(expected).tolist())
-        if len(batch):
-            self._stash.append(batch)
-
-    def _received(self, envs: list[int]) -> _Batch:
-        """The results of these envs, in this order, when they are there; others wait."""
-        wanted = set(envs)
-        while missing := wanted.difference(*(batch.envs.tolist() for batch in self._stash)):
-            self._receive(1, None)
-        assert not missing
-        joined = self._joined(self._stash)
-        rows = {env: row for row, env in enumerate(joined.envs.tolist())}
-        others = [row for env, row in rows.items() if env not in wanted]
-        self._stash = [joined.rows(others)] if others else []
-        return joined.rows([rows[env] for env in envs])
-
-    def _settle(self) -> None:
-        """Waits for all envs that are stepping; their results come with the next steps."""
-        while self.is_async and self.envs.num_asked:
-            self._receive(self.envs.num_asked, None)
-
-    def _drop_reset(self) -> None:
-        """Waits for a reset that was broken off; what became of it nobody wants to know."""
-        self._resetting = []
-        while self.envs.num_asked:
-            stepping = len(self.waiting_id)
-            try:
-                self._receive(self.envs.num_asked, None)
-            except (EnvTimeoutError, WorkerCrashError):
-                raise
-            except Exception:
-                if len(self.waiting_id) < stepping:  # it is of an env that was stepping
-                    raise
-
-    def _returned(self, batch: _Batch) -> tuple[Array, Array, Array, Array, Array]:
-        envs = batch.envs.tolist()
-        if self.is_async:
-            self.waiting_id = [env for env in self.waiting_id if env not in envs]
-            self.ready_id += envs
-        for env, info in zip(envs, batch.infos, strict=True):
-            info["env_id"] = env
-        observations, *rest = batch.results
-        return (self._final(observations), *rest)  # type: ignore[return-value]
+            return self._exchange.take(count=out, least=1)
 
     def seed(self, seed: int | Sequence[int] | None = None) -> list[list[int] | None]:
         """Seeds the envs, and what samples from their action spaces here and there.
@@ -412,7 +334,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         for space, one in zip(self._spaces["action_space"], seeds, strict=True):
             if isinstance(space, gym.Space):
                 space.seed(one)
-        used = self.envs.call("shmvec_seed", seeds)
+        used = self._exchange.call("shmvec_seed", (seeds,))
         if self._reseeds:
             self.reset(self._reseeds, seed=[seeds[env] for env in self._reseeds])
         return [None if one is None else np.atleast_1d(one).tolist() for one in used]
@@ -430,7 +352,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         self._check_open()
         if self.waiting_id:
             raise RuntimeError(f"envs {self.waiting_id} are stepping and cannot be rendered now")
-        return list(self.envs.call("render", **kwargs))
+        return self._exchange.call("render", kwargs=kwargs)
 
     def close(self) -> None:
         """Closes the envs and ends the workers, also while envs are stepping; twice is once."""
@@ -446,8 +368,10 @@ class TianshouVectorEnv(BaseVectorEnv):
         ids = np.atleast_1d(np.asarray(id))
         return np.empty(0, np.intp) if ids.size == 0 else existing_env_ids(ids, self.env_num)
 
-    def _are_all(self, envs: Envs) -> bool:
-        return len(envs) == self.env_num and bool((envs == np.arange(self.env_num)).all())
+    def _asked(self, envs: Envs) -> Envs | None:
+        """Envs as the exchange is told of them: None, in lockstep, if it is everyone."""
+        everyone = len(envs) == self.env_num and (envs == np.arange(self.env_num)).all()
+        return None if everyone and not self.is_async else envs
 
     def _check_open(self) -> None:
         if self.is_closed:
@@ -456,8 +380,9 @@ class TianshouVectorEnv(BaseVectorEnv):
             )
 
     def _check_ready(self, envs: Envs) -> None:
-        if self._resetting:
-            self._drop_reset()
+        if self._exchange.num_asked > len(self.waiting_id):
+            # Of a call that was broken off: what became of it nobody wants to know.
+            self._exchange.take([env for env in self.ready_id if self._exchange.is_out(env)])
         stepping = [env for env in envs.tolist() if env in self.waiting_id]
         if stepping:
             raise AssertionError(
@@ -466,102 +391,45 @@ class TianshouVectorEnv(BaseVectorEnv):
             )
 
     def _actions(self, action: Any, count: int) -> Any:
-        """Actions as ``ShmVectorEnv`` takes them: a list, an array, or batched dicts."""
+        """Actions as the exchange takes them: a list, an array, or dicts and tuples of lists."""
         if action is None or len(action) != count:
             number = 0 if action is None else len(action)
             raise ValueError(f"there are {number} actions for {count} envs. Nothing was sent.")
         space = self.envs.single_action_space
-        if isinstance(space, Anything):
-            return list(action)
-        if isinstance(space, (spaces.Dict, spaces.Tuple)):
-            room: Any = create_empty_array(space, count)
-            return concatenate(space, list(action), room)
+        if isinstance(space, (Anything, spaces.Dict, spaces.Tuple)):
+            return batched(space, list(action))
         actions = np.asarray(action)
         kind = np.dtype(space.dtype).kind if space.dtype is not None else ""
         if actions.dtype.kind == "f" and kind in ("i", "u") and (actions == actions.round()).all():
             return actions.astype(np.int64)  # policies for Tianshou give such, too
         return actions
 
-    def _batch(self, envs: Envs, results: Any) -> _Batch:
-        """Results of ``ShmVectorEnv``, of these envs, as Tianshou has them."""
-        observations, rewards, terminations, truncations, infos = results
-        dicts = _boxed([infos.get(env) or {} for env in envs.tolist()])
-        given = [info.pop(REWARD, None) for info in dicts]
+    def _results(self, answers: Answers) -> tuple[Array, Array, Array, Array, Array]:
+        """What envs have answered, as Tianshou has it; raises what envs have raised."""
+        if self.waiting_id:
+            answered = {*answers.envs.tolist(), *(failure.env for failure in answers.failures)}
+            self.waiting_id = [env for env in self.waiting_id if env not in answered]
+        delivered(answers)
+        observations, rewards, infos = answers.observations, answers.rewards, answers.infos
+        given = [info.pop(REWARD, None) for info in infos]
         arrays = [reward for reward in given if reward is not None]
         if arrays:  # who has none was reset, or had a fault
             nothing = np.zeros_like(arrays[0])
             rewards = np.stack([nothing if reward is None else reward for reward in given])
-        if not isinstance(observations, np.ndarray):
-            rows: Any = observations  # one by one already
-            if isinstance(observations, dict):
-                rows = [_row(observations, row) for row in range(len(envs))]
-            observations = _boxed(rows)
-        return _Batch(envs, (observations, rewards, terminations, truncations, dicts))
-
-    def _joined(self, batches: Sequence[_Batch]) -> _Batch:
-        if len(batches) == 1:
-            return batches[0]
-        if batches:
-            columns = zip(*(batch.results for batch in batches), strict=True)
-            return _Batch(
-                np.concatenate([batch.envs for batch in batches]),
-                tuple(np.concatenate(parts) for parts in columns),
-            )
-        space = self.envs.single_observation_space
-        observations: Any = create_empty_array(space, 0) if isinstance(space, spaces.Box) else []
-        flags = np.empty(0, np.bool_)
-        return _Batch(
-            np.empty(0, np.intp),
-            (np.asarray(observations), np.empty(0), flags, flags.copy(), np.empty(0, object)),
-        )
-
-    def _final(self, observations: Array) -> Array:
-        """Observations that came one by one are stacked if that is possible."""
-        if observations.dtype != object or len(observations) == 0:
-            return observations
-        if not all(isinstance(one, (np.ndarray, np.generic, int, float)) for one in observations):
-            return observations
-        try:
-            return np.stack(list(observations))
-        except ValueError:  # of different shapes
-            return observations
+        if isinstance(observations, dict):
+            space = self.envs.single_observation_space
+            observations = _boxed([one_of(space, observations, i) for i in range(len(infos))])
+        elif not isinstance(observations, np.ndarray):  # one by one already
+            observations = _stacked(observations or ())
+        return observations, rewards, answers.terminations, answers.truncations, _boxed(infos)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Results of some envs.
-
-    Attributes:
-        envs: Which.
-        results: Observations, rewards, terminations, truncations and infos: a row for each.
-    """
-
-    envs: Envs
-    results: tuple[Array, ...]
-
-    def __len__(self) -> int:
-        return len(self.envs)
-
-    @property
-    def observations(self) -> Array:
-        return self.results[0]
-
-    @property
-    def infos(self) -> Array:
-        return self.results[4]
-
-    def rows(self, rows: Sequence[int]) -> _Batch:
-        """Some of them, in this order."""
-        return _Batch(self.envs[rows], tuple(part[rows] for part in self.results))
-
-
-def _row(batch: Any, row: int) -> Any:
-    """One env's part of a batch of any structure."""
-    if isinstance(batch, dict):
-        return {key: _row(part, row) for key, part in batch.items()}
-    if isinstance(batch, tuple) and batch and isinstance(batch[0], (np.ndarray, dict, tuple)):
-        return tuple(_row(part, row) for part in batch)
-    return batch[row]
+def _stacked(rows: Sequence[Any]) -> Array:
+    """One array, if that is possible."""
+    if all(isinstance(row, (np.ndarray, np.generic, int, float)) for row in rows):
+        with suppress(ValueError):  # there are none, or they are of different shapes
+            return np.stack(rows)
+    return _boxed(rows)
 
 
 def _boxed(values: Sequence[Any]) -> Array:
@@ -574,25 +442,20 @@ def _boxed(values: Sequence[Any]) -> Array:
 
 def _reset_arguments(kwargs: dict[str, Any], count: int) -> tuple[Any, Any]:
     """Seeds and options, one for each env."""
-    seed = kwargs.get("seed")
+    seed, options = kwargs.pop("seed", None), kwargs.pop("options", None)
     if seed is not None and np.ndim(seed) == 0:
         seed = [seed] * count
-    others = {key: value for key, value in kwargs.items() if key not in ("seed", "options")}
-    options = kwargs.get("options")
-    if others:
-        options = {KWARGS: others, "options": options}
-    return seed, None if options is None else [options] * count
+    if kwargs:
+        options = {KWARGS: kwargs, "options": options}
+    return checked_seeds(seed, count), None if options is None else [options] * count
 
 
-# ---- over ShmVectorEnv -----------------------------------------------------------------------
-
-
-def _made(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -> _Envs:
+def _made(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -> ShmVectorEnv:
     functions: list[Any] = [
-        partial(WorkerEnv, env, env_fn, share_memory) for env, env_fn in enumerate(env_fns)
+        partial(TianshouEnv, env, env_fn, share_memory) for env, env_fn in enumerate(env_fns)
     ]
     try:
-        return _Envs(
+        return ShmVectorEnv(
             functions,
             shared_memory=share_memory,
             observation_mode="different" if share_memory else "same",
@@ -606,69 +469,3 @@ def _made(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -
                 "of any kind, unlike ones as well."
             )
         raise
-
-
-class _Envs(InfosByEnv):
-    """Answers for the envs it is asked."""
-
-    @property
-    def num_asked(self) -> int:
-        """How many envs were asked one by one and have not been taken."""
-        self._assert_is_running()
-        assert self._loop is not None
-        return self._loop.asked
-
-    def has_failed(self, env: int) -> bool:
-        """Whether an env that was asked has raised."""
-        if self._loop is None:
-            return False
-        try:
-            self._partial.check(np.array([env], np.intp))
-        except ValueError:
-            return False  # it is out, or ready
-        return True
-
-    def step_these(self, envs: Envs, actions: Any) -> tuple[Any, ...]:
-        """Steps some envs and waits for them: results in their order."""
-        self._settle(self._idle_loop("step"))
-        self._partial.send(envs, actions)
-        return self._finish_these(envs)
-
-    def reset_these(self, envs: Envs, seed: Any, options: Any) -> tuple[Any, ...]:
-        """Resets some envs and waits for them: results in their order."""
-        self._ask_to_reset(self._idle_loop("reset"), seed, options, envs)
-        return self._finish_these(envs)
-
-    def _finish_these(self, envs: Envs) -> tuple[Any, ...]:
-        self._masked = True  # if this is broken off, the next call drops the results
-        _, failures = self._finish_masked()
-        if failures:
-            log_as_gymnasium_does(failures)
-            raise_failures(failures)
-        return self._results_of(envs)
-
-    def receive(self, wanted: int, timeout: float | None) -> tuple[Envs, tuple[Any, ...]]:
-        """As ``recv(min_envs=wanted, timeout=timeout)``: envs and their results."""
-        self._idle_loop("recv", asking=True)
-        envs = self._take(self.num_envs, wanted, timeout)
-        return envs, self._results_of(envs)
-
-    def _results_of(self, envs: Envs) -> tuple[Any, ...]:
-        infos: dict[int, dict[str, Any]] = {}
-        for env in envs.tolist():
-            if info := self._partial.info_of(env):
-                self._add_info(infos, info, env)
-        *results, told = self._partial.results(envs)
-        del told["env_id"]
-        for row, env in enumerate(envs.tolist() if told else ()):
-            self._add_info(infos, _told_of(told, row), env)
-        return (*results, infos)
-
-
-def _told_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """What Gymnasium's dict of arrays says of one env: here, of its faults."""
-    return {
-        key: _told_of(value, row) if isinstance(value, dict) else value[row]
-        for key, value in infos.items()
-        if not key.startswith("_") and infos[f"_{key}"][row]
-    }

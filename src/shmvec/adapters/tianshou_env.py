@@ -8,41 +8,34 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from shmvec.exchange import HostedEnv
 from shmvec.spaces import Anything
 
-__all__ = ["KWARGS", "REWARD", "SPACES", "WorkerEnv"]
+__all__ = ["KWARGS", "REWARD", "SPACES", "TianshouEnv"]
 
 SPACES = ("observation_space", "action_space")
 REWARD = "shmvec.reward"  # in an info: a reward that is no scalar
 KWARGS = "shmvec.kwargs"  # in options: what else `reset` was called with
 
 
-class WorkerEnv:
+class TianshouEnv(HostedEnv):
     """An env as Tianshou treats it, in its worker."""
 
     def __init__(
         self, index: int, env_fn: Callable[[], gym.Env[Any, Any]], share_memory: bool
     ) -> None:
         """Builds the env."""
+        super().__init__(env_fn(), *(() if share_memory else (Anything(), Anything())))
         self.index = index
-        self.env: Any = env_fn()
         self._step = self.env.step
-        self.metadata = getattr(self.env, "metadata", None)
-        self.render_mode = getattr(self.env, "render_mode", None)
-        self.observation_space = self.env.observation_space if share_memory else Anything()
-        self.action_space = self.env.action_space if share_memory else Anything()
-        self.close = self.env.close
 
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
         """Passes on what was given, and nothing else: Tianshou's envs may take less."""
-        kwargs: dict[str, Any] = {}
+        others: dict[str, Any] = {}
         if isinstance(options, dict) and KWARGS in options:
-            kwargs, options = dict(options[KWARGS]), options["options"]
-        if seed is not None:
-            kwargs["seed"] = seed
-        if options is not None:
-            kwargs["options"] = options
-        return self.env.reset(**kwargs)
+            others, options = options[KWARGS], options["options"]
+        given = {"seed": seed, "options": options}
+        return self.env.reset(**others, **{k: v for k, v in given.items() if v is not None})
 
     def step(self, action: Any) -> Any:
         """Steps the env; rewards that are no numbers go with the info."""

@@ -1,7 +1,7 @@
 """Planning from states: step many (state, action) pairs in parallel, wherever they lead."""
 
-from shmvec.planning.promise import Promise
 from shmvec.planning.vector_env import PlanningVectorEnv
-from shmvec.states import EnvState
+from shmvec.planning.workers import Promise
+from shmvec.states import StateAccess
 
-__all__ = ["EnvState", "PlanningVectorEnv", "Promise"]
+__all__ = ["PlanningVectorEnv", "Promise", "StateAccess"]

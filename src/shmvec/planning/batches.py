@@ -1,7 +1,12 @@
-"""Batches of actions and states: checked, and taken apart into what each round sends."""
+"""Batches of actions and states: checked, taken apart for the rows, and put together again.
+
+Parts are taken and joined as their space says: a tuple may be parts, or values.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -9,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from shmvec.planning.pieces import chosen
-from shmvec.spaces import Anything
+from shmvec.exchange import Answers
+from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, SET, WANTED
+from shmvec.spaces import Anything, mapped
 
-__all__ = ["Batches", "checked_dt"]
+__all__ = ["Batch", "Batches", "checked_dt"]
 
-Rows = npt.NDArray[np.intp]
+Where = npt.NDArray[np.intp]
 
 # Spaces whose batches are one array.
 _ARRAYS = (
@@ -26,101 +32,188 @@ _ARRAYS = (
 
 
 class Batches:
-    """What batches of one kind of env are made of."""
+    """Makes batches for the rows of one kind of env.
 
-    def __init__(
-        self,
-        observation_space: gym.Space[Any],
-        action_space: gym.Space[Any],
-        state_space: gym.Space[Any],
-    ) -> None:
-        """Takes the spaces of one env."""
-        self._observation_space = observation_space
-        self._action_space = action_space
-        self._state_space = state_space
-        # What stands where a batch has no actions or states.
-        nothing: Any = create_empty_array(action_space, 1)
-        self._no_action = (None,) if nothing is None else nothing  # of a class of the user's
-        self._no_state = (
-            None
-            if isinstance(state_space, Anything)
-            else np.zeros(state_space.shape or (), state_space.dtype)
-        )
+    Attributes:
+        seen_space: Of a row's observations, see rows.py.
+        asked_space: Of its actions.
+        observation_space: Of one env.
+        action_space: Likewise.
+        state_space: Likewise.
+    """
 
-    def actions(self, actions: Any) -> tuple[Any, int]:
+    def __init__(self, seen_space: Any, asked_space: Any) -> None:
+        """Takes the spaces of a row."""
+        self.seen_space = seen_space
+        self.asked_space = asked_space
+        self.observation_space: gym.Space[Any] = seen_space["observation"]
+        self.action_space: gym.Space[Any] = asked_space["action"]
+        self.state_space: gym.Space[Any] = asked_space["state"]
+        self._states_differ = isinstance(self.state_space, Anything)  # in size
+
+    def to_step(self, actions: Any, states: Any, dt: Any, with_states: bool, kept: bool) -> Batch:
+        """A batch of what ``step_batch`` was given; copied if it is to be ``kept``.
+
+        Raises:
+            ValueError: Numbers or shapes do not fit.
+            TypeError: A dtype does not.
+        """
+        actions, count = self._actions(actions)
+        times = checked_dt(dt, count)
+        given = states is not None
+        if given:
+            states = self._states(states, count)
+        if kept:
+            actions, states = copy.deepcopy((actions, states))
+        if not given:
+            states = _nothing(self.state_space, count)
+        return Batch(self, actions, states, times, given, with_states)
+
+    def to_set(self, state: Any, count: int) -> Batch:
+        """A batch that sets a state, which was checked, ``count`` times."""
+        actions = _nothing(self.action_space, count)
+        return Batch(self, actions, self._states([state] * count, count), 0, True, False)
+
+    def checked_state(self, state: Any) -> Any:
+        """A state, as one of a batch."""
+        return self._states([state], 1)[0]
+
+    def _actions(self, actions: Any) -> tuple[Any, int]:
         """Actions as the action space batches them, and how many they are."""
-        space = self._action_space
+        space = self.action_space
+        counts: set[int] = set()
+
+        def checked(space: gym.Space[Any], actions: Any) -> Any:
+            if isinstance(space, _ARRAYS):
+                actions = np.asarray(actions)
+                if actions.ndim == 0 or (actions.shape[1:] != space.shape and len(actions)):
+                    raise ValueError(
+                        f"their shape is {actions.shape}, for envs whose action has "
+                        f"{space.shape}; expected one for each of the batch"
+                    )
+            elif not isinstance(actions, (list, tuple, np.ndarray)):
+                raise ValueError(f"expected a list or tuple, got {type(actions).__name__}")
+            counts.add(len(actions))
+            return actions
+
         try:
             if isinstance(actions, list) and not isinstance(space, _ARRAYS):
                 if not actions:
                     return actions, 0
                 room: Any = create_empty_array(space, len(actions))
-                return concatenate(space, actions, room), len(actions)
-            actions, counts = _batched(space, actions)
+                actions = concatenate(space, actions, room)
+            actions = mapped(space, checked, space, actions)
             if len(counts) != 1:
                 raise ValueError(f"their parts are of {sorted(counts)} actions")
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"wrong actions: {error}. Nothing was sent.") from error
         return actions, counts.pop()
 
-    def states(self, states: Any, count: int) -> Any:
+    def _states(self, states: Any, count: int) -> Any:
         """States as an array, or as a list if they are not of fixed size."""
-        if self._no_state is None:
-            try:
-                states = list(states)
-            except TypeError as error:
-                raise TypeError(f"wrong states: {error}. Nothing was sent.") from error
-            found: Any = (len(states),)
-        else:
-            try:
-                states = np.asarray(states)
-            except ValueError as error:  # of different shapes
-                raise ValueError(f"wrong states: {error}. Nothing was sent.") from error
-            if count == 0 and states.shape[:1] == (0,):
+        space = self.state_space
+        try:
+            states = list(states) if self._states_differ else np.asarray(states)
+            found = (len(states),) if self._states_differ else states.shape
+            expected = (count, *(space.shape or ()))
+            if found[:1] == expected[:1] == (0,):  # an empty list shows no more
                 return states
-            found = states.shape
-            if states.dtype != self._no_state.dtype:
-                raise TypeError(
-                    f"wrong states: they are {states.dtype}, not {self._no_state.dtype}. "
-                    "Nothing was sent."
+            if not self._states_differ and states.dtype != space.dtype:
+                raise TypeError(f"they are {states.dtype}, not {space.dtype}")
+            if found != expected:
+                raise ValueError(
+                    f"their shape is {found}, expected {expected}, one for each of {count} actions"
                 )
-        expected = (count,) if self._no_state is None else (count, *self._no_state.shape)
-        if found != expected:
-            raise ValueError(
-                f"wrong states: their shape is {found}, expected {expected}, one for each of "
-                f"{count} actions. Nothing was sent."
-            )
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"wrong states: {error}. Nothing was sent.") from error
         return states
 
-    def one_state(self, state: Any) -> Any:
-        """A batch of one state, checked."""
-        return self.states([state] if self._no_state is None else np.asarray(state)[None], 1)
 
-    def part(
-        self, actions: Any, states: Any, orders: npt.NDArray[np.int64], where: Rows
-    ) -> dict[str, Any]:
-        """Actions of the rows, of some of a batch; None: there are no actions, or no states."""
-        count = len(where)
-        if actions is None:
-            actions, of_actions = self._no_action, np.zeros(count, np.intp)
-        else:
-            of_actions = where
-        if states is None:
-            states = [None] if self._no_state is None else self._no_state[None]
-            of_states = np.zeros(count, np.intp)
-        else:
-            of_states = where
-        return {
-            "action": chosen(self._action_space, actions, of_actions),
-            "state": chosen(self._state_space, states, of_states),
-            "orders": orders[where],
-        }
+class Batch:
+    """What rows are asked, and what they have answered.
 
-    def empty(self) -> dict[str, Any]:
-        """What a batch of nothing has to show."""
-        states: Any = () if self._no_state is None else self._no_state[None][:0]
-        observations = create_empty_array(self._observation_space, 0)
-        return {"observation": observations, "state": states, "ends": np.zeros((0, 2))}
+    Attributes:
+        count: How many actions and states it has.
+        sets_states: Whether its rows begin with its states.
+    """
+
+    def __init__(
+        self, kind: Batches, actions: Any, states: Any, dt: Any, given: bool, with_states: bool
+    ) -> None:
+        """Takes what was checked, whether states are given, and whether others are returned."""
+        self.count = len(states)
+        self.sets_states = given
+        self._with_states = with_states
+        self._kind = kind
+        orders = np.zeros((self.count, NUM_ORDERS), np.int64)
+        orders[:, DT], orders[:, SET], orders[:, WANTED] = dt, given, with_states
+        orders[:, INDEX] = np.arange(self.count)
+        self._asked = {"action": actions, "state": states, "orders": orders}
+        self._seen: Any = None  # made when the first part comes, if that is not all
+        self._rewards = np.zeros(self.count)
+        self._infos: list[tuple[dict[str, Any], Where]] = []
+
+    def part(self, where: Where) -> Any:
+        """What some rows are asked; indices grow."""
+        first, end = where[0], where[-1] + 1
+
+        def of_part(values: Any) -> Any:
+            if isinstance(values, np.ndarray):  # a view will often do
+                return values[first:end] if len(where) == end - first else values[where]
+            return tuple(values[index] for index in where.tolist())
+
+        return mapped(self._kind.asked_space, of_part, self._asked)
+
+    def put(self, where: Where, answers: Answers) -> None:
+        """Puts answers into their places, over what was there; infos are joined."""
+        self._infos.append((answers.infos, where))
+        if self._seen is None and len(where) == self.count and not answers.told:  # as they are
+            self._seen, self._rewards = answers.observations, answers.rewards
+            return
+
+        def place(room: Any, values: Any) -> None:
+            if isinstance(room, np.ndarray):
+                room[where] = values
+            else:
+                for index, value in zip(where.tolist(), values, strict=True):
+                    room[index] = value
+
+        self._seen = self._room() if self._seen is None else self._seen
+        mapped(self._kind.seen_space, place, self._seen, answers.observations)
+        self._rewards[where] = answers.rewards
+
+    def give_up(self, where: Where) -> None:
+        """Says of some rows, which were put, that they are truncated."""
+        self._seen["ends"][where] = (0, 1)
+
+    def results(self) -> tuple[Any, ...]:
+        """What ``step_batch`` returns."""
+
+        def batched(values: Any) -> Any:
+            return tuple(values) if isinstance(values, list) else values
+
+        seen = self._room() if self._seen is None else self._seen
+        ends = seen["ends"].astype(bool)
+        results = (
+            mapped(self._kind.observation_space, batched, seen["observation"]),
+            self._rewards,
+            ends[:, 0].copy(),
+            ends[:, 1].copy(),
+            _joined_infos(self._infos, self.count),
+        )
+        states = seen["state"]
+        states = states if isinstance(states, np.ndarray) else list(states)
+        return (states, *results) if self._with_states else results
+
+    def _room(self) -> Any:
+        """Room for all that may be seen: arrays, or lists, nested."""
+
+        def room(values: Any) -> Any:
+            return values if isinstance(values, np.ndarray) else [None] * self.count
+
+        space = self._kind.seen_space
+        return mapped(space, room, create_empty_array(space, self.count))
 
 
 def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
@@ -137,26 +230,40 @@ def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
     return np.broadcast_to(times, count).astype(np.int64)
 
 
-def _batched(space: gym.Space[Any], actions: Any) -> tuple[Any, set[int]]:
-    """Actions as a space batches them, and how many they are: by each of their parts."""
-    if isinstance(space, gym.spaces.Dict):
-        if not isinstance(actions, dict) or actions.keys() != space.keys():
-            raise ValueError(f"expected a dict of {list(space)}")
-        of_keys = {key: _batched(part, actions[key]) for key, part in space.items()}
-        counts: set[int] = set().union(*(count for _, count in of_keys.values()))
-        return {key: values for key, (values, _) in of_keys.items()}, counts
-    if isinstance(space, gym.spaces.Tuple):
-        if not isinstance(actions, tuple) or len(actions) != len(space.spaces):
-            raise ValueError(f"expected a tuple of {len(space.spaces)} parts")
-        parts = [_batched(*pair) for pair in zip(space.spaces, actions, strict=True)]
-        return tuple(values for values, _ in parts), set().union(*(count for _, count in parts))
-    if isinstance(space, _ARRAYS):
-        actions = np.asarray(actions)
-        if actions.ndim == 0 or (actions.shape[1:] != space.shape and len(actions)):
-            raise ValueError(
-                f"their shape is {actions.shape}, for envs whose action has {space.shape}; "
-                "expected one for each of the batch"
-            )
-    elif not isinstance(actions, (list, tuple, np.ndarray)):
-        raise ValueError(f"expected a list or tuple of actions, got {type(actions).__name__}")
-    return actions, {len(actions)}
+def _nothing(space: gym.Space[Any], count: int) -> Any:
+    """Values that nobody looks at; of a class of the user's there are none."""
+
+    def values(part: Any) -> Any:
+        return (None,) * count if part is None else part
+
+    return mapped(space, values, create_empty_array(space, count))
+
+
+def _joined_infos(pieces: Sequence[tuple[dict[str, Any], Where]], count: int) -> dict[str, Any]:
+    """Infos of a batch, from those of its pieces and their places; later ones go over earlier."""
+    if len(pieces) == 1 and len(pieces[0][1]) == count:
+        return pieces[0][0]
+    joined: dict[str, Any] = {}
+    for key in dict.fromkeys(key for infos, _ in pieces for key in infos):
+        having = [(infos[key], where) for infos, where in pieces if key in infos]
+        if all(isinstance(value, dict) for value, _ in having):
+            joined[key] = _joined_infos(having, count)
+            continue
+        arrays = [(np.asarray(value), where) for value, where in having]
+        joined[key] = room = _empty([array for array, _ in arrays], count)
+        for array, where in arrays:
+            room[where] = array
+    return joined
+
+
+def _empty(arrays: Sequence[Any], count: int) -> Any:
+    """Zeros, or Nones, as Gymnasium has them for envs that say nothing."""
+    shapes = {array.shape[1:] for array in arrays}
+    dtypes = {array.dtype for array in arrays}
+    dtype: Any = dtypes.pop()
+    for other in dtypes:
+        numeric = dtype.kind in "biufc" and other.kind in "biufc"
+        dtype = np.result_type(dtype, other) if numeric else np.dtype(object)
+    if len(shapes) > 1 or dtype.kind == "O":
+        return np.full((count, *(shapes.pop() if len(shapes) == 1 else ())), None, object)
+    return np.zeros((count, *shapes.pop()), dtype)

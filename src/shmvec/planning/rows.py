@@ -1,4 +1,4 @@
-"""The rows of a batch, in a worker: each looks like an env, and all of a worker share one env.
+"""The rows of a batch, in a worker: each stands for an env, and all of a worker share one env.
 
 A row's action holds what is to be done: set a state or not, step so many times, say the state that
 came of it or not. Its observation holds the observation, the state, and how the step ended: the
@@ -7,13 +7,13 @@ core sees rows whose episodes never end, so it never resets one by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from shmvec.states import EnvState
+from shmvec.exchange import EnvFn, HostedEnv
+from shmvec.states import StateAccess
 
 __all__ = ["DT", "INDEX", "NUM_ORDERS", "SET", "WANTED", "Row", "SharedEnv"]
 
@@ -23,38 +23,69 @@ DT, SET, WANTED, INDEX, NUM_ORDERS = range(5)
 
 
 class SharedEnv:
-    """The env of one worker, which its rows step by turns."""
+    """An env that goes on from any state: that of one worker, which its rows step by turns.
 
-    def __init__(
-        self,
-        env_fn: Callable[[], gym.Env[Any, Any]],
-        frameskip: int,
-        autoreset: bool,
-        include_rng: bool,
-    ) -> None:
-        """Takes what makes the env; it is made when the first row is, in the worker."""
-        self.env_fn = env_fn
-        self.frameskip = frameskip
-        self.autoreset = autoreset
-        self.include_rng = include_rng
-        self.env: gym.Env[Any, Any] | None = None
-        self.state: EnvState
-        self.observation: Any
-        self.over = False
+    Attributes:
+        env: The env, once it is open.
+        state: Takes and sets the env's state.
+        observation: The env's last.
+        over: Whether the env's episode has ended.
+    """
 
-    def row(self) -> Row:
-        """One more row: this is the env_fn that the core gets."""
+    env: gym.Env[Any, Any] | None = None
+    state: StateAccess
+    observation: Any
+    over = False
+
+    def __init__(self, env_fn: EnvFn, frameskip: int, autoreset: bool, include_rng: bool) -> None:
+        """Takes what makes the env; it is made by ``open``, in the worker."""
+        self._env_fn = env_fn
+        self._frameskip = frameskip
+        self._autoreset = autoreset
+        self._include_rng = include_rng
+
+    def open(self) -> gym.Env[Any, Any]:
+        """The env, built now if it was not."""
         if self.env is None:
-            env = self.env_fn()
+            env = self._env_fn()
             try:
                 self.observation = env.reset()[0]  # some have no state before
-                self.state = EnvState(env, self.include_rng)
+                self.state = StateAccess(env, self._include_rng)
             except BaseException:
                 env.close()
                 raise
             self.env = env
-            self.over = False
-        return Row(self, self.env)
+        return self.env
+
+    def set(self, state: Any) -> None:
+        """Sets a state, which the env may keep."""
+        self.state.set(state)
+        self.over = False
+
+    def reset(self, **arguments: Any) -> dict[str, Any]:
+        """Resets the env; returns the info."""
+        assert self.env is not None
+        self.observation, info = self.env.reset(**arguments)
+        self.over = False
+        return info
+
+    def step(self, action: Any, dt: int) -> tuple[float, bool, bool, dict[str, Any]]:
+        """Repeats an action ``dt`` times: the sum of rewards, how it ended, and the last info."""
+        assert self.env is not None
+        was_reset = self.over and self._autoreset
+        if was_reset:
+            self.env.reset()
+        info: dict[str, Any] = {}
+        step, reward, terminated, truncated = self.env.step, 0.0, False, False
+        for _ in range(dt * self._frameskip):
+            self.observation, gained, terminated, truncated, info = step(action)
+            reward += float(gained)
+            if terminated or truncated:
+                break
+        self.over = terminated or truncated
+        if was_reset:
+            info = {**info, "autoreset": True}
+        return reward, terminated, truncated, info
 
     def close(self) -> None:
         """Closes the env, once."""
@@ -63,78 +94,53 @@ class SharedEnv:
             env.close()
 
 
-class Row(gym.Env[Any, Any]):
+class Row(HostedEnv):
     """A place in the batch."""
 
-    def __init__(self, shared: SharedEnv, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, shared: SharedEnv) -> None:
         """Takes the env it shares."""
+        super().__init__(shared.open())
         self._shared = shared
-        self._env = env
         self._ends = np.zeros(2, np.int8)  # the dtype of MultiBinary
-        self.metadata = env.metadata
-        self.render_mode = env.render_mode
         self.observation_space = gym.spaces.Dict(
             {
-                "observation": env.observation_space,
+                "observation": self.env.observation_space,
                 "state": shared.state.space,
                 "ends": gym.spaces.MultiBinary(2),
             }
         )
         self.action_space = gym.spaces.Dict(
             {
-                "action": env.action_space,
+                "action": self.env.action_space,
                 "state": shared.state.space,
                 "orders": gym.spaces.Box(0, np.iinfo(np.int64).max, (NUM_ORDERS,), np.int64),
             }
         )
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Resets the env."""
-        shared = self._shared
-        shared.observation, info = self._env.reset(seed=seed, options=options)
-        shared.over = False
-        return self._seen(0, 0, True), info
+        info = self._shared.reset(**arguments)
+        return self._seen(False, False, True), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Does what the orders say."""
         shared = self._shared
-        dt, set_state, wanted, index = action["orders"].tolist()
+        dt, given, wanted, index = action["orders"].tolist()
         try:
-            return self._step(shared, action, dt, set_state, wanted)
+            if given:
+                shared.state.put(action["state"])  # it was checked as one of a batch
+                shared.over = False
+            if not dt:
+                return self._seen(False, False, wanted), 0.0, False, False, {}
+            reward, terminated, truncated, info = shared.step(action["action"], dt)
+            return self._seen(terminated, truncated, wanted), reward, False, False, info
         except BaseException as error:
             note = f"In row {index} of the batch, by an env of PlanningVectorEnv."
             # As add_note does, which Python 3.10 has not.
             error.__notes__ = [*getattr(error, "__notes__", ()), note]
             raise
 
-    def _step(
-        self, shared: SharedEnv, action: Any, dt: int, set_state: int, wanted: int
-    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        info: dict[str, Any] = {}
-        was_reset = False
-        if set_state:
-            shared.state.put(action["state"])
-            shared.over = False
-        elif dt and shared.over and shared.autoreset:
-            self._env.reset()
-            was_reset = True
-        step, chosen = self._env.step, action["action"]
-        reward = 0.0
-        terminated = truncated = False
-        for _ in range(dt * shared.frameskip):
-            shared.observation, gained, terminated, truncated, info = step(chosen)
-            reward += float(gained)
-            if terminated or truncated:
-                break
-        if dt:
-            shared.over = bool(terminated or truncated)
-        if was_reset:
-            info = {**info, "autoreset": True}
-        return self._seen(terminated, truncated, wanted), reward, False, False, info
-
-    def _seen(self, terminated: Any, truncated: Any, wanted: Any) -> dict[str, Any]:
+    def _seen(self, terminated: bool, truncated: bool, wanted: bool) -> dict[str, Any]:
         ends, state = self._ends, self._shared.state
         ends[0] = terminated
         ends[1] = truncated
@@ -143,18 +149,6 @@ class Row(gym.Env[Any, Any]):
             "state": state.get() if wanted else state.nothing,
             "ends": ends,
         }
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        """Of the env."""
-        return self._env.get_wrapper_attr(name)
-
-    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Of the env."""
-        return self._env.set_wrapper_attr(name, value)
-
-    def render(self) -> Any:
-        """What the env renders."""
-        return self._env.render()
 
     def close(self) -> None:
         """Closes the env."""

@@ -1,43 +1,25 @@
-"""``PlanningVectorEnv``: batches of (state, action) pairs, stepped by the workers' envs.
-
-The workers' rows (see rows.py) are the envs of a ``ShmVectorEnv``: states and actions lie in its
-slabs, or travel through its rings, and its hot loop steps them.
-"""
+"""``PlanningVectorEnv``: plangym's interface, over the workers and an env in this process."""
 
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import operator
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec._parent.arguments import AutoresetMode, checked_count
-from shmvec._parent.partial import existing_env_ids
-from shmvec._parent.supervisor import InlineWorker, Supervisor
-from shmvec._shared.pipes import uninterrupted
-from shmvec._shared.scheduling import split_evenly, usable_cores
-from shmvec.faults import EnvTimeoutError, WorkerCrashError
-from shmvec.planning.batches import Batches, checked_dt
-from shmvec.planning.pieces import fill, filled, joined_infos, room_for, single_info
-from shmvec.planning.promise import Queue, Work
-from shmvec.planning.rows import DT, INDEX, NUM_ORDERS, SET, WANTED, SharedEnv
+from shmvec.exchange import EnvFn, checked_count, existing_env_ids, usable_cores
+from shmvec.planning.batches import checked_dt
+from shmvec.planning.rows import SharedEnv
+from shmvec.planning.workers import Work, Workers
 from shmvec.spaces import one_of
-from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["PlanningVectorEnv"]
-
-Rows = npt.NDArray[np.intp]
-EnvFn = Callable[[], gym.Env[Any, Any]]
-Answers: TypeAlias = tuple[Any, npt.NDArray[np.float64], Any, Any, dict[str, Any]]
 
 # Options of ShmVectorEnv that make sense here.
 _OPTIONS = frozenset(
@@ -54,62 +36,6 @@ _OPTIONS = frozenset(
     }
 )
 _ROWS = 512
-_TRIES = 2  # to step rows again whose worker has died
-_ROUNDS = 2  # under way at a time: while the parent takes one, the workers have the other
-_LEAST = 32  # rows of a round; taking its results costs the parent as much as some steps
-
-
-class PlanningRows(ShmVectorEnv):
-    """The rows of all workers."""
-
-    def _start(self, workers: Supervisor | InlineWorker) -> None:
-        super()._start(workers)
-        self._partial.ask_in_ranges()  # a worker's rows of a round: nobody waits for single ones
-
-    def ask(self, rows: Rows, actions: dict[str, Any]) -> None:
-        """Sends rows what they are to do."""
-        self._send(rows, actions)
-
-    def collect(self, rows: Rows, timeout: float | None) -> Answers:
-        """Waits for rows that were asked: their results, in this order."""
-        self._idle_loop("recv", asking=True)
-        try:
-            self._partial.take_these(rows, timeout)
-        except WorkerCrashError:
-            self._abandon()
-            raise
-        with uninterrupted():
-            results = self._partial.results(rows)
-        observations, rewards, terminations, truncations, infos = results
-        del infos["env_id"]
-        return observations, rewards, terminations, truncations, infos
-
-    def drop(self) -> None:
-        """Waits for all rows that were asked, and drops what they say."""
-        if self._loop is not None:
-            self._masked = True  # what is broken off is finished before the next call
-            with suppress(WorkerCrashError):  # which has closed it
-                self._finish_masked()
-                self._recovery.carry_over()
-                spoiled = [row for row in range(self.num_envs) if self._is_spoiled(row)]
-                if spoiled:
-                    self.async_reset(env_id=spoiled)
-                    self._masked = True
-                    self._finish_masked()
-
-    def tries_again(self, faults: set[str]) -> bool:
-        """Whether rows with these types of faults are stepped again.
-
-        Where a worker is restarted, rows that have done nothing wrong are lost, too.
-        """
-        return self._recovery.policy.on_error == "restart" or not faults.isdisjoint(
-            ("WorkerCrashError", "EnvTimeoutError", "Restart")
-        )
-
-    def _is_spoiled(self, row: int) -> bool:
-        """Whether a fault's result was dropped, or is still to come: others must not get it."""
-        assert self._loop is not None
-        return self._loop.is_over(row) or self._recovery.is_broken(row)
 
 
 class PlanningVectorEnv:
@@ -136,6 +62,7 @@ class PlanningVectorEnv:
         observation_space: Of one env.
         action_space: Of one env.
         state_space: Of states: a Box, or ``shmvec.spaces.Anything``.
+        closed: Whether it has been closed.
 
     Example:
         >>> import gymnasium as gym
@@ -190,11 +117,11 @@ class PlanningVectorEnv:
             ValueError: A number is out of range; and as ``ShmVectorEnv``.
             Exception: Whatever an env_fn raises.
         """
-        self._envs: PlanningRows | None = None  # first: __getattr__ looks for it
-        self._local: _LocalEnv | None = None
+        self._workers: Workers | None = None
+        self._local: SharedEnv | None = None
         self._current: Any = None  # the state that was last set everywhere
         self._newest = object()  # stands for the call that sets it
-        self._closed = False
+        self.closed = False
         self._arguments = {
             "env_fns": env_fns,
             "n_workers": n_workers,
@@ -230,65 +157,41 @@ class PlanningVectorEnv:
         num_rows = max(1, self.n_workers, _ROWS) if rows is None else checked_count("rows", rows)
         if num_rows < self.n_workers:
             raise ValueError(f"rows={rows} is less than there are workers ({self.n_workers})")
-        self._num_rows = num_rows
-        self._options = options
-        self._env_makers = [
+        makers = [
             partial(SharedEnv, function, self.frameskip, self.autoreset, include_rng)
             for function in functions
         ]
-        self._queue = Queue(
-            self._collect,
-            (multiprocessing.TimeoutError, EnvTimeoutError),
-            self._drop,
-        )
+        self._make_workers = partial(Workers, makers, self.n_workers, num_rows, options)
+        self._make_local = makers[0]
         if not delay_setup:
             self.setup()
 
     def setup(self) -> None:
         """Starts the workers, unless they have been; only needed with ``delay_setup``."""
-        if self._closed:
+        self._running()
+
+    def _running(self) -> Workers:
+        """The workers, started now if they were not."""
+        if self.closed:
             raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
-        if self._envs is not None:
-            return
-        self._ranges = split_evenly(self._num_rows, max(1, self.n_workers))
-        makers = self._env_makers * (len(self._ranges) // len(self._env_makers))
-        shared = [make() for make in makers]
-        self._envs = PlanningRows(
-            [one.row for one, rows in zip(shared, self._ranges, strict=True) for _ in rows],
-            num_workers=self.n_workers,
-            autoreset_mode=AutoresetMode.DISABLED,
-            **self._options,
-        )
-        observation: Any = self._envs.single_observation_space
-        action: Any = self._envs.single_action_space
-        self._observation_space: gym.Space[Any] = observation["observation"]
-        self._action_space: gym.Space[Any] = action["action"]
-        self._state_space: gym.Space[Any] = observation["state"]
-        self._first_rows = np.array([rows.start for rows in self._ranges], np.intp)
-        self._batches = Batches(self._observation_space, self._action_space, self._state_space)
+        if self._workers is None:
+            self._workers = self._make_workers()
+        return self._workers
 
     @property
     def observation_space(self) -> gym.Space[Any]:
         """Of one env."""
-        self.setup()
-        return self._observation_space
+        return self._running().batches.observation_space
 
     @property
     def action_space(self) -> gym.Space[Any]:
         """Of one env."""
-        self.setup()
-        return self._action_space
+        return self._running().batches.action_space
 
     @property
     def state_space(self) -> gym.Space[Any]:
         """Of states."""
-        self.setup()
-        return self._state_space
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed."""
-        return self._closed
+        return self._running().batches.state_space
 
     # ---- batches -----------------------------------------------------------------------------
 
@@ -323,115 +226,11 @@ class PlanningVectorEnv:
             TypeError: A dtype does not. Nothing was sent.
             Exception: Whatever an env raises, with a note that names the row of the batch.
         """
-        self.setup()
-        batched, count = self._batches.actions(actions)
-        given = None if states is None else self._batches.states(states, count)
-        if not blocking:  # they may be sent later, and the caller's arrays used again by then
-            batched, given = copy.deepcopy((batched, given))
-        orders = np.zeros((count, NUM_ORDERS), np.int64)
-        orders[:, DT] = checked_dt(dt, count)
-        orders[:, SET] = given is not None
-        returned = given is not None if return_state is None else bool(return_state)
-        orders[:, WANTED] = returned
-        orders[:, INDEX] = np.arange(count)
-        return self._do(self._stepping(batched, given, orders, returned), blocking)
-
-    def _stepping(
-        self, actions: Any, states: Any, orders: npt.NDArray[np.int64], returned: bool
-    ) -> Work[tuple[Any, ...]]:
-        """Sends a batch in rounds, some of which are under way at any time."""
-        count = len(orders)
-        if count == 0:
-            return self._results(self._batches.empty(), np.zeros(0), {}, returned)
-        rounds, turns = self._rounds(count)
-
-        assert self._envs is not None
-        space = self._envs.single_observation_space
-        seen: Any = None
-        rewards = np.empty(count)
-        infos: list[tuple[dict[str, Any], Rows]] = []
-        waiting = deque((rows, where, _TRIES) for rows, where in rounds)
-        flying: deque[tuple[Rows, Rows, int]] = deque()
-        lost: deque[tuple[Rows, Rows, int]] = deque()
-
-        def ask(rows: Rows, where: Rows, tries: int) -> None:
-            assert self._envs is not None
-            self._envs.ask(rows, self._batches.part(actions, states, orders, where))
-            flying.append((rows, where, tries))
-
-        while waiting or flying or lost:
-            if lost and not flying:  # infos come in the order in which rows were asked
-                rows, where, tries = lost.popleft()
-                assert self._envs is not None
-                self._envs.async_reset(env_id=rows)
-                yield rows
-                if tries > 0 and states is not None:
-                    ask(rows, where, tries - 1)
-                else:
-                    seen["ends"][where] = (0, 1)
-                continue
-            while waiting and not lost and len(flying) < turns:
-                ask(*waiting.popleft())
-            rows, where, tries = flying.popleft()
-            answers = yield rows
-            truncated = np.flatnonzero(answers[3])  # nothing but a fault does that to a row
-            if len(where) == count and len(truncated) == 0 and not infos:  # as they are
-                return self._results(answers[0], answers[1], answers[4], returned)
-            if seen is None:
-                seen = room_for(space, answers[0], count)
-            fill(space, seen, where, answers[0])
-            rewards[where] = answers[1]
-            infos.append((answers[4], where))
-            if len(truncated):
-                faults = set(answers[4]["fault"]["type"][truncated].tolist())
-                tries = tries if self._envs.tries_again(faults) else 0
-                # Those behind the row that kills its worker are lost with it: one by one at last.
-                size = len(truncated) if tries in (0, _TRIES) else 1
-                for some in np.split(truncated, range(size, len(truncated), size)):
-                    lost.append((rows[some], where[some], tries))
-        return self._results(filled(space, seen), rewards, joined_infos(infos, count), returned)
-
-    def _rounds(self, count: int) -> tuple[list[tuple[Rows, Rows]], int]:
-        """Rows for each round of a batch, which of the batch they get, and how many may be out.
-
-        Rounds take turns with halves of the rows. Each is spread evenly over the workers.
-        """
-        fewest = min(map(len, self._ranges))
-        turns = _ROUNDS if count >= _ROUNDS * _LEAST and fewest >= _ROUNDS else 1
-        most = -(-count // turns)
-        rounds: list[tuple[Rows, Rows]] = []
-        begin = 0
-        while begin < count:
-            turn = len(rounds) % turns
-            parts = [
-                range(rows.start + turn * fewest // turns,
-                      rows.start + (turn + 1) * fewest // turns)
-                for rows in self._ranges
-            ]  # fmt: skip
-            size = min(count - begin, sum(map(len, parts)), most)
-            shares = split_evenly(size, len(parts)) if size >= len(parts) else [range(1)] * size
-            rows = np.concatenate(
-                [part[: len(share)] for part, share in zip(parts, shares, strict=False)]
-            )
-            rounds.append((rows.astype(np.intp), np.arange(begin, begin + size, dtype=np.intp)))
-            begin += size
-        return rounds, turns
-
-    def _results(
-        self, seen: dict[str, Any], rewards: Any, infos: dict[str, Any], returned: bool
-    ) -> tuple[Any, ...]:
-        ends = seen["ends"].astype(bool)
-        results = (
-            seen["observation"],
-            rewards,
-            np.ascontiguousarray(ends[:, 0]),
-            np.ascontiguousarray(ends[:, 1]),
-            infos,
-        )
-        if not returned:
-            return results
-        states = seen["state"]
-        return (states if isinstance(states, np.ndarray) else list(states), *results)
+        workers = self._running()
+        returned = states is not None if return_state is None else bool(return_state)
+        # Kept: it may be sent later, and the caller's arrays used again by then.
+        batch = workers.batches.to_step(actions, states, dt, returned, kept=not blocking)
+        return workers.do(workers.stepping(batch), blocking)
 
     # ---- states of all workers ---------------------------------------------------------------
 
@@ -446,30 +245,9 @@ class PlanningVectorEnv:
             ValueError: It has another shape than this env's states.
             TypeError: It has another dtype.
         """
-        self.setup()
-        given = self._batches.one_state(self.get_state() if state is None else _kept(state))
-        return self._do(self._syncing(given), blocking)
-
-    def _syncing(self, given: Any) -> Work[None]:
-        assert self._envs is not None
-        rows = self._first_rows
-        orders = np.zeros((1, NUM_ORDERS), np.int64)
-        orders[:, SET] = 1
-        for _ in range(1 + _TRIES):
-            zeros = np.zeros(len(rows), np.intp)
-            self._envs.ask(rows, self._batches.part(None, given, orders, zeros))
-            answers = yield rows
-            failed = np.flatnonzero(answers[3])  # nothing but a fault does that to a row
-            if len(failed) == 0:
-                return
-            fault = {key: values[failed[0]] for key, values in answers[4]["fault"].items()}
-            rows = rows[failed]
-            self._envs.async_reset(env_id=rows)
-            yield rows
-        raise RuntimeError(
-            f"the state could not be set in {len(rows)} of {len(self._ranges)} workers: "
-            f"{fault['type']}: {fault['message']}"
-        )
+        workers = self._running()
+        given = self.get_state() if state is None else _kept(state)
+        return workers.do(workers.setting(workers.batches.checked_state(given)), blocking)
 
     def set_state(self, state: Any, blocking: bool = True) -> Any:
         """Sets the state of this process's env and of all workers.
@@ -482,11 +260,11 @@ class PlanningVectorEnv:
             ValueError: It has another shape than this env's states.
             TypeError: It has another dtype.
         """
-        self.setup()
-        given = self._batches.one_state(_kept(state))
+        workers = self._running()
+        given = workers.batches.checked_state(_kept(state))
         self._newest = object()
-        self._set_current(_kept(given[0]))
-        return self._do(self._syncing(given), blocking)
+        self._set_current(given)
+        return workers.do(workers.setting(given), blocking)
 
     def get_state(self) -> Any:
         """The state of this process's env, which is that of the last ``reset`` or ``set_state``.
@@ -495,12 +273,12 @@ class PlanningVectorEnv:
         """
         if self._local is None and self._current is not None:
             return _kept(self._current)
-        return _kept(self._here().state)
+        return _kept(self._here().state.get())
 
     def _set_current(self, state: Any) -> None:
         self._current = state
         if self._local is not None:
-            self._local.state = state
+            self._local.set(_kept(state))
 
     def reset(
         self,
@@ -529,58 +307,56 @@ class PlanningVectorEnv:
             TypeError: An index is no integer.
             Exception: Whatever the env raises.
         """
-        self.setup()
+        workers = self._running()
         if indices is None:
             self._newest = this = object()
-            return self._do(self._resetting(seed, options, return_state, this), blocking)
-        workers = existing_env_ids(indices, len(self._ranges))
-        return self._do(self._resetting_some(workers, seed, options, return_state), blocking)
+            return workers.do(self._resetting(seed, options, return_state, this), blocking)
+        which = existing_env_ids(indices, workers.count)
+        return workers.do(self._resetting_some(which, seed, options, return_state), blocking)
 
     def _resetting(
         self, seed: int | None, options: Any, returned: bool, this: object
     ) -> Work[tuple[Any, ...]]:
-        assert self._envs is not None
-        first = self._first_rows[:1]
-        self._envs.async_reset([seed], [options], env_id=first)
-        answers = yield first
-        seen = answers[0]
-        state = _kept(seen["state"][0])
+        workers = self._running()
+        answers = yield from workers.resetting(np.zeros(1, np.intp), [seed], options)
+        info = answers.infos[0]
+        for told in answers.told.values():
+            info = {**info, **told.info}
+        state = _kept(answers.observations["state"][0])
         if self._newest is this:  # else another state was set meanwhile
             self._set_current(state)
-        yield from self._syncing(self._batches.one_state(state))
-        result = one_of(self._observation_space, seen["observation"], 0), single_info(answers[4])
+        yield from workers.setting(state)
+        result = one_of(self.observation_space, answers.observations["observation"], 0), info
         return (_kept(state), *result) if returned else result
 
     def _resetting_some(
-        self, workers: Rows, seed: int | None, options: Any, returned: bool
+        self, which: npt.NDArray[np.intp], seed: int | None, options: Any, returned: bool
     ) -> Work[tuple[Any, ...]]:
-        assert self._envs is not None
-        rows = self._first_rows[workers]
-        seeds = None if seed is None else [seed + worker for worker in workers.tolist()]
-        self._envs.async_reset(seeds, [options] * len(rows), env_id=rows)
-        answers = yield rows
-        seen = answers[0]
-        states = seen["state"]
+        seeds = [None if seed is None else seed + worker for worker in which.tolist()]
+        answers = yield from self._running().resetting(which, seeds, options, gathered=True)
+        states = answers.observations["state"]
         states = states if isinstance(states, np.ndarray) else list(states)
-        result = seen["observation"], answers[4]
+        result = answers.observations["observation"], answers.infos
         return (states, *result) if returned else result
 
     # ---- the env of this process -------------------------------------------------------------
 
-    def _here(self) -> _LocalEnv:
+    def _here(self) -> SharedEnv:
         """The env of this process, built now if it was not."""
-        if self._closed:
+        if self.closed:
             raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
         if self._local is None:
-            self._local = _LocalEnv(self._env_makers[0]())
+            local = self._make_local()
+            local.open()
+            self._local = local
             if self._current is not None:
-                self._local.state = self._current
+                local.set(_kept(self._current))
         return self._local
 
     @property
     def env(self) -> gym.Env[Any, Any]:
         """The env of this process."""
-        return self._here().env
+        return self._here().open()
 
     def step(
         self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
@@ -598,9 +374,13 @@ class PlanningVectorEnv:
             returned.
         """
         times = int(checked_dt(dt, 1)[0])
-        return self._here().step(
-            action, state, times, state is not None if return_state is None else return_state
-        )
+        here = self._here()
+        if state is not None:
+            here.set(_kept(state))
+        reward, end, truncated, info = here.step(action, times)
+        result = here.observation, reward, bool(end), bool(truncated), info
+        returned = state is not None if return_state is None else return_state
+        return (_kept(here.state.get()), *result) if returned else result
 
     def sample_action(self) -> Any:
         """A random action."""
@@ -608,7 +388,8 @@ class PlanningVectorEnv:
 
     def render(self) -> Any:
         """What the env of this process renders, in the state it is in."""
-        return self._here().render()
+        here = self._here()
+        return here.state.rendered(here.open().render)
 
     def get_image(self) -> npt.NDArray[np.uint8]:
         """A picture of the env of this process, ``(height, width, 3)``.
@@ -639,10 +420,7 @@ class PlanningVectorEnv:
             AttributeError: There is none.
             Exception: Whatever an env raises.
         """
-        self.setup()
-        self._queue.finish()
-        assert self._envs is not None
-        return self._envs.call_some(self._first_rows, name, *args, **kwargs)
+        return self._running().call(name, args, kwargs)
 
     # ---- the rest ----------------------------------------------------------------------------
 
@@ -657,12 +435,12 @@ class PlanningVectorEnv:
             timeout: Seconds that the envs get to close; None: as long as they take.
             terminate: Do not wait for the workers' envs at all.
         """
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         try:
-            if self._envs is not None and not self._envs.closed:
-                self._envs.close(timeout=timeout, terminate=terminate)
+            if self._workers is not None:
+                self._workers.close(timeout, terminate)
         finally:
             if self._local is not None:
                 self._local.close()
@@ -674,58 +452,6 @@ class PlanningVectorEnv:
     def __exit__(self, *error: object) -> None:
         """Closes it."""
         self.close()
-
-    def _do(self, work: Work[Any], blocking: bool) -> Any:
-        promise = self._queue.add(work)
-        return promise() if blocking else promise
-
-    def _collect(self, rows: Rows, timeout: float | None) -> Answers:
-        assert self._envs is not None
-        return self._envs.collect(rows, timeout)
-
-    def _drop(self) -> None:
-        assert self._envs is not None
-        self._envs.drop()
-
-
-class _LocalEnv:
-    """The env of this process: a row that is stepped here."""
-
-    def __init__(self, shared: SharedEnv) -> None:
-        """Builds the env."""
-        self._row = shared.row()
-        self._shared = shared
-        assert shared.env is not None
-        self.env = shared.env
-
-    @property
-    def state(self) -> Any:
-        """Its state."""
-        return self._shared.state.get()
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self._shared.state.set(_kept(state))
-        self._shared.over = False
-
-    def step(self, action: Any, state: Any, dt: int, returned: bool) -> tuple[Any, ...]:
-        """Steps it as a worker would."""
-        if state is not None:
-            self.state = state
-        orders = np.array([dt, False, returned, 0], np.int64)
-        seen, reward, _, _, info = self._row.step(
-            {"action": action, "state": None, "orders": orders}
-        )
-        result = seen["observation"], reward, bool(seen["ends"][0]), bool(seen["ends"][1]), info
-        return (_kept(seen["state"]), *result) if returned else result
-
-    def render(self) -> Any:
-        """What it renders."""
-        return self._shared.state.rendered(self.env.render)
-
-    def close(self) -> None:
-        """Closes it."""
-        self._row.close()
 
 
 def _kept(state: Any) -> Any:

@@ -1,7 +1,7 @@
 """DI-engine's env managers: envs with states of their own, stepped by ``{env_id: action}``.
 
 ``SyncSubprocessEnvManager``, ``AsyncSubprocessEnvManager`` and ``SubprocessEnvManagerV2`` as in
-``ding.envs``, over ``ShmVectorEnv``. DI-engine need not be installed. What is stepped are Gymnasium
+``ding.envs``, over an ``Exchange``. DI-engine need not be installed. What is stepped are Gymnasium
 envs, or DI-engine's own with Gymnasium's spaces. docs/coming-from/di-engine.md says what differs.
 """
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from shmvec.adapters.ding.config import integer
 from shmvec.adapters.ding.states import EnvStateError, Slot
 
 __all__ = ["checked_envs", "checked_params", "checked_seeds"]
@@ -37,10 +37,7 @@ def checked_envs(actions: Any, slots: Sequence[Slot]) -> list[int]:
 
 
 def _checked_env(env: Any, num_envs: int) -> int:
-    try:
-        index = operator.index(env)
-    except TypeError:
-        raise TypeError(f"env ids are ints, got {env!r}") from None
+    index = integer("env ids are ints", env)
     if not 0 <= index < num_envs:
         raise ValueError(f"there is no env {env}: there are {num_envs}")
     return index
@@ -82,16 +79,11 @@ def checked_seeds(seed: Any, num_envs: int) -> dict[int, int | None]:
             raise ValueError(f"there are {len(seed)} seeds for {num_envs} envs")
         seeds = dict(enumerate(seed))
     else:
-        try:
-            first = operator.index(seed)
-        except TypeError:
-            raise TypeError(f"seed must be an int, a list or a dict, got {seed!r}") from None
+        first = integer("seed must be an int, a list or a dict", seed)
         seeds = {env: first + env for env in range(num_envs)}
     for env, value in seeds.items():
-        try:
-            seeds[env] = None if value is None else operator.index(value)
-        except TypeError:
-            raise TypeError(f"the seed of env {env} must be an int, got {value!r}") from None
-        if value is not None and value < 0:
-            raise ValueError(f"the seed of env {env} must not be negative, got {value}")
+        if value is not None:
+            seeds[env] = integer(f"the seed of env {env} must be an int", value)
+            if value < 0:
+                raise ValueError(f"the seed of env {env} must not be negative, got {value}")
     return seeds

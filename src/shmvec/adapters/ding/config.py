@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from shmvec.faults import FaultPolicy
 
-__all__ = ["EnvManagerConfig", "SyncEnvManagerConfig", "config_of"]
+__all__ = ["EnvManagerConfig", "SyncEnvManagerConfig", "config_of", "integer"]
 
 # What DI-engine itself puts into, and looks for in, the configuration of an env manager.
 _OF_DI_ENGINE = ("cfg_type", "type", "import_names")
@@ -95,11 +95,7 @@ class EnvManagerConfig(MutableMapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         """The value of a key."""
-        if key in self._of_di_engine:
-            return self._of_di_engine[key]
-        if key not in _names(self):
-            raise KeyError(key)
-        return getattr(self, key)
+        return getattr(self, key) if key in _names(self) else self._of_di_engine[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Sets the value of a key that there is, or that DI-engine itself needs."""
@@ -170,14 +166,19 @@ def _names(config: EnvManagerConfig) -> list[str]:
 def _check_number(name: str, number: Any, least: int) -> None:
     """Raises unless it is an integer, or infinite, and at least so large."""
     if number != math.inf:
-        try:
-            operator.index(number)
-        except TypeError:
-            raise TypeError(f"{name} must be an int, got {number!r}") from None
+        integer(f"{name} must be an int", number)
     elif name == "max_retry":
         raise ValueError("max_retry must be finite: a reset that always fails must end")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
+
+
+def integer(what: str, value: Any) -> int:
+    """An integer of any type; a TypeError says ``what`` if it is none."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what}, got {value!r}") from None
 
 
 def _check_word(name: str, word: Any, words: Any) -> None:

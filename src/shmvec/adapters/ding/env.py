@@ -6,7 +6,10 @@ slabs cannot hold travel in a note, which is an entry of the info.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import warnings
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from types import BuiltinMethodType, MethodType
@@ -16,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from shmvec.exchange import HostedEnv
 from shmvec.faults import Failure
 
 __all__ = ["NOTE", "ManagedEnv", "Note", "Orders"]
@@ -63,67 +67,50 @@ class Note:
     reward: Any = None
 
 
-class ManagedEnv:
+class ManagedEnv(HostedEnv):
     """An env as the core steps it."""
 
-    def __init__(self, env_fn: Any, index: int, reset_inplace: bool, in_messages: bool) -> None:
-        """Builds the env.
+    def __init__(self, env: Any, index: int, reset_inplace: bool, in_messages: bool) -> None:
+        """Takes the env.
 
         Args:
-            env_fn: Makes it.
+            env: The env.
             index: Its index.
             reset_inplace: Whether the step that ends an episode also resets.
             in_messages: Whether observations are in no slab, which would check them.
-
-        Raises:
-            TypeError: It is no env.
         """
-        self._env = env_fn()
+        super().__init__(env)
         self._index = index
         self._inplace = reset_inplace
         self._in_messages = in_messages
         self._orders: Orders | None = None
-        self._seed: int | None = None
-        self._draws: np.random.RandomState | None = None
-        self._base = 0  # of dynamic seeds
+        self._seed: int | None = None  # of the next reset: one that fails does not use it up
+        self._seeds: Iterator[int | None] = itertools.repeat(None)  # of those after it
         self._recording: str | None = None
-        missing = [
-            name
-            for name in ("reset", "step", "observation_space", "action_space")
-            if not hasattr(self._env, name)
-        ]
-        if missing:
-            raise TypeError(
-                f"env_fn[{index}]() returned a {type(self._env).__name__} without "
-                f"{', '.join(missing)}; it must return a gymnasium.Env"
-            )
-        self.observation_space = self._env.observation_space
-        self.action_space = self._env.action_space
-        self.metadata = getattr(self._env, "metadata", None)
-        self.render_mode = getattr(self._env, "render_mode", None)
-        self._nothing: Any = None  # an observation, where there is none
 
     # ---- what the core calls -----------------------------------------------------------------
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Resets as the last orders say; ``options`` may be new ones."""
+        options = arguments.get("options")
         if isinstance(options, Orders):
             self._orders = options
             if options.seed is not None:
-                self._seed, self._draws, self._base = options.seed, None, 0
+                self._seeds = _seeds(options.seed, options.dynamic_seed)
+                self._seed = next(self._seeds)
         if self._orders is None:
-            return self._no_observation(), {NOTE: Note(fresh=True)}
+            return self._nothing, {NOTE: Note(fresh=True)}
         try:
             return self._reset()
         except BaseException as error:
-            return self._no_observation(), {NOTE: self._failed(error, "reset")}
+            return self._nothing, self._failed(error, "reset")
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps; takes results of four or five values."""
         try:
-            result = self._env.step(action)
+            result = self.env.step(action)
         except BaseException as error:
-            return self._no_observation(), 0.0, False, False, {NOTE: self._failed(error, "step")}
+            return self._nothing, 0.0, False, False, self._failed(error, "step")
         if len(result) == 5:
             observation, reward, terminated, truncated, info = result
         else:  # DI-engine's own, and Gym's of old
@@ -133,44 +120,39 @@ class ManagedEnv:
         if info.get("abnormal", False):
             done = bool(terminated) or bool(truncated)
             note = Note(abnormal=(observation, reward, done))
-            return self._no_observation(), 0.0, False, False, {**info, NOTE: note}
+            return self._nothing, 0.0, False, False, {**info, NOTE: note}
         self._check(observation)
         array = None
         if isinstance(reward, np.ndarray) and reward.ndim > 0:
             array, reward = reward.copy(), 0.0
             info = {**info, NOTE: Note(reward=array)}
         if self._inplace and (terminated or truncated):
-            return self._reset_inplace(observation, reward, terminated, truncated, info, array)
+            return self._reset_after((observation, reward, terminated, truncated, info), array)
         return observation, reward, terminated, truncated, info
 
     def get_wrapper_attr(self, name: str) -> Any:
         """What a manager calls in a worker."""
         if name in ("read_attribute", "call_method", "picture"):
             return getattr(self, name)
-        return _attribute(self._env, name)
-
-    def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Sets an attribute of the env."""
-        self._env.set_wrapper_attr(name, value)
+        return _attribute(self.env, name)
 
     def close(self) -> None:
         """Closes the env."""
-        close = getattr(self._env, "close", None)
-        if close is not None:
-            close()
+        if hasattr(self.env, "close"):
+            self.env.close()
 
     # ---- what a manager calls ----------------------------------------------------------------
 
     def read_attribute(self, name: str) -> tuple[bool, Any]:
         """Whether an attribute is a method, and if not, its value."""
-        value = _attribute(self._env, name)
+        value = _attribute(self.env, name)
         if isinstance(value, (MethodType, BuiltinMethodType)):
             return True, None
         return False, value
 
     def call_method(self, name: str, args: Any, kwargs: Any) -> Any:
         """Calls a method of the env."""
-        return _attribute(self._env, name)(*args, **kwargs)
+        return _attribute(self.env, name)(*args, **kwargs)
 
     def picture(self, mode: str) -> Any:
         """The env's frame.
@@ -178,13 +160,13 @@ class ManagedEnv:
         Raises:
             ValueError: It was not made to render so.
         """
-        own = getattr(self._env, "render_mode", None)
+        own = getattr(self.env, "render_mode", None)
         if own not in (mode, f"{mode}_list"):
             raise ValueError(
                 f"env {self._index} cannot render {mode!r}: it was made with render_mode={own!r}; "
                 f"make it with render_mode={mode!r}"
             )
-        frames = self._env.render()
+        frames = self.env.render()
         return frames[-1] if own != mode and isinstance(frames, list) else frames
 
     # ---- resets ------------------------------------------------------------------------------
@@ -195,17 +177,18 @@ class ManagedEnv:
         if orders.replay_path is not None and orders.replay_path != self._recording:
             self._record(orders.replay_path, orders.replay_name)
         kwargs = dict(orders.kwargs or {})
-        seed = self._seed_of_reset(orders.dynamic_seed)
-        if seed is not None:
-            kwargs.setdefault("seed", seed)
-        result = self._env.reset(**kwargs)
+        own = _method(self.env, "seed")
+        if self._seed is not None and own is not None:  # it knows what to do with it
+            dynamic = () if orders.dynamic_seed is None else (orders.dynamic_seed,)
+            own(orders.seed, *dynamic)
+            self._seeds = itertools.repeat(None)
+        elif self._seed is not None:
+            kwargs.setdefault("seed", self._seed)
+        result = self.env.reset(**kwargs)
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
         observation, info = result if is_pair else (result, {})  # as DI-engine's own return
         self._check(observation)
-        if self._draws is None:
-            self._seed = None  # it is used
-        else:
-            self._seed = self._base + 100 * int(self._draws.randint(1, 1000))
+        self._seed = next(self._seeds)
         return observation, info
 
     def _check(self, observation: Any) -> None:
@@ -214,59 +197,54 @@ class ManagedEnv:
             space = self.observation_space
             concatenate(space, [observation], create_empty_array(space, 1))  # type: ignore[arg-type]
 
-    def _seed_of_reset(self, dynamic: bool | None) -> int | None:
-        """The seed of the next reset; one that fails does not use it up."""
-        if self._seed is None:
-            return None
-        own = _method(self._env, "seed")
-        if own is not None:  # it knows what to do with it
-            own(self._seed) if dynamic is None else own(self._seed, dynamic)
-            self._seed = None
-            return None
-        if dynamic and self._draws is None:
-            # As DI-engine's envs draw theirs, but from a generator of their own.
-            self._base, self._draws = self._seed, np.random.RandomState(self._seed % 2**32)
-            self._seed += 100 * int(self._draws.randint(1, 1000))
-        return self._seed
-
-    def _reset_inplace(
-        self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, array: Any
+    def _reset_after(
+        self, result: tuple[Any, ...], array: Any
     ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """The results of a step that has ended an episode, and of the reset after it."""
         # Copies: an env may use its arrays again in reset().
-        last, info = deepcopy(observation), deepcopy(info)
+        last, reward, terminated, truncated, info = deepcopy(result)
         try:
             following, reset_info = self._reset()
         except BaseException as error:
-            failed = Note(failure=Failure.of(error, self._index, -1, "reset"), reward=array)
-            return last, reward, terminated, truncated, {**info, NOTE: failed}
+            failed = self._failed(error, "reset", array)
+            return last, reward, terminated, truncated, {**info, **failed}
         ended = bool(terminated), bool(truncated), last, reset_info
         # To the core it goes on: the next step is one like all others.
         return following, reward, False, False, {**info, NOTE: Note(ended=ended, reward=array)}
 
     def _record(self, path: str, name: str) -> None:
         """Saves replays from now on."""
-        own = _method(self._env, "enable_save_replay")
+        own = _method(self.env, "enable_save_replay")
         if own is not None:
             own(path)
         else:
             with warnings.catch_warnings():  # that the folder exists: envs may share it
                 warnings.simplefilter("ignore")
-                self._env = gym.wrappers.RecordVideo(
-                    self._env, path, episode_trigger=lambda episode: True, name_prefix=name
+                self.env = gym.wrappers.RecordVideo(
+                    self.env, path, episode_trigger=lambda episode: True, name_prefix=name
                 )
         self._recording = path
 
-    def _failed(self, error: BaseException, operation: str) -> Note:
-        return Note(failure=Failure.of(error, self._index, -1, operation))
+    def _failed(self, error: BaseException, operation: str, reward: Any = None) -> dict[str, Any]:
+        """An info that tells of an exception."""
+        return {NOTE: Note(failure=Failure.of(error, self._index, -1, operation), reward=reward)}
 
-    def _no_observation(self) -> Any:
+    @functools.cached_property
+    def _nothing(self) -> Any:
         """What lies in the slab where an env has given no observation; nobody gets to see it."""
-        if self._nothing is None:
-            space = deepcopy(self.observation_space)
-            space.seed(0)
-            self._nothing = space.sample()
-        return self._nothing
+        space = deepcopy(self.observation_space)
+        space.seed(0)
+        return space.sample()
+
+
+def _seeds(seed: int, dynamic: bool | None) -> Iterator[int | None]:
+    """The seeds of resets, one after the other; None: the env's generator goes on."""
+    if dynamic:  # as DI-engine's envs draw theirs, but from a generator of their own
+        draws = np.random.RandomState(seed % 2**32)
+        while True:
+            yield seed + 100 * int(draws.randint(1, 1000))
+    yield seed
+    yield from itertools.repeat(None)
 
 
 def _attribute(env: Any, name: str) -> Any:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from shmvec.adapters.ding.answers import Answer, Envs, exception_of
+from shmvec.adapters.ding.answers import Answer, Envs, StepResult
 from shmvec.adapters.ding.config import EnvManagerConfig
-from shmvec.adapters.ding.env import Orders
+from shmvec.adapters.ding.env import Note, Orders
 from shmvec.adapters.ding.states import BaseEnvTimestep, EnvState, Slot
-from shmvec.faults import EnvTimeoutError, Fault, restart_seed
+from shmvec.faults import EnvTimeoutError, Failure, Fault, WorkerCrashError, restart_seed
 
-__all__ = ["Machine", "first_of"]
+__all__ = ["Machine"]
 
 log = logging.getLogger("shmvec")
 
-_FOREVER = math.inf
+_NOW = -math.inf  # by the monotonic clock
 
 
 class Machine:
@@ -28,11 +28,10 @@ class Machine:
 
     Attributes:
         envs: What they are asked through.
+        exchange: Theirs.
         slots: Their states, one a env.
-        undelivered: Timesteps that ``step`` has not returned yet, in the order of arrival.
-        step_errors: What steps are to raise, by env.
+        undelivered: What ``step`` has not returned, or raised, yet, in the order of arrival.
         reset_errors: What resets are to raise.
-        held: Envs that are not reset automatically now, because the caller does.
     """
 
     def __init__(
@@ -43,55 +42,53 @@ class Machine:
     ) -> None:
         """Builds the envs: they are in INIT."""
         self.envs = Envs(env_fns, config)
+        self.exchange = self.envs.exchange
         self.slots = slots
-        self.undelivered: dict[int, BaseEnvTimestep] = {}
-        self.step_errors: dict[int, BaseException] = {}
+        self.undelivered: dict[int, BaseEnvTimestep | BaseException] = {}
         self.reset_errors: dict[int, BaseException] = {}
-        self.held: frozenset[int] = frozenset()
         self._config = config
         self._turns = 0
-        self._to_reset: dict[int, bool] = {}  # env: whether it must be told how
         for slot in slots:
             slot.launched()
 
     def end(self) -> None:
         """There are no envs any more."""
         for slot in self.slots:
-            slot.state, slot.asked, slot.in_flight, slot.retry_at = EnvState.VOID, "", False, None
-        for results in self.undelivered, self.step_errors, self.reset_errors, self._to_reset:
-            results.clear()
+            slot.state, slot.in_flight, slot.reset_at = EnvState.VOID, False, None
+        self.undelivered.clear()
+        self.reset_errors.clear()
 
     # ---- asking ------------------------------------------------------------------------------
 
-    def poll(self) -> None:
-        """Takes what is there."""
-        if any(slot.asked for slot in self.slots):
-            self.pump(1, 0.0)
-
     def wait_until_home(self) -> None:
         """Waits until nothing is asked of any env; results are kept."""
-        while any(slot.asked for slot in self.slots):
-            self.pump(1, None)
+        while self.exchange.num_asked:
+            self.pump(1, math.inf)
 
-    def pump(self, count: int, deadline: float | None) -> None:
+    def call(self, envs: Sequence[int], name: str, *args: Any) -> list[Any]:
+        """Calls a method of what stands for envs, as soon as nothing is asked of any."""
+        self.wait_until_home()
+        return self.exchange.call(name, args, envs=envs) if envs else []
+
+    def pump(self, count: int, deadline: float, held: Collection[int] = ()) -> None:
         """Sends what is due, waits for so many answers, and acts on them.
 
-        Returns earlier when something else is due, and at the deadline (monotonic clock).
+        Returns earlier when something else is due, and at the deadline (monotonic clock). Envs that
+        are held are not reset: the caller will.
         """
         now = time.monotonic()
         try:
-            due = self._send_due(now)
-            until = min(due, _FOREVER if deadline is None else deadline)
-            timeout = None if until == _FOREVER else max(0.0, until - now)
-            asked = sum([slot.asked != "" for slot in self.slots])
+            until = min(self._send_due(now, held), deadline)
+            timeout = None if until == math.inf else max(0.0, until - now)
+            asked = self.exchange.num_asked
             if asked:
                 for answer in self.envs.answers(min(count, asked), timeout):
                     self._take(answer)
             elif timeout is not None:
                 time.sleep(timeout)  # until a reset is tried again
-            self._send_due(time.monotonic())
+            self._send_due(time.monotonic(), held)
         except BaseException:
-            if self.envs.vector_env.closed:  # it could not go on
+            if self.exchange.closed:  # it could not go on
                 self.end()
             else:
                 self._find_lost()
@@ -100,66 +97,54 @@ class Machine:
     def _find_lost(self) -> None:
         """What was interrupted (Ctrl-C) may have taken an env's answer and not acted on it."""
         for env, slot in enumerate(self.slots):
-            if slot.asked and not self.envs.is_out(env):
-                asked, slot.asked = slot.asked, ""
-                if asked == "reset":
-                    self._to_reset[env] = True
-                else:
-                    self._abnormal(env, "it was interrupted")
+            if self.exchange.is_out(env):
+                continue
+            if slot.state is EnvState.RESET and slot.reset_at is None:
+                slot.reset_at = _NOW
+            elif slot.in_flight and env not in self.undelivered:
+                self._abnormal(env, "it was interrupted")
 
-    def _send_due(self, now: float) -> float:
+    def _send_due(self, now: float, held: Collection[int]) -> float:
         """Asks envs to reset whose time has come; when the next thing is due."""
-        due = _FOREVER
-        patience = self._config.connect_timeout
+        due = math.inf
+        patience = self._config.connect_timeout or math.inf
+        renews = self._config.retry_type == "renew"
+        known: list[int] = []
+        to_tell: list[int] = []
         for env, slot in enumerate(self.slots):
-            if slot.asked == "reset" and patience is not None and slot.late is None:
-                if now >= slot.asked_at + patience:
-                    slot.late = ConnectionError(
-                        f"env {env}: no answer to reset() within connect_timeout={patience:g} s; "
-                        "its process was replaced"
-                    )
-                    self.envs.renew(env)
-                else:
-                    due = min(due, slot.asked_at + patience)
-            elif slot.retry_at is not None and env not in self.held:
-                if now >= slot.retry_at:
-                    slot.retry_at = None
-                    replaced = self.envs.generation(env) != slot.ordered
-                    if self._config.retry_type == "renew" and not replaced:
-                        self.envs.renew(env)
-                    self._to_reset[env] = True
-                else:
-                    due = min(due, slot.retry_at)
-        for told in (False, True):
-            envs = [e for e, tell in self._to_reset.items() if tell is told and e not in self.held]
+            if slot.state is not EnvState.RESET:
+                continue
+            at = slot.asked_at + patience if slot.reset_at is None else slot.reset_at
+            if now < at:
+                due = min(due, at)
+            elif slot.reset_at is None:
+                slot.asked_at = math.inf  # said once
+                slot.late = ConnectionError(
+                    f"env {env}: no answer to reset() within connect_timeout={patience:g} s; "
+                    "its process was replaced"
+                )
+                self.exchange.restart([env])
+            elif env not in held:
+                generation = self.exchange.restarts(env)
+                if renews and slot.attempts and generation == slot.asked_generation:
+                    self.exchange.restart([env])
+                    generation = self.exchange.restarts(env)
+                is_known = slot.seed_used and generation == slot.generation
+                (known if is_known else to_tell).append(env)
+        for envs in known, to_tell:
             if envs:
-                self.ask_to_reset(envs, told)
-                for env in envs:
-                    del self._to_reset[env]
+                self.ask_to_reset(envs, envs is to_tell)
         return due
 
     def ask_to_step(self, envs: list[int], actions: list[Any]) -> None:
         """Asks envs to step, with an action each: first those that were ready first."""
         # A worker goes by that order. In any other, some of its envs would always come last.
         order = sorted(range(len(envs)), key=lambda i: self.slots[envs[i]].turn)
-        sent = envs = [envs[i] for i in order]
         try:
-            self.envs.step(envs, [actions[i] for i in order])
-        except BaseException:  # Ctrl-C may come after all, or some, were sent
-            sent = [env for env in envs if self.envs.is_out(env)]
-            raise
+            self.envs.step([envs[i] for i in order], [actions[i] for i in order])
         finally:
-            self._mark(sent, "step")
-            for env in sent:
+            for env in self._asked(envs):
                 self.slots[env].in_flight = True
-
-    def deliver(self) -> tuple[dict[int, BaseEnvTimestep], BaseException | None]:
-        """Hands out the timesteps that have arrived, and what is to be raised, if anything."""
-        timesteps, self.undelivered = self.undelivered, {}
-        errors, self.step_errors = self.step_errors, {}
-        for env in (*timesteps, *errors):
-            self.slots[env].in_flight = False
-        return timesteps, first_of(errors, timesteps) if errors else None
 
     def ask_to_reset(
         self,
@@ -168,106 +153,110 @@ class Machine:
         params: Mapping[int, dict[str, Any] | None] | None = None,
     ) -> None:
         """Asks envs to reset, and tells them how unless they know."""
-        if params is not None:
-            self._drop(params)
-        else:
+        if params is None:
             params = {env: self.slots[env].param for env in envs}
-        orders = [self._orders(env, params[env]) for env in envs] if told else None
-        self.envs.reset(envs, orders)
-        self._mark(envs, "reset")
-        for env in envs:
-            slot = self.slots[env]
-            slot.param, slot.state, slot.late = params[env], EnvState.RESET, None
-            slot.ordered, slot.told = self.envs.generation(env), told
+        else:
+            self._drop(params)
+        try:
+            orders = [self._orders(env, params[env]) for env in envs] if told else None
+            self.envs.reset(envs, orders)
+        finally:
+            for env in self._asked(envs):
+                slot = self.slots[env]
+                slot.param, slot.with_orders = params[env], told
+                slot.state, slot.reset_at, slot.late = EnvState.RESET, None, None
+
+    def _asked(self, envs: Iterable[int]) -> list[int]:
+        """Notes that envs were asked: all of them, unless Ctrl-C came before some were."""
+        now = time.monotonic()
+        asked = [env for env in envs if self.exchange.is_out(env)]
+        for env in asked:
+            self.slots[env].asked_at = now
+            self.slots[env].asked_generation = self.exchange.restarts(env)
+        return asked
 
     def _drop(self, envs: Iterable[int]) -> None:
         """Forgets what was asked of envs and what they returned: the caller resets them."""
         for env in envs:
             slot = self.slots[env]
-            slot.in_flight, slot.retry_at, slot.attempts = False, None, 0
-            for results in self.undelivered, self.step_errors, self.reset_errors, self._to_reset:
-                results.pop(env, None)
+            slot.in_flight, slot.reset_at, slot.attempts = False, None, 0
+            self.undelivered.pop(env, None)
+            self.reset_errors.pop(env, None)
             if slot.state is EnvState.RESET:  # it was to be: now it is by the caller
                 slot.state = EnvState.NEED_RESET
 
     def _orders(self, env: int, param: dict[str, Any] | None) -> Orders:
         slot = self.slots[env]
-        generation = self.envs.generation(env)
+        generation = self.exchange.restarts(env)
         seed = slot.seed
         if slot.seed_used and seed is not None:
             # A new process goes on with a seed of its own, as the core's do.
-            renewed = generation != slot.generation
-            seed = restart_seed(seed, generation) if renewed else None
-        return Orders(
-            param,
-            seed,
-            slot.dynamic_seed,
-            slot.replay_path,
-            f"env-{env}" if generation == 0 else f"env-{env}-{generation}",
-        )
+            seed = None if generation == slot.generation else restart_seed(seed, generation)
+        name = f"env-{env}" if generation == 0 else f"env-{env}-{generation}"
+        return Orders(param, seed, slot.dynamic_seed, slot.replay_path, name)
 
-    def _mark(self, envs: Iterable[int], asked: str) -> None:
-        now, wall = time.monotonic(), time.time()
-        for env in envs:
-            slot = self.slots[env]
-            slot.asked, slot.asked_at, slot.asked_at_wall = asked, now, wall
+    def deliver(self) -> dict[int, BaseEnvTimestep]:
+        """Hands out the timesteps that have arrived, or raises what has."""
+        arrived, self.undelivered = self.undelivered, {}
+        timesteps: dict[int, BaseEnvTimestep] = {}
+        errors: dict[int, BaseException] = {}
+        for env, each in arrived.items():
+            self.slots[env].in_flight = False
+            if isinstance(each, BaseException):
+                errors[env] = each
+            else:
+                timesteps[env] = each
+        if errors:
+            raise _first_of(errors, timesteps)
+        return timesteps
+
+    # ---- answers -----------------------------------------------------------------------------
 
     def _take(self, answer: Answer) -> None:
         """Acts on an answer."""
-        slot = self.slots[answer.env]
-        asked, slot.asked = slot.asked, ""
+        env, note, told = answer.env, answer.note, answer.told
+        slot = self.slots[env]
         self._turns += 1
         slot.turn = self._turns
-        failure = answer.note.failure
-        if asked == "reset":
+        if slot.state is EnvState.RESET:
             self._take_reset(slot, answer)
-        elif answer.unreadable is not None:
-            self._abnormal(answer.env, answer.unreadable.summary)
-        elif answer.fault is not None:
-            self._take_fault(slot, answer, answer.fault)
-        elif answer.note.abnormal is not None:
-            slot.state = EnvState.ERROR
-            observation, reward, done = answer.note.abnormal
-            self.undelivered[answer.env] = BaseEnvTimestep(
-                observation, reward, done, answer.info or {}
-            )
-        elif failure is not None and failure.operation == "step":
-            cure = self._cure(failure.type)
-            if cure == "raise":
-                self._raise_later(answer.env, failure.exception())
+        elif isinstance(answer.result, Failure):
+            self._abnormal(env, answer.result.summary)
+        elif told is not None and told.cut_off:  # because of this env, or of another in its worker
+            if self._is_of(slot, env, told.fault) and self._cure(told.fault.type) == "raise":
+                self._raise_later(env, self._exception(told.fault, env, "step"))
             else:
-                fault = self.envs.count(failure, cure)
+                self._truncated(env, told.fault)
+        elif note.abnormal is not None:
+            slot.state = EnvState.ERROR
+            self.undelivered[env] = BaseEnvTimestep(*note.abnormal, answer.result[-1])
+        elif note.failure is not None and note.failure.operation == "step":
+            cure = self._cure(note.failure.type)
+            if cure == "raise":
+                self._raise_later(env, note.failure.exception())
+            else:
+                fault = self.exchange.count_fault(note.failure, cure)
                 if cure == "restart":
-                    self.envs.renew(answer.env)
-                self._truncated(answer.env, fault)
+                    self.exchange.restart([env])
+                self._truncated(env, fault)
         else:
-            self._take_step(slot, answer)
+            self._take_step(slot, env, note, answer.result)
 
-    def _take_step(self, slot: Slot, answer: Answer) -> None:
+    def _take_step(self, slot: Slot, env: int, note: Note, result: StepResult) -> None:
         """A step that went well."""
-        env, info = answer.env, answer.info or {}
-        terminated, truncated = answer.terminated, answer.truncated
-        ended = answer.note.ended
-        if ended is not None:
-            terminated, truncated, info["final_obs"], slot.reset_info = ended
+        observation, reward, terminated, truncated, info = result
+        if note.ended is not None:
+            terminated, truncated, info["final_obs"], slot.reset_info = note.ended
         done = terminated or truncated
         if done:
             info["TimeLimit.truncated"] = truncated and not terminated
-        timestep = BaseEnvTimestep(answer.observation, answer.reward, done, info)
-        self.undelivered[env] = timestep
-        if not done:
-            slot.observation = timestep.obs
-            return
-        self._end_episode(env)
-        if slot.state is not EnvState.RESET:
-            return
-        failure = answer.note.failure
-        if ended is not None:
-            slot.state, slot.observation = EnvState.RUN, timestep.obs
-            del self._to_reset[env]
-        elif failure is not None:  # the reset in place
-            del self._to_reset[env]
-            self._fail(env, failure.exception())
+        self.undelivered[env] = BaseEnvTimestep(observation, reward, done, info)
+        if done:
+            self._end_episode(env)
+        if not done or (note.ended is not None and slot.state is EnvState.RESET):
+            slot.state, slot.reset_at, slot.observation = EnvState.RUN, None, observation
+        elif note.failure is not None and slot.state is EnvState.RESET:  # the reset in place
+            self._fail(env, note.failure.exception())
 
     def _end_episode(self, env: int) -> None:
         slot = self.slots[env]
@@ -277,22 +266,11 @@ class Machine:
         elif not self._config.auto_reset:
             slot.state = EnvState.NEED_RESET
         else:
-            slot.state = EnvState.RESET
-            self._to_reset[env] = not slot.seed_used
-
-    def _take_fault(self, slot: Slot, answer: Answer, fault: Fault) -> None:
-        """The worker was restarted: because of this env, or of another one in it."""
-        env = answer.env
-        mine = self._is_of(slot, env, fault)
-        if mine and self._cure(fault.type) == "raise":
-            limit = self._config.step_timeout or self.envs.policy.step_timeout
-            self._raise_later(env, exception_of(fault, env, "step", limit))
-        else:
-            self._truncated(env, fault)
+            slot.state, slot.reset_at = EnvState.RESET, _NOW
 
     def _is_of(self, slot: Slot, env: int, fault: Fault) -> bool:
         """Whether it was in this env's step or reset that its worker failed."""
-        if fault.type == "Restart" or fault.at < slot.asked_at_wall:
+        if fault.type == "Restart" or fault.restarts <= slot.asked_generation:
             return False
         return fault.env == env or fault.type != EnvTimeoutError.__name__
 
@@ -300,57 +278,68 @@ class Machine:
         policy = self.envs.policy
         if error == EnvTimeoutError.__name__:
             return policy.on_timeout
-        return policy.on_crash if error == "WorkerCrashError" else policy.on_error
+        return policy.on_crash if error == WorkerCrashError.__name__ else policy.on_error
+
+    def _exception(self, fault: Fault, env: int, operation: str) -> BaseException:
+        """What a fault of an env is raised as, if it is raised."""
+        message = f"env {env}: {fault.message}; its process was replaced, and reset() goes on"
+        if fault.type == EnvTimeoutError.__name__:
+            limit = getattr(self.exchange.policy, f"{operation}_timeout")
+            late = EnvTimeoutError(env, operation, limit)
+            late.args = (message,)
+            return late
+        error = WorkerCrashError(message)
+        error.summary, error.workers, error.envs = fault.message, (fault.worker,), (env,)
+        return error
 
     def _truncated(self, env: int, fault: Fault) -> None:
         """An episode that a fault has cut off."""
         info = {"fault": fault.info, "TimeLimit.truncated": True}
-        last = self.slots[env].observation
-        self.undelivered[env] = BaseEnvTimestep(last, np.float64(0.0), True, info)
+        observation = self.slots[env].observation  # the last
+        self.undelivered[env] = BaseEnvTimestep(observation, np.float64(0.0), True, info)
         self._end_episode(env)
 
     def _abnormal(self, env: int, why: str) -> None:
         """A timestep that could not be read."""
         log.warning("env %d: its timestep cannot be read: %s", env, why)
         self.slots[env].state = EnvState.ERROR
-        info = {"abnormal": True, "error": why}
-        self.undelivered[env] = BaseEnvTimestep(None, None, False, info)
+        self.undelivered[env] = BaseEnvTimestep(None, None, False, {"abnormal": True, "error": why})
 
     def _raise_later(self, env: int, error: BaseException) -> None:
         self.slots[env].state = EnvState.ERROR
-        self.step_errors[env] = error
+        self.undelivered[env] = error
         self.envs.goes_on(env)
 
     def _take_reset(self, slot: Slot, answer: Answer) -> None:
-        env, note, fault = answer.env, answer.note, answer.fault
+        env, note, told = answer.env, answer.note, answer.told
         late, slot.late = slot.late, None
-        failure = answer.unreadable or note.failure
         if late is not None:
             self._fail(env, late)
-        elif failure is not None:
-            self._fail(env, failure.exception())
+        elif isinstance(answer.result, Failure):
+            self._fail(env, answer.result.exception())
+        elif note.failure is not None:
+            self._fail(env, note.failure.exception())
         elif not note.fresh:
             slot.state, slot.attempts = EnvState.RUN, 0
-            slot.observation, slot.reset_info = answer.observation, answer.info or {}
-            if slot.told:
-                slot.seed_used, slot.generation = True, slot.ordered
+            slot.observation, *_, slot.reset_info = answer.result
+            if slot.with_orders:
+                slot.seed_used, slot.generation = True, slot.asked_generation
             self.envs.goes_on(env)
-        elif fault is not None and self._is_of(slot, env, fault):
-            limit = self._config.reset_timeout or self.envs.policy.reset_timeout
-            self._fail(env, exception_of(fault, env, "reset", limit))
+        elif told is not None and self._is_of(slot, env, told.fault):
+            self._fail(env, self._exception(told.fault, env, "reset"))
         else:  # its process was replaced for another reason
-            self._to_reset[env] = True
+            slot.reset_at = _NOW
 
     def _fail(self, env: int, cause: BaseException) -> None:
         """A reset has failed: tries again later, or gives up."""
         slot = self.slots[env]
         slot.attempts += 1
-        tries = max(1, int(self._config.max_retry))
+        tries = max(1, self._config.max_retry)
         log.warning("env %d: reset failed (%d of %d): %r", env, slot.attempts, tries, cause)
         if slot.attempts < tries:
-            slot.retry_at = time.monotonic() + self._config.retry_waiting_time
+            slot.reset_at = time.monotonic() + self._config.retry_waiting_time
             return
-        slot.state, slot.attempts = EnvState.ERROR, 0
+        slot.state, slot.reset_at, slot.attempts = EnvState.ERROR, None, 0
         error = RuntimeError(
             f"Env {env} reset has exceeded max retries({tries}), and the latest exception is: "
             f"{cause!r}"
@@ -361,22 +350,21 @@ class Machine:
 
     def raise_reset_errors(self, envs: Iterable[int] | None = None) -> None:
         """Raises what the resets of these envs, or of any, have come to; once."""
-        chosen = self.reset_errors if envs is None else envs
-        errors = {env: self.reset_errors[env] for env in chosen if env in self.reset_errors}
-        for env in errors:
-            del self.reset_errors[env]
+        chosen = [*self.reset_errors] if envs is None else envs
+        errors = {env: self.reset_errors.pop(env) for env in chosen if env in self.reset_errors}
         if errors:
-            raise first_of(errors, {})
+            raise _first_of(errors, {})
 
     def any_goes_on(self) -> bool:
         """Whether there is a timestep to act on, or something to raise."""
-        return bool(self.step_errors) or any(
-            not step.done and self.slots[env].state is not EnvState.ERROR
-            for env, step in self.undelivered.items()
+        return any(
+            isinstance(each, BaseException)
+            or (not each.done and self.slots[env].state is not EnvState.ERROR)
+            for env, each in self.undelivered.items()
         )
 
 
-def first_of(errors: dict[int, BaseException], timesteps: dict[int, Any]) -> BaseException:
+def _first_of(errors: dict[int, BaseException], timesteps: dict[int, Any]) -> BaseException:
     """The error of the first env, which names those of others, and has what came with them."""
     first, *others = sorted(errors)
     error = errors[first]

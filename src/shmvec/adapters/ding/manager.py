@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from shmvec._parent.arguments import checked_env_fns
 from shmvec.adapters.ding.arguments import checked_envs, checked_params, checked_seeds
 from shmvec.adapters.ding.config import EnvManagerConfig, SyncEnvManagerConfig, config_of
 from shmvec.adapters.ding.env import IMAGES
 from shmvec.adapters.ding.machine import Machine
 from shmvec.adapters.ding.states import (
-    BaseEnvTimestep,
     EnvState,
     EnvStateError,
     ManagerClosedError,
     Slot,
 )
+from shmvec.exchange import checked_env_fns
 
 __all__ = ["AsyncSubprocessEnvManager", "SyncSubprocessEnvManager"]
 
@@ -92,7 +91,7 @@ class AsyncSubprocessEnvManager:
     @property
     def closed(self) -> bool:
         """Whether there are no envs: not yet, or no more."""
-        return self._machine is None or self._machine.envs.vector_env.closed
+        return self._machine is None or self._machine.exchange.closed
 
     @property
     def env_states(self) -> dict[int, EnvState]:
@@ -163,7 +162,7 @@ class AsyncSubprocessEnvManager:
     def _of_one(self, name: str) -> Any:
         if self._machine is None:
             return getattr(self.env_ref, name)
-        return getattr(self._machine.envs.vector_env, f"single_{name}")
+        return getattr(self._machine.exchange, f"single_{name}")
 
     # ---- what may wait -----------------------------------------------------------------------
 
@@ -200,8 +199,7 @@ class AsyncSubprocessEnvManager:
         machine = self._open()
         machine.wait_until_home()
         ready = self.ready_env
-        found = machine.envs.call(ready, "picture", render_mode) if ready else []
-        return dict(zip(ready, found, strict=True))
+        return dict(zip(ready, machine.call(ready, "picture", render_mode), strict=True))
 
     def random_action(self) -> dict[int, Any]:
         """A sample of the action space for each env that is ready."""
@@ -210,14 +208,14 @@ class AsyncSubprocessEnvManager:
 
     def _wait_for_ready(self) -> list[int]:
         machine = self._open()
-        machine.poll()
+        machine.pump(1, -math.inf)  # takes what is there
         while True:
             machine.raise_reset_errors()
             ready = self.ready_env
             waits = any(slot.state is EnvState.RESET for slot in self._slots)
-            if ready or not waits or machine.undelivered or machine.step_errors:
+            if ready or not waits or machine.undelivered:
                 return ready
-            machine.pump(1, None)
+            machine.pump(1, math.inf)
 
     # ---- launch, reset, close ----------------------------------------------------------------
 
@@ -270,17 +268,13 @@ class AsyncSubprocessEnvManager:
         if reset_param is None:
             reset_param = {env: slot.param for env, slot in enumerate(self._slots)}
         params = checked_params(reset_param, self.env_num)
-        machine.held = frozenset(params)
-        try:
-            while any(self._slots[env].asked for env in params):
-                machine.pump(1, None)
-        finally:
-            machine.held = frozenset()
+        while any(map(machine.exchange.is_out, params)):
+            machine.pump(1, math.inf, held=params)
         if not params:
             return
         machine.ask_to_reset(list(params), True, params)
         while any(self._slots[env].state is EnvState.RESET for env in params):
-            machine.pump(1, None)
+            machine.pump(1, math.inf)
         machine.raise_reset_errors(params)
 
     def close(self) -> None:
@@ -300,7 +294,7 @@ class AsyncSubprocessEnvManager:
                 reference.close()
         finally:
             if machine is not None:
-                machine.envs.vector_env.close(timeout=_CLOSE_S)
+                machine.exchange.close(timeout=_CLOSE_S)
 
     def seed(
         self,
@@ -325,7 +319,7 @@ class AsyncSubprocessEnvManager:
             raise TypeError(f"dynamic_seed must be a bool or None, got {dynamic_seed!r}")
         for env, value in seeds.items():
             slot = self._slots[env]
-            slot.seed, slot.seed_used, slot.told = value, value is None, False
+            slot.seed, slot.seed_used, slot.with_orders = value, value is None, False
             slot.dynamic_seed = None if dynamic_seed is None else bool(dynamic_seed)
         if 0 in seeds:
             self._action_seed = seeds[0]
@@ -378,39 +372,30 @@ class AsyncSubprocessEnvManager:
         machine.raise_reset_errors()
         if envs:
             machine.ask_to_step(envs, list(actions.values()))
-        return self._gather(machine)
-
-    def _gather(self, machine: Machine) -> dict[int, BaseEnvTimestep]:
-        """Waits for enough timesteps and returns them."""
-        deadline = self._deadline()
-        wanted = self._wanted()
+        wanted, timeout = self._patience()
+        deadline = time.monotonic() + timeout
         while True:
-            flying = sum(slot.asked == "step" for slot in self._slots)
+            arrived = len(machine.undelivered)
+            flying = sum([slot.in_flight for slot in self._slots]) - arrived
             if flying == 0:
                 break
-            arrived = len(machine.undelivered) + len(machine.step_errors)
             missing = int(min(wanted - arrived, flying))
-            late = deadline is not None and time.monotonic() >= deadline
+            late = time.monotonic() >= deadline
             if (missing <= 0 or (late and arrived > 0)) and machine.any_goes_on():
                 break
             if missing <= 0 or late:
-                machine.pump(1, None)
+                machine.pump(1, math.inf)
             else:
                 machine.pump(missing, deadline)
-        timesteps, error = machine.deliver()
-        if error is not None:
-            raise error
+        timesteps = machine.deliver()
         if not timesteps:
             machine.raise_reset_errors()
         return timesteps
 
-    def _deadline(self) -> float | None:
+    def _patience(self) -> tuple[float, float]:
+        """Of how many envs a step returns results, and after how many seconds of less."""
         timeout = self._config.step_wait_timeout
-        return None if timeout is None else time.monotonic() + timeout
-
-    def _wanted(self) -> float:
-        """Of how many envs a step returns results."""
-        return self._config.wait_num
+        return self._config.wait_num, math.inf if timeout is None else timeout
 
     def _open(self) -> Machine:
         if self._machine is None or self.closed:
@@ -434,8 +419,7 @@ class AsyncSubprocessEnvManager:
                 f"{type(self).__name__} has no attribute {key!r}, and its envs are asked only "
                 "while it is launched"
             )
-        machine.wait_until_home()
-        found = machine.envs.call(range(self.env_num), "read_attribute", key)
+        found = machine.call(range(self.env_num), "read_attribute", key)
         if not any(is_method for is_method, _ in found):
             return [value for _, value in found]
         if key not in self.method_name_list:
@@ -445,9 +429,7 @@ class AsyncSubprocessEnvManager:
         return partial(self._call, key)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        machine = self._open()
-        machine.wait_until_home()
-        return machine.envs.call(range(self.env_num), "call_method", name, args, kwargs)
+        return self._open().call(range(self.env_num), "call_method", name, args, kwargs)
 
 
 class Frames(dict[int, Any]):
@@ -488,8 +470,5 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
         order = [env for env in actions if env in timesteps]
         return {env: timesteps.pop(env) for env in order} | timesteps
 
-    def _deadline(self) -> None:
-        return None
-
-    def _wanted(self) -> float:
-        return math.inf
+    def _patience(self) -> tuple[float, float]:
+        return math.inf, math.inf

@@ -99,8 +99,8 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
             )
         timesteps = super().step(dict(zip(envs, actions, strict=True)))
         return [
-            _tree({**timestep._asdict(), "info": _readable(timestep.info), "env_id": env})
-            for env, timestep in timesteps.items()
+            _tree(dict(obs=obs, reward=reward, done=done, info=_readable(info), env_id=env))
+            for env, (obs, reward, done, info) in timesteps.items()
         ]
 
     def _wait_for_ready(self) -> list[int]:
@@ -108,15 +108,12 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
         return list(ready)
 
 
-def _tree(values: dict[str, Any]) -> Any:
+def _tree(value: Any) -> Any:
+    """A dict, and all that are in it, as trees."""
+    if not isinstance(value, dict):
+        return value
     tnp = _treetensor()
-    if tnp is not None:
-        return tnp.array(values)
-    return Record({key: _ours(value) for key, value in values.items()})
-
-
-def _ours(value: Any) -> Any:
-    return Record({k: _ours(v) for k, v in value.items()}) if isinstance(value, dict) else value
+    return Record({k: _tree(v) for k, v in value.items()}) if tnp is None else tnp.array(value)
 
 
 def _stacked(observations: Sequence[Any]) -> Any:
@@ -124,7 +121,7 @@ def _stacked(observations: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         tnp = _treetensor()
         if tnp is not None:
-            return tnp.stack([tnp.array(observation) for observation in observations])
+            return tnp.stack([_tree(observation) for observation in observations])
         return Record({key: _stacked([each[key] for each in observations]) for key in first})
     if isinstance(first, tuple):
         return tuple(_stacked(parts) for parts in zip(*observations, strict=True))

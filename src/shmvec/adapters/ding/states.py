@@ -58,20 +58,18 @@ class Slot:
         observation: The next one to act on.
         reset_info: The info of its last reset.
         param: Keyword arguments of its resets.
-        asked: "step" or "reset" while its answer is awaited, else "".
-        asked_at: When, by the monotonic clock.
-        asked_at_wall: When, in seconds since the epoch, as faults tell it.
+        asked_at: When it was asked last, by the monotonic clock.
+        asked_generation: How often its worker had been restarted by then.
         turn: When its last answer came, by the number of answers before it.
         in_flight: Whether a step's result has not been returned yet.
         attempts: How often its reset has failed in a row.
-        retry_at: When its reset is tried again, by the monotonic clock.
+        reset_at: In RESET: when it is to be asked, by the monotonic clock; None: it was.
         late: The error, if the parent waits for its reset no longer.
         seed: The last one that ``seed`` gave it.
         seed_used: Whether a reset has used it.
         dynamic_seed: What ``seed`` said with it.
-        generation: How often its worker had been restarted at its last reset.
-        ordered: The same, when a reset was asked last.
-        told: Whether that reset came with orders, the seed among them.
+        generation: How often its worker had been restarted at its last reset with orders.
+        with_orders: Whether the reset that was asked last has some, the seed among them.
         replay_path: Where it saves replays.
     """
 
@@ -80,20 +78,18 @@ class Slot:
     observation: Any = None
     reset_info: dict[str, Any] = field(default_factory=dict)
     param: dict[str, Any] | None = None
-    asked: str = ""
     asked_at: float = 0.0
-    asked_at_wall: float = 0.0
+    asked_generation: int = 0
     turn: int = 0
     in_flight: bool = False
     attempts: int = 0
-    retry_at: float | None = None
+    reset_at: float | None = None
     late: BaseException | None = None
     seed: int | None = None
     seed_used: bool = True
     dynamic_seed: bool | None = None
     generation: int = 0
-    ordered: int = 0
-    told: bool = False
+    with_orders: bool = False
     replay_path: str | None = None
 
     @property
@@ -103,11 +99,8 @@ class Slot:
 
     def launched(self) -> None:
         """Begins anew, but for a seed that was not used."""
-        fresh = Slot(
-            EnvState.INIT,
-            seed=None if self.seed_used else self.seed,
-            seed_used=self.seed_used,
-            dynamic_seed=self.dynamic_seed,
-            replay_path=self.replay_path,
-        )
+        kept = ("seed", "seed_used", "dynamic_seed", "replay_path")
+        fresh = Slot(EnvState.INIT, **{name: getattr(self, name) for name in kept})
+        if self.seed_used:
+            fresh.seed = None
         self.__dict__.update(fresh.__dict__)

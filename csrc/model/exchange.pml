@@ -1,0 +1,525 @@
+/* exchange.pml — the parent's side of the control channels; see channel.pml. */
+
+/* ---- its channels -------------------------------------------------------------------------- */
+
+chan outbox[WORKERS] = [8] of { byte, byte, mtype };
+chan inbox[WORKERS] = [4] of { byte, byte };
+bool half[WORKERS]; /* the first part of a message has been read, namely of this one: */
+byte half_content[WORKERS], half_number[WORKERS];
+
+#if WORKERS > 1
+#define each(action) :: action(0) :: action(1)
+#else
+#define each(action) :: action(0)
+#endif
+
+/* channel.pyx: put */
+inline put(w, content_, number_)
+{
+    d_step {
+        assert(len(outbox[w]) <= 6);
+        outbox[w]!content_, number_, FIRST;
+        outbox[w]!content_, number_, LAST
+    }
+}
+
+/* channel.pyx: flush */
+inline flush(w)
+{
+    d_step {
+        nempty(outbox[w]) && nfull(down[w]) ->
+        outbox[w]?content, number, part;
+        down[w]!content, number, part;
+        content = 0; number = 0; part = 0
+    }
+}
+
+/* channel.pyx: fill */
+inline fill(w)
+{
+    d_step {
+        nempty(up[w]) ->
+        up[w]?content, number, part;
+        if
+        :: part == FIRST ->
+           assert(!half[w]);
+           half[w] = true; half_content[w] = content; half_number[w] = number
+        :: part == LAST ->
+           assert(half[w] && half_content[w] == content && half_number[w] == number);
+           assert(nfull(inbox[w]));
+           inbox[w]!content, number;
+           half[w] = false; half_content[w] = 0; half_number[w] = 0
+#if DEATHS
+        :: part == REPORT ->
+           assert(!half[w] && building[w]);
+           building[w] = false
+#endif
+        fi;
+        content = 0; number = 0; part = 0
+    }
+}
+
+/* ---- asking -------------------------------------------------------------------------------- */
+
+/* The ledger. */
+mtype state[MOST_UNITS] = IDLE;
+byte numbers[MOST_UNITS];  /* of each unit's last request */
+byte asked[MOST_UNITS];    /* what that was */
+byte answered[MOST_UNITS]; /* READY: what these are the results of */
+chan owed[WORKERS] = [CAPACITY] of { byte, byte, bool }; /* the first one's message is to come */
+#if DEATHS
+bool building[WORKERS]; /* a successor was started, and has not said yet that it is built */
+#ifdef LOSE_ONCE
+bool is_lost[WORKERS];
+#endif
+#ifdef LOOK_ONCE
+bool is_down[WORKERS];
+#endif
+#endif
+
+#define any(what) (state[0] == what || state[1] == what || state[2] == what)
+
+/* links.pyx: request, and ledger.pyx: enter */
+inline push(u, number_, message_)
+{
+    d_step {
+        assert(nfull(requests[worker_of(u)]));
+        requests[worker_of(u)]!content_for(u), number_, message_;
+        state[u] = OUT;
+        numbers[u] = number_;
+        asked[u] = content_for(u)
+    }
+}
+
+#ifdef COUNT_LAST
+#define in_hand following(sequence)
+#else
+#define in_hand sequence
+#endif
+
+/* ledger.pyx: post, of one unit. */
+inline post(u)
+{
+#ifndef COUNT_LAST
+    sequence = following(sequence);
+#endif
+    if
+    :: push(u, in_hand, false)
+#if defined(BLOCKING_SEND)
+    :: push(u, in_hand, true);
+       down[worker_of(u)]!content_for(u), in_hand, FIRST;
+       down[worker_of(u)]!content_for(u), in_hand, LAST
+#elif defined(PUSH_FIRST)
+    :: push(u, in_hand, true);
+       put(worker_of(u), content_for(u), in_hand)
+#else
+    :: put(worker_of(u), content_for(u), in_hand);
+       push(u, in_hand, true)
+#endif
+    fi
+#ifdef COUNT_LAST
+    ; sequence = following(sequence)
+#endif
+}
+
+/* ledger.pyx: step, and the like. */
+inline ask()
+{
+    calls++;
+    do
+    :: u < UNITS ->
+       if
+       :: state[u] == IDLE -> post(u)
+#ifdef PARTIAL
+       :: true
+#endif
+       fi;
+       u++
+    :: else -> u = 0; break
+    od
+}
+
+/* ---- taking -------------------------------------------------------------------------------- */
+
+/* ledger.pyx: settle_owed */
+inline settle_owed(w)
+{
+    do
+    :: owed[w]?[content, number, false] ->
+       owed[w]?content, number, late;
+       state[unit_of(content)] = READY;
+       answered[unit_of(content)] = content
+    :: else -> break
+    od;
+    content = 0; number = 0; late = false
+}
+
+/* ledger.pyx: settle */
+inline settle(w)
+{
+    assert(worker_of(unit_of(content)) == w);
+    assert(state[unit_of(content)] == OUT && numbers[unit_of(content)] == number);
+    state[unit_of(content)] = OWED;
+    owed[w]!content, number, late;
+    settle_owed(w)
+}
+
+/* ledger.pyx: pop */
+inline pop(w)
+{
+    d_step {
+        nempty(completions[w]) ->
+        completions[w]?content, number, late;
+#ifdef POP_SPLIT
+    };
+    d_step {
+#endif
+        settle(w)
+    }
+}
+
+/* exchange.py: _fetch_from, that is channel.pyx: find, of the first message that is owed, then
+ * ledger.pyx: deliver, and only then channel.pyx: take. */
+inline fetch(w)
+{
+    d_step {
+        nempty(inbox[w]) && nempty(owed[w]) ->
+#ifdef TAKE_FIRST
+        inbox[w]?content, number
+    };
+    d_step {
+#else
+        inbox[w]?<content, number>;
+#endif
+        owed[w]?<its_content, its_number, late>;
+        if
+#ifndef NO_SEQUENCE
+        :: is_older(number, its_number)
+#if !defined(NO_DROP_OLD) && !defined(TAKE_FIRST)
+           -> inbox[w]?_, _
+#endif
+#endif
+        :: else ->
+#ifndef NO_SEQUENCE
+           assert(number == its_number);
+#endif
+           owed[w]?_, _, _;
+           state[unit_of(its_content)] = READY;
+           answered[unit_of(its_content)] = content;
+#ifndef TAKE_FIRST
+           delivered = true
+#endif
+        fi;
+        its_content = 0; its_number = 0;
+        settle_owed(w)
+    };
+#ifndef TAKE_FIRST
+    if
+    :: delivered -> d_step { inbox[w]?_, _; delivered = false }
+    :: else
+    fi
+#endif
+}
+
+inline empty_out(channel)
+{
+    do
+    :: nempty(channel) -> channel?_, _, _
+    :: empty(channel) -> break
+    od
+}
+
+/* ledger.pyx: forget */
+inline forget()
+{
+    d_step {
+        i = 0;
+        do
+        :: i < UNITS -> state[i] = IDLE; numbers[i] = 0; asked[i] = 0; answered[i] = 0; i++
+        :: else -> i = 0; break
+        od;
+        empty_out(owed[0]);
+        empty_out(owed[WORKERS - 1])
+    }
+}
+
+/* ledger.pyx: commit */
+inline commit()
+{
+    d_step {
+        i = 0;
+        do
+        :: i < UNITS ->
+           if
+           :: state[i] == READY ->
+              assert(answered[i] == asked[i]);
+              state[i] = IDLE; numbers[i] = 0; asked[i] = 0; answered[i] = 0
+           :: else
+           fi;
+           i++
+        :: else -> i = 0; break
+        od
+    }
+}
+
+/* ---- workers that die ---------------------------------------------------------------------- */
+
+#if DEATHS
+/* ledger.pyx: lose, and links.pyx: renew */
+inline lose(w)
+{
+    d_step {
+        i = 0;
+        do
+        :: nempty(completions[w]) -> completions[w]?content, number, late; settle(w)
+        :: empty(completions[w]) -> break
+        od;
+#ifndef TRUST_LATE
+        do
+        :: nempty(owed[w]) ->
+           owed[w]?content, number, late;
+           if
+           :: late -> state[unit_of(content)] = OUT
+           :: else -> state[unit_of(content)] = READY; answered[unit_of(content)] = content
+           fi
+        :: empty(owed[w]) -> break
+        od;
+        content = 0; number = 0; late = false;
+#endif
+        do
+        :: i < UNITS ->
+           if
+           :: worker_of(i) == w && state[i] == OUT -> state[i] = LOST
+           :: else
+           fi;
+           i++
+        :: else -> i = 0; break
+        od;
+#if !defined(KEEP_RINGS) && !defined(RENEW_LATE)
+        empty_out(requests[w])
+#endif
+    }
+}
+
+/* supervisor.py: begin, of a new process with a new channel. */
+inline begin(w)
+{
+    d_step {
+        i = 0;
+#ifdef RENEW_LATE
+        empty_out(requests[w]);
+#endif
+#ifndef KEEP_PIPE
+        empty_out(down[w]);
+        empty_out(up[w]);
+#endif
+#ifndef KEEP_CHANNEL
+        empty_out(outbox[w]);
+        do
+        :: nempty(inbox[w]) -> inbox[w]?_, _
+        :: empty(inbox[w]) -> break
+        od;
+        half[w] = false; half_content[w] = 0; half_number[w] = 0;
+#endif
+        dead[w] = false;
+        building[w] = true
+    }
+}
+
+/* recovery.py: _rebuild.  It has taken what the dead one had to say, all or some of it. */
+inline rebuild(w)
+{
+#ifdef LOSE_ONCE
+    if
+    :: !is_lost[w] ->
+#endif
+    do
+    :: fill(w)
+    :: pop(w)
+    :: fetch(w)
+    :: true -> break
+    od;
+    lose(w);
+#ifdef LOSE_ONCE
+       is_lost[w] = true
+    :: else
+    fi;
+#endif
+    begin(w);
+    do /* supervisor.py: finish */
+    :: !building[w] -> break
+    :: dead[w] -> break
+    :: flush(w)
+    :: fill(w)
+#ifdef BLAME_ANOTHER
+    :: dead[1 - w] -> assert(false)
+#endif
+    od;
+#ifdef LOSE_ONCE
+    is_lost[w] = dead[w]
+#endif
+}
+
+/* supervisor.py: look */
+inline look(w)
+{
+#if defined(EOF_AS_DEATH)
+    dead[w] && !helper[w] -> rebuild(w)
+#elif defined(LOOK_ONCE)
+    dead[w] ->
+    if
+    :: !is_down[w] -> is_down[w] = true; rebuild(w); is_down[w] = false
+    :: else
+    fi
+#else
+    dead[w] -> rebuild(w)
+#endif
+}
+
+/* ledger.pyx: revive, of whatever is lost by now. */
+inline revive()
+{
+    do
+    :: u < UNITS ->
+       if
+       :: state[u] == LOST -> post(u)
+       :: state[u] == LOST -> d_step { state[u] = READY; answered[u] = asked[u] }
+       :: state[u] != LOST
+       fi;
+       u++
+    :: else -> u = 0; break
+    od
+}
+#endif
+
+/* ---- calls --------------------------------------------------------------------------------- */
+
+#ifdef READ_LATE
+inline fill_late(w)
+{
+    nempty(owed[w]) -> fill(w)
+}
+#endif
+
+/* exchange.py: _wait, with links.pyx: wait_for, links.pyx: look_around and links.pyx: pump. */
+inline wait()
+{
+    do
+    :: dropping && !any(OUT) && !(patient && any(OWED)) -> break
+    :: !dropping && !any(OUT) && !any(OWED) && !any(LOST) -> break
+#ifdef PARTIAL
+    :: !dropping && any(READY) -> break
+#endif
+    each(flush)
+#ifdef READ_LATE
+    each(fill_late)
+#else
+    each(fill)
+#endif
+    each(pop)
+    each(fetch)
+#if DEATHS
+    each(look)
+    :: !dropping && any(LOST) -> revive()
+#endif
+    od
+}
+
+/* exchange.py: drop, exchange.py: ask, exchange.py: take; or without the first. */
+inline call()
+{
+#ifdef PARTIAL
+    if
+    :: dropping = true
+    :: calls < CALLS -> ask()
+    fi;
+#else
+    dropping = true;
+#endif
+    if
+    :: dropping -> patient = true
+    :: true
+    fi;
+waiting:
+    wait();
+    if
+    :: dropping ->
+       dropping = false;
+       patient = false;
+       forget();
+       if
+       :: calls == CALLS -> goto close
+       :: else -> ask(); goto waiting
+       fi
+    :: else -> commit()
+    fi
+}
+
+active proctype parent()
+{
+    byte sequence = SEQUENCES - 2; /* of the last request */
+    byte calls, i, u, content, number, its_content, its_number;
+    mtype part;
+    bool dropping, patient, delivered, late;
+
+    do
+    :: {
+        call()
+    }
+#if CTRL_C
+    unless { /* spin tries this before each step of the above */
+        d_step {
+            interrupted ->
+#ifdef HALF_READ
+            half[0] = false; half[WORKERS - 1] = false;
+#endif
+#ifdef HALF_SENT
+            if
+            :: outbox[0]?[content, number, LAST] -> outbox[0]?content, number, part
+            :: else
+            fi;
+#endif
+#ifdef LOST_LOCAL
+            i = 0;
+            do
+            :: i < UNITS ->
+               if
+               :: state[i] == LOST -> state[i] = OUT
+               :: else
+               fi;
+               i++
+            :: else -> i = 0; break
+            od;
+#endif
+#if DEATHS
+            doomed[0] = doomed[0] || building[0]; /* supervisor.py: finish ends it */
+            doomed[WORKERS - 1] = doomed[WORKERS - 1] || building[WORKERS - 1];
+#endif
+            interrupted = false;
+            u = 0; content = 0; number = 0; part = 0;
+            late = false; delivered = false; dropping = false; patient = false
+        }
+    }
+#endif
+    od;
+close:
+    do /* ledger.pyx: close */
+    :: u < WORKERS ->
+       assert(empty(requests[u]) && empty(completions[u]));
+       requests[u]!CLOSE, 0, false;
+       u++
+    :: else -> u = 0; break
+    od;
+    do /* supervisor.py: stop */
+    :: u < WORKERS ->
+       if
+       :: ended[u] -> u++
+#if DEATHS
+       :: dead[u] -> u++
+#endif
+       each(flush)
+       each(fill)
+       fi
+    :: else -> break
+    od
+}

@@ -1,0 +1,31 @@
+from libc.stdint cimport uint8_t
+
+from shmvec._core.results cimport Results
+
+
+cdef class Frames:
+    cdef Results home             # frames in the segment
+    cdef readonly Results rollouts  # frames after these, in memory of their own; None: none
+    cdef readonly Py_ssize_t away   # the frame of `rollouts` with the last results; -1: at home
+    cdef Py_ssize_t num_envs
+    cdef Py_ssize_t[::1] everyone  # indices of all envs
+    cdef Py_ssize_t[::1] rows     # where at home each env's last results are, or will be,
+    cdef Py_ssize_t[::1] last_rows  # and where those before them are
+    cdef bint copy
+    cdef bint leasing             # views of batches are handed out; what they show is leased
+    cdef bint keep_last           # new results do not overwrite the last ones
+    cdef bint several             # there are several frames at home
+    cdef Py_ssize_t free(self, const Py_ssize_t[::1] envs)
+    cdef Py_ssize_t choose(self, const Py_ssize_t[::1] envs) except -1
+    cdef int aim(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1
+    cdef Py_ssize_t aim_all(self, Py_ssize_t rollout_frame) except -1
+    cdef Py_ssize_t frame_of(self, Py_ssize_t env)
+    cdef int come_home(self) except -1
+    cdef Results where(self, Py_ssize_t env, Py_ssize_t *row, Py_ssize_t *last)
+    cdef Py_ssize_t first_row(self)
+    cdef bint over(self, Py_ssize_t env)
+    cdef bint was_over(self, Py_ssize_t env)
+    cdef object truncate(self, Py_ssize_t env)
+    cdef int mark_truncated(self, Py_ssize_t env) except -1
+    cdef tuple all(self)
+    cdef tuple some(self, const Py_ssize_t[::1] envs)

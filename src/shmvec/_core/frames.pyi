@@ -1,0 +1,33 @@
+from typing import Any
+
+from shmvec._core.results import Results
+
+class Frames:
+    """Where each env's results are."""
+
+    away: int
+    rollouts: Results | None
+
+    def __init__(
+        self, home: Results, copy: bool = True, leasing: bool = False, keep_last: bool = False
+    ) -> None:
+        """Takes the frames of the segment.
+
+        Args:
+            home: They.
+            copy: Whether observations are returned as copies.
+            leasing: Whether batches are handed out as views.
+            keep_last: Whether new results leave the last ones in place.
+        """
+
+    def take_rollouts(self, rollouts: Results) -> None:
+        """Takes frames that follow those at home, in place of any before."""
+
+    def start_rollout(self, frame: int) -> None:
+        """Puts the last results into a frame of the rollouts."""
+
+    def end_rollout(self) -> None:
+        """Brings the last results home: their frame is the user's from now on."""
+
+    def observe(self) -> Any:
+        """The last observations of all envs, as ``copy`` says."""

@@ -1,0 +1,215 @@
+"""Where each env's results are: in frames of the segment, or in those of a rollout.
+
+A request says into which frame its results go. There is one, unless batches are handed out as views
+(*leasing*: what somebody holds is not written), or faults are dealt with (*keep_last*: an env whose
+results are lost gets its last ones again).
+"""
+
+from shmvec._core.lease cimport Lease
+from shmvec._core.results cimport Results
+
+import gc
+
+import numpy as np
+
+
+cdef class Frames:
+    def __init__(self, Results home, copy=True, leasing=False, keep_last=False):
+        self.home = home
+        self.copy = copy
+        self.leasing = leasing
+        self.keep_last = keep_last
+        self.several = leasing or keep_last
+        self.away = -1
+        self.num_envs = home.num_envs
+        self.everyone = np.arange(home.num_envs, dtype=np.intp)
+        self.rows = np.arange(home.num_envs, dtype=np.intp)
+        self.last_rows = np.arange(home.num_envs, dtype=np.intp)
+
+    # ---- where new results go ----------------------------------------------------------------
+
+    cdef Py_ssize_t free(self, const Py_ssize_t[::1] envs):
+        """A frame in which none of these envs' rows is leased, or shows the last results; or -1."""
+        cdef Py_ssize_t frame
+        cdef Py_ssize_t i
+        cdef Py_ssize_t row
+        for frame in range(self.home.num_frames):
+            for i in range(envs.shape[0]):
+                row = frame * self.num_envs + envs[i]
+                if self.home.leased_of[row] or (self.keep_last and self.rows[envs[i]] == row):
+                    break
+            else:
+                return frame
+        return -1
+
+    cdef Py_ssize_t choose(self, const Py_ssize_t[::1] envs) except -1:
+        """A frame at home into which results of these envs, none of which is out, may go."""
+        cdef Py_ssize_t frame
+        cdef Py_ssize_t i
+        if not self.several:
+            return 0
+        frame = self.free(envs)
+        if frame >= 0:
+            return frame
+        if not self.leasing:  # their last results are in one frame here, in another there
+            for i in range(envs.shape[0]):
+                if self.rows[envs[i]] != envs[i]:
+                    self.home.copy_row(self.home, self.rows[envs[i]], envs[i])
+                    self.rows[envs[i]] = envs[i]
+            return 1
+        gc.collect()  # batches that only a cycle keeps
+        frame = self.free(envs)
+        if frame < 0:
+            raise BufferError(
+                f"envs {list(envs)}: all {self.home.num_frames - self.keep_last} buffers are held "
+                "by batches that are still in use. Drop their arrays (or copy what you keep), call "
+                "release(), set hold_batches, or raise num_buffers. Nothing was sent to any env."
+            )
+        return frame
+
+    cdef int aim(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1:
+        """Says where the results of these envs will be."""
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
+            self.last_rows[envs[i]] = self.rows[envs[i]]
+            self.rows[envs[i]] = frame * self.num_envs + envs[i]
+        return 0
+
+    cdef Py_ssize_t aim_all(self, Py_ssize_t rollout_frame) except -1:
+        """The frame for new results of all envs: this one of the rollouts, or one at home."""
+        cdef Py_ssize_t frame
+        if rollout_frame >= 0:
+            self.away = rollout_frame
+            return self.home.num_frames + rollout_frame
+        if self.away >= 0 and self.keep_last:
+            self.come_home()  # the last results are needed
+        self.away = -1
+        if not self.several:
+            return 0
+        frame = self.choose(self.everyone)
+        self.aim(self.everyone, frame)
+        return frame
+
+    cdef Py_ssize_t frame_of(self, Py_ssize_t env):
+        """The frame that an env's last request named."""
+        if self.away >= 0:
+            return self.home.num_frames + self.away
+        return self.rows[env] // self.num_envs
+
+    # ---- rollouts ----------------------------------------------------------------------------
+
+    def take_rollouts(self, rollouts):
+        """Frames that follow those at home, in place of any before."""
+        self.come_home()
+        self.rollouts = rollouts
+
+    def start_rollout(self, frame):
+        """Puts the last results into a frame of the rollouts."""
+        source, rows = self.home, self.rows
+        if self.away >= 0:
+            source = self.rollouts
+            rows = self.away * self.num_envs + np.asarray(self.everyone)
+        self.rollouts.copy_rows(source, rows, frame * self.num_envs)
+        self.away = frame
+
+    def end_rollout(self):
+        """What is written to the last frame of a rollout from now on is the user's."""
+        self.come_home()
+
+    cdef int come_home(self) except -1:
+        """Copies the last results to the frames in the segment if they are in a rollout."""
+        if self.away >= 0:
+            rows = self.away * self.num_envs + np.asarray(self.everyone)
+            self.aim(self.everyone, self.choose(self.everyone))
+            self.home.copy_rows(self.rollouts, rows, self.rows[0])
+            self.away = -1
+        return 0
+
+    # ---- single envs -------------------------------------------------------------------------
+
+    cdef Results where(self, Py_ssize_t env, Py_ssize_t *row, Py_ssize_t *last):
+        """Where an env's last results are, and those before them."""
+        if self.away < 0:
+            row[0] = self.rows[env]
+            last[0] = self.last_rows[env]
+            return self.home
+        row[0] = self.away * self.num_envs + env
+        last[0] = max(self.away - 1, 0) * self.num_envs + env
+        return self.rollouts
+
+    cdef bint over(self, Py_ssize_t env):
+        """Whether the env's last results ended an episode."""
+        cdef Py_ssize_t row
+        cdef Py_ssize_t last
+        cdef Results results = self.where(env, &row, &last)
+        return results.terminated_of[row] or results.truncated_of[row]
+
+    cdef bint was_over(self, Py_ssize_t env):
+        """Whether those before its last results did."""
+        cdef Py_ssize_t row
+        cdef Py_ssize_t last
+        cdef Results results = self.where(env, &row, &last)
+        return row != last and (results.terminated_of[last] or results.truncated_of[last])
+
+    cdef object truncate(self, Py_ssize_t env):
+        """Makes the env's results its last observation, reward 0 and a truncation."""
+        cdef Py_ssize_t row
+        cdef Py_ssize_t last
+        cdef Results results = self.where(env, &row, &last)
+        if row != last:
+            results.observations.copy_row(results.observations, last, row)
+        results.reward_of[row] = 0
+        results.terminated_of[row] = False
+        results.truncated_of[row] = True
+        return results.observations.get(row)
+
+    cdef int mark_truncated(self, Py_ssize_t env) except -1:
+        cdef Py_ssize_t row
+        cdef Py_ssize_t last
+        cdef Results results = self.where(env, &row, &last)
+        results.truncated_of[row] = True
+        return 0
+
+    # ---- results -----------------------------------------------------------------------------
+
+    cdef Py_ssize_t first_row(self):
+        """Where the last results lie, if in one frame; else -1."""
+        cdef Py_ssize_t env
+        for env in range(1, self.num_envs):
+            if self.rows[env] != self.rows[0] + env:
+                return -1
+        return self.rows[0]
+
+    def observe(self):
+        """The observations of all envs: copies, or the live slabs, as the vector env was made."""
+        cdef Py_ssize_t first = 0
+        if self.several:
+            first = self.first_row()
+            if self.leasing or first < 0:
+                return self.home.observations.gather(self.rows)
+        return self.home.observations.batch(self.copy, first, self.num_envs)
+
+    cdef tuple all(self):
+        """Observations, rewards, terminations and truncations of all envs."""
+        cdef Results home = self.home
+        if not self.several:
+            return (home.observations.batch(self.copy), home.rewards.copy(),
+                    home.terminations.copy(), home.truncations.copy())
+        index = np.asarray(self.rows)
+        return (self.observe(), home.rewards[index], home.terminations[index],
+                home.truncations[index])
+
+    cdef tuple some(self, const Py_ssize_t[::1] envs):
+        """Those of some envs, in this order, and the lease if these are views."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t count = envs.shape[0]
+        rows = np.asarray(self.rows)[np.asarray(envs)]
+        cdef Py_ssize_t[::1] row_of = rows
+        if self.leasing and count > 0:
+            for i in range(1, count):
+                if row_of[i] != row_of[0] + i:
+                    break
+            else:
+                lease = self.home.lease(row_of[0], count)
+                return self.home.view(lease, row_of[0], (count,)), lease
+        return self.home.gather(row_of), None

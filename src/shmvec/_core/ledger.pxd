@@ -1,0 +1,87 @@
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from shmvec._core.codec cimport Codec
+from shmvec._core.csrc cimport sv_record
+from shmvec._core.frames cimport Frames
+from shmvec._core.infos cimport Columns
+from shmvec._core.links cimport Links
+
+
+cdef class Ledger:
+    cdef readonly Links links
+    cdef readonly Frames frames
+    cdef object slabs
+    cdef Codec actions
+    cdef list encoders            # by worker, of actions that are in no slab; None: they are
+    cdef list decoders            # by worker
+    cdef Columns columns
+    cdef int mode
+    cdef bint may_step_over       # False: stepping an env that is done is an error
+    cdef bint in_ranges           # neighbours are asked together
+    cdef Py_ssize_t num_envs
+    cdef Py_ssize_t[::1] everyone
+    # Each env.
+    cdef uint8_t[::1] states
+    cdef uint8_t[::1] operations  # of its request
+    cdef uint32_t[::1] sequences  # of its request
+    cdef uint8_t[::1] by_user     # its request is a reset that was asked for, not an automatic one
+    cdef uint32_t[::1] flags      # of its answer
+    cdef uint32_t[::1] workers
+    cdef Py_ssize_t[::1] chosen   # the frame into which its next results go
+    cdef uint64_t[::1] checked_by # the last check that named it
+    cdef uint64_t checks
+    # All of them, asked at once, one request a worker; `spread` writes it to the above.
+    cdef bint lockstep
+    cdef uint32_t lock_operation
+    cdef uint32_t lock_sequence
+    cdef sv_record *lock_answers
+    # Those that are ready, oldest first, from `head` on; circular.
+    cdef Py_ssize_t[::1] queue
+    cdef Py_ssize_t head
+    cdef readonly Py_ssize_t num_ready
+    cdef Py_ssize_t asked         # not in lockstep, and not taken
+    cdef Py_ssize_t calls_out     # envs that have a command of the user's to answer
+    cdef uint32_t open_requests   # those without an answer
+    cdef uint32_t next_worker     # whose ring is looked at first
+    cdef bint ranges_out          # some requests are for several envs
+    cdef list owed                # by worker: answers for whose messages, or turn, we wait
+    cdef Py_ssize_t num_owed
+    cdef dict held                # env: [info], of messages that are in no ring
+    cdef readonly list failures   # of envs that have raised, about which nothing is decided yet
+    cdef readonly list raised     # those that are to be raised
+    cdef readonly dict results    # of commands: env: value
+    cdef readonly list unanswered # envs whose command was lost
+    cdef readonly dict told       # env: Told, by its answer
+    cdef tuple made               # (envs, infos): of these, taken out of the rings
+    cdef readonly tuple in_hand   # what `gather` has made, until it is committed
+    cdef dict after               # env: (fault, whether it breaks the episode), by the next one
+    cdef Py_ssize_t num_broken
+    cdef int renew(self, uint32_t worker) except -1
+    cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
+    cdef bint encode(self, uint32_t worker, Py_ssize_t env, object action,
+                     uint32_t sequence) except -1
+    cdef int post_all(self, uint32_t operation, uint32_t sequence, Py_ssize_t frame,
+                      dict late) except -1
+    cdef int post(self, const Py_ssize_t[::1] envs, uint32_t operation, uint32_t sequence,
+                  dict late) except -1
+    cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin)
+    cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1
+    cdef int aim(self, Py_ssize_t env) except -1
+    cdef uint32_t mask_of(self, const Py_ssize_t[::1] envs)
+    cdef int enter(self, Py_ssize_t env, uint32_t operation, uint32_t sequence) except -1
+    cdef int leave(self, Py_ssize_t env, int state) except -1
+    cdef int make_ready(self, Py_ssize_t env) except -1
+    cdef int spread(self) except -1
+    cdef int settle(self, uint32_t worker, sv_record *answer) except -1
+    cdef int settle_owed(self, uint32_t worker) except -1
+    cdef int cut(self, Py_ssize_t env, fault) except -1
+    cdef int again(self, Py_ssize_t env) except -1
+    cdef int break_later(self, Py_ssize_t env, fault) except -1
+    cdef int answer_lost(self, Py_ssize_t env, fault) except -1
+    cdef int hold(self, Py_ssize_t env, uint32_t kind, message) except -1
+    cdef int hold_infos(self, Py_ssize_t env) except -1
+    cdef bint have_messages(self, const Py_ssize_t[::1] envs) noexcept
+    cdef int order_infos(self, const Py_ssize_t[::1] envs) except -1
+    cdef list infos_of(self, Py_ssize_t env)
+    cdef object gathered(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows,
+                         vector_env)

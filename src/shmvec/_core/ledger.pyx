@@ -1,0 +1,993 @@
+"""The ledger of a vector env: which env was asked what, and which has answered.
+
+Nothing about that is kept anywhere else. Every call either does all it says or nothing, and runs no
+Python code of others in between, so that an exception at any moment leaves the ledger true: envs
+that were asked are *out*, whoever has given up waiting for them.
+
+*Lockstep* is the fast path: all envs asked at once, one request a worker, and nothing done here for
+each env. What is not as usual (a fault, a message through a channel, a time limit) is first written
+to the entries of the single envs, and is then as if these had been asked one by one.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from shmvec._core.codec cimport MessageCodec
+from shmvec._core.csrc cimport (
+    SV_EVERYONE,
+    SV_RING_YES,
+    sv_bell_mask,
+    sv_budget,
+    sv_now_ns,
+    sv_record,
+    sv_ring_try_pop,
+)
+from shmvec._core.infos cimport Columns, InfoDecoder
+from shmvec._core.messages cimport Encoder
+from shmvec._core.protocol cimport ACTION, CLOSE, COMMAND, INFO, LATE, MESSAGES, NEXT_STEP
+from shmvec._core.protocol cimport OBSERVATION, RESET, SAME_STEP, STEP
+from shmvec._core.told cimport Told, tell
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from shmvec._core.told import Batch
+from shmvec._core.worker import AUTORESET
+
+cdef object _plain_add_info = VectorEnv._add_info
+
+cdef enum State:
+    IDLE    # nothing was asked of it, or its answer was taken; broken, if `after` says so
+    OUT     # asked, and has not answered
+    READY   # it has answered: it is in the queue
+    LOST    # asked, and its worker has died
+    FAILED  # asked, and has raised
+
+
+cdef class Ledger:
+    """What was asked of each env, and what has come back."""
+
+    def __cinit__(self, Links links, *args, **kwargs):
+        self.lock_answers = <sv_record *>calloc(links.num_workers, sizeof(sv_record))
+        if self.lock_answers is NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.lock_answers)
+
+    def __init__(self, Links links, Frames frames, slabs, mode, may_step_over=True,
+                 in_ranges=False):
+        cdef uint32_t worker
+        cdef Py_ssize_t env
+        self.links = links
+        self.frames = frames
+        self.slabs = slabs
+        self.actions = slabs.actions
+        self.mode = AUTORESET[mode]
+        self.may_step_over = may_step_over
+        self.in_ranges = in_ranges
+        self.num_envs = frames.num_envs
+        self.everyone = frames.everyone
+        self.states = np.zeros(self.num_envs, np.uint8)
+        self.operations = np.zeros(self.num_envs, np.uint8)
+        self.sequences = np.zeros(self.num_envs, np.uint32)
+        self.flags = np.zeros(self.num_envs, np.uint32)
+        self.workers = np.zeros(self.num_envs, np.uint32)
+        self.by_user = np.zeros(self.num_envs, np.uint8)
+        self.chosen = np.zeros(self.num_envs, np.intp)
+        self.checked_by = np.zeros(self.num_envs, np.uint64)
+        self.queue = np.zeros(self.num_envs, np.intp)
+        self.columns = Columns()
+        self.decoders = [None] * links.num_workers
+        self.owed = [[] for _ in range(links.num_workers)]
+        if isinstance(self.actions, MessageCodec):
+            self.encoders = [None] * links.num_workers
+        for worker in range(links.num_workers):
+            for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+                self.workers[env] = worker
+            self.renew(worker)
+        self.held = {}
+        self.failures = []
+        self.raised = []
+        self.results = {}
+        self.unanswered = []
+        self.told = {}
+        self.after = {}
+
+    cdef int renew(self, uint32_t worker) except -1:
+        """Begins to read and write a worker's rings of messages from their start."""
+        cdef Links links = self.links
+        self.decoders[worker] = InfoDecoder(
+            links.segment, worker, True, self.columns, self.slabs.results.observations,
+            self.slabs.finals)
+        if self.encoders is not None:
+            self.encoders[worker] = Encoder(
+                links.segment, worker, links.firsts[worker], links.counts[worker], False)
+        return 0
+
+    # ---- questions ---------------------------------------------------------------------------
+
+    @property
+    def num_asked(self):
+        """How many envs were asked and have not been taken."""
+        return self.num_envs if self.lockstep else self.asked
+
+    @property
+    def num_out(self):
+        """How many of these have still to answer."""
+        return self.num_asked - self.num_ready
+
+    @property
+    def owing(self):
+        """Workers of which a message must come before their answers can be taken."""
+        if self.num_owed == 0:
+            return ()
+        return [worker for worker in range(len(self.owed)) if self.owed[worker]]
+
+    def is_out(self, Py_ssize_t env):
+        return self.lockstep or self.states[env] != IDLE
+
+    def is_over(self, Py_ssize_t env):
+        return self.frames.over(env)
+
+    def is_broken(self, Py_ssize_t env):
+        return env in self.after and self.after[env][1]
+
+    def num_missing(self, const Py_ssize_t[::1] envs):
+        """How many of these envs have been asked and are not ready."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t missing = 0
+        for i in range(envs.shape[0]):
+            missing += self.states[envs[i]] != READY and self.states[envs[i]] != IDLE
+        return missing
+
+    # ---- asking ------------------------------------------------------------------------------
+
+    def check(self, const Py_ssize_t[::1] envs):
+        """Raises ValueError unless each of these is an env, once, and may be asked something."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        self.checks += 1
+        for i in range(envs.shape[0]):
+            env = envs[i]
+            if not 0 <= env < self.num_envs:
+                raise ValueError(f"there is no env {env}: there are {self.num_envs}")
+            if self.lockstep or self.states[env] != IDLE:
+                raise ValueError(
+                    f"env {env} has been asked already: take its results, with recv(), before it "
+                    "is asked again. Nothing was sent to any env."
+                )
+            if self.checked_by[env] == self.checks:
+                raise ValueError(f"env {env} is named twice. Nothing was sent to any env.")
+            self.checked_by[env] = self.checks
+
+    cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1:
+        cdef Py_ssize_t i
+        cdef list over = [envs[i] for i in range(envs.shape[0]) if self.frames.over(envs[i])]
+        if over:
+            raise AssertionError(
+                f"the episodes of envs {over} are over, and with "
+                "AutoresetMode.DISABLED nobody resets them: call "
+                "reset(options={'reset_mask': terminations | truncations}) first. "
+                "Nothing was sent to any env."
+            )
+        return 0
+
+    def step_all(self, actions, pack, rollout_frame=-1):
+        """Writes actions and asks every env to step, none of which may be out.
+
+        Args:
+            actions: Batched as their space says.
+            pack: Makes the message of the actions of a worker that do not fit its ring.
+            rollout_frame: Where the results go; -1: home.
+        """
+        cdef Py_ssize_t frame
+        cdef dict late = None
+        cdef uint32_t sequence
+        if self.lockstep or self.asked:
+            raise RuntimeError("take the answers to what was asked first: the slabs are in use")
+        if not self.may_step_over:
+            self.check_none_over(self.everyone)
+        if self.num_broken > 0:
+            self.step(self.everyone, actions, pack, rollout_frame)
+            return
+        self.links.sequence += 1
+        sequence = self.links.sequence
+        if self.encoders is None:
+            self.actions.write_rows(self.everyone, actions)
+        else:
+            late = self.encode_all(actions, pack, sequence)
+        frame = self.frames.aim_all(rollout_frame)
+        self.post_all(STEP, sequence, frame, late)
+
+    def encode_all(self, actions, pack, uint32_t sequence):
+        """Puts actions into the rings to the workers; packed, what does not fit, by worker."""
+        cdef Links links = self.links
+        cdef dict late = {}
+        cdef uint32_t worker
+        cdef Py_ssize_t env
+        cdef list each = (<MessageCodec>self.actions).split(actions, self.num_envs)
+        for worker in range(links.num_workers):
+            for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+                if not self.encode(worker, env, each[env], sequence):
+                    late.setdefault(worker, []).append((env, each[env]))
+        return {worker: pack(items) for worker, items in late.items()}
+
+    cdef bint encode(self, uint32_t worker, Py_ssize_t env, object action,
+                     uint32_t sequence) except -1:
+        """Puts an action into the ring to its worker; False if it does not fit."""
+        try:
+            return (<Encoder>self.encoders[worker]).encode(env, ACTION, {"": action}, sequence)
+        except Exception as error:
+            raise TypeError(
+                f"wrong actions: that of env {env} cannot be pickled to send it to its worker "
+                f"({error}). Nothing was sent to any env."
+            ) from error
+
+    cdef int post_all(self, uint32_t operation, uint32_t sequence, Py_ssize_t frame,
+                      dict late) except -1:
+        """Puts one request on every worker's ring."""
+        cdef Links links = self.links
+        cdef uint32_t worker
+        cdef uint32_t flag
+        if late:  # first: a message that no request follows is dropped
+            for worker in late:
+                links.channels[worker].put(sequence, late[worker])
+            links.talking = True
+        for worker in range(links.num_workers):
+            flag = LATE if late and worker in late else 0
+            links.request(worker, sequence, operation | flag, links.firsts[worker],
+                          links.counts[worker], frame)
+        self.lockstep = True
+        self.lock_operation = operation
+        self.lock_sequence = sequence
+        if self.after:
+            self.spread()
+        return links.ring(SV_EVERYONE)
+
+    def step(self, const Py_ssize_t[::1] envs, actions, pack, rollout_frame=None):
+        """Writes actions and asks each of these envs, which were checked, to step."""
+        cdef uint32_t base = self.links.sequence
+        cdef Py_ssize_t i
+        cdef uint32_t worker
+        cdef dict late = None
+        cdef list each
+        if not self.may_step_over:
+            self.check_none_over(envs)
+        if rollout_frame is None:
+            self.frames.come_home()
+            self.choose_frames(envs, False)
+        self.links.sequence += <uint32_t>envs.shape[0]  # what fails below was of no later one
+        if self.encoders is None:
+            self.actions.write_rows(envs, actions)
+        else:
+            late = {}
+            each = (<MessageCodec>self.actions).split(actions, envs.shape[0])
+            for i in range(envs.shape[0]):
+                worker = self.workers[envs[i]]
+                if not self.encode(worker, envs[i], each[i], base + 1 + <uint32_t>i):
+                    late[envs[i]] = pack([(envs[i], each[i])])
+        if rollout_frame is not None:
+            self.frames.aim_all(rollout_frame)
+            self.chosen[:] = -1
+        self.post(envs, STEP, base + 1, late)
+
+    def reset(self, const Py_ssize_t[::1] envs):
+        """Asks each of these envs, which were checked, to reset, without seed or options."""
+        cdef uint32_t base = self.links.sequence
+        self.frames.come_home()
+        self.choose_frames(envs, False)
+        self.links.sequence += <uint32_t>envs.shape[0]
+        self.post(envs, RESET, base + 1, None)
+
+    cdef int post(self, const Py_ssize_t[::1] envs, uint32_t operation, uint32_t sequence,
+                  dict late) except -1:
+        """Posts a request for each of these envs, or for neighbours together."""
+        cdef Links links = self.links
+        cdef Py_ssize_t i = 0
+        cdef Py_ssize_t j
+        cdef Py_ssize_t env
+        cdef Py_ssize_t count
+        cdef list broken = []
+        cdef uint32_t mask = self.mask_of(envs)
+        if late:
+            for env in late:
+                for i in range(envs.shape[0]):
+                    if envs[i] == env:
+                        links.channels[self.workers[env]].put(sequence + <uint32_t>i, late[env])
+            links.talking = True
+            i = 0
+        while i < envs.shape[0]:
+            env = envs[i]
+            count = 1 if late or self.num_broken > 0 else self.together(envs, i)
+            for j in range(i, i + count):
+                self.aim(envs[j])
+            if operation == STEP and env in self.after and self.after[env][1]:
+                broken.append(env)
+                self.enter(env, operation, sequence + <uint32_t>i)
+            else:
+                links.request(
+                    self.workers[env], sequence + <uint32_t>i,
+                    operation | (LATE if late and env in late else 0), <uint32_t>env,
+                    <uint32_t>count, self.frames.frame_of(env))
+                self.open_requests += 1
+                for j in range(i, i + count):
+                    self.enter(envs[j], operation, sequence + <uint32_t>i)
+                self.ranges_out |= count > 1
+            i += count
+        links.ring(mask)
+        for env in broken:  # it is not stepped
+            self.cut(env, self.told[env].fault)
+        return 0
+
+    cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
+        """How many envs one request can be for: then they answer at once.
+
+        Where frames are leased, all of a worker if they come next, so that they lie side by side in
+        one frame; `in_ranges` those of a worker that come next, in order.
+        """
+        cdef Links links = self.links
+        cdef uint32_t worker = self.workers[envs[begin]]
+        cdef Py_ssize_t first = links.firsts[worker]
+        cdef Py_ssize_t all_of_it = links.counts[worker]
+        cdef Py_ssize_t count = 1
+        if self.encoders is not None or not (self.in_ranges or self.frames.leasing):
+            return 1  # messages name requests of single envs
+        while (begin + count < envs.shape[0] and envs[begin + count] == envs[begin] + count
+                and envs[begin + count] < first + all_of_it):
+            count += 1
+        if self.in_ranges:
+            return count
+        return all_of_it if count == all_of_it else 1
+
+    def command(self, const Py_ssize_t[::1] envs, dict packed, bint resets, descriptors=()):
+        """Asks the workers of these envs, which were checked, to carry out a command.
+
+        Args:
+            envs: Which, in order.
+            packed: Each worker's message, of workers whose envs these are.
+            resets: Whether it resets these envs; else it has results.
+            descriptors: That go with each message.
+        """
+        cdef Links links = self.links
+        cdef uint32_t worker
+        cdef Py_ssize_t i
+        cdef uint32_t sequence
+        if resets:
+            self.frames.come_home()
+            self.choose_frames(envs, True)
+        links.sequence += 1
+        sequence = links.sequence
+        for worker in packed:  # first: a message that no request follows is dropped
+            links.channels[worker].put(sequence, packed[worker], descriptors)
+        links.talking = True
+        named = {}
+        for i in range(envs.shape[0]):
+            if resets:
+                self.aim(envs[i])
+            named[self.workers[envs[i]]] = self.frames.frame_of(envs[i]) if resets else 0
+        for worker, frame in named.items():
+            links.request(worker, sequence, COMMAND, links.firsts[worker], links.counts[worker],
+                          frame)
+            self.open_requests += 1
+        for i in range(envs.shape[0]):
+            self.enter(envs[i], RESET if resets else COMMAND, sequence)
+        self.ranges_out = True
+        links.ring(self.mask_of(envs))
+
+    def close(self):
+        """Asks all workers to close their envs and end."""
+        cdef Links links = self.links
+        cdef uint32_t worker
+        links.sequence += 1
+        for worker in range(links.num_workers):
+            links.request(worker, links.sequence, CLOSE, links.firsts[worker],
+                          links.counts[worker], 0)
+        links.ring(SV_EVERYONE)
+        links.wake_all()  # whatever the bell said: nobody waits for these answers in slices
+
+    cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1:
+        """Finds room for the results of these envs; raises, with nothing sent, if there is none."""
+        cdef Py_ssize_t i = 0
+        cdef Py_ssize_t j
+        cdef Py_ssize_t count
+        cdef Py_ssize_t frame
+        if not self.frames.several:
+            for i in range(envs.shape[0]):
+                self.chosen[envs[i]] = 0
+            return 0
+        while i < envs.shape[0]:
+            count = 1
+            if by_worker:  # envs are in order
+                while (i + count < envs.shape[0]
+                       and self.workers[envs[i + count]] == self.workers[envs[i]]):
+                    count += 1
+            else:
+                count = self.together(envs, i)
+            frame = self.frames.choose(envs[i:i + count])
+            for j in range(i, i + count):
+                self.chosen[envs[j]] = frame
+            i += count
+        return 0
+
+    cdef int aim(self, Py_ssize_t env) except -1:
+        """Says where the results of an env will be: in the frame that was chosen."""
+        cdef Frames frames = self.frames
+        if self.chosen[env] >= 0:
+            frames.last_rows[env] = frames.rows[env]
+            frames.rows[env] = self.chosen[env] * self.num_envs + env
+        return 0
+
+    cdef uint32_t mask_of(self, const Py_ssize_t[::1] envs):
+        """Whom to wake for these envs: their workers, or all if that is most of them."""
+        cdef Py_ssize_t i
+        cdef uint32_t mask = 0
+        if 2 * envs.shape[0] > <Py_ssize_t>self.links.num_workers:
+            return SV_EVERYONE
+        for i in range(envs.shape[0]):
+            mask |= sv_bell_mask(self.workers[envs[i]])
+        return mask
+
+    cdef int enter(self, Py_ssize_t env, uint32_t operation, uint32_t sequence) except -1:
+        """Notes that an env was asked."""
+        self.sequences[env] = sequence
+        self.states[env] = OUT
+        self.operations[env] = operation
+        self.by_user[env] = operation == RESET
+        self.asked += 1
+        if operation == COMMAND:
+            self.calls_out += 1
+            self.links.calling = True
+            return 0
+        if self.after and env in self.after:
+            fault, breaks = self.after.pop(env)
+            self.num_broken -= breaks
+            self.told[env] = tell(fault, False, None)
+        if self.held:  # of answers that nobody took
+            self.held.pop(env, None)
+        return 0
+
+    cdef int leave(self, Py_ssize_t env, int state) except -1:
+        """Notes that an env is not out any more."""
+        if self.operations[env] == COMMAND and (
+                self.states[env] == OUT or self.states[env] == LOST):
+            self.calls_out -= 1
+            self.links.calling = self.calls_out > 0
+        self.states[env] = state
+        if state == IDLE:
+            self.asked -= 1
+        return 0
+
+    cdef int make_ready(self, Py_ssize_t env) except -1:
+        self.leave(env, READY)
+        self.queue[(self.head + self.num_ready) % self.num_envs] = env
+        self.num_ready += 1
+        return 0
+
+    # ---- waiting -----------------------------------------------------------------------------
+
+    def wait_all(self, timeout):
+        """Waits until all requests are answered; False: the time is up first."""
+        return self.links.wait_for(self.links.issued, timeout)
+
+    def wait(self, Py_ssize_t wanted, timeout):
+        """Waits until so many more envs may have answered.  False: the time is up first."""
+        cdef Links links = self.links
+        cdef uint32_t done = links.issued - self.open_requests
+        cdef sv_budget usual = links.waiter.budget
+        if self.lockstep:
+            return self.wait_all(timeout)
+        if self.open_requests == 0:  # nothing would ever come
+            raise RuntimeError("the segment is damaged: answers are lost")
+        if self.ranges_out:  # one answer may be that of many
+            wanted = 1
+        if usual.pause == 0:
+            # A worker to which the core is yielded keeps it until it has answered all that it was
+            # asked; a sleeper that is woken takes it back (uneven envs: 1.6 -> 1.8 times lockstep).
+            links.waiter.budget.yield_ = links.waiter.budget.linger = 0
+        try:
+            return links.wait_for(
+                done + <uint32_t>min(wanted, <Py_ssize_t>self.open_requests), timeout)
+        finally:
+            links.waiter.budget = usual
+
+    def wait_regular(self, Py_ssize_t wanted):
+        """Waits until so many envs are ready; False if anything else happens before."""
+        while True:
+            self.pop()
+            if self.num_owed > 0 or self.failures or self.raised:
+                return False
+            if self.num_ready >= wanted:
+                return True
+            if self.open_requests == 0:
+                return False
+            self.wait(wanted - self.num_ready, None)
+
+    def look_around(self):
+        """Looks after signals, channels, workers and limits, as a wait does after each slice."""
+        self.links.look_around()
+
+    def look_if_due(self):
+        """The same now and then, also where others leave nothing to wait for."""
+        if sv_now_ns() - self.links.looked_at >= self.links.slice_ns:
+            self.links.look_around()
+
+    # ---- answers -----------------------------------------------------------------------------
+
+    cdef int spread(self) except -1:
+        """Writes what was asked of all to the entries of the single envs."""
+        cdef Links links = self.links
+        cdef Py_ssize_t env
+        cdef uint32_t worker
+        if not self.lockstep:
+            return 0
+        self.lockstep = False
+        for env in range(self.num_envs):
+            self.enter(env, self.lock_operation, self.lock_sequence)
+        for worker in range(links.num_workers):
+            self.open_requests += links.outstanding[worker]
+        self.ranges_out = True
+        return 0
+
+    def take_regular(self, vector_env, arrays=True):
+        """The results of all envs that were asked in lockstep, as `take` returns them.
+
+        None if something is not as usual: then it is for `pop` and `take`.
+        """
+        cdef Links links = self.links
+        cdef Frames frames = self.frames
+        cdef uint32_t worker
+        cdef bint regular = True
+        cdef InfoDecoder decoder
+        cdef dict infos = {}
+        cdef list each = None
+        if not self.lockstep:
+            return None
+        links.wait_for(links.issued, None)
+        for worker in range(links.num_workers):
+            if (not links.take(worker, &self.lock_answers[worker])
+                    or self.lock_answers[worker].sequence != self.lock_sequence):
+                raise RuntimeError(
+                    f"the segment is damaged: worker {worker} has answered what was not asked")
+            if self.lock_answers[worker].operation & LATE:
+                regular = False
+        if not regular or self.after or (
+                vector_env is not None and type(vector_env)._add_info is not _plain_add_info):
+            self.spread()
+            self.open_requests = links.num_workers
+            for worker in range(links.num_workers):
+                self.settle(worker, &self.lock_answers[worker])
+            return None
+        self.lockstep = False
+        links.follow_if_due()
+        if vector_env is None:
+            each = [{} for _ in range(self.num_envs)]
+            for worker in range(links.num_workers):
+                if self.lock_answers[worker].operation & MESSAGES:
+                    decoder = self.decoders[worker]
+                    for env, info in decoder.drain(self.lock_sequence):
+                        each[env] = _merged([each[env], info]) if each[env] else info
+        try:
+            for worker in range(links.num_workers):
+                if each is None and self.lock_answers[worker].operation & MESSAGES:
+                    decoder = self.decoders[worker]
+                    decoder.add_to(infos, self.lock_sequence, vector_env)
+        finally:
+            self.columns.finish()
+        if arrays:
+            return (*frames.all(), infos if each is None else each)
+        return None, None, None, None, infos if each is None else each
+
+    def pop(self):
+        """Takes the answers that are there."""
+        cdef Links links = self.links
+        cdef sv_record answer
+        cdef uint32_t turn
+        cdef uint32_t worker
+        self.spread()
+        for turn in range(links.num_workers):
+            worker = (self.next_worker + turn) % links.num_workers
+            while links.take(worker, &answer):
+                self.settle(worker, &answer)
+        self.next_worker = (self.next_worker + 1) % links.num_workers
+        if self.open_requests == 0:
+            self.ranges_out = False
+        links.follow_if_due()
+
+    cdef int settle(self, uint32_t worker, sv_record *answer) except -1:
+        """Notes an answer; in vain until its message has come, or those before it are settled."""
+        cdef Py_ssize_t env
+        cdef bint asked = False
+        for env in range(answer.first, answer.first + answer.count):
+            if self.states[env] == OUT and self.sequences[env] == answer.sequence:
+                asked = True
+                self.flags[env] = answer.operation
+        if not asked:
+            raise RuntimeError(
+                f"the segment is damaged: worker {worker} has answered what was not asked")
+        self.open_requests -= 1
+        self.num_owed += 1
+        self.owed[worker].append(
+            (answer.sequence, answer.first, answer.count, answer.operation & LATE))
+        return self.settle_owed(worker)
+
+    cdef int settle_owed(self, uint32_t worker) except -1:
+        """Makes envs ready, in the order of their answers, up to one whose message must come."""
+        cdef list owed = self.owed[worker]
+        cdef Py_ssize_t env
+        while owed and not owed[0][3]:
+            sequence, first, count, _ = owed.pop(0)
+            self.num_owed -= 1
+            for env in range(first, first + count):
+                if self.states[env] == OUT and self.sequences[env] == sequence:
+                    self.make_ready(env)
+        return 0
+
+    def owed_by(self, uint32_t worker):
+        """The number of the request whose message must come next from a worker."""
+        return self.owed[worker][0][0]
+
+    def deliver(self, uint32_t worker, list messages, list failures, results):
+        """Takes the message that must come next: (kind, env, message), failures and results."""
+        cdef Py_ssize_t env
+        sequence, first, count, _ = self.owed[worker].pop(0)
+        self.num_owed -= 1
+        for kind, env, message in messages:
+            if self.sequences[env] == sequence:
+                self.hold(env, kind, message)
+        failed = {failure.env for failure in failures}
+        for env in range(first, first + count):
+            if self.states[env] == OUT and self.sequences[env] == sequence:
+                if env in failed:
+                    self.leave(env, FAILED)
+                else:
+                    if results is not None:
+                        self.results[env] = results[env - first]
+                    self.make_ready(env)
+        self.failures += failures
+        self.settle_owed(worker)
+
+    # ---- faults ------------------------------------------------------------------------------
+
+    def lose(self, uint32_t worker):
+        """Notes that a worker is dead; what it has answered in whole holds."""
+        cdef Links links = self.links
+        cdef sv_record answer
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        self.spread()
+        while (links.outstanding[worker] > 0
+               and sv_ring_try_pop(&links.completions[worker], &answer) == SV_RING_YES
+               and links.is_of(worker, &answer)):
+            links.outstanding[worker] -= 1
+            self.settle(worker, &answer)
+        self.num_owed -= len(self.owed[worker])
+        self.owed[worker] = [owed for owed in self.owed[worker] if not owed[3]]
+        self.num_owed += len(self.owed[worker])
+        self.settle_owed(worker)
+        for i in range(self.num_ready):  # their infos are in a ring that goes
+            env = self.queue[(self.head + i) % self.num_envs]
+            if self.workers[env] == worker:
+                self.hold_infos(env)
+        for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+            if self.states[env] == OUT:
+                self.states[env] = LOST
+        self.open_requests -= links.outstanding[worker]
+        links.renew(worker)
+        self.renew(worker)
+
+    def retire(self, uint32_t worker):
+        """Notes that a worker is dead and gets no successor: nobody waits for its envs."""
+        cdef Links links = self.links
+        cdef Py_ssize_t env
+        self.lose(worker)
+        for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+            if self.states[env] == LOST or self.states[env] == FAILED:
+                self.leave(env, IDLE)
+
+    def lost_resets(self, uint32_t worker):
+        """Envs of a dead worker that are lost in a reset of the user's."""
+        cdef Links links = self.links
+        cdef Py_ssize_t env
+        return [env for env in range(links.firsts[worker],
+                                     links.firsts[worker] + links.counts[worker])
+                if self.states[env] == LOST and self.by_user[env]]
+
+    def revive(self, uint32_t worker, fault):
+        """Notes that a worker has a successor: asks or answers again what was lost."""
+        cdef Links links = self.links
+        cdef Py_ssize_t env
+        for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+            if self.states[env] == LOST or self.states[env] == FAILED:
+                self.answer_lost(env, fault)
+            else:
+                self.break_later(env, fault)
+
+    def has_failed(self, Py_ssize_t env):
+        """Whether an env has raised, and was not answered for."""
+        return self.states[env] == FAILED
+
+    def mend(self, failure, fault):
+        """Answers for an env that has raised."""
+        self.answer_lost(failure.env, fault)
+
+    def give_up(self, failure):
+        """Leaves it to the caller what an env has raised."""
+        if self.states[failure.env] == FAILED:
+            self.leave(failure.env, IDLE)
+        self.raised.append(failure)
+
+    cdef int answer_lost(self, Py_ssize_t env, fault) except -1:
+        cdef Told told = self.told.get(env)
+        if self.operations[env] == COMMAND:
+            self.leave(env, IDLE)
+            self.unanswered.append(env)
+            return self.break_later(env, fault)
+        if self.operations[env] == STEP and not (
+                self.mode == NEXT_STEP and self.frames.was_over(env)):
+            return self.cut(env, fault)
+        if told is not None:  # it may be because of a fault that it was being reset
+            self.told[env] = tell(fault, told.cut_off, told.last)
+        else:
+            self.told[env] = tell(fault, False, None)
+        return self.again(env)
+
+    cdef int break_later(self, Py_ssize_t env, fault) except -1:
+        """The env's next answer tells a fault; it is a truncation unless the episode is over."""
+        cdef bint breaks = self.mode == SAME_STEP or not self.frames.over(env)
+        if env in self.after:
+            self.num_broken -= self.after[env][1]
+        self.after[env] = fault, breaks
+        self.num_broken += breaks
+        return 0
+
+    cdef int cut(self, Py_ssize_t env, fault) except -1:
+        """Answers for an env by a truncation, after which it is reset as its mode says."""
+        last = self.frames.truncate(env)
+        self.flags[env] = 0
+        if self.mode == SAME_STEP:
+            self.told[env] = tell(fault, True, [last])
+            self.by_user[env] = False
+            return self.again(env)
+        self.told[env] = tell(fault, True, None)
+        return self.make_ready(env)
+
+    cdef int again(self, Py_ssize_t env) except -1:
+        """Asks an env to reset in place of what it was asked."""
+        cdef Links links = self.links
+        links.sequence += 1
+        links.request(self.workers[env], links.sequence, RESET, <uint32_t>env, 1,
+                      self.frames.frame_of(env))
+        self.open_requests += 1
+        self.sequences[env] = links.sequence
+        self.operations[env] = RESET
+        self.states[env] = OUT
+        return links.ring(SV_EVERYONE)
+
+    def forget(self):
+        """Drops all answers, none of which is still to come; the next ones tell their faults."""
+        cdef Py_ssize_t env
+        for env in range(self.num_envs):
+            if self.states[env] == READY:
+                self.leave(env, IDLE)
+            self.flags[env] = 0
+        self.num_ready = 0
+        for env, told in self.told.items():
+            if env not in self.after:
+                self.after[env] = told.fault, told.cut_off
+                self.num_broken += told.cut_off
+        self.told.clear()
+        self.held.clear()
+        self.results.clear()
+        self.unanswered.clear()
+        self.raised.clear()
+        self.in_hand = self.made = None
+
+    # ---- infos -------------------------------------------------------------------------------
+
+    cdef int hold(self, Py_ssize_t env, uint32_t kind, message) except -1:
+        """Keeps a message, which is in no ring, until its env is taken."""
+        if kind == OBSERVATION:
+            self.frames.home.observations.write(env, message[""])
+        else:
+            self.held.setdefault(env, []).append(message)
+        return 0
+
+    cdef int hold_infos(self, Py_ssize_t env) except -1:
+        """Takes what an env has sent out of the ring; to be called in the order of answers."""
+        cdef InfoDecoder decoder
+        if self.flags[env] & MESSAGES:
+            decoder = self.decoders[self.workers[env]]
+            infos = decoder.hold(env, self.sequences[env])
+            self.flags[env] &= ~<uint32_t>MESSAGES
+            for owner, info in infos:
+                if owner == env:  # else of one that failed
+                    self.hold(env, INFO, info)
+        return 0
+
+    cdef bint have_messages(self, const Py_ssize_t[::1] envs) noexcept:
+        """Whether one of these envs has sent messages that are still in a ring."""
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
+            if self.flags[envs[i]] & MESSAGES:
+                return True
+        return False
+
+    cdef int order_infos(self, const Py_ssize_t[::1] envs) except -1:
+        """Takes infos out of the rings where they lie in another order than that of these envs."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        cdef Py_ssize_t found = 0
+        cdef Py_ssize_t position = 0
+        cdef bint ordered = True
+        for i in range(self.num_ready):
+            env = self.queue[(self.head + i) % self.num_envs]
+            if self.flags[env] & MESSAGES:
+                found += 1
+        if found == 0:
+            return 0
+        places = np.full(self.num_envs, -1, np.intp)
+        cdef Py_ssize_t[::1] place = places
+        for i in range(envs.shape[0]):
+            place[envs[i]] = i
+        last = np.full(self.links.num_workers, -1, np.intp)
+        cdef Py_ssize_t[::1] last_of = last
+        for i in range(self.num_ready):
+            env = self.queue[(self.head + i) % self.num_envs]
+            if not self.flags[env] & MESSAGES:
+                continue
+            position = place[env] if place[env] >= 0 else self.num_envs  # it is left there
+            if position < last_of[self.workers[env]]:
+                ordered = False
+            last_of[self.workers[env]] = position
+        if not ordered:
+            for i in range(self.num_ready):
+                self.hold_infos(self.queue[(self.head + i) % self.num_envs])
+        return 0
+
+    cdef list infos_of(self, Py_ssize_t env):
+        """What an env has sent, as it returned it: [info]."""
+        self.hold_infos(env)
+        return self.held.get(env, [])
+
+    cdef object gathered(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows,
+                         vector_env):
+        """Infos of these envs, with what is told: Gymnasium's dict of arrays, or a list."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        cdef dict infos = {}
+        cdef InfoDecoder decoder
+        cdef Py_ssize_t num_rows
+        if vector_env is None:
+            return [_merged(self.infos_of(envs[i])) for i in range(envs.shape[0])]
+        num_rows = vector_env.num_envs
+        plain = type(vector_env)._add_info is _plain_add_info
+        try:
+            for i in range(envs.shape[0]):
+                env = envs[i]
+                if not plain:
+                    self.hold_infos(env)
+                elif self.flags[env] & MESSAGES:
+                    decoder = self.decoders[self.workers[env]]
+                    decoder.add_env(infos, env, self.sequences[env], rows[i], num_rows, vector_env)
+                    self.flags[env] &= ~<uint32_t>MESSAGES
+                if self.held:
+                    for info in self.held.get(env, ()):
+                        infos = vector_env._add_info(infos, info, rows[i])
+                if self.told and env in self.told:
+                    infos = vector_env._add_info(infos, self.told[env].info, rows[i])
+        finally:
+            self.columns.finish()
+        return infos
+
+    # ---- taking ------------------------------------------------------------------------------
+
+    def oldest(self, Py_ssize_t count):
+        """The envs that have been ready for longest, at most so many."""
+        count = min(count, self.num_ready)
+        envs = np.empty(count, np.intp)
+        cdef Py_ssize_t[::1] view = envs
+        cdef Py_ssize_t i
+        for i in range(count):
+            view[i] = self.queue[(self.head + i) % self.num_envs]
+        return envs
+
+    def those_ready(self, const Py_ssize_t[::1] envs):
+        """Those of these envs that are ready; others have raised, or lost their command."""
+        cdef Py_ssize_t i
+        return np.array([envs[i] for i in range(envs.shape[0]) if self.states[envs[i]] == READY],
+                        np.intp)
+
+    def ready(self):
+        """All envs that are ready, by index."""
+        return np.sort(self.oldest(self.num_ready))
+
+    def gather(self, const Py_ssize_t[::1] envs, vector_env, everyone, arrays, among):
+        """The results of envs that are ready, which `commit` takes.
+
+        They are kept in `in_hand` until then: what breaks off whoever waits for them loses nothing.
+
+        Args:
+            envs: Which.
+            vector_env: Gathers the infos; None: one dict an env.
+            everyone: Whether the results are of all envs, each in its place.
+            arrays: Whether arrays are wanted at all.
+            among: Envs of whose failures the results tell; None: of all.
+
+        Returns:
+            The envs, four arrays, infos, {env: Told}, the lease if the arrays are views, failures.
+        """
+        cdef Py_ssize_t i
+        cdef Told told
+        cdef dict telling = {}
+        lease = None
+        results = None, None, None, None
+        if self.told:
+            for i in range(envs.shape[0]):
+                told = self.told.get(envs[i])
+                if told is not None:
+                    telling[envs[i]] = told
+                    if told.cut_off:  # the reset has overwritten that
+                        self.frames.mark_truncated(envs[i])
+        if self.made is not None and not np.array_equal(self.made[0], envs):
+            self.made = None
+        if self.made is not None:
+            _, infos = self.made
+        elif vector_env is not None and not (telling or self.held or self.have_messages(envs)):
+            infos = {}
+        else:
+            rows, batch = envs, vector_env
+            if not everyone:
+                rows = np.arange(envs.shape[0], dtype=np.intp)
+                batch = None if vector_env is None else Batch(envs.shape[0])
+            self.order_infos(envs)
+            infos = self.gathered(envs, rows, batch)
+            self.made = np.asarray(envs), infos
+        if arrays and everyone:  # only now: observations come with the infos if they are messages
+            results = self.frames.all()
+        elif arrays:
+            results, lease = self.frames.some(envs)
+        self.in_hand = (np.asarray(envs), results, infos, telling, lease,
+                        self.take_raised(among) if self.raised else [])
+        return self.in_hand
+
+    def commit(self, const Py_ssize_t[::1] envs):
+        """Takes envs, those that are still ready: they may be asked again."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        cdef Py_ssize_t kept = 0
+        for i in range(envs.shape[0]):
+            env = envs[i]
+            if self.states[env] == READY:
+                self.leave(env, IDLE)
+                if self.told:
+                    self.told.pop(env, None)
+                if self.held:
+                    self.held.pop(env, None)
+                if self.results:
+                    self.results.pop(env, None)
+        for i in range(self.num_ready):
+            env = self.queue[(self.head + i) % self.num_envs]
+            if self.states[env] == READY:
+                self.queue[(self.head + kept) % self.num_envs] = env
+                kept += 1
+        self.num_ready = kept
+        self.in_hand = self.made = None
+
+    def take_raised(self, envs=None):
+        """What envs, or some of them, have raised that nobody has dealt with."""
+        raised = [failure for failure in self.raised if envs is None or failure.env in envs]
+        self.raised = [failure for failure in self.raised if failure not in raised]
+        return raised
+
+    def take_unanswered(self):
+        """Envs whose command was lost with their worker."""
+        unanswered, self.unanswered = self.unanswered, []
+        return unanswered
+
+
+cdef object _merged(list infos):
+    """One dict: the one that was returned, if it was one."""
+    if len(infos) == 1:
+        return infos[0]
+    return {key: info[key] for info in infos for key in info}

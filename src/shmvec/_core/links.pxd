@@ -1,0 +1,55 @@
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from shmvec._core.csrc cimport sv_bell, sv_completion, sv_counts, sv_record, sv_ring, sv_waiter
+from shmvec._core.segment cimport Segment
+
+
+cdef class Links:
+    cdef Segment segment
+    cdef sv_ring *requests
+    cdef sv_ring *completions
+    cdef sv_bell *bell
+    cdef sv_completion *completion
+    cdef sv_waiter waiter
+    cdef uint32_t num_workers
+    cdef uint32_t *firsts         # of each worker's envs
+    cdef uint32_t *counts
+    cdef uint32_t *outstanding    # requests to each worker that it has not answered
+    cdef uint32_t sequence        # the last that was given away
+    cdef uint32_t issued          # requests; as the workers count what is done
+    cdef sv_counts tally          # of its waits; a wake: ringing the bell took a system call
+    cdef readonly bint waiting    # a thread is in a wait
+    cdef public bint closed       # another thread has closed the vector env meanwhile
+    cdef bint calling             # commands of the user's are out, which may take their time
+    cdef bint talking             # there was something on the channels, or there is to be
+    cdef list channels
+    cdef list past                # counters of processes that are gone, by worker
+    cdef object look
+    cdef public object rouse
+    cdef object budgets
+    cdef object inline
+    cdef int64_t followed_at
+    cdef int64_t looked_at
+    cdef int64_t step_limit       # of one env, in ns; -1: none
+    cdef int64_t reset_limit
+    cdef int64_t slice_ns         # between two looks around
+    cdef int64_t counted_from     # limits count from here, at the earliest
+    cdef int64_t[::1] idle_since  # since when a worker has not begun what it was asked; 0: it has
+    cdef uint64_t[::1] idle_answered  # what it had answered then
+    cdef int attach(self, uint32_t worker) except -1
+    cdef int request(self, uint32_t worker, uint32_t sequence, uint32_t operation,
+                     uint32_t first, uint32_t count, Py_ssize_t frame) except -1
+    cdef int ring(self, uint32_t mask) except -1
+    cdef int wake_all(self) except -1
+    cdef int take(self, uint32_t worker, sv_record *answer) except -1
+    cdef bint is_of(self, uint32_t worker, const sv_record *answer) noexcept
+    cdef uint32_t answered(self)
+    cdef uint32_t count_anew(self)
+    cdef bint wait_for(self, uint32_t target, timeout) except -1
+    cdef int check_open(self) except -1
+    cdef int look_around(self) except -1
+    cdef int check_limits(self, int64_t now) except -1
+    cdef int follow_if_due(self) except -1
+    cdef int follow(self) except -1
+    cdef int renew(self, uint32_t worker) except -1
+    cdef dict counters_of(self, uint32_t worker)

@@ -1,0 +1,50 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shmvec._core.segment import Segment
+
+class Links:
+    """The parent's ends of the rings and channels of all workers."""
+
+    waiting: bool
+    closed: bool
+    rouse: Callable[[int], None]
+
+    def __init__(
+        self,
+        segment: Segment,
+        ranges: Sequence[range],
+        channels: list[Any],
+        look: Callable[[], None],
+        rouse: Callable[[int], None],
+        budgets: Callable[[], Any],
+        limits: tuple[float | None, float | None] = (None, None),
+        inline: Callable[[], None] | None = None,
+    ) -> None:
+        """Attaches to the rings.
+
+        Args:
+            segment: Where they are.
+            ranges: The envs of each worker.
+            channels: The control channel of each worker; the list may change.
+            look: Raises if a worker has ended; called in every slice of a wait.
+            rouse: Wakes workers that doze, of these bits of the bell.
+            budgets: Says how to wait.
+            limits: Seconds that a step and a reset of one env may take.
+            inline: Serves what was asked where there are no processes.
+        """
+
+    def remind(self) -> None:
+        """Calls all workers again."""
+
+    def pump(self) -> None:
+        """Reads and writes the channels; what comes waits in them until it is taken."""
+
+    def is_idle(self, worker: int) -> bool:
+        """Whether a worker has answered all that it was asked."""
+
+    def steps_of(self, worker: int) -> int:
+        """Steps of envs that the process which is this worker now has made."""
+
+    def counters(self) -> tuple[dict[str, int], list[dict[str, int]]]:
+        """What the parent has counted, and what each worker has done."""

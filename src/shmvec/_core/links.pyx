@@ -1,0 +1,374 @@
+"""The parent's ends of all rings: requests out, answers in, and the wait between them.
+
+``Links`` speaks the protocol and knows nothing of processes and of what envs are asked: whoever
+owns the processes passes ``look``, called at least every 50 ms of waiting, which raises when a
+worker is gone, ``rouse``, which wakes workers that doze, and ``budgets``, called every second,
+which says how to wait. While it waits, it reads and writes the control channels, so that no side
+ever waits for the other to read.
+"""
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from shmvec._core.counters cimport counts_of, dict_of
+from shmvec._core.csrc cimport (
+    SV_EVERYONE,
+    SV_RING_CORRUPT,
+    SV_RING_NO,
+    SV_RING_YES,
+    SV_WAIT_READY,
+    sv_bell_has_dozers,
+    sv_bell_mask,
+    sv_bell_ring,
+    sv_budget,
+    sv_busy,
+    sv_busy_for,
+    sv_completion_check,
+    sv_completion_done,
+    sv_completion_reached,
+    sv_counter_get,
+    sv_counters,
+    sv_now_ns,
+    sv_policy_set,
+    sv_record,
+    sv_ring,
+    sv_ring_announce,
+    sv_ring_attach_consumer,
+    sv_ring_attach_producer,
+    sv_ring_try_pop,
+    sv_ring_try_push,
+    sv_ring_waiting,
+    sv_segment_bell,
+    sv_segment_completion,
+    sv_segment_completions,
+    sv_segment_counters,
+    sv_segment_policy,
+    sv_segment_renew,
+    sv_segment_requests,
+    sv_wait_completion,
+    sv_waiter_init,
+)
+from shmvec._core.protocol cimport FRAME
+from shmvec._core.segment cimport Segment
+
+import numpy as np
+from gymnasium.error import ClosedEnvironmentError
+
+from shmvec.faults import EnvTimeoutError
+
+cdef int64_t SLICE_NS = 50_000_000
+cdef int64_t TALK_NS = 1_000_000        # the slice while there is something on the channels
+cdef int64_t BEGIN_NS = 1_000_000_000   # in which a worker should begin what it was asked
+cdef int64_t FOLLOW_NS = 1_000_000_000  # between two looks at the cores
+cdef int64_t ABSENT_NS = 200_000_000    # who was away for so long may have been stopped
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+
+
+cdef class Links:
+    """The parent's ends of the rings and channels of all workers."""
+
+    def __cinit__(self, Segment segment, ranges, *args, **kwargs):
+        cdef uint32_t worker
+        self.num_workers = len(ranges)
+        if self.num_workers != segment.plan.sizes.num_workers:
+            raise ValueError("one range of envs a worker")
+        self.requests = <sv_ring *>calloc(self.num_workers, sizeof(sv_ring))
+        self.completions = <sv_ring *>calloc(self.num_workers, sizeof(sv_ring))
+        self.firsts = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
+        self.counts = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
+        self.outstanding = <uint32_t *>calloc(self.num_workers, sizeof(uint32_t))
+        if (self.requests is NULL or self.completions is NULL or self.firsts is NULL
+                or self.counts is NULL or self.outstanding is NULL):
+            raise MemoryError
+        self.segment = segment
+        for worker in range(self.num_workers):
+            self.firsts[worker] = ranges[worker].start
+            self.counts[worker] = len(ranges[worker])
+            self.attach(worker)
+        self.bell = sv_segment_bell(segment.base, &segment.plan)
+        self.completion = sv_segment_completion(segment.base, &segment.plan)
+
+    def __dealloc__(self):
+        free(self.requests)
+        free(self.completions)
+        free(self.firsts)
+        free(self.counts)
+        free(self.outstanding)
+
+    def __init__(self, segment, ranges, channels, look, rouse, budgets, limits=(None, None),
+                 inline=None):
+        self.channels = channels
+        self.look = look
+        self.rouse = rouse
+        self.budgets = budgets
+        self.inline = inline
+        self.idle_since = np.zeros(self.num_workers, np.int64)
+        self.idle_answered = np.zeros(self.num_workers, np.uint64)
+        self.past = [{} for _ in ranges]
+        step_limit, reset_limit = limits
+        self.step_limit = -1 if step_limit is None else <int64_t>(step_limit * 1e9)
+        self.reset_limit = -1 if reset_limit is None else <int64_t>(reset_limit * 1e9)
+        # Looked at often enough that a limit is not overrun by more than a quarter.
+        self.slice_ns = SLICE_NS
+        for limit in (self.step_limit, self.reset_limit):
+            if limit >= 0:
+                self.slice_ns = min(self.slice_ns, max(1_000_000, <int64_t>limit // 4))
+        cdef sv_budget budget
+        budget.pause = budget.yield_ = budget.linger = budget.window = 0
+        sv_waiter_init(&self.waiter, budget, False, &self.tally)
+        self.follow()
+
+    cdef int attach(self, uint32_t worker) except -1:
+        """Takes the parent's ends of a worker's rings."""
+        cdef Segment segment = self.segment
+        cdef uint32_t capacity = segment.plan.sizes.ring_capacity
+        sv_ring_attach_producer(
+            &self.requests[worker],
+            sv_segment_requests(segment.base, &segment.plan, worker), capacity)
+        sv_ring_attach_consumer(
+            &self.completions[worker],
+            sv_segment_completions(segment.base, &segment.plan, worker), capacity)
+        return 0
+
+    # ---- requests and answers ----------------------------------------------------------------
+
+    cdef int request(self, uint32_t worker, uint32_t sequence, uint32_t operation,
+                     uint32_t first, uint32_t count, Py_ssize_t frame) except -1:
+        """Puts a request on a worker's ring."""
+        cdef sv_record request
+        request.sequence = sequence
+        request.operation = operation | <uint32_t>frame << FRAME
+        request.first = first
+        request.count = count
+        if sv_ring_try_push(&self.requests[worker], &request) != SV_RING_YES:
+            raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
+        self.issued += 1
+        self.outstanding[worker] += 1
+        return 0
+
+    cdef int ring(self, uint32_t mask) except -1:
+        """Calls workers to their rings: those whose bit of the bell is in the mask."""
+        if self.inline is None and sv_bell_ring(self.bell, mask):
+            self.tally.wakes += 1
+            if sv_bell_has_dozers(self.bell):
+                self.rouse(mask)
+        return 0
+
+    cdef int wake_all(self) except -1:
+        """Calls all workers again, whatever has become of the tails and of the bell."""
+        cdef uint32_t worker
+        for worker in range(self.num_workers):
+            sv_ring_announce(&self.requests[worker])
+        if self.inline is None:
+            self.rouse(SV_EVERYONE)
+        return 0
+
+    def remind(self):
+        """Calls all workers again."""
+        self.wake_all()
+
+    cdef int take(self, uint32_t worker, sv_record *answer) except -1:
+        """Takes an answer of a worker; 0 if there is none."""
+        cdef int found = sv_ring_try_pop(&self.completions[worker], answer)
+        if found == SV_RING_NO:
+            return 0
+        if (found == SV_RING_CORRUPT or self.outstanding[worker] == 0
+                or not self.is_of(worker, answer)):
+            raise RuntimeError(
+                f"the segment is damaged: the completion ring of worker {worker} makes no sense")
+        self.outstanding[worker] -= 1
+        return 1
+
+    cdef bint is_of(self, uint32_t worker, const sv_record *answer) noexcept:
+        """Whether the envs of an answer are a worker's."""
+        return (answer.first >= self.firsts[worker] and answer.count <= self.counts[worker]
+                and answer.first - self.firsts[worker] <= self.counts[worker] - answer.count)
+
+    # ---- waiting -----------------------------------------------------------------------------
+
+    cdef bint wait_for(self, uint32_t target, timeout) except -1:
+        """Waits until so many requests are done, counted from the first one ever.
+
+        False when the time is up first. The count of those that are done says when to look at the
+        rings; they say whether they are.
+        """
+        if self.waiting:
+            raise RuntimeError("another thread waits for this vector env: use it in one at a time")
+        if self.inline is not None:
+            self.waiting = True
+            try:
+                self.inline()
+            finally:
+                self.waiting = False
+            if not sv_completion_reached(self.answered(), target):
+                raise RuntimeError("the segment is damaged: a request or its answer is lost")
+            return True
+        if (sv_completion_check(self.completion, target)
+                and sv_completion_reached(self.answered(), target)):
+            return True
+        cdef int64_t begun = sv_now_ns()
+        cdef int64_t deadline = -1 if timeout is None else begun + <int64_t>(timeout * 1e9)
+        cdef int64_t reminded = begun
+        cdef int64_t slice_ns
+        cdef int64_t now
+        cdef int found
+        if self.talking:
+            self.pump()
+        while True:
+            slice_ns = TALK_NS if self.talking else self.slice_ns
+            if deadline >= 0:
+                slice_ns = min(slice_ns, deadline - sv_now_ns())
+                if slice_ns <= 0:
+                    return False
+            self.waiting = True
+            with nogil:
+                found = sv_wait_completion(&self.waiter, self.completion, target, slice_ns)
+            self.waiting = False
+            self.check_open()  # the rings hold answers to the close then
+            if sv_completion_reached(self.answered(), target):
+                if found != SV_WAIT_READY:
+                    self.count_anew()
+                return True
+            if found == SV_WAIT_READY:
+                target += self.count_anew()
+            self.look_around()
+            now = sv_now_ns()
+            if now - reminded >= SLICE_NS:
+                self.wake_all()
+                reminded = now
+
+    def pump(self):
+        """Reads and writes the channels; what comes waits in them until it is taken."""
+        self.talking = False
+        for channel in self.channels:
+            if channel.pump():
+                self.talking = True
+
+    cdef int check_open(self) except -1:
+        if self.closed:
+            raise ClosedEnvironmentError("The vector env was closed while this call waited for it.")
+        return 0
+
+    cdef int look_around(self) except -1:
+        """After a slice: signals, channels, workers that have ended, limits of time."""
+        cdef int64_t now = sv_now_ns()
+        if now - self.looked_at > self.slice_ns + ABSENT_NS:
+            # Who was stopped with its workers (Ctrl-Z, a scheduler) must not hold it against them.
+            self.counted_from = now
+            self.idle_since[:] = 0
+        self.looked_at = now
+        PyErr_CheckSignals()
+        self.check_open()
+        self.pump()
+        self.look()
+        if self.step_limit >= 0 or self.reset_limit >= 0:
+            self.check_limits(now)
+        return 0
+
+    cdef uint32_t answered(self):
+        """How many requests are done, as the rings tell, counted as `issued` is."""
+        cdef uint32_t worker
+        cdef uint32_t done = self.issued
+        for worker in range(self.num_workers):
+            done -= self.outstanding[worker]
+            done += min(self.outstanding[worker], sv_ring_waiting(&self.completions[worker]))
+        return done
+
+    cdef uint32_t count_anew(self):
+        """Counts from what the workers' count is now; returns by how much that differs.
+
+        It is damaged; or a worker has answered and died before it counted that; or it has not counted
+        that yet: then the next wait finds the count one too high, and counts anew.
+        """
+        cdef uint32_t difference = sv_completion_done(self.completion) - self.answered()
+        self.issued += difference
+        return difference
+
+    cdef int check_limits(self, int64_t now) except -1:
+        """Raises if an env takes longer than it may, or a worker does not begin (SIGSTOP)."""
+        cdef uint32_t worker
+        cdef uint64_t busy
+        cdef int64_t elapsed
+        cdef int64_t limit
+        cdef sv_counters *counters
+        for worker in range(self.num_workers):
+            counters = sv_segment_counters(self.segment.base, &self.segment.plan, worker)
+            busy = sv_busy_for(counters, now, &elapsed)
+            if busy != 0 or self.outstanding[worker] <= sv_ring_waiting(&self.completions[worker]):
+                self.idle_since[worker] = 0
+            elif (self.idle_since[worker] == 0
+                  or self.idle_answered[worker] != sv_counter_get(&counters.requests)):
+                self.idle_since[worker] = now
+                self.idle_answered[worker] = sv_counter_get(&counters.requests)
+            else:
+                elapsed = now - self.idle_since[worker]
+                busy = sv_busy(self.firsts[worker], False)
+            limit = self.reset_limit if busy & 1 else self.step_limit
+            if self.idle_since[worker] != 0:
+                limit = -1 if limit < 0 or self.calling else max(limit, BEGIN_NS)
+            if busy != 0 and 0 <= limit < min(elapsed, now - self.counted_from):
+                if not self.firsts[worker] < busy >> 1 <= self.firsts[worker] + self.counts[worker]:
+                    raise RuntimeError(
+                        f"the segment is damaged: worker {worker} is busy with an env that it has "
+                        "not")
+                error = EnvTimeoutError((busy >> 1) - 1, "reset" if busy & 1 else "step",
+                                        1e-9 * limit)
+                error.began = now - elapsed
+                raise error
+        return 0
+
+    cdef int follow_if_due(self) except -1:
+        """Looks at the cores again if that was long ago."""
+        if self.waiter.ended - self.followed_at >= FOLLOW_NS:
+            self.follow()
+        return 0
+
+    cdef int follow(self) except -1:
+        """Waits from now on as suits the cores that there are now, and has the workers do so."""
+        cdef sv_budget budget
+        now = self.budgets()
+        budget.pause, budget.yield_, budget.linger, budget.window = now.worker
+        sv_policy_set(sv_segment_policy(self.segment.base, &self.segment.plan), budget, now.homing)
+        budget.pause, budget.yield_, budget.linger, budget.window = now.parent
+        self.waiter.budget = budget
+        self.followed_at = sv_now_ns()
+        return 0
+
+    # ---- workers -----------------------------------------------------------------------------
+
+    cdef int renew(self, uint32_t worker) except -1:
+        """Makes the rings of a worker that is dead new, for its successor."""
+        self.issued -= self.outstanding[worker]
+        self.outstanding[worker] = 0
+        counters = self.counters_of(worker)
+        self.past[worker] = {
+            name: count + self.past[worker].get(name, 0) for name, count in counters.items()}
+        sv_segment_renew(self.segment.base, &self.segment.plan, worker)
+        return self.attach(worker)
+
+    cdef dict counters_of(self, uint32_t worker):
+        """Of the process that is this worker now."""
+        cdef sv_counters *counters = sv_segment_counters(
+            self.segment.base, &self.segment.plan, worker)
+        return counts_of(counters)
+
+    def is_idle(self, uint32_t worker):
+        return self.outstanding[worker] == 0
+
+    def steps_of(self, uint32_t worker):
+        """Steps of envs that the process which is this worker now has made."""
+        return sv_counter_get(
+            &sv_segment_counters(self.segment.base, &self.segment.plan, worker).steps)
+
+    def counters(self):
+        """What the parent has counted, and what each worker has done: (dict, [dict])."""
+        cdef uint32_t worker
+        cdef list workers = []
+        for worker in range(self.num_workers):
+            workers.append({
+                name: count + self.past[worker].get(name, 0)
+                for name, count in self.counters_of(worker).items()})
+        self.tally.requests = self.issued
+        return dict_of(&self.tally), workers

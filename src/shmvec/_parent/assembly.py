@@ -1,0 +1,136 @@
+"""Workers that have built their envs become a whole: spaces agreed, memory made, rings attached."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+
+from shmvec._core.frames import Frames
+from shmvec._core.ledger import Ledger
+from shmvec._core.links import Links
+from shmvec._core.segment import Segment, segment_bytes
+from shmvec._parent.agreement import agreed_spaces
+from shmvec._parent.arguments import AutoresetMode
+from shmvec._parent.settings import Settings
+from shmvec._parent.supervisor import Workers
+from shmvec._shared.layout import Layout, has_fixed_size
+from shmvec._shared.memory import map_memory, reserve_memory
+from shmvec._shared.records import Attachment, Report
+from shmvec._shared.scheduling import current_budgets
+from shmvec.faults import Failure, raise_failures
+
+__all__ = ["Agreement", "Assembly", "agree", "assemble"]
+
+_INFO_BYTES_PER_ENV = 4096
+_INFO_BYTES_LEAST = 65536
+_MESSAGE_RING_MOST = 1 << 28  # what is larger goes over the channel
+
+
+@dataclass
+class Agreement:
+    """What the envs have in common.
+
+    Attributes:
+        spaces: Observation space of one env, of the batch; action space of one env, of the batch.
+        metadata: The first env's.
+        render_mode: The first env's.
+        layout: What lies in shared memory.
+        leasing: Whether batches are handed out as views.
+    """
+
+    spaces: tuple[gym.Space[Any], gym.Space[Any], gym.Space[Any], gym.Space[Any]]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    layout: Layout
+    leasing: bool
+
+
+@dataclass
+class Assembly:
+    """What an exchange speaks to its workers through."""
+
+    links: Links
+    frames: Frames
+    ledger: Ledger
+
+
+def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> Agreement:
+    """Takes the workers' reports, and makes of them what holds for all.
+
+    Raises:
+        Exception: What an env_fn has raised; spaces do not fit together.
+    """
+    reports = workers.reports()
+    raise_failures([report for report in reports if isinstance(report, Failure)])
+    built = [report for report in reports if isinstance(report, Report)]
+    shared = settings.shared_memory
+    spaces = agreed_spaces(name, workers.ranges, built, settings.observation_mode, shared)
+    layout = Layout(
+        spaces[0],
+        spaces[2],
+        settings.num_envs,
+        not shared or not has_fixed_size(spaces[0]),
+        not shared or not has_fixed_size(spaces[2]),
+        settings.autoreset_mode is AutoresetMode.SAME_STEP,
+    )
+    leasing = num_buffers > 0 and not (settings.copy or layout.observation_messages)
+    # Where faults are dealt with, an env whose results are lost gets its last ones again.
+    num_frames = (num_buffers if leasing else 1) + int(not settings.faults.raises)
+    return Agreement(
+        spaces,
+        dict(built[0].metadata),
+        built[0].render_mode,
+        replace(layout, num_frames=num_frames),
+        leasing,
+    )
+
+
+def assemble(
+    workers: Workers, settings: Settings, agreement: Agreement, may_step_over: bool, in_ranges: bool
+) -> Assembly:
+    """Makes the segment, hands it to the workers, and takes the parent's ends of all.
+
+    Raises:
+        OSError: There is not enough shared memory.
+        WorkerCrashError: A worker has died.
+    """
+    layout, mode = agreement.layout, settings.autoreset_mode.value
+    most_envs = max(len(envs) for envs in workers.ranges)
+    info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
+    action_bytes = most_envs * 2 * layout.action_message_bytes
+    sizes = (
+        len(workers.ranges),
+        settings.num_envs,
+        2 * most_envs + 2,
+        min(max(info_bytes, _INFO_BYTES_LEAST), _MESSAGE_RING_MOST),
+        min(action_bytes, _MESSAGE_RING_MOST),
+        layout.nbytes,
+    )
+    nbytes = segment_bytes(*sizes)
+    descriptor = reserve_memory(nbytes)
+    mends = not settings.faults.raises
+    try:
+        segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
+        attachment = Attachment(layout, nbytes, mode, settings.limits, mends)
+        workers.attach(attachment, descriptor, segment)
+    finally:
+        os.close(descriptor)
+    slabs = layout.attach(segment)
+    links = Links(
+        segment,
+        workers.ranges,
+        workers.channels,
+        look=workers.look,
+        rouse=workers.rouse,
+        budgets=partial(
+            current_budgets, settings.wait_policy, settings.num_workers, workers.processes
+        ),
+        limits=settings.limits,
+        inline=workers.inline,
+    )
+    frames = Frames(slabs.results, settings.copy, agreement.leasing, mends)
+    return Assembly(links, frames, Ledger(links, frames, slabs, mode, may_step_over, in_ranges))

@@ -1,0 +1,85 @@
+"""How the envs of an exchange are run: the options of ``ShmVectorEnv``, checked."""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass, field
+from typing import Any
+
+from shmvec._parent.arguments import (
+    AutoresetMode,
+    checked_autoreset_mode,
+    checked_count,
+    checked_limits,
+    checked_max_concurrency,
+    checked_num_workers,
+    checked_observation_mode,
+    checked_threads,
+    checked_wait_policy,
+    given_once,
+)
+from shmvec._shared.scheduling import usable_cores
+from shmvec.faults import FaultPolicy
+
+__all__ = ["Settings"]
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """Options of ``ShmVectorEnv``, by their names there, and what follows from them.
+
+    Attributes:
+        limits: Seconds that a step and a reset of one env may take.
+        threads: Threads that libraries may start in a worker; 0: as many as they like.
+    """
+
+    num_envs: int
+    shared_memory: bool = True
+    copy: bool = True
+    context: str | None = None
+    daemon: bool = True
+    observation_mode: Any = "same"
+    autoreset_mode: Any = AutoresetMode.NEXT_STEP
+    max_concurrency: int | None = None
+    num_workers: Any = None
+    wait_policy: str = "adaptive"
+    threads_per_worker: InitVar[int | None] = None
+    pin_workers: bool = False
+    step_timeout: InitVar[float | None] = None
+    reset_timeout: InitVar[float | None] = None
+    faults: Any = None
+    recycle_after: int | None = None
+    limits: tuple[float | None, float | None] = field(init=False)
+    threads: int = field(init=False)
+
+    def __post_init__(
+        self,
+        threads_per_worker: int | None,
+        step_timeout: float | None,
+        reset_timeout: float | None,
+    ) -> None:
+        """Checks the values.
+
+        Raises:
+            ValueError: One of them is out of range, or no such word.
+            TypeError: One of them is of another kind.
+        """
+        self.autoreset_mode = checked_autoreset_mode(self.autoreset_mode)
+        checked_observation_mode(self.observation_mode)
+        checked_max_concurrency(self.max_concurrency)
+        checked_wait_policy(self.wait_policy)
+        cores = usable_cores()
+        self.num_workers = checked_num_workers(
+            self.num_workers, self.num_envs, cores, self.max_concurrency
+        )
+        if self.faults is None:
+            self.faults = FaultPolicy()
+        if not isinstance(self.faults, FaultPolicy):
+            raise TypeError(f"faults must be a shmvec.FaultPolicy, got {self.faults!r}")
+        if self.recycle_after is not None:
+            self.recycle_after = checked_count("recycle_after", self.recycle_after)
+        self.limits = checked_limits(
+            given_once("step_timeout", step_timeout, self.faults.step_timeout),
+            given_once("reset_timeout", reset_timeout, self.faults.reset_timeout),
+            self.num_workers,
+        )
+        self.threads = checked_threads(threads_per_worker, self.num_workers, cores)

@@ -1,0 +1,221 @@
+"""The envs of one worker, and what is done with them besides stepping.
+
+The same in a worker process and, for ``num_workers=0``, in the calling one: ``mailbox`` is what
+differs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import gymnasium as gym
+
+from shmvec._core.segment import Segment
+from shmvec._core.worker import WorkerLoop, end_forks
+from shmvec._shared.layout import Layout
+from shmvec._shared.memory import map_memory
+from shmvec._shared.records import Attachment, Late, Report
+from shmvec.faults import EnvTimeoutError, Failure
+
+if TYPE_CHECKING:
+    from shmvec._core.worker import ResetArguments
+
+__all__ = ["EnvFn", "EnvHost", "Mailbox"]
+
+EnvFn = Callable[[], gym.Env[Any, Any]]
+
+
+class Mailbox(Protocol):
+    """The worker's end of a control channel, at which it may wait."""
+
+    def pack(self, message: Any) -> Any:
+        """The message ready to send; what cannot be pickled raises here."""
+
+    def unpack(self, packed: Any) -> Any:
+        """The message that was packed."""
+
+    def send(self, sequence: int, packed: Any) -> None:
+        """Sends a message of a request."""
+
+    def receive(self, sequence: int) -> tuple[Any, list[int]]:
+        """Waits for the message of a request, and the descriptors that come with it."""
+
+
+class EnvHost:
+    """Builds the envs of a worker, answers commands, tells what does not fit the rings."""
+
+    def __init__(self, index: int, first_env: int, mailbox: Mailbox) -> None:
+        """Prepares a host for the envs ``first_env`` and up.
+
+        Args:
+            index: The worker's index.
+            first_env: Index of its first env.
+            mailbox: For messages from and to the parent.
+        """
+        self.index = index
+        self.first_env = first_env
+        self.mailbox = mailbox
+        self.envs: list[gym.Env[Any, Any]] = []
+        self._loop: WorkerLoop | None = None
+        self._layout: Layout | None = None
+
+    def build(self, env_fns: Sequence[EnvFn]) -> Report | Failure:
+        """Builds the envs. After a failure those that were built are closed again."""
+        try:
+            for env_fn in env_fns:
+                env = env_fn()
+                end_forks()
+                missing = [
+                    name
+                    for name in ("reset", "step", "observation_space", "action_space")
+                    if not hasattr(env, name)
+                ]
+                if missing:
+                    raise TypeError(
+                        f"env_fns[{self.first_env + len(self.envs)}]() returned a "
+                        f"{type(env).__name__} without {', '.join(missing)}; it must return a "
+                        "gymnasium.Env"
+                    )
+                self.envs.append(env)
+        except BaseException as error:
+            end_forks()
+            failure = self._failure(self.first_env + len(self.envs), "make", error)
+            self.close()
+            return failure
+        first = self.envs[0]
+        return Report(
+            first.observation_space,
+            first.action_space,
+            dict(getattr(first, "metadata", None) or {}),
+            getattr(first, "render_mode", None),
+            [
+                (self.first_env + i, which, getattr(env, which))
+                for i, env in enumerate(self.envs)
+                for which in ("observation_space", "action_space")
+                if getattr(env, which) != getattr(first, which)
+            ],
+        )
+
+    def loop(
+        self, segment: Segment, attachment: Attachment, rollouts: int | None = None
+    ) -> WorkerLoop:
+        """The hot loop over these envs; ``rollouts`` is the descriptor of their memory."""
+        self._layout = attachment.layout
+        self._loop = WorkerLoop(
+            segment,
+            self.index,
+            self.first_env,
+            self.envs,
+            self,
+            attachment.layout.attach(segment),
+            attachment.autoreset,
+            attachment.limits != (None, None),
+            attachment.mends,
+            attachment.resets,
+        )
+        if rollouts is not None:
+            assert attachment.rollouts is not None
+            self._take_rollouts(rollouts, *attachment.rollouts)
+        return self._loop
+
+    def command(self, sequence: int) -> tuple[ResetArguments | None, list[Any] | None]:
+        """Takes a command from the mailbox and carries it out, resets excepted."""
+        packed, descriptors = self.mailbox.receive(sequence)
+        name, payload = self.mailbox.unpack(packed)
+        if name == "reset":
+            return payload, None
+        if name == "rollouts":
+            self._take_rollouts(descriptors[0], *payload)
+            return None, [self.mailbox.pack(None) for _ in self.envs]
+        if name == "call":
+            attribute, args, kwargs, chosen = payload
+
+            def run(env: gym.Env[Any, Any], index: int) -> Any:
+                if chosen is not None and index not in chosen:
+                    return None
+                found = env.get_wrapper_attr(attribute)
+                return found(*args, **kwargs) if callable(found) else found
+
+            return None, self._for_each(run, attribute)
+        if name != "set_attr":
+            raise RuntimeError(f"worker {self.index} was sent a command it does not know: {name!r}")
+        attribute, values = payload
+
+        def assign(env: gym.Env[Any, Any], index: int) -> None:
+            if index in values:
+                env.set_wrapper_attr(attribute, values[index])
+
+        return None, self._for_each(assign, f"set_attr({attribute!r})")
+
+    def interrupt(self, limits: tuple[float | None, float | None]) -> None:
+        """Raises EnvTimeoutError, inside an env's step or reset, if that takes too long."""
+        busy = self._loop.busy() if self._loop is not None else None
+        if busy is not None:
+            env, resetting, elapsed = busy
+            limit = limits[resetting]
+            if limit is not None and elapsed > limit:
+                raise EnvTimeoutError(env, "reset" if resetting else "step", limit)
+
+    def _take_rollouts(self, descriptor: int, nbytes: int, num_frames: int) -> None:
+        """Maps the memory of rollouts."""
+        try:
+            memory = map_memory(descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+        assert self._loop is not None and self._layout is not None
+        self._loop.take_rollouts(self._layout.results_in(memory, num_frames))
+
+    def _for_each(self, run: Callable[[gym.Env[Any, Any], int], Any], name: str) -> list[Any]:
+        """One packed result, or the Failure, an env."""
+        results: list[Any] = []
+        for index, env in enumerate(self.envs, self.first_env):
+            try:
+                results.append(self.mailbox.pack(run(env, index)))
+            except BaseException as error:
+                results.append(self._failure(index, name, error))
+            end_forks()
+        return results
+
+    def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
+        """Takes from the mailbox the actions (env, action) that did not fit the ring."""
+        packed, _ = self.mailbox.receive(sequence)
+        actions: list[tuple[int, Any]] = self.mailbox.unpack(packed)
+        return actions
+
+    def send_late(
+        self,
+        sequence: int,
+        messages: list[tuple[int, int, dict[str, Any]]],
+        failures: list[tuple[int, str, BaseException]],
+        results: list[Any] | None,
+    ) -> None:
+        """Sends the parent what does not fit the rings."""
+        failed = [self._failure(*failure) for failure in failures]
+        failed += [result for result in results or () if isinstance(result, Failure)]
+        if results is not None:
+            results = [None if isinstance(r, Failure) else r for r in results]
+        packed = []
+        for kind, env, message in messages:
+            try:
+                packed.append((kind, env, self.mailbox.pack(message)))
+            except Exception as error:
+                failed.append(self._failure(env, "info", error))
+        self.mailbox.send(sequence, self.mailbox.pack(Late(packed, failed, results)))
+
+    def close(self) -> list[Failure]:
+        """Closes all envs, whatever some of them raise."""
+        failures = []
+        for i, env in enumerate(self.envs):
+            try:
+                env.close()
+            except BaseException as error:
+                failures.append(self._failure(self.first_env + i, "close", error))
+            end_forks()
+        self.envs = []
+        self._loop = None  # which refers to this host
+        return failures
+
+    def _failure(self, env: int, operation: str, error: BaseException) -> Failure:
+        return Failure.of(error, env, self.index, operation)

@@ -1,0 +1,180 @@
+"""``num_workers=0``: the envs live in the calling process, behind the same faces as workers."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shmvec._core.segment import Segment
+from shmvec._core.worker import WorkerLoop
+from shmvec._shared.records import Attachment, Report, Resets
+from shmvec._worker.host import EnvFn, EnvHost
+from shmvec.faults import Failure
+
+__all__ = ["InlineWorker"]
+
+
+@dataclass
+class _Message:
+    """As one of a channel."""
+
+    sequence: int
+    content: Any
+    descriptors: list[int] = field(default_factory=list)
+
+
+class _InlineChannel:
+    """Stands in for a control channel, and for the mailbox at its other end."""
+
+    broken = None
+
+    def __init__(self) -> None:
+        """Makes an empty one."""
+        self._to_worker: deque[_Message] = deque()
+        self._to_parent: deque[_Message] = deque()
+
+    def put(self, sequence: int, content: Any, descriptors: Sequence[int] = ()) -> None:
+        """Queues a message for the host."""
+        self._to_worker.append(_Message(sequence, content, [os.dup(d) for d in descriptors]))
+
+    def pump(self) -> bool:
+        """There is nothing to read or write."""
+        return False
+
+    def find(self, sequence: int) -> _Message | None:
+        """The host's message of a request; older ones are dropped."""
+        return self._from(self._to_parent, sequence)
+
+    def take(self, sequence: int) -> _Message | None:
+        """The same, which is done with."""
+        message = self.find(sequence)
+        if message is not None:
+            self._to_parent.popleft()
+        return message
+
+    def send(self, sequence: int, packed: Any) -> None:
+        """Queues a message for the parent."""
+        self._to_parent.append(_Message(sequence, packed))
+
+    def receive(self, sequence: int) -> tuple[Any, list[int]]:
+        """The parent's message of a request, which is there; older ones are dropped."""
+        message = self._from(self._to_worker, sequence)
+        if message is None:
+            raise RuntimeError(f"the message of request {sequence} is lost")
+        self._to_worker.popleft()
+        return message.content, message.descriptors
+
+    def pack(self, message: Any) -> Any:
+        """The message itself: nothing crosses a boundary."""
+        return message
+
+    unpack = pack
+
+    def _from(self, queue: deque[_Message], sequence: int) -> _Message | None:
+        while queue and queue[0].sequence != sequence:
+            for descriptor in queue.popleft().descriptors:
+                os.close(descriptor)
+        return queue[0] if queue else None
+
+
+class InlineWorker:
+    """Stands in for worker processes."""
+
+    def __init__(self, env_fns: Sequence[EnvFn]) -> None:
+        """Prepares for the envs; ``reports`` builds them."""
+        self.ranges = [range(len(env_fns))]
+        self.processes: list[Any] = []
+        self.doing = "start"  # the last command, for messages
+        self.stopped = False
+        self._channel = _InlineChannel()
+        self.channels: list[Any] = [self._channel]
+        self._env_fns = env_fns
+        self._host = EnvHost(0, 0, self._channel)
+        self._loop: WorkerLoop | None = None
+        self._attached: tuple[Segment, Attachment] | None = None
+        self._rollouts: tuple[tuple[int, int], int] | None = None
+
+    pack = staticmethod(_InlineChannel().pack)
+    unpack = pack
+
+    def reports(self) -> list[Report | Failure]:
+        """Builds the envs."""
+        return [self._host.build(self._env_fns)]
+
+    def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
+        """Makes the worker's loop over the same mapping."""
+        self._attached = segment, attachment
+        self._loop = self._host.loop(segment, attachment)
+
+    def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
+        """Keeps what a new loop must be given, too."""
+        kept, self._rollouts = self._rollouts, (size, os.dup(descriptor))
+        if kept is not None:
+            os.close(kept[1])
+
+    def end(self, index: int) -> None:
+        """Closes the envs, as far as they can be."""
+        self._loop = None
+        self._host.close()
+
+    def begin(self, index: int) -> None:
+        """Prepares for envs in place of those that were ended."""
+        self._host = EnvHost(0, 0, self._channel)
+
+    def finish(self, index: int, resets: Resets) -> Failure | None:
+        """Builds the envs again; returns what that raised, or None."""
+        assert self._attached is not None
+        segment, attachment = self._attached
+        report = self._host.build(self._env_fns)
+        if isinstance(report, Failure):
+            return report
+        attachment = replace(attachment, resets=resets)
+        if self._rollouts is None:
+            self._loop = self._host.loop(segment, attachment)
+        else:
+            size, descriptor = self._rollouts
+            attachment = replace(attachment, rollouts=size)
+            self._loop = self._host.loop(segment, attachment, os.dup(descriptor))
+        return None
+
+    def is_up(self, index: int) -> bool:
+        """Whether there is a loop to serve requests."""
+        return self._loop is not None
+
+    def interrupt(self, index: int) -> None:
+        """Nobody can: there are no time limits here."""
+
+    def rouse(self, mask: int) -> None:
+        """Nobody dozes."""
+
+    def inline(self) -> None:
+        """Serves what was posted."""
+        assert self._loop is not None
+        self._loop.serve_pending()
+
+    def look(self) -> None:
+        """Nothing can have died."""
+
+    def listen(self, indices: Sequence[int], timeout: float) -> None:
+        """What was said is there already."""
+        raise RuntimeError("the message of an answer is lost")
+
+    def dismiss(self) -> None:
+        """Nobody waits."""
+
+    def stop(
+        self, timeout: float | None, remind: Callable[[], object] | None = None
+    ) -> list[Failure]:
+        """Closes the envs."""
+        self.stopped = True
+        self._loop = None
+        if self._rollouts is not None:
+            os.close(self._rollouts[1])
+            self._rollouts = None
+        return self._host.close()
+
+    def disown(self) -> None:
+        """A fork of this process has copies of the envs; they are its own affair."""

@@ -1,0 +1,962 @@
+"""``Exchange``: envs in workers, who of them was asked what, and who has answered.
+
+The seam of this package: ``ShmVectorEnv``, planning and the adapters to other systems are
+translations of their contracts to it, and so may yours be. It asks envs (``ask``, ``ask_reset``,
+``command``), takes what they answer (``take``), and knows of each whether it is out. What it was
+asked it either does as a whole or not at all; an exception at any moment (Ctrl-C, a time limit)
+leaves envs *out*: take their answers later, or ``drop`` them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.util import Finalize
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
+
+from shmvec._core.frames import Frames
+from shmvec._core.ledger import Ledger
+from shmvec._core.told import Batch, Told
+from shmvec._core.turn import Turn
+from shmvec._parent.arguments import (
+    AutoresetMode,
+    Options,
+    checked_count,
+    checked_env_fns,
+    checked_env_ids,
+    checked_options,
+    checked_seeds,
+    existing_env_ids,
+    given_actions,
+    given_once,
+)
+from shmvec._parent.assembly import agree, assemble
+from shmvec._parent.leases import Leases
+from shmvec._parent.ownership import caller, own
+from shmvec._parent.recovery import Recovery
+from shmvec._parent.settings import Settings
+from shmvec._parent.supervisor import Supervisor, Workers
+from shmvec._shared.scheduling import split_evenly, usable_cores
+from shmvec._shared.signals import uninterrupted
+from shmvec._worker.host import EnvFn
+from shmvec._worker.hosted import HostedEnv
+from shmvec._worker.inline import InlineWorker
+from shmvec._worker.launcher import Launcher
+from shmvec.faults import (
+    EnvTimeoutError,
+    Failure,
+    Fault,
+    FaultPolicy,
+    TooManyFaultsError,
+    WorkerCrashError,
+    raise_failures,
+)
+from shmvec.stats import Stats
+
+__all__ = [
+    "Answers",
+    "AutoresetMode",
+    "EnvFn",
+    "Exchange",
+    "HostedEnv",
+    "Options",
+    "Told",
+    "checked_count",
+    "checked_env_fns",
+    "checked_env_ids",
+    "checked_options",
+    "checked_seeds",
+    "existing_env_ids",
+    "given_actions",
+    "given_once",
+    "split_evenly",
+    "uninterrupted",
+    "usable_cores",
+]
+
+Envs = npt.NDArray[np.intp]
+
+_SLICE_S = 0.05
+
+
+@dataclass(slots=True)
+class Answers:
+    """What envs have answered.
+
+    Attributes:
+        envs: Which envs, int ``(n,)``, in the order in which they were taken.
+        observations: Theirs, batched as the observation space says.
+        rewards: float64 ``(n,)``; 0 of a reset.
+        terminations: bool ``(n,)``.
+        truncations: bool ``(n,)``.
+        infos: One dict for each, as the env returned it; or what the vector env that was to gather
+            them has made of them.
+        told: By env, what its answer tells of its worker, if it does.
+        failures: What envs have raised; these have no row above.
+        results: Of a command: by env, what it has returned.
+        unanswered: Envs whose worker died in a command, and was restarted: they have no result.
+    """
+
+    envs: Envs
+    observations: Any = None
+    rewards: Any = None
+    terminations: Any = None
+    truncations: Any = None
+    infos: Any = field(default_factory=list)
+    told: dict[int, Told] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    results: dict[int, Any] = field(default_factory=dict)
+    unanswered: list[int] = field(default_factory=list)
+    # As Gymnasium-style infos have them: made beforehand, see ShmVectorEnv.recv.
+    env_id: Any = None
+
+
+class Exchange:
+    """Envs in worker processes, and the one ledger of what they were asked.
+
+    Attributes:
+        num_envs: Number of envs.
+        num_workers: Number of worker processes; 0 if the envs live in this process.
+        policy: What is done about faults.
+        autoreset_mode: When an episode's end is followed by a reset.
+        single_observation_space: Observation space of one env.
+        observation_space: Of all.
+        single_action_space: Action space of one env.
+        action_space: Of all.
+        metadata: The first env's.
+        render_mode: The first env's.
+        layout: What lies in shared memory.
+        turn: ``with exchange.turn:`` refuses other threads during what belongs together.
+        closed: Whether it was closed.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.exchange import Exchange
+        >>> exchange = Exchange([lambda: gym.make("CartPole-v1")] * 3, num_workers=1)
+        >>> exchange.ask_reset(None, seeds=[1, 2, 3])
+        >>> exchange.take().observations.shape
+        (3, 4)
+        >>> exchange.ask([2, 0], [1, 0])
+        >>> exchange.take([0, 2]).rewards
+        array([1., 1.])
+        >>> exchange.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[EnvFn],
+        *,
+        name: str = "Exchange",
+        num_buffers: int = 0,
+        hold_batches: int | None = None,
+        in_ranges: bool = False,
+        may_step_over: bool | None = None,
+        wait: bool = True,
+        **options: Any,
+    ) -> None:
+        """Starts the workers and builds the envs, all in parallel.
+
+        Args:
+            env_fns: One for each env.
+            name: What it is called in messages and in the names of processes.
+            num_buffers: Frames of results for batches that are handed out as views, with
+                ``copy=False``. 0: all batches are copies.
+            hold_batches: After so many further batches one may be written again.
+            in_ranges: Neighbours that are asked together answer together: cheaper, if nobody waits
+                for one of them.
+            may_step_over: Whether an env may be stepped whose episode is over; None: unless the
+                mode is DISABLED.
+            wait: Whether to wait until all envs are built. False: :meth:`initialize` does.
+            **options: Of :class:`shmvec.ShmVectorEnv`, with the same meaning: ``shared_memory``,
+                ``copy``, ``context``, ``daemon``, ``observation_mode``, ``autoreset_mode``,
+                ``max_concurrency``, ``num_workers``, ``wait_policy``, ``threads_per_worker``,
+                ``pin_workers``, ``step_timeout``, ``reset_timeout``, ``faults`` and
+                ``recycle_after``.
+
+        Raises:
+            Exception: As :class:`shmvec.ShmVectorEnv`.
+        """
+        # Set first: close() must work whatever fails below.
+        self.closed = False
+        self._workers: Workers | None = None
+        self._ledger: Ledger | None = None
+        self._owner = os.getpid()
+        own(self)
+        functions = checked_env_fns(env_fns)
+        self._name = name
+        self._made_at = caller()
+        self.num_envs = len(functions)
+        settings = self._settings = Settings(num_envs=self.num_envs, **options)
+        self.num_workers: int = settings.num_workers
+        self.policy: FaultPolicy = settings.faults
+        self.autoreset_mode: AutoresetMode = settings.autoreset_mode
+        if may_step_over is None:
+            may_step_over = self.autoreset_mode is not AutoresetMode.DISABLED
+        self._manners = num_buffers, bool(may_step_over), in_ranges
+        self._leases = Leases(hold_batches)
+        self._in_hand: Answers | None = None
+        self.turn = Turn()
+        self._everyone = np.arange(self.num_envs, dtype=np.intp)
+        self._gatherer = Batch(self.num_envs)
+
+        if self.num_workers == 0:
+            self._workers = InlineWorker(functions)
+        else:
+            ranges = split_evenly(self.num_envs, self.num_workers)
+            launcher = Launcher(
+                functions,
+                ranges,
+                multiprocessing.get_context(settings.context),
+                settings.daemon,
+                name,
+                settings.threads,
+                settings.pin_workers,
+            )
+            self._workers = Supervisor(launcher, ranges)
+        self.ranges = self._workers.ranges
+        # Ends the workers of an exchange that is forgotten, and of one that is open at exit: before
+        # multiprocessing waits for its children there, which weakref.finalize does not promise.
+        self._finalizer = Finalize(self, self._workers.stop, (0.0,), exitpriority=100)
+        self.initialized = False
+        if wait:
+            self.initialize()
+
+    # ---- starting ----------------------------------------------------------------------------
+
+    def initialize(self) -> None:
+        """Waits until all envs are built. A second call does nothing.
+
+        Raises:
+            Exception: As :class:`shmvec.ShmVectorEnv`; it is closed then.
+        """
+        if self.initialized:
+            return
+        self.check_open()
+        assert self._workers is not None
+        try:
+            self._start(self._workers)
+        except BaseException:
+            self._abandon()
+            raise
+        self.initialized = True
+
+    def _start(self, workers: Workers) -> None:
+        """Takes the workers' reports, makes the segment and hands it to them."""
+        num_buffers, may_step_over, in_ranges = self._manners
+        try:
+            agreement = agree(workers, self._settings, self._name, num_buffers)
+        except BaseException:
+            workers.dismiss()
+            self._finalizer.cancel()
+            workers.stop(10.0)  # they only close their envs
+            raise
+        self.single_observation_space, self.observation_space = agreement.spaces[:2]
+        self.single_action_space, self.action_space = agreement.spaces[2:]
+        self.metadata, self.render_mode = agreement.metadata, agreement.render_mode
+        self.layout = agreement.layout
+        made = assemble(workers, self._settings, agreement, may_step_over, in_ranges)
+        self._links, self._frames, self._ledger = made.links, made.frames, made.ledger
+        self._recovery = Recovery(
+            self.policy,
+            self._settings.recycle_after,
+            made.ledger,
+            workers,
+            self.num_envs,
+            # No cycle: an exchange that is forgotten goes at once.
+            partial(Exchange._fetch_from, weakref.proxy(self)),
+        )
+
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes, one for each worker; empty if ``num_workers`` is 0."""
+        return self._workers.processes if self._workers is not None else []
+
+    # ---- asking ------------------------------------------------------------------------------
+
+    def ask(self, envs: npt.ArrayLike | None, actions: Any, *, frame: int = -1) -> None:
+        """Asks envs to step, and does not wait.
+
+        Args:
+            envs: Which, int ``(n,)``. None: all.
+            actions: One for each, batched as the action space says for so many; lists will do.
+            frame: Of all: the frame of a rollout into which results go.
+
+        Raises:
+            ClosedEnvironmentError: It is closed.
+            ValueError: There is no such env, it is named twice, or is out; the number or shape of
+                the actions is wrong. Nothing was sent.
+            TypeError: The dtype of the actions or of ``envs`` is wrong. Nothing was sent.
+            BufferError: All frames of an env are held. Nothing was sent.
+        """
+        ledger, workers = self._ready()
+        workers.doing = "step"
+        if envs is None:
+            ledger.step_all(actions, workers.pack, frame)
+            return
+        chosen = self._chosen(envs)
+        ledger.check(chosen)
+        if len(chosen):
+            ledger.step(chosen, actions, workers.pack)
+
+    def _ready(self) -> tuple[Ledger, Workers]:
+        """The ledger and the workers, all of them alive as far as is known."""
+        ledger, workers = self._ledger, self._workers
+        if ledger is None or workers is None:
+            self.check_open()
+            raise RuntimeError(f"initialize() must be called before this {self._name} is used")
+        if self._recovery.down:  # a replacement was broken off: what is sent now would be lost
+            with self._closing():
+                self._recovery.mend()
+        return ledger, workers
+
+    def _chosen(self, envs: npt.ArrayLike | None) -> Envs:
+        """Indices of envs, as an array: all if it is None; it may be empty."""
+        if type(envs) is np.ndarray and envs.dtype == np.intp and envs.flags.c_contiguous:
+            if envs.ndim == 1:  # the usual
+                return envs
+        if envs is not None and np.size(envs) == 0:
+            return self._everyone[:0]
+        return checked_env_ids(envs, self.num_envs)
+
+    def ask_reset(
+        self,
+        envs: npt.ArrayLike | None = None,
+        seeds: Sequence[int | None] | None = None,
+        options: Sequence[Any] | None = None,
+        *,
+        repeat: bool = True,
+    ) -> None:
+        """Asks envs to reset, and does not wait.
+
+        Args:
+            envs: Which, int ``(n,)``. None: all.
+            seeds: One (or None) for each of these. None: none at all.
+            options: Likewise.
+            repeat: Whether a reset that is lost with its worker is repeated with its seed and
+                options. False: with neither, so that you can tell.
+
+        Raises:
+            ClosedEnvironmentError: It is closed.
+            ValueError: There is no such env, it is named twice, or is out. Nothing was sent.
+            TypeError: ``envs`` is not of integers. Nothing was sent.
+        """
+        ledger, workers = self._ready()
+        chosen = self._chosen(envs)
+        ledger.check(chosen)
+        if not len(chosen):
+            return
+        packed = None
+        if seeds is not None or options is not None:
+            packed = self._packed_reset(workers, chosen, seeds, options)
+        self._recovery.remember(chosen.tolist(), seeds, options, repeat)
+        workers.doing = "reset"
+        if packed is None:
+            ledger.reset(chosen)
+        else:
+            ledger.command(np.sort(chosen), packed, True)
+
+    def _packed_reset(
+        self,
+        workers: Workers,
+        envs: Envs,
+        seeds: Sequence[int | None] | None,
+        options: Sequence[Any] | None,
+    ) -> dict[int, Any]:
+        """The message to each worker of envs that are reset with arguments."""
+        rows = {env: row for row, env in enumerate(envs.tolist())}
+        packed = {}
+        for index, owned in enumerate(workers.ranges):
+            if not any(env in rows for env in owned):
+                continue
+            payload = tuple(
+                None if given is None else [given[rows[e]] if e in rows else None for e in owned]
+                for given in (seeds, options)
+            )
+            mask = [env in rows for env in owned]
+            packed[index] = workers.pack(("reset", (*payload, None if all(mask) else mask)))
+        return packed
+
+    def command(self, name: str, payload: Any, envs: npt.ArrayLike | None = None) -> None:
+        """Has workers do something with envs, and does not wait.
+
+        Args:
+            name: "call", with a payload ``(name, args, kwargs)``, or "set_attr", with one
+                ``(name, {env: value})``.
+            payload: For it.
+            envs: Which, int ``(n,)``. None: all.
+
+        Raises:
+            ClosedEnvironmentError: It is closed.
+            ValueError: There is no such env, it is named twice, or is out. Nothing was sent.
+            Exception: What cannot be pickled. Nothing was sent.
+        """
+        ledger, workers = self._ready()
+        chosen = self._chosen(envs)
+        ledger.check(chosen)
+        if not len(chosen):
+            return
+        named = set(chosen.tolist())
+        packed = {}
+        for index, owned in enumerate(workers.ranges):
+            mine = named.intersection(owned)
+            if not mine:
+                continue
+            if name == "call":
+                message = (*payload, None if len(mine) == len(owned) else frozenset(mine))
+            else:
+                attribute, values = payload
+                message = attribute, {env: values[env] for env in mine if env in values}
+            packed[index] = workers.pack((name, message))
+        workers.doing = name
+        ledger.command(np.sort(chosen), packed, False)
+
+    # ---- answers -----------------------------------------------------------------------------
+
+    def take(
+        self,
+        envs: npt.ArrayLike | None = None,
+        *,
+        count: int | None = None,
+        least: int | None = None,
+        timeout: float | None = None,
+        gather: Any = None,
+        everyone: bool = False,
+        arrays: bool = True,
+    ) -> Answers:
+        """Waits for answers, and takes them: these envs may be asked again.
+
+        Args:
+            envs: Of these envs, int ``(n,)``, in this order.
+            count: Of those that have been ready for longest, at most so many. Neither: of all that
+                were asked, by index.
+            least: With ``count``: so many will do, and when the time is up those that there are.
+            timeout: Seconds to wait. None: as long as it takes.
+            gather: True: infos become Gymnasium's dict of arrays, a row for each env taken. A
+                ``VectorEnv`` does the same for ``everyone``, by its own ``_add_info``. None: one
+                dict for each env.
+            everyone: Whether results are of all envs, the last ones of those that were not asked.
+            arrays: Whether results other than infos are wanted at all.
+
+        Raises:
+            ClosedEnvironmentError: It is closed.
+            NoAsyncCallError: So many envs have not been asked.
+            multiprocessing.TimeoutError: The time is up. Nothing was taken.
+            EnvTimeoutError: An env takes longer than its time limit.
+            WorkerCrashError: A worker died, and the policy does not restart it.
+        """
+        ledger, _ = self._ready()
+        if gather is True:
+            gather = self._gatherer
+        if envs is None and count is None and timeout is None:
+            regular = self.take_regular(gather, arrays)
+            if regular is not None:
+                return Answers(self._everyone, *regular)
+        self.turn.__enter__()
+        try:
+            if self._in_hand is None or not self._is_wanted(self._in_hand.envs, envs):
+                self._in_hand = None
+                made = ledger.in_hand
+                if made is None or not self._is_wanted(made[0], envs):
+                    chosen, among = self._waited_for(ledger, envs, count, least, timeout)
+                    made = ledger.gather(chosen, gather, everyone, arrays, among)
+                self._in_hand = self._answers(ledger, *made)
+        finally:
+            self.turn.__exit__()
+        answers = self._in_hand
+        ledger.commit(answers.envs)
+        self._in_hand = None  # nothing may come between this and the return
+        return answers
+
+    def take_regular(self, gather: Any, arrays: bool = True) -> tuple[Any, ...] | None:
+        """What all envs have answered that were asked at once, if all is as usual.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos; None: :meth:`take` them.
+
+        Raises:
+            Exception: As :meth:`take`.
+        """
+        ledger, _ = self._ready()
+        try:
+            return ledger.take_regular(gather, arrays)
+        except (WorkerCrashError, EnvTimeoutError) as error:
+            self._recover(error)
+        return None
+
+    def _is_wanted(self, made: Envs, envs: npt.ArrayLike | None) -> bool:
+        """Whether answers that a call was broken off with are those that are asked for now."""
+        return envs is None or np.array_equal(made, self._chosen(envs))
+
+    def _waited_for(
+        self,
+        ledger: Ledger,
+        envs: npt.ArrayLike | None,
+        count: int | None,
+        least: int | None,
+        timeout: float | None,
+    ) -> tuple[Envs, Collection[int] | None]:
+        """Waits for envs: those that are ready, and those whose failures are told with them."""
+        if count is None:
+            if envs is None:
+                if timeout is not None or not self._is_regular(ledger, ledger.num_asked):
+                    self._wait(lambda: ledger.num_out == 0, lambda: ledger.num_out, timeout)
+                return ledger.ready(), None
+            these = self._chosen(envs)
+            self._wait(
+                lambda: ledger.num_missing(these) == 0, lambda: ledger.num_missing(these), timeout
+            )
+            return ledger.those_ready(these), set(these.tolist())
+        wanted = count if least is None else least
+        if ledger.num_asked < wanted and not ledger.raised:
+            raise NoAsyncCallError(
+                f"Calling `recv` for {wanted} envs, but only {ledger.num_asked} have been asked to "
+                "step or reset: `send` actions, or call `async_reset`, first.",
+                "recv",
+            )
+        try:
+            ledger.look_if_due()  # also where others leave nothing to wait for
+        except (WorkerCrashError, EnvTimeoutError) as error:
+            self._recover(error)
+        if timeout is None and self._is_regular(ledger, wanted):
+            return ledger.oldest(count), ()
+        try:
+            self._wait(
+                lambda: ledger.num_ready >= wanted or bool(ledger.raised),
+                lambda: wanted - ledger.num_ready,
+                timeout,
+            )
+        except EnvTimeoutError:
+            raise
+        except multiprocessing.TimeoutError:
+            if least is None or ledger.num_ready == 0:
+                raise multiprocessing.TimeoutError(
+                    f"The call to `recv` has timed out after {timeout} second(s): "
+                    f"{ledger.num_ready} of {wanted} envs are ready."
+                ) from None
+        if ledger.raised:
+            return self._everyone[:0], None
+        return ledger.oldest(count), ()
+
+    def _is_regular(self, ledger: Ledger, wanted: int) -> bool:
+        """Waits until so many envs are ready; False if something happens that is to be seen to."""
+        try:
+            return ledger.wait_regular(wanted)
+        except (WorkerCrashError, EnvTimeoutError) as error:
+            self._recover(error)
+        return False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until all that were asked have answered; False: the time is up first.
+
+        Raises:
+            Exception: As :meth:`take`.
+        """
+        ledger, _ = self._open()
+        try:
+            with self.turn:
+                self._wait(lambda: ledger.num_out == 0, lambda: ledger.num_out, timeout)
+        except EnvTimeoutError:
+            raise
+        except multiprocessing.TimeoutError:
+            return False
+        return True
+
+    def _answers(
+        self,
+        ledger: Ledger,
+        envs: Envs,
+        results: tuple[Any, ...],
+        infos: Any,
+        told: dict[int, Told],
+        lease: Any,
+        failures: list[Failure],
+    ) -> Answers:
+        """What the ledger has gathered, for whoever has waited for it."""
+        assert self._workers is not None
+        answers = Answers(envs, *results)
+        answers.infos, answers.told, answers.failures = infos, told, failures
+        if ledger.unanswered:
+            answers.unanswered = ledger.take_unanswered()
+        if ledger.results:
+            unpack = self._workers.unpack
+            answers.results = {
+                env: unpack(ledger.results[env]) for env in envs.tolist() if env in ledger.results
+            }
+        answers.env_id = envs.astype(np.int64)
+        if self._leases.limited:
+            self._leases.add(lease)
+        return answers
+
+    def call(
+        self,
+        name: str,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        envs: npt.ArrayLike | None = None,
+    ) -> list[Any]:
+        """Calls a method of envs, in parallel, or gets an attribute: one result for each.
+
+        Raises:
+            WorkerCrashError: A worker died; if it was restarted, this can be used.
+            Exception: Whatever an env raises; and as :meth:`command`.
+        """
+        self.command("call", (name, args, dict(kwargs or {})), envs)
+        return self.returned(envs)
+
+    def set_attr(self, name: str, values: Mapping[int, Any]) -> None:
+        """Sets an attribute of envs, by env.
+
+        Raises:
+            Exception: As :meth:`call`.
+        """
+        envs = list(values)
+        self.command("set_attr", (name, dict(values)), envs)
+        self.returned(envs)
+
+    def returned(
+        self, envs: npt.ArrayLike | None = None, timeout: float | None = None
+    ) -> list[Any]:
+        """Waits for a command: one result for each of its envs, in the order that is given.
+
+        Raises:
+            multiprocessing.TimeoutError: The time is up.
+            Exception: As :meth:`call`.
+        """
+        order = self._chosen(envs)
+        answers = self.take(order, timeout=timeout, arrays=False)
+        raise_failures(answers.failures)
+        if answers.unanswered:
+            assert self._workers is not None
+            raise WorkerCrashError(
+                f"The worker of envs {answers.unanswered} died in {self._workers.doing!r}, and was "
+                "restarted: there is no result. The vector env can be used; these envs' next step "
+                "truncates."
+            )
+        return [answers.results[env] for env in order.tolist()]
+
+    def drop(self) -> None:
+        """Waits for all that were asked, and forgets what they answer.
+
+        Faults that they would have told are told by their next answers.
+
+        Raises:
+            Exception: As :meth:`take`.
+        """
+        ledger = self._ledger
+        if ledger is None:
+            return
+        with self.turn:
+            self._wait(lambda: ledger.num_out == 0, lambda: ledger.num_out, None)
+            self._in_hand = None
+            ledger.forget()
+
+    # ---- questions ---------------------------------------------------------------------------
+
+    @property
+    def num_asked(self) -> int:
+        """How many envs were asked and have not been taken."""
+        return 0 if self._ledger is None else self._ledger.num_asked
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a thread waits for answers just now."""
+        return self._ledger is not None and self._links.waiting
+
+    def is_out(self, env: int) -> bool:
+        """Whether an env was asked and its answer was not taken."""
+        return self._ledger is not None and self._ledger.is_out(env)
+
+    def is_over(self, env: int) -> bool:
+        """Whether an env's last step has ended an episode."""
+        return self._open()[0].is_over(env)
+
+    def is_broken(self, env: int) -> bool:
+        """Whether an env was replaced: its next step is answered by a truncation."""
+        return self._open()[0].is_broken(env)
+
+    def restarts(self, env: int) -> int:
+        """How often an env's worker has been restarted."""
+        return self._recovery.restarts_of(env)
+
+    def observe(self) -> Any:
+        """The last observations of all envs, as ``copy`` says."""
+        self._open()
+        return self._frames.observe()
+
+    def stats(self) -> Stats:
+        """What has been done so far, and where the time went."""
+        self._open()
+        return Stats.of(*self._links.counters(), self._recovery.counts)
+
+    # ---- faults ------------------------------------------------------------------------------
+
+    def restart(self, envs: npt.ArrayLike | None = None) -> None:
+        """Restarts the workers of some envs; see :meth:`shmvec.ShmVectorEnv.restart`."""
+        self._open()
+        with self._closing():
+            self._recovery.restart(self._chosen(envs).tolist())
+
+    def recycle(self) -> None:
+        """Restarts workers that have made as many steps as ``recycle_after`` says."""
+        if self._settings.recycle_after is not None:
+            with self._closing():
+                self._recovery.recycle()
+
+    def count_fault(self, failure: Failure, cure: str) -> Fault:
+        """Counts what an env has raised, and what somebody else has done about it.
+
+        Args:
+            failure: What it has raised.
+            cure: "reset" or "restart".
+
+        Raises:
+            TooManyFaultsError: There were more than the policy allows; this is closed.
+        """
+        with self._closing():
+            return self._recovery.count(failure, cure)
+
+    def forgive(self, env: int) -> None:
+        """Forgets the faults of an env's worker: they count no more towards ``max_restarts``."""
+        self._recovery.forgive(env)
+
+    def end_workers(self, envs: npt.ArrayLike) -> None:
+        """Ends the workers of some envs, whatever they are doing; nobody may ask these again."""
+        ledger, workers = self._open()
+        chosen = set(self._chosen(envs).tolist())
+        for index, owned in enumerate(workers.ranges):
+            if chosen.intersection(owned):
+                workers.end(index)
+                ledger.retire(index)
+
+    # ---- rollouts ----------------------------------------------------------------------------
+
+    @property
+    def frames(self) -> Frames:
+        """Where results are: for rollouts."""
+        self._open()
+        return self._frames
+
+    def share_rollouts(self, descriptor: int, nbytes: int, num_frames: int) -> None:
+        """Hands memory for rollouts to all workers.
+
+        Raises:
+            Exception: As :meth:`take`.
+        """
+        ledger, workers = self._ready()
+        everyone = self._everyone
+        ledger.check(everyone)
+        size = nbytes, num_frames
+        packed = dict.fromkeys(range(len(workers.ranges)), workers.pack(("rollouts", size)))
+        workers.keep_rollouts(size, descriptor)
+        workers.doing = "rollout"
+        ledger.command(everyone, packed, False, [descriptor])
+        # Who died instead has got it as it was restarted.
+        raise_failures(self.take(arrays=False, everyone=True).failures)
+
+    # ---- waiting -----------------------------------------------------------------------------
+
+    def _wait(
+        self, done: Callable[[], bool], missing: Callable[[], int], timeout: float | None
+    ) -> None:
+        """Takes answers until it is done, whatever happens to workers meanwhile.
+
+        Args:
+            done: Whether it is.
+            missing: How many answers are to be waited for until it may be.
+            timeout: Seconds to wait.
+
+        Raises:
+            multiprocessing.TimeoutError: The time is up.
+            Exception: As :meth:`take`.
+        """
+        ledger, workers = self._open()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waited = False
+        while True:
+            try:
+                ledger.pop()
+                if ledger.owing:
+                    self._fetch(ledger)
+                if self._recovery.is_due:
+                    with self._closing():
+                        self._recovery.mend()
+                    continue
+                if done():
+                    return
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if left == 0.0 and waited:
+                    raise multiprocessing.TimeoutError(f"timed out after {timeout} second(s)")
+                waited = True
+                if ledger.owing:
+                    workers.listen(ledger.owing, _SLICE_S if left is None else left)
+                    ledger.look_around()
+                else:
+                    ledger.wait(max(1, missing()), left)
+            except TooManyFaultsError:
+                raise
+            except (WorkerCrashError, EnvTimeoutError) as error:
+                self._recover(error)
+
+    def _fetch(self, ledger: Ledger) -> None:
+        """Takes the messages that have come, and that answers wait for."""
+        for index in ledger.owing:
+            self._fetch_from(index)
+
+    def _fetch_from(self, index: int) -> None:
+        """Takes the messages of a worker that answers wait for."""
+        ledger, workers = self._ledger, self._workers
+        assert ledger is not None and workers is not None
+        while index in ledger.owing:
+            # It stays in the channel until the ledger has it: what is interrupted is done again.
+            channel, sequence = workers.channels[index], ledger.owed_by(index)
+            message = channel.find(sequence)
+            if message is None:
+                return
+            late, error = _unpacked(workers, message.content)
+            if error is not None:
+                channel.fail(f"what came through it cannot be read ({error!r})")
+                return
+            messages, failures = [], list(late.failures)
+            for kind, env, packed in late.messages:
+                content, error = _unpacked(workers, packed)
+                if error is not None:  # in a class of the user's
+                    failures.append(Failure.of(error, env, index, "info"))
+                    continue
+                # Without a process it is the env's own.
+                content = content if workers.inline is None else deepcopy(content)
+                messages.append((kind, env, content))
+            ledger.deliver(index, messages, failures, late.results)
+            channel.take(sequence)
+
+    def _recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
+        """Does what the policy says of a fault; closes this if that is not enough."""
+        with self._closing():
+            if self._workers is not None and self._workers.stopped:
+                raise ClosedEnvironmentError("The vector env was closed while this call waited.")
+            self._recovery.recover(error)
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        """A crash that cannot be dealt with closes all."""
+        try:
+            yield
+        except WorkerCrashError:
+            self._abandon()
+            raise
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def begin_close(self) -> None:
+        """Tells the workers to close their envs, and does not wait; :meth:`close` must follow."""
+        if self._workers is None or self.closed or self.num_workers == 0:
+            return
+        self._workers.dismiss()
+        if self._ledger is not None:
+            with contextlib.suppress(RuntimeError):  # the ring is full: close() will see
+                self._ledger.close()
+
+    def close(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Closes the envs and ends the workers. A second call does nothing.
+
+        Args:
+            timeout: Seconds the envs get to close. None: as long as they take. Workers that are
+                not done by then are terminated, and killed if they do not obey.
+            terminate: Do not wait for the envs at all.
+
+        Raises:
+            Exception: What an env's ``close`` raises, after everything else is closed.
+        """
+        workers, ledger = self._workers, self._ledger
+        if workers is None or self.closed:
+            return
+        remind = None
+        workers.dismiss()  # those that are being started, or replaced
+        if ledger is not None and not terminate:
+            remind = self._links.remind
+            self._links.closed = True  # first: another thread may wait for other answers
+            try:
+                ledger.close()
+            except RuntimeError:
+                terminate = True  # the request ring is full: the workers are stuck
+        self._finalizer.cancel()
+        self._let_go()
+        raise_failures(workers.stop(0.0 if terminate else timeout, remind))
+
+    def _abandon(self) -> None:
+        """Ends everything at once."""
+        self._let_go()
+        self._finalizer()
+
+    def _let_go(self) -> None:
+        """Lets go of the memory; what the user holds of it stays."""
+        self.closed = True
+        if self._ledger is not None:
+            self._links.closed = True
+        self._ledger = self._in_hand = None
+        for name in ("_links", "_frames", "_recovery"):
+            self.__dict__.pop(name, None)
+
+    def disown(self) -> None:
+        """Lets go of the workers, in a fork of the process whose they are."""
+        self._let_go()
+        if self._workers is not None:
+            self._finalizer.cancel()
+            self._workers.disown()
+
+    def __del__(self) -> None:
+        """Ends the workers of an exchange that was not closed, and warns."""
+        if not getattr(self, "closed", True) and getattr(self, "initialized", False):
+            try:
+                self.warn_unclosed()
+            finally:  # warnings may be errors
+                self.close(terminate=True)
+
+    def warn_unclosed(self) -> None:
+        """Says that this is about to be forgotten without having been closed."""
+        warnings.warn(
+            f"unclosed {self._name}, made at {self._made_at}: call its close()",
+            ResourceWarning,
+            source=self,
+            stacklevel=3,
+        )
+
+    def _open(self) -> tuple[Ledger, Workers]:
+        self.check_open()
+        assert self._ledger is not None and self._workers is not None
+        return self._ledger, self._workers
+
+    def check_open(self) -> None:
+        """Raises ClosedEnvironmentError if it is closed."""
+        if self.closed:
+            if self._owner != os.getpid():
+                raise RuntimeError(
+                    f"This {self._name} was made in process {self._owner}, of which this "
+                    "one is a fork: its workers answer only there. Make one in each process."
+                )
+            raise ClosedEnvironmentError(
+                f"Trying to operate on `{self._name}`, after a call to `close()`."
+            )
+
+
+def _unpacked(workers: Workers, packed: Any) -> tuple[Any, Exception | None]:
+    """A message, or why it cannot be read; what a signal's handler raises is raised."""
+    try:
+        return workers.unpack(packed), None
+    except Exception as error:
+        try:
+            workers.unpack(packed)
+        except Exception:
+            return None, error
+        raise
