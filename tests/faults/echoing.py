@@ -1,0 +1,134 @@
+"""For scripts: an env whose answers say what they answer, and signals at any moment of a call."""
+
+import dis
+import random
+import signal
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+
+
+class Echo(gym.Env):
+    """Observations are (number of the step, action, a number drawn by the seed); never ends."""
+
+    action_space = gym.spaces.Discrete(1_000_000)
+
+    def __init__(self, size=3):
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observation(-1), {}
+
+    def step(self, action):
+        self.count += 1
+        return self._observation(action), float(action), False, False, {"action": action}
+
+    def _observation(self, action):
+        observation = np.zeros(self.observation_space.shape)
+        observation[:3] = self.count, action, self.np_random.random()
+        return observation
+
+    def echo(self, value):
+        return value
+
+
+def drawn(seed):
+    """The number in the first observation after a reset with this seed."""
+    return gym.utils.seeding.np_random(seed)[0].random()
+
+
+class Interrupted(Exception):
+    """What the handler raises."""
+
+
+class Signals:
+    """Signals at random moments, whose handler raises."""
+
+    def __init__(self, seed=0):
+        self._random = random.Random(seed)
+        self._window_s = 0.001
+        self._armed = False
+        self.came = 0
+        signal.signal(signal.SIGALRM, self._raise)
+
+    def _raise(self, number, frame):
+        if self._armed:
+            self._armed = False
+            self.came += 1
+            raise Interrupted
+
+    def after(self, delay_s, call):
+        """Calls it, to be interrupted after so many seconds; returns whether it came to its end."""
+        try:
+            self._armed = True
+            signal.setitimer(signal.ITIMER_REAL, max(delay_s, 1e-6))
+            call()
+            return True
+        except Interrupted:
+            return False
+        finally:
+            self._armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def during(self, call):
+        """The same at a random moment of the time that the call takes, or a little later."""
+        whole = self.after(self._random.uniform(0, self._window_s), call)
+        self._window_s *= 0.95 if whole else 1.02  # which makes three of four come in time
+        return whole
+
+
+class Moments:
+    """Moments of a call, one after the other, at which Python may run a signal's handler."""
+
+    def __init__(self, stride=1):
+        self._stride = stride
+        self._moment = 0
+        self._left = 0
+
+    def interrupt(self, call):
+        """Calls it, to be interrupted at the next moment; False: it is over before that."""
+        self._left = self._moment
+        self._moment += self._stride
+        sys.settrace(self._enter)
+        try:
+            call()
+        except Interrupted:
+            pass
+        finally:
+            sys.settrace(None)
+        return self._left < 0
+
+    def _enter(self, frame, event, arg):
+        code, previous = frame.f_code.co_code, ""
+
+        def trace(frame, event, arg):
+            nonlocal previous
+            if event == "opcode":
+                # It looks for signals where a function begins, and after calls and jumps.
+                if previous.startswith(("RESUME", "CALL", "JUMP")):
+                    self._left -= 1
+                    if self._left < 0:
+                        sys.settrace(None)
+                        raise Interrupted
+                previous = dis.opname[code[frame.f_lasti]]
+            return trace
+
+        # In this order: from 3.13 on, opcodes are traced where there is something to call.
+        frame.f_trace = trace
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return trace
+
+
+def duration(call, times=20):
+    """Seconds that a call takes: the median."""
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return sorted(taken)[times // 2]

@@ -1,0 +1,77 @@
+"""Scripts that may hang or leave processes behind: each in a session of its own, ended whole."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import textwrap
+import time
+from pathlib import Path
+
+from processes import run_script
+
+DEADLINE_S = 20
+
+_PREAMBLE = f"""
+import faulthandler, os, sys
+os.setsid()
+faulthandler.enable()
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+"""
+
+
+@contextlib.contextmanager
+def running(*parts):
+    """A script, in parts, that runs; whatever it has started is gone at the end."""
+    process = run_script("".join(map(textwrap.dedent, (_PREAMBLE, *parts))))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+        end_session(process.pid)
+        process.communicate()
+
+
+def succeeds(*parts):
+    """Runs a script that must come to its end; returns what it has printed."""
+    with running(*parts) as process:
+        # Not by communicate(): the pipes stay open as long as a process that is left has them.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(DEADLINE_S)
+        hangs = process.poll() is None
+        if hangs:
+            process.send_signal(signal.SIGABRT)  # it says where
+            time.sleep(0.5)
+            process.kill()
+            process.wait()
+        end_session(process.pid)
+        out, err = process.communicate()
+        how = "hangs" if hangs else "has failed"
+        assert process.returncode == 0, f"the script {how}:\n{out}\n{err}"
+        return out
+
+
+def end_session(session):
+    """Kills every process of a session, whatever group it is in and whoever is its parent."""
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        pids = session_of(session)
+        if not pids:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    raise AssertionError(f"processes are left: {session_of(session)}")
+
+
+def session_of(session):
+    """The processes of a session that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state not in "ZX":
+                found.append(int(path.parent.name))
+    return found

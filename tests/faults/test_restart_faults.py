@@ -1,0 +1,265 @@
+"""What a worker that is replaced has lost: repeated or truncated as it must be, and told once."""
+
+import os
+import signal
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter
+from gymnasium.vector import AutoresetMode
+from stepping import DEADLINE_S, STEPS, in_order, kill, told
+
+from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
+from shmvec.faults import restart_seed
+
+RESTART = FaultPolicy(on_crash="restart", max_restarts=5, backoff_s=0)
+
+
+def first_draw(seed):
+    """What a counter draws first when it is reset with a seed; its observations show it."""
+    return Counter().reset(seed=seed)[0][2]
+
+
+class Leveled(Counter):
+    """A counter whose observations show the level that it was reset with, too."""
+
+    def reset(self, *, seed=None, options=None):
+        self.level = (options or {}).get("level", 0)
+        return super().reset(seed=seed, options=options)
+
+    def _observation(self, action=-1):
+        observation = super()._observation(action)
+        observation[3] = self.level
+        return observation
+
+
+class DiesOnce(Leveled):
+    """Its process is killed in one of its resets (1 is the first one), and never again."""
+
+    def __init__(self, path, at, length=99):
+        super().__init__(length)
+        self.path, self.at = path, at
+
+    def reset(self, *, seed=None, options=None):
+        if self.resets + 1 == self.at and not self.path.exists():
+            self.path.write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(seed=seed, options=options)
+
+
+# ---- seeds -------------------------------------------------------------------------------------
+
+
+def reset_all(envs, **arguments):
+    return envs.reset(**arguments)
+
+
+def reset_some(envs, **arguments):
+    options = {**arguments.pop("options", {}), "reset_mask": np.array([True, True, False])}
+    return envs.reset(**arguments, options=options)
+
+
+def reset_one_by_one(envs, **arguments):
+    envs.async_reset(**arguments)
+    observations, *_, infos = in_order(envs.recv(timeout=DEADLINE_S))
+    return observations, infos
+
+
+RESETS = [reset_all, reset_some, reset_one_by_one]
+
+
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("options", [{}, {"level": 5}])
+def test_a_reset_without_a_seed_that_was_lost_gets_one_of_its_own(reset, options, tmp_path):
+    fns = [lambda: DiesOnce(tmp_path / "died", at=3), Leveled, Leveled]
+    envs = ShmVectorEnv(fns, num_workers=2, faults=RESTART)
+    try:
+        envs.reset(seed=7)
+        envs.reset()
+        arguments = {"options": options} if options else {}
+        observations, infos = reset(envs, **arguments)
+        draws = [first_draw(restart_seed(7 + env, 1)) for env in range(2)]
+        assert observations[:2, 2].tolist() == draws
+        assert observations[:2, 3].tolist() == [options.get("level", 0)] * 2
+        assert told(infos, 3).tolist() == [True, True, False]
+        assert not envs.step([1] * 3)[3].any()
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_a_reset_with_a_seed_that_was_lost_is_repeated_with_it(reset, tmp_path):
+    fns = [lambda: DiesOnce(tmp_path / "died", at=3), Leveled, Leveled]
+    envs = ShmVectorEnv(fns, num_workers=2, faults=RESTART)
+    try:
+        envs.reset(seed=7)
+        envs.reset()
+        observations, infos = reset(envs, seed=[20, None, None])
+        draws = [first_draw(20), first_draw(restart_seed(8, 1))]
+        assert observations[:2, 2].tolist() == draws
+        assert told(infos, 3).tolist() == [True, True, False]
+    finally:
+        envs.close()
+
+
+class RaisesThen(DiesOnce):
+    """The first reset in the process that follows raises."""
+
+    def reset(self, *, seed=None, options=None):
+        raised = self.path.with_name("raised")
+        if self.path.exists() and not raised.exists():
+            raised.write_text("")
+            raise LookupError("no luck")
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("lost", ["reset", "step"])
+def test_what_a_repeated_reset_raises_is_raised(lost, tmp_path):
+    fns = [lambda: RaisesThen(tmp_path / "died", at=2, length=1), Leveled, Leveled]
+    mode = AutoresetMode.SAME_STEP if lost == "step" else AutoresetMode.NEXT_STEP
+    envs = ShmVectorEnv(fns, num_workers=2, faults=RESTART, autoreset_mode=mode)
+    try:
+        envs.reset(seed=7)
+        with pytest.raises(LookupError, match="no luck"):
+            envs.step([1] * 3) if lost == "step" else envs.reset(seed=3)
+        observations, _ = envs.reset(seed=20)
+        assert observations[:, 2].tolist() == [first_draw(20 + env) for env in range(3)]
+        assert envs.step([1] * 3)[1].tolist() == [1] * 3
+    finally:
+        envs.close()
+
+
+# ---- autoresets --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("died", ["before", "in it"])
+def test_an_autoreset_that_was_lost_is_repeated(step, died, tmp_path):
+    """There is no episode of length 0: it is told, and the env goes on."""
+    fns = [
+        lambda: DiesOnce(tmp_path / "died", at=2 if died == "in it" else 0, length=3),
+        lambda: Leveled(99),
+        lambda: Leveled(99),
+    ]
+    envs = ShmVectorEnv(fns, num_workers=2, faults=RESTART)
+    try:
+        envs.reset(seed=7, options={"level": 5})
+        for _ in range(3):
+            last = envs.step([1] * 3)
+        assert last[2].tolist() == [True, False, False]
+        if died == "before":
+            kill(envs, [0])
+        observations, rewards, terminations, truncations, infos = step(envs, [1] * 3)
+        assert (rewards[0], terminations[0], truncations[0]) == (0, False, False)
+        assert observations[0].tolist() == [0, -1, first_draw(restart_seed(7, 1)), 0]
+        # Its neighbour's episode is broken; it is truncated, and reset by the next step.
+        assert (rewards[1], terminations[1], truncations[1]) == (0, False, True)
+        assert observations[1].tolist() == last[0][1].tolist()
+        assert rewards[2] == 4 and not truncations[2]
+        assert told(infos, 3).tolist() == [True, True, False]
+        observations, rewards, terminations, truncations, infos = step(envs, [1] * 3)
+        assert observations[:, 0].tolist() == [1, 0, 5] and rewards.tolist() == [1, 0, 5]
+        assert observations[1, 2] == first_draw(restart_seed(8, 1))
+        assert not truncations.any() and not terminations.any()
+        assert not told(infos, 3).any()
+    finally:
+        envs.close()
+
+
+def test_an_autoreset_in_a_rollout_that_was_lost_is_repeated(tmp_path):
+    fns = [lambda: DiesOnce(tmp_path / "died", at=2, length=3), lambda: Leveled(99)]
+    envs = ShmVectorEnv(fns, num_workers=2, faults=RESTART)
+    try:
+        envs.reset(seed=7)
+        rollout = envs.rollout(6)
+        faults = [told(rollout.step([1, 1]), 2) for _ in range(6)]
+        assert rollout.observations[:, :, 0].T.tolist() == [[0, 1, 2, 3, 0, 1, 2], [*range(7)]]
+        assert rollout.rewards[1:, 0].tolist() == [1, 2, 3, 0, 1, 2]
+        assert np.flatnonzero(rollout.terminations[:, 0]).tolist() == [3]
+        assert not rollout.truncations.any()
+        assert np.argwhere(faults).tolist() == [[3, 0]]
+        assert rollout.observations[4, 0, 2] == first_draw(restart_seed(7, 1))
+        assert envs.step([1] * 2)[1].tolist() == [3, 7]
+    finally:
+        envs.close()
+
+
+# ---- told --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_a_reset_tells_of_the_restart_that_it_makes_good(reset):
+    envs = ShmVectorEnv([Leveled] * 3, num_workers=2)
+    try:
+        envs.reset(seed=7)
+        envs.step([1] * 3)
+        envs.restart([0])
+        observations, infos = reset(envs, seed=3)
+        assert observations[:2, 2].tolist() == [first_draw(3), first_draw(4)]
+        assert told(infos, 3).tolist() == [True, True, False]
+        *_, truncations, infos = envs.step([1] * 3)
+        assert not truncations.any() and "fault" not in infos
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_a_reset_tells_of_a_worker_that_died_in_a_call(reset):
+    envs = ShmVectorEnv([Leveled] * 3, num_workers=2, faults=RESTART)
+    try:
+        envs.reset(seed=7)
+        kill(envs, [0])
+        with pytest.raises(WorkerCrashError, match="set_attr"):
+            envs.set_attr("mark", 1)
+        observations, infos = reset(envs, seed=3)
+        assert observations[:2, 2].tolist() == [first_draw(3), first_draw(4)]
+        assert told(infos, 3).tolist() == [True, True, False]
+        *_, truncations, infos = envs.step([1] * 3)
+        assert not truncations.any() and "fault" not in infos
+    finally:
+        envs.close()
+
+
+# ---- messages ----------------------------------------------------------------------------------
+
+
+class Listening(Counter):
+    """Its actions are sequences; what it counts is how long they were."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.action_space = gym.spaces.Sequence(gym.spaces.Discrete(2))
+
+    def step(self, action):
+        return super().step(len(action))
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+@pytest.mark.parametrize("lengths", [(3, 99), (99, 3), (3, 99, 3), (99, 3, 99)])
+def test_a_worker_with_some_envs_between_episodes_and_actions_as_messages(lengths, size):
+    ended = np.array([length == 3 for length in lengths])
+    fns = [lambda length=length: Listening(length) for length in (*lengths, *[99] * len(lengths))]
+    envs = ShmVectorEnv(fns, num_workers=2, shared_memory=False)
+    actions = ((1,) * size,) * len(fns)
+    try:
+        envs.reset(seed=7)
+        for _ in range(3):
+            last = envs.step(actions)
+        envs.restart([0])
+        observations, rewards, terminations, truncations, infos = envs.step(actions)
+        mine, others = slice(len(lengths)), slice(len(lengths), None)
+        assert observations[mine, 0].tolist() == np.where(ended, 0, 3).tolist()
+        assert np.array_equal(observations[mine][~ended], last[0][mine][~ended])
+        assert observations[others, 1].tolist() == [size] * len(lengths)
+        assert truncations[mine].tolist() == (~ended).tolist() and not rewards[mine].any()
+        assert rewards[others].tolist() == [4] * len(lengths) and not truncations[others].any()
+        assert not terminations.any()
+        assert told(infos, len(fns)).tolist() == [True] * len(lengths) + [False] * len(lengths)
+        observations, rewards, terminations, truncations, infos = envs.step(actions)
+        assert observations[mine, 0].tolist() == ended.tolist() == rewards[mine].tolist()
+        assert rewards[others].tolist() == [5] * len(lengths)
+        assert not (terminations | truncations).any()
+        assert envs.stats().faults.restarts == 1
+    finally:
+        envs.close()

@@ -1,0 +1,349 @@
+"""A call that Ctrl-C or a signal's handler breaks off, at any moment: the next one is right."""
+
+import pytest
+from scripts import succeeds
+
+# What follows an interrupted call, and what it must show. `n` is another number each time.
+CALLS = {
+    "call": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
+        interrupted = lambda n: envs.call("echo", n)
+
+        def check(n):
+            assert envs.call("echo", n) == (n,) * 4
+    """,
+    "call of large results": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
+        interrupted = lambda n: envs.call("echo", bytes([n % 256]) * 300_000)
+
+        def check(n):
+            assert envs.call("echo", n) == (n,) * 4
+    """,
+    "set_attr": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
+        interrupted = lambda n: envs.set_attr("mark", [n, n + 1, n + 2, n + 3])
+
+        def check(n):
+            envs.set_attr("mark", -n)
+            assert envs.get_attr("mark") == (-n,) * 4
+            assert envs.call("echo", n) == (n,) * 4
+    """,
+    "seeded reset": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
+        interrupted = lambda n: envs.reset(seed=n)
+
+        def check(n):
+            observations, _ = envs.reset(seed=[None, n, n, n])
+            assert observations[1:].tolist() == [[0, -1, drawn(n)]] * 3
+            observations, rewards, *_ = envs.step([n] * 4)
+            assert observations[:, :2].tolist() == [[1, n]] * 4 and rewards.tolist() == [n] * 4
+    """,
+    "call without workers": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=0)
+        interrupted = lambda n: envs.call("echo", n)
+
+        def check(n):
+            assert envs.call("echo", n) == (n,) * 4
+    """,
+    "step": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
+        envs.reset(seed=0)
+        interrupted = lambda n: envs.step([n] * 4)
+        last = 0
+
+        def check(n):
+            global last
+            observations, rewards, _, _, infos = envs.step([n, n + 1, n + 2, n + 3])
+            count = int(observations[0, 0])
+            assert count >= last + 1
+            assert observations[:, :2].tolist() == [[count, n + i] for i in range(4)]
+            assert rewards.tolist() == infos["action"].tolist() == [n, n + 1, n + 2, n + 3]
+            last = count
+    """,
+    "step with messages": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2, shared_memory=False)
+        envs.reset(seed=0)
+        interrupted = lambda n: envs.step([n] * 4)
+
+        def check(n):
+            observations, rewards, *_ = envs.step([n, n + 1, n + 2, n + 3])
+            count = observations[0][0]
+            assert [list(each[:2]) for each in observations] == [[count, n + i] for i in range(4)]
+            assert rewards.tolist() == [n, n + 1, n + 2, n + 3]
+    """,
+    "step with faults mended": """
+        envs = ShmVectorEnv(
+            [Echo] * 4, num_workers=2, faults=FaultPolicy(on_crash="restart", on_error="reset")
+        )
+        envs.reset(seed=0)
+        interrupted = lambda n: envs.step([n] * 4)
+
+        def check(n):
+            observations, rewards, _, _, infos = envs.step([n, n + 1, n + 2, n + 3])
+            count = int(observations[0, 0])
+            assert observations[:, :2].tolist() == [[count, n + i] for i in range(4)]
+            assert rewards.tolist() == infos["action"].tolist() == [n, n + 1, n + 2, n + 3]
+    """,
+    "send and recv": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2, batch_size=2)
+        envs.reset(seed=0)
+        envs.recv()
+
+        def interrupted(n):
+            envs.send([n, n, n, n])
+            envs.recv()
+            envs.recv()
+
+        def check(n):
+            try:
+                while True:
+                    envs.recv(min_envs=1)
+            except NoAsyncCallError:
+                pass  # nobody is out any more
+            envs.send([n, n + 1, n + 2, n + 3])
+            for _ in range(2):
+                observations, rewards, _, _, infos = envs.recv()
+                expected = [n + env for env in infos["env_id"]]
+                assert observations[:, 1].tolist() == expected
+                assert rewards.tolist() == infos["action"].tolist() == expected
+    """,
+    "send and recv with messages": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2, batch_size=2, shared_memory=False)
+        envs.reset(seed=0)
+        envs.recv()
+
+        def interrupted(n):
+            envs.send([n, n, n, n])
+            envs.recv()
+            envs.recv()
+
+        def check(n):
+            try:
+                while True:
+                    envs.recv(min_envs=1)
+            except NoAsyncCallError:
+                pass  # nobody is out any more
+            envs.send([n, n + 1, n + 2, n + 3])
+            for _ in range(2):
+                observations, rewards, _, _, infos = envs.recv()
+                expected = [n + env for env in infos["env_id"]]
+                assert [each[1] for each in observations] == rewards.tolist() == expected
+    """,
+    "step of some": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
+        envs.reset(seed=0)
+        envs.step([0] * 4)
+        mask = np.array([True, False, True, True])
+        interrupted = lambda n: envs.step([n] * 4, mask=mask)
+
+        def check(n):
+            observations, rewards, _, _, infos = envs.step([n, n, n + 2, n + 3], mask=mask)
+            count = int(observations[0, 0])
+            expected = [[count, n], [1, 0], [count, n + 2], [count, n + 3]]
+            assert observations[:, :2].tolist() == expected
+            assert rewards.tolist() == infos["action"].tolist() == [n, 0, n + 2, n + 3]
+    """,
+    "steps of rollouts": """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
+        envs.reset(seed=0)
+
+        def interrupted(n):
+            rollout = envs.rollout(4)
+            for _ in range(4):
+                rollout.step([n] * 4)
+
+        def check(n):
+            rollout = envs.rollout(4)
+            first = rollout.observations[0, 0, 0]
+            for step in range(4):
+                infos = rollout.step([n + step] * 4)
+                assert infos["action"].tolist() == [n + step] * 4
+            counts = [[first + step] * 4 for step in range(5)]
+            assert rollout.observations[:, :, 0].tolist() == counts
+            assert rollout.rewards[1:].tolist() == [[n + step] * 4 for step in range(4)]
+            observations, rewards, *_ = envs.step([n, n + 1, n + 2, n + 3])
+            assert observations[:, :2].tolist() == [[first + 5, n + i] for i in range(4)]
+            assert rewards.tolist() == [n, n + 1, n + 2, n + 3]
+    """,
+}
+
+
+START = """
+    import numpy as np
+    from gymnasium.error import NoAsyncCallError
+    from echoing import Echo, Moments, Signals, drawn
+    from shmvec import FaultPolicy, ShmVectorEnv
+"""
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_after_400_signals_at_random_moments_each_next_call_returns_its_own_results(what):
+    body = """
+        signals = Signals(seed=1)
+        for n in range(10, 410):
+            signals.during(lambda: interrupted(n))
+            check(n)
+        assert signals.came > 100, signals.came
+        envs.close()
+    """
+    succeeds(START, CALLS[what], body)
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_after_an_exception_at_each_moment_the_next_call_returns_its_own_results(what):
+    body = """
+        interrupted(1)
+        moments, n = Moments(), 10
+        while moments.interrupt(lambda: interrupted(n)):
+            check(n)
+            n += 1
+        assert n > 20, n
+        envs.close()
+    """
+    succeeds(START, CALLS[what], body)
+
+
+@pytest.mark.parametrize(
+    "call", ["envs.set_attr('mark', n)", "envs.reset(seed=n)", "envs.call('echo', n)"]
+)
+def test_close_comes_to_its_end_after_an_exception_at_any_moment(call):
+    body = f"""
+        moments, n, went_on = Moments(stride=11), 0, True
+        np.unique([1])  # imports what it needs
+        while went_on:
+            envs = ShmVectorEnv([Echo] * 2, num_workers=2)
+            went_on = moments.interrupt(lambda: {call})
+            envs.close()
+            n += 1
+        assert n > 5, n
+    """
+    succeeds(START, body)
+
+
+SWEEP = """
+    import os
+    from echoing import Echo, Signals, duration
+    from shmvec import ShmVectorEnv
+
+    envs = ShmVectorEnv([Echo] * 2, num_workers=2)
+    data = os.urandom(8_000_000)
+    signals = Signals()
+    {prepare}
+    seconds = duration(interrupted, times=3)
+    for moment in range(40):
+        signals.after(seconds * moment / 40, interrupted)
+        for n in range(3):
+            assert envs.call("echo", n) == (n, n)
+    assert signals.came > 5, signals.came
+    envs.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        'envs.set_attr("data", data); interrupted = lambda: envs.get_attr("data")',
+        'interrupted = lambda: envs.set_attr("data", data)',
+    ],
+    ids=["to the parent", "to the workers"],
+)
+def test_a_signal_while_a_large_message_is_on_its_way(prepare):
+    succeeds(SWEEP.format(prepare=prepare))
+
+
+@pytest.mark.parametrize("size", [100_000, 2_000_000], ids=["within", "above the socket's buffer"])
+def test_ctrl_c_while_a_late_message_is_awaited(size):
+    """It comes whenever the worker pickles what it is about to send."""
+    succeeds(f"""
+        import os, signal, time
+        from echoing import Echo
+        from shmvec import ShmVectorEnv
+
+        waiting, wait = os.pipe()
+
+        class Interrupting:
+            def __reduce__(self):
+                os.read(waiting, 1)
+                time.sleep(0.05)  # by then it waits for us
+                os.kill(os.getppid(), signal.SIGINT)
+                return str, ()
+
+        class Late(Echo):
+            def step(self, action):
+                result = super().step(action)
+                if action == 7:
+                    result[-1]["bulk"] = "x" * {size}, Interrupting()
+                return result
+
+        def handler(number, frame):
+            global armed, came
+            if armed:
+                armed = False
+                came += 1
+                raise KeyboardInterrupt
+
+        def attempt(call):
+            global armed
+            try:
+                armed = True
+                os.write(wait, b"x")
+                return call()
+            except KeyboardInterrupt:
+                return "interrupted"
+            finally:
+                armed = False
+
+        armed, came = False, 0
+        signal.signal(signal.SIGINT, handler)
+        envs = ShmVectorEnv([Late] * 2, num_workers=2, context="fork")
+        envs.reset(seed=0)
+        assert attempt(lambda: envs.step([7, 8])) == "interrupted"
+        for n in range(9):
+            assert attempt(lambda: envs.call("echo", n)) in ((n, n), "interrupted")
+        assert came < 9
+        observations, *_ = envs.step([1, 2])
+        assert observations[:, :2].tolist() == [[2, 1], [2, 2]]
+        envs.close()
+    """)
+
+
+@pytest.mark.parametrize("how", ["a handler that raises", "Ctrl-C"])
+def test_signals_of_another_thread_at_any_moment(how):
+    number = "SIGINT" if how == "Ctrl-C" else "SIGUSR2"
+    succeeds(f"""
+        import os, random, signal, threading
+        from echoing import Echo, duration
+        from shmvec import ShmVectorEnv
+
+        def handler(number, frame):
+            global armed, came
+            if armed:
+                armed = False
+                came += 1
+                raise KeyboardInterrupt
+
+        def interrupt():
+            pause = random.Random(3)
+            while not over.wait(pause.uniform(0, 3 * seconds)):
+                os.kill(os.getpid(), signal.{number})
+
+        armed, came, over = False, 0, threading.Event()
+        signal.signal(signal.{number}, handler)
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
+        seconds = duration(lambda: envs.call("echo", 0))
+        thread = threading.Thread(target=interrupt, daemon=True)
+        thread.start()
+        n = 0
+        while n < 400 or came < 50:
+            try:
+                armed = True
+                envs.call("echo", "to be broken off")
+                armed = False
+            except KeyboardInterrupt:
+                pass
+            n += 1
+            assert envs.call("echo", n) == (n,) * 4
+        over.set()
+        thread.join()
+        envs.close()
+    """)

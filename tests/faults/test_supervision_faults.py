@@ -1,0 +1,253 @@
+"""Who is dead, who hangs and who is well: told apart whatever else befalls their processes."""
+
+import os
+import signal
+import time
+
+import pytest
+from envs import Counter
+from scripts import running, session_of, succeeds
+
+from shmvec import EnvTimeoutError, ShmVectorEnv
+
+DEADLINE_S = 20
+
+
+# ---- a fork server that is killed ---------------------------------------------------------------
+
+SERVED = """
+    import signal, time
+    from multiprocessing import forkserver
+    from envs import Counter
+    from processes import gone, state
+    from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
+
+    class Slow(Counter):
+        def step(self, action):
+            if action == 3:
+                time.sleep(0.2)  # in which the parent looks after its workers
+            return super().step(action)
+
+    def made(policy):
+        policy = FaultPolicy(on_crash=policy, backoff_s=0)
+        envs = ShmVectorEnv(
+            [lambda: Slow(99)] * 2, num_workers=2, context="forkserver", faults=policy
+        )
+        envs.reset(seed=0)
+        return envs
+
+    def pids(envs):
+        return [process.pid for process in envs.processes]
+
+    def kill(pid):
+        os.kill(pid, signal.SIGKILL)
+        assert gone([pid], 5), state(pid)
+
+    def kill_server():
+        if forkserver._forkserver._forkserver_pid is not None:  # unless there is none
+            kill(forkserver._forkserver._forkserver_pid)
+
+    def count(envs, counts):
+        observations, rewards, _, truncations, infos = envs.step([3, 3])
+        assert observations[:, 0].tolist() == counts == rewards.tolist(), observations
+        assert not truncations.any() and "fault" not in infos, infos
+"""
+
+
+@pytest.mark.parametrize("policy", ["raise", "restart"])
+def test_workers_outlive_their_fork_server(policy):
+    succeeds(
+        SERVED,
+        f"""
+        envs = made({policy!r})
+        before = pids(envs)
+        kill_server()
+        for turn in range(1, 4):
+            count(envs, [turn] * 2)
+        envs.set_attr("mark", 1)
+        count(envs, [4] * 2)
+        assert pids(envs) == before and envs.stats().faults.restarts == 0
+        envs.close()
+        assert gone(before, 1)
+        """,
+    )
+
+
+def test_a_death_after_that_of_the_fork_server_is_raised():
+    succeeds(
+        SERVED,
+        """
+        envs = made("raise")
+        before = pids(envs)
+        kill_server()
+        count(envs, [1, 1])
+        kill(before[0])
+        try:
+            envs.step([3, 3])
+        except WorkerCrashError as error:
+            assert error.workers == (0,), error
+        else:
+            raise AssertionError("it was not noticed")
+        assert gone(before, 1)
+        """,
+    )
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_a_death_beside_that_of_the_fork_server_is_mended(dies):
+    """There are never two workers of the same envs."""
+    succeeds(
+        SERVED,
+        f"""
+        envs = made("restart")
+        before = pids(envs)
+        if {dies!r} == "before":
+            kill(before[0])
+        kill_server()
+        if {dies!r} == "after":
+            count(envs, [1, 1])
+            kill(before[0])
+        made = int({dies!r} == "after")
+        observations, rewards, _, truncations, infos = envs.step([3, 3])
+        assert truncations.tolist() == infos["_fault"].tolist() == [True, False], truncations
+        assert observations[:, 0].tolist() == [made, made + 1], observations
+        after = pids(envs)
+        assert after[0] not in before and after[1] == before[1]
+        *_, infos = envs.step([3, 3])
+        for turn in range(1, 4):
+            count(envs, [turn, made + 2 + turn])
+        assert pids(envs) == after and envs.stats().faults.restarts == 1
+        envs.close()
+        assert gone(before + after, 1)
+        """,
+    )
+
+
+# ---- vector envs that are made at the same time -------------------------------------------------
+
+
+def test_vector_envs_that_two_threads_make_at_the_same_time():
+    """A worker of one that dies is noticed while those of the other live."""
+    succeeds("""
+        import multiprocessing, signal, threading
+        from contextlib import suppress
+        from envs import Counter
+        from processes import gone
+        from shmvec import FaultPolicy, ShmVectorEnv
+
+        def meet():  # each forks before the other goes on
+            with suppress(threading.BrokenBarrierError):
+                together.wait(1)
+
+        made = {}
+        together = threading.Barrier(2)
+        policy = FaultPolicy(on_crash="restart", backoff_s=0)
+        os.register_at_fork(after_in_parent=meet)
+
+        def make(name):
+            made[name] = ShmVectorEnv(
+                [lambda: Counter(99)] * 2, num_workers=2, context="fork", faults=policy
+            )
+
+        threads = [threading.Thread(target=make, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        together.abort()
+        unnoticed = []
+        for name, envs in made.items():
+            envs.reset(seed=0)
+            for worker in range(2):
+                pid = envs.processes[worker].pid
+                os.kill(pid, signal.SIGKILL)
+                assert gone([pid], 5)
+                envs.step_async([1, 1])
+                try:
+                    *_, truncations, infos = envs.step_wait(timeout=3)
+                except multiprocessing.TimeoutError:
+                    unnoticed.append((name, worker))
+                    break
+                assert truncations.tolist() == [worker == 0, worker == 1], truncations
+                assert envs.step([1, 1])[1][worker] == 0
+        for envs in made.values():
+            envs.close(terminate=True)
+        assert not unnoticed, unnoticed
+    """)
+
+
+# ---- processes that are stopped -----------------------------------------------------------------
+
+SUSPENDED = """
+    import faulthandler, time
+    from envs import Counter
+    from shmvec import FaultPolicy, ShmVectorEnv
+
+    faulthandler.dump_traceback_later(15, exit=True)
+
+    class Works(Counter):
+        def step(self, action):
+            if action == 3:
+                print("begun", flush=True)
+                begin = time.process_time()  # which stands still while the process is stopped
+                while time.process_time() - begin < 0.2:
+                    pass
+            return super().step(action)
+
+    policy = FaultPolicy(on_timeout="restart", step_timeout=1.0, backoff_s=0)
+    envs = ShmVectorEnv([lambda: Works(99)] * 2, num_workers=2, faults=policy)
+    envs.reset(seed=0)
+    pids = [process.pid for process in envs.processes]
+"""
+
+
+@pytest.mark.parametrize(
+    "how, first", [("lockstep", "parent"), ("lockstep", "workers"), ("partial", "parent")]
+)
+def test_a_suspended_program_does_not_take_its_workers_for_hanging(how, first):
+    """Ctrl-Z and fg, a scheduler's suspend: all of it has stood still for longer than the limit."""
+    with running(
+        SUSPENDED,
+        f"""
+        import stepping
+        observations, *_, infos = stepping.{how}(envs, [3, 1])
+        assert "fault" not in infos, infos
+        print(*observations[:, 0], [process.pid for process in envs.processes] == pids)
+        envs.close()
+        """,
+    ) as script:
+        assert script.stdout.readline() == "begun\n"
+        pids = session_of(script.pid)
+        pids.sort(key=lambda pid: (pid == script.pid) == (first == "workers"))
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.5)  # longer than the limit
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        out, err = script.communicate(timeout=DEADLINE_S)
+        assert (out, script.returncode) == ("1.0 1.0 True\n", 0), err
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda envs: envs.get_attr("length"),
+        lambda envs: envs.set_attr("mark", 1),
+        lambda envs: envs.call_some([0], "has_wrapper_attr", "length"),
+        lambda envs: envs.reset(seed=1),
+    ],
+    ids=["get_attr", "set_attr", "call_some", "reset"],
+)
+def test_a_stopped_worker_is_noticed_in_partial_batches_after_a_call(call):
+    envs = ShmVectorEnv([Counter] * 2, num_workers=2, step_timeout=0.2)
+    stopped = envs.processes[1].pid
+    try:
+        envs.reset(seed=0)
+        call(envs)
+        os.kill(stopped, signal.SIGSTOP)
+        envs.send([1, 1])
+        with pytest.raises(EnvTimeoutError, match="env 1"):
+            envs.recv(timeout=4)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+        envs.close()

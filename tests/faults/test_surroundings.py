@@ -1,0 +1,111 @@
+"""What a program brings along: no pidfds, exit hooks and signal handlers of its own."""
+
+import pytest
+from scripts import succeeds
+
+ENVS = """
+import gymnasium as gym, numpy as np, signal, time
+from echoing import Echo
+
+class Stubborn(Echo):
+    def step(self, action):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return super().step(action)
+
+"""
+
+
+@pytest.mark.parametrize("error", ["ENOSYS", "EMFILE"])
+def test_a_process_that_cannot_be_watched_over_is_not_left(error):
+    succeeds(
+        ENVS,
+        f"""
+        import errno
+        from multiprocessing import active_children
+        from shmvec import ShmVectorEnv
+
+        opened, parent = [], os.getpid()
+        real = os.pidfd_open
+
+        def pidfd_open(pid):
+            if os.getpid() == parent:
+                if len(opened) == 2:
+                    raise OSError(errno.{error}, "no more of them")
+                opened.append(pid)
+            return real(pid)
+
+        os.pidfd_open = pidfd_open
+        before = os.listdir("/proc/self/fd")
+        try:
+            ShmVectorEnv([Echo] * 4, num_workers=4, context="fork")
+        except OSError as raised:
+            assert raised.errno == errno.{error}, raised
+            assert raised.errno != errno.ENOSYS or "pidfd_open" in str(raised), raised
+        else:
+            raise AssertionError("nothing was raised")
+        assert not active_children()
+        try:
+            left = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            pass
+        else:
+            raise AssertionError(f"a child is left: {{left}}")
+        assert os.listdir("/proc/self/fd") == before
+        """,
+    )
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+@pytest.mark.parametrize("first", ["import weakref", "weakref.finalize(A(), print)"])
+def test_a_program_ends_with_an_open_vector_env_whatever_its_exit_hooks(first, daemon):
+    succeeds(
+        f"""
+        import weakref
+        class A: pass
+        {first}
+        """,
+        ENVS,
+        f"""
+        from shmvec import ShmVectorEnv
+
+        envs = ShmVectorEnv([Stubborn] * 2, num_workers=2, context="fork", daemon={daemon})
+        envs.reset()
+        envs.step([1, 1])
+        """,
+    )
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_process_of_multiprocessing_ends_with_an_open_vector_env(context):
+    succeeds(
+        ENVS,
+        f"""
+        import multiprocessing
+        from shmvec import ShmVectorEnv
+
+        def work():
+            global envs
+            envs = ShmVectorEnv([Echo] * 2, num_workers=2, context="{context}", daemon=False)
+            envs.reset()
+
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+        assert process.exitcode == 0, process.exitcode
+        """,
+    )
+
+
+def test_workers_do_not_inherit_the_programs_handler_of_sigterm():
+    out = succeeds(
+        ENVS,
+        """
+        from shmvec import ShmVectorEnv
+
+        signal.signal(signal.SIGTERM, lambda *_: print("saved", os.getpid(), flush=True))
+        envs = ShmVectorEnv([Echo] * 2, num_workers=2, context="fork")
+        envs.reset()
+        envs.close(terminate=True)
+        """,
+    )
+    assert out == ""

@@ -1,0 +1,291 @@
+"""Threads and forks of the program that uses a vector env."""
+
+import pytest
+from scripts import succeeds
+
+START = """
+    import contextlib, gc, multiprocessing, os, random, re, sys, threading, time
+    from pathlib import Path
+    from gymnasium.error import ClosedEnvironmentError
+    from echoing import Echo
+    from shmvec import FaultPolicy, ShmVectorEnv
+
+    def check(envs):
+        for n in range(1, 4):
+            observations, rewards, *_ = envs.step([n] * 4)
+            assert observations[:, 1].tolist() == rewards.tolist() == [n] * 4
+            assert envs.call("echo", n) == (n,) * 4
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("daemon", [True, False])
+def test_a_fork_of_the_program_may_end_as_it_likes(context, daemon):
+    """Its exit runs all that is registered for the end of the program."""
+    body = f"""
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2, context={context!r}, daemon={daemon})
+        envs.reset(seed=0)
+        for how in ("sys.exit()", "del envs", "envs.close()"):
+            said, say = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.dup2(say, 2)
+                exec(how)
+                sys.exit(0)
+            os.close(say)
+            assert os.waitpid(child, 0)[1] == 0, how
+            assert os.read(said, 1000) == b"", how
+            os.close(said)
+            check(envs)
+        envs.close()
+    """
+    succeeds(START, body)
+
+
+def test_a_thread_that_has_made_it_may_end():
+    body = """
+        def make():
+            global envs
+            envs = ShmVectorEnv([Echo] * 4, num_workers=2, context="fork")
+            envs.reset(seed=0)
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        for _ in range(5):
+            time.sleep(0.1)  # whoever watches the thread has seen its end
+            check(envs)
+        envs.close()
+    """
+    succeeds(START, body)
+
+
+@pytest.mark.parametrize("which", ["step", "call", "reset", "any"])
+def test_two_threads_are_refused_or_served_but_never_mixed_up(which):
+    body = f"""
+        def step(n):
+            observations, rewards, *_ = envs.step([n] * 4)
+            assert observations[:, 1].tolist() == rewards.tolist() == [n] * 4
+
+        def call(n):
+            assert envs.call("echo", n) == (n,) * 4
+
+        def reset(n):
+            observations, _ = envs.reset(seed=n)
+            assert observations[:, :2].tolist() == [[0, -1]] * 4
+
+        def hammer(index):
+            chosen = random.Random(index)
+            n = index
+            try:
+                while not over.is_set():
+                    n += 2
+                    try:
+                        chosen.choice(calls)(n)
+                        served[index] += 1
+                    except RuntimeError as error:
+                        if not re.search("use it in one (thread )?at a time", str(error)):
+                            raise
+                        refused[index] += 1
+            except BaseException as error:
+                wrong.append(error)
+                over.set()
+
+        sys.setswitchinterval(1e-5)
+        calls = dict(step=[step], call=[call], reset=[reset], any=[step, call, reset])[{which!r}]
+        served, refused, wrong = [0, 0], [0, 0], []
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
+        envs.reset(seed=0)
+        over = threading.Event()
+        threads = [threading.Thread(target=hammer, args=(i,), daemon=True) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        over.wait(1.5)
+        over.set()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive(), "it hangs"
+        if wrong:
+            raise wrong[0]
+        assert sum(served) > 10, (served, refused)
+        check(envs)
+        envs.reset(seed=1)
+        check(envs)
+        envs.close()
+    """
+    succeeds(START, body)
+
+
+@pytest.mark.parametrize("on_crash", ["raise", "restart"])
+@pytest.mark.parametrize("what", ["step", "recv", "step of some", "call", "reset"])
+def test_closed_by_another_thread_while_one_waits(what, on_crash):
+    calls = {
+        "step": "envs.step([7] * 4)",
+        "recv": "envs.send([7] * 4), envs.recv()",
+        "step of some": "envs.step([7] * 4, mask=np.array([True, False, True, False]))",
+        "call": "envs.call('hang')",
+        "reset": "envs.reset(options={'hang': True})",
+    }
+    body = f"""
+        import numpy as np
+
+        class Hanging(Echo):
+            def hang(self):
+                os.write(entered, b"x")
+                time.sleep(60)
+
+            def step(self, action):
+                if action == 7:
+                    self.hang()
+                return super().step(action)
+
+            def reset(self, *, seed=None, options=None):
+                if options:
+                    self.hang()
+                return super().reset(seed=seed)
+
+        def wait():
+            try:
+                {calls[what]}
+            except BaseException as error:
+                raised.append(error)
+
+        def children():
+            found = []
+            for path in Path("/proc/self/task").glob("*/children"):
+                found += path.read_text().split()
+            return found
+
+        seen, entered = os.pipe()
+        raised = []
+        policy = FaultPolicy(on_crash={on_crash!r}, backoff_s=0)
+        envs = ShmVectorEnv([Hanging] * 4, num_workers=2, context="fork", faults=policy)
+        envs.reset(seed=0)
+        processes = envs.processes
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        os.read(seen, 1)
+        os.read(seen, 1)  # both workers hang
+        envs.close(terminate=True)
+        thread.join(10)
+        assert not thread.is_alive(), "it still waits"
+        assert [type(error) for error in raised] == [ClosedEnvironmentError], raised
+        assert envs.closed and not any(process.is_alive() for process in processes)
+        until = time.monotonic() + 5
+        while children() and time.monotonic() < until:
+            gc.collect()
+            time.sleep(0.01)
+        assert not children(), children()
+        try:
+            envs.step([1] * 4)
+        except ClosedEnvironmentError:
+            pass
+        else:
+            raise AssertionError("it is closed")
+        envs.close()
+    """
+    succeeds(START, body)
+
+
+def test_closed_in_order_by_another_thread_while_one_waits():
+    body = """
+        class Slow(Echo):
+            def step(self, action):
+                if action == 7:
+                    os.write(entered, b"x")
+                    time.sleep(1)
+                return super().step(action)
+
+        def wait():
+            try:
+                envs.step([7, 1, 1, 1])
+            except BaseException as error:
+                raised.append(error)
+
+        seen, entered = os.pipe()
+        raised = []
+        envs = ShmVectorEnv([Slow] * 4, num_workers=2, context="fork")
+        envs.reset(seed=0)
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        os.read(seen, 1)
+        envs.close()  # worker 1 answers this before worker 0 its step
+        thread.join(10)
+        assert not thread.is_alive(), "it still waits"
+        assert [type(error) for error in raised] == [ClosedEnvironmentError], raised
+    """
+    succeeds(START, body)
+
+
+@pytest.mark.parametrize("what", ["envs.step([1] * 4)", "envs.rollout(8).step([1] * 4)"])
+def test_workers_forked_later_do_not_map_what_is_closed(what):
+    body = f"""
+        kept = []
+        for _ in range(3):
+            envs = ShmVectorEnv([Echo] * 4, num_workers=2, context="fork")
+            envs.reset(seed=0)
+            {what}
+            envs.close()
+            kept.append(envs)
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2, context="fork")
+        envs.reset(seed=0)
+        for process in envs.processes:
+            mapped = set()
+            for line in Path(f"/proc/{{process.pid}}/maps").read_text().splitlines():
+                if "/dev/shm/" in line or "memfd:" in line:
+                    mapped.add(line.split()[4])
+            assert len(mapped) == 1, mapped
+            held = set()
+            for path in Path(f"/proc/{{process.pid}}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    target = os.readlink(path)
+                    if "/dev/shm/" in target or "memfd:" in target:
+                        held.add(os.stat(path).st_ino)
+            assert len(held) <= 1, held
+        envs.close()
+    """
+    succeeds(START, body)
+
+
+INSIDE = """
+    def inside(**options):
+        try:
+            envs = ShmVectorEnv([Echo] * 4, **options)
+            envs.reset(seed=0)
+            check(envs)
+            envs.close()
+            return "all is well"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    class Nesting(Echo):
+        def nest(self, **options):
+            return inside(**options)
+"""
+
+
+def check_advice(said):
+    assert "AssertionError" not in said and "num_workers=0" in said and "daemon=False" in said, said
+
+
+def test_a_pools_worker_is_told_what_to_do():
+    body = """
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            print(pool.apply(inside, kwds=dict(num_workers=2)))
+            assert pool.apply(inside, kwds=dict(num_workers=0)) == "all is well"
+    """
+    check_advice(succeeds(START, INSIDE, body))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_nested_vector_env_is_told_what_to_do(context):
+    body = f"""
+        envs = ShmVectorEnv([Nesting] * 2, num_workers=1, context={context!r})
+        print(envs.call_some([0], "nest", num_workers=2)[0])
+        assert envs.call_some([0], "nest", num_workers=0)[0] == "all is well"
+        envs.close()
+        envs = ShmVectorEnv([Nesting] * 2, num_workers=1, context={context!r}, daemon=False)
+        assert envs.call_some([0], "nest", num_workers=2)[0] == "all is well"
+        envs.close()
+    """
+    check_advice(succeeds(START, INSIDE, body))
