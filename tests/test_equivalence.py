@@ -7,7 +7,7 @@ import numpy as np
 from envs import Counter, Scripted
 from equality import same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from strategies import infos, spaces, unsized_leaves
 
