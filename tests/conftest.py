@@ -27,7 +27,11 @@ def _children() -> dict[int, str]:
     """Child processes but those that Python keeps for itself (resource tracker, fork server)."""
     children = {}
     for path in Path("/proc/self/task").glob("*/children"):
-        for pid in path.read_text().split():
+        try:
+            pids = path.read_text().split()
+        except OSError:
+            continue  # the thread has ended meanwhile
+        for pid in pids:
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
                 status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
