@@ -57,6 +57,7 @@ cdef class Ledger:
     cdef dict after               # env: (fault, whether it breaks the episode), by the next one
     cdef Py_ssize_t num_broken
     cdef int renew(self, uint32_t worker) except -1
+    cdef int check_exists(self, Py_ssize_t env) except -1
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
     cdef bint encode(self, uint32_t worker, Py_ssize_t env, object action,
                      uint32_t sequence) except -1

@@ -124,10 +124,16 @@ cdef class Ledger:
             return ()
         return [worker for worker in range(len(self.owed)) if self.owed[worker]]
 
+    cdef int check_exists(self, Py_ssize_t env) except -1:
+        if not 0 <= env < self.num_envs:
+            raise ValueError(f"there is no env {env}: there are {self.num_envs}")
+
     def is_out(self, Py_ssize_t env):
+        self.check_exists(env)
         return self.lockstep or self.states[env] != IDLE
 
     def is_over(self, Py_ssize_t env):
+        self.check_exists(env)
         return self.frames.over(env)
 
     def is_broken(self, Py_ssize_t env):
@@ -138,6 +144,7 @@ cdef class Ledger:
         cdef Py_ssize_t i
         cdef Py_ssize_t missing = 0
         for i in range(envs.shape[0]):
+            self.check_exists(envs[i])
             missing += self.states[envs[i]] != READY and self.states[envs[i]] != IDLE
         return missing
 
@@ -150,8 +157,7 @@ cdef class Ledger:
         self.checks += 1
         for i in range(envs.shape[0]):
             env = envs[i]
-            if not 0 <= env < self.num_envs:
-                raise ValueError(f"there is no env {env}: there are {self.num_envs}")
+            self.check_exists(env)
             if self.lockstep or self.states[env] != IDLE:
                 raise ValueError(
                     f"env {env} has been asked already: take its results, with recv(), before it "
