@@ -36,9 +36,10 @@ def test_folders_import_in_one_direction(folder):
             continue
         for module, _ in imported(path):
             allowed = MAY_IMPORT[folder] | {folder, ""}
-            assert any(
-                module == one or module.startswith(f"{one}.") for one in allowed if one
-            ) or module == "", f"{path.name} imports shmvec.{module}"
+            assert (
+                any(module == one or module.startswith(f"{one}.") for one in allowed if one)
+                or module == ""
+            ), f"{path.name} imports shmvec.{module}"
 
 
 def own_names(tree):

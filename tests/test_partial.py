@@ -1,6 +1,8 @@
 """Partial batches: whoever is ready first, each env's own story untouched."""
 
 import multiprocessing
+import os
+import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -234,6 +236,22 @@ def test_an_order_that_does_not_fit():
         assert envs.recv(timeout=DEADLINE)[-1]["env_id"].tolist() == [1, 2]
         with pytest.raises(ValueError, match="replay_order is over: it holds 3 batches"):
             envs.recv()
+    finally:
+        envs.close()
+
+
+def test_a_batch_of_an_order_that_is_not_ready_in_time_is_the_next_one_again():
+    envs = ShmVectorEnv(stories(2), num_workers=1, batch_size=1, replay_order=[[1], [0]])
+    try:
+        os.kill(envs.processes[0].pid, signal.SIGSTOP)
+        try:
+            envs.async_reset()
+            with pytest.raises(multiprocessing.TimeoutError):
+                envs.recv(timeout=0.01)
+        finally:
+            os.kill(envs.processes[0].pid, signal.SIGCONT)
+        for env in (1, 0):
+            assert envs.recv(timeout=DEADLINE)[-1]["env_id"].tolist() == [env]
     finally:
         envs.close()
 

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
 from shmvec._core.frames import Frames
+from shmvec._core.lease import Lease
 from shmvec._core.ledger import Ledger
 from shmvec._core.told import Batch, Told
 from shmvec._core.turn import Turn
@@ -119,8 +120,6 @@ class Answers:
     failures: list[Failure] = field(default_factory=list)
     results: dict[int, Any] = field(default_factory=dict)
     unanswered: list[int] = field(default_factory=list)
-    # As Gymnasium-style infos have them: made beforehand, see ShmVectorEnv.recv.
-    env_id: Any = None
 
 
 class Exchange:
@@ -206,7 +205,7 @@ class Exchange:
             may_step_over = self.autoreset_mode is not AutoresetMode.DISABLED
         self._manners = num_buffers, bool(may_step_over), in_ranges
         self._leases = Leases(hold_batches)
-        self._in_hand: Answers | None = None
+        self._in_hand: tuple[Answers, Lease | None] | None = None
         self.turn = Turn()
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
         self._gatherer = Batch(self.num_envs)
@@ -459,23 +458,46 @@ class Exchange:
         ledger, _ = self._ready()
         if gather is True:
             gather = self._gatherer
-        if envs is None and count is None and timeout is None:
+        if ledger.lockstep and envs is None and count is None and timeout is None:
             regular = self.take_regular(gather, arrays)
             if regular is not None:
                 return Answers(self._everyone, *regular)
-        self.turn.__enter__()
-        try:
-            if self._in_hand is None or not self._is_wanted(self._in_hand.envs, envs):
+        with self.turn:
+            if self._in_hand is None or not self._is_wanted(self._in_hand[0].envs, envs):
                 self._in_hand = None
-                made = ledger.in_hand
-                if made is None or not self._is_wanted(made[0], envs):
-                    chosen, among = self._waited_for(ledger, envs, count, least, timeout)
-                    made = ledger.gather(chosen, gather, everyone, arrays, among)
+                chosen, among = self._waited_for(ledger, envs, count, least, timeout)
+                made = ledger.gather(chosen, gather, everyone, arrays, among)
                 self._in_hand = self._answers(ledger, *made)
-        finally:
-            self.turn.__exit__()
-        answers = self._in_hand
-        ledger.commit(answers.envs)
+            answers, lease = self._in_hand
+            ledger.commit(answers.failures)
+            if self._leases.limited:
+                self._leases.add(lease)
+        self._in_hand = None  # nothing may come between this and the return
+        return answers
+
+    def take_soonest(self, count: int, gather: Any) -> Answers | None:
+        """The same for so many envs, with no limit of time, if all is as usual.
+
+        Returns:
+            What ``take(count=count, gather=True)`` does; None: :meth:`take` them.
+
+        Raises:
+            Exception: As :meth:`take`.
+        """
+        ledger, _ = self._ready()
+        if self._in_hand is not None or self._leases.limited:
+            return None
+        with self.turn:
+            try:
+                made = ledger.take_soonest(count, gather)
+            except (WorkerCrashError, EnvTimeoutError) as error:
+                self._recover(error)
+                return None
+            if made is None:
+                return None
+            answers = Answers(*made)
+            self._in_hand = answers, None
+            ledger.commit()
         self._in_hand = None  # nothing may come between this and the return
         return answers
 
@@ -578,26 +600,22 @@ class Exchange:
         ledger: Ledger,
         envs: Envs,
         results: tuple[Any, ...],
-        infos: Any,
+        lease: Lease | None,
         told: dict[int, Told],
-        lease: Any,
         failures: list[Failure],
-    ) -> Answers:
+    ) -> tuple[Answers, Lease | None]:
         """What the ledger has gathered, for whoever has waited for it."""
         assert self._workers is not None
         answers = Answers(envs, *results)
-        answers.infos, answers.told, answers.failures = infos, told, failures
+        answers.told, answers.failures = told, failures
         if ledger.unanswered:
-            answers.unanswered = ledger.take_unanswered()
+            answers.unanswered = list(ledger.unanswered)
         if ledger.results:
             unpack = self._workers.unpack
             answers.results = {
                 env: unpack(ledger.results[env]) for env in envs.tolist() if env in ledger.results
             }
-        answers.env_id = envs.astype(np.int64)
-        if self._leases.limited:
-            self._leases.add(lease)
-        return answers
+        return answers, lease
 
     def call(
         self,

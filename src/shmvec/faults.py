@@ -236,9 +236,7 @@ class Failure:
     def of(cls, error: BaseException, env: int, worker: int, operation: str) -> Failure:
         """Describes a caught exception."""
         try:
-            pickled: bytes | None = dumps(
-                (type(error), error.args, getattr(error, "__dict__", {}))
-            )
+            pickled: bytes | None = dumps((type(error), error.args, getattr(error, "__dict__", {})))
             _rebuild(pickled)
         except Exception:
             pickled = None

@@ -6,7 +6,7 @@ import copy as copying
 import multiprocessing
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -26,12 +26,13 @@ from shmvec._parent.arguments import (
     checked_count,
     checked_env_fns,
     checked_env_ids,
-    checked_mask,
     existing_env_ids,
     given_actions,
+    masked_env_ids,
     reset_arguments,
 )
 from shmvec._parent.leases import release
+from shmvec._parent.replay import Replay
 from shmvec._parent.rollout import Rollout, Rollouts
 from shmvec._worker.function import FunctionEnv, checked_worker
 from shmvec.exchange import Answers, Exchange
@@ -216,10 +217,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         if hold_batches is not None:
             hold_batches = checked_count("hold_batches", hold_batches)
         self._record = record_order
-        self._replay: Iterator[npt.ArrayLike] | None = None
-        if replay_order is not None:
-            self._replay = iter(replay_order)
-        self._batches = 0
+        self._replay = None if replay_order is None else Replay(replay_order)
         self._exchange = Exchange(
             functions,
             name=type(self).__name__,
@@ -394,13 +392,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         if mask is not None:
             if env_id is not None:
                 raise ValueError("step() takes a mask (or None actions) or env_id, not both")
-            envs = np.flatnonzero(checked_mask(mask, self.num_envs, "`mask`"))
+            envs = masked_env_ids(mask, self.num_envs, "`mask`")
             with self.exchange.turn:
                 exchange = self._ready("step")
                 actions = given_actions(self.single_action_space, actions, envs)
                 self._in_call = True
                 exchange.ask(envs, actions)
-                return _results(self._answers(exchange))
+                return self._taken(exchange)
         if env_id is not None or self.batch_size is not None:
             envs = checked_env_ids(env_id, self.num_envs)
             self.send(actions, envs)
@@ -417,13 +415,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             except BaseException:
                 self._in_call = exchange.num_asked > 0
                 raise
-            results: Any = exchange.take_regular(self)
-            if results is None:
-                results = _results(self._answers(exchange))
-            self._in_call = False
+            results = self._taken(exchange)
         if self._recycles:
             exchange.recycle()
-        return results  # type: ignore[no-any-return]
+        return results
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all envs and does not wait; see :meth:`step`.
@@ -710,34 +705,24 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         exchange = self._ready("recv", asking=True)
         if self._recycles:
             exchange.recycle()
-        if self._replay is None:
-            answers = exchange.take(count=count, least=min_envs, timeout=timeout, gather=self)
+        if self._replay is not None:
+            answers = exchange.take(self._replay.batch(exchange), timeout=timeout, gather=self)
+            self._replay.batches += 1
         else:
-            answers = self._take_as_recorded(exchange, self._replay, timeout)
+            taken = None
+            if min_envs is None and timeout is None:
+                taken = exchange.take_soonest(count, self)
+            if taken is None:
+                taken = exchange.take(count=count, least=min_envs, timeout=timeout, gather=self)
+            answers = taken
         if answers.failures:
             self._raise(answers)
+        # No call from here on: a signal's handler that raises in one would lose the batch.
         if self._record is not None:
-            self._record.append(answers.envs.copy())
-        answers.infos["env_id"] = answers.env_id
-        return _results(answers)
-
-    def _take_as_recorded(
-        self, exchange: Exchange, replay: Iterator[npt.ArrayLike], timeout: float | None
-    ) -> Answers:
-        """Takes the next batch of a recorded order."""
-        self._batches += 1
-        try:
-            envs = np.ascontiguousarray(next(replay), np.intp)
-        except StopIteration:
-            raise ValueError(
-                f"replay_order is over: it holds {self._batches - 1} batches"
-            ) from None
-        if not all(exchange.is_out(env) for env in envs.tolist()):
-            raise ValueError(
-                f"replay_order does not fit: batch {self._batches - 1} is envs {envs.tolist()}, "
-                f"of which not all have been asked anything: {exchange.num_asked} have been"
-            )
-        return exchange.take(envs, timeout=timeout, gather=self)
+            self._record += [answers.envs + 0]
+        answers.infos["env_id"] = answers.envs
+        flags = answers.terminations, answers.truncations
+        return answers.observations, answers.rewards, *flags, answers.infos
 
     def release(self, array: npt.NDArray[Any]) -> None:
         """Ends the lease of a batch that :meth:`recv` returned as views: it may be written again.
@@ -806,7 +791,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             self._in_call = True
             exchange.ask(None, actions, frame=frame)
             meanwhile()
-            infos: dict[str, Any] = self._answers(exchange, arrays=False).infos
+            infos = self._taken(exchange, arrays=False)[4]
             if self._recycles:
                 exchange.recycle()
             return infos
@@ -978,6 +963,14 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             raise multiprocessing.TimeoutError(
                 f"The call to `{state.value}_wait` has timed out after {timeout} second(s)."
             )
+
+    def _taken(self, exchange: Exchange, arrays: bool = True) -> StepResults:
+        """The results of this call."""
+        taken: Any = exchange.take_regular(self, arrays)
+        if taken is None:
+            return _results(self._answers(exchange, arrays))
+        self._in_call = False
+        return taken  # type: ignore[no-any-return]
 
     def _answers(self, exchange: Exchange, arrays: bool = True) -> Answers:
         """Takes the answers of all that were asked by this call; raises what envs have raised."""

@@ -1,11 +1,13 @@
 """Ctrl-C in the middle of what follows a fault, and faults that come together."""
 
+import numpy as np
 import pytest
 from envs import Counter
 from scripts import succeeds
 from stepping import STEPS, told
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError
+from shmvec.exchange import Exchange
 
 RESTART = FaultPolicy(on_crash="restart", on_error="restart", backoff_s=0)
 
@@ -123,3 +125,127 @@ def test_too_many_errors_are_told_as_such(workers, cure, step):
         assert envs.closed
     finally:
         envs.close()
+
+
+_RAISED = []
+
+
+def _read(error, times):
+    if _RAISED.count(error) < times:
+        _RAISED.append(error)
+        raise error
+    return "read"
+
+
+class _Unread:
+    """What raises when it is unpickled, so many times: as a signal's handler may, at any moment."""
+
+    def __init__(self, *error_and_times):
+        self.error_and_times = error_and_times
+
+    def __reduce__(self):
+        return _read, self.error_and_times
+
+
+class Telling(Counter):
+    """Counter that, as env 2, puts into its infos what is not read at once."""
+
+    def __init__(self, offset, error, times):
+        super().__init__(99, offset)
+        self.unread = _Unread(error, times)
+
+    def step(self, action):
+        *results, info = super().step(action)
+        if self.offset == 2:
+            info["late"] = self.unread
+        return (*results, info)
+
+
+@pytest.fixture(params=[KeyboardInterrupt, ArithmeticError], ids=["Ctrl-C", "Exception"])
+def interruption(request):
+    yield request.param
+    _RAISED.clear()
+
+
+def _telling(error, times=1):
+    return [lambda i=i: Telling(i, error, times) for i in range(4)]
+
+
+def _each(infos):
+    """Infos of four envs, of which each was told its action, as one list of dicts."""
+    if isinstance(infos, dict):
+        assert infos["_action"].all()
+        infos = [
+            {key: infos[key][row] for key in ("action", "late")}
+            for row in range(len(infos["action"]))
+        ]
+    return [(info["action"], info.get("late")) for info in infos]
+
+
+def test_infos_outlive_a_recv_that_is_broken_off(interruption):
+    envs = ShmVectorEnv(_telling(interruption), num_workers=1)
+    try:
+        envs.reset(seed=1)
+        envs.send([1, 2, 3, 0])
+        with pytest.raises(interruption):
+            envs.recv()
+        infos = envs.recv(timeout=20)[-1]
+        assert infos["env_id"].tolist() == [0, 1, 2, 3]
+        assert _each(infos) == [(1, None), (2, None), (3, "read"), (0, None)]
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("gather", [True, None])
+def test_infos_outlive_a_take_of_all_that_is_broken_off(interruption, gather):
+    exchange = Exchange(_telling(interruption), num_workers=2)
+    try:
+        exchange.ask_reset()
+        exchange.take()
+        exchange.ask(None, [1, 2, 3, 0])
+        with pytest.raises(interruption):
+            exchange.take(gather=gather)
+        assert exchange.num_asked == 4
+        answers = exchange.take(gather=gather, timeout=20)
+        assert _each(answers.infos) == [(1, None), (2, None), (3, "read"), (0, None)]
+    finally:
+        exchange.close()
+
+
+@pytest.mark.parametrize("gather", [True, None])
+def test_infos_of_a_take_that_is_broken_off_are_those_of_others_that_follow(interruption, gather):
+    exchange = Exchange(_telling(interruption), num_workers=1)
+    try:
+        exchange.ask_reset()
+        exchange.take()
+        exchange.ask([0, 1, 2, 3], [1, 2, 3, 0])
+        with pytest.raises(interruption):
+            exchange.take(count=3, gather=gather)
+        assert _each(exchange.take([3, 1], gather=None).infos) == [(0, None), (2, None)]
+        exchange.ask([1], [3])
+        assert _each(exchange.take([0, 2, 1], gather=None).infos) == [
+            (1, None),
+            (3, "read"),
+            (3, None),
+        ]
+    finally:
+        exchange.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_infos_that_cannot_be_read_are_told_once(workers):
+    envs = ShmVectorEnv(_telling(ArithmeticError, 10**9), num_workers=workers)
+    try:
+        envs.reset(seed=1)
+        envs.send([1, 2, 3, 0])
+        with pytest.raises(ArithmeticError):
+            envs.recv()
+        infos = envs.recv(timeout=20)[-1]
+        assert infos["action"][[0, 1, 3]].tolist() == [1, 2, 0]
+        with pytest.raises(ArithmeticError):
+            envs.step([1, 2, 3, 0])
+        envs.reset(seed=1)  # what was sent is gone from the ring
+        assert envs.step([0] * 4, mask=np.arange(4) != 2)[1].tolist() == [1, 2, 0, 4]
+    finally:
+        envs.close()
+        _RAISED.clear()

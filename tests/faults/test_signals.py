@@ -97,7 +97,8 @@ CALLS = {
         def check(n):
             try:
                 while True:
-                    envs.recv(min_envs=1)
+                    _, rewards, _, _, infos = envs.recv(min_envs=1)
+                    assert infos["action"].tolist() == rewards.tolist()
             except NoAsyncCallError:
                 pass  # nobody is out any more
             envs.send([n, n + 1, n + 2, n + 3])
@@ -120,7 +121,8 @@ CALLS = {
         def check(n):
             try:
                 while True:
-                    envs.recv(min_envs=1)
+                    _, rewards, _, _, infos = envs.recv(min_envs=1)
+                    assert infos["action"].tolist() == rewards.tolist()
             except NoAsyncCallError:
                 pass  # nobody is out any more
             envs.send([n, n + 1, n + 2, n + 3])

@@ -28,4 +28,4 @@ cdef class Frames:
     cdef object truncate(self, Py_ssize_t env)
     cdef int mark_truncated(self, Py_ssize_t env) except -1
     cdef tuple all(self)
-    cdef tuple some(self, const Py_ssize_t[::1] envs)
+    cdef tuple some(self, object envs)

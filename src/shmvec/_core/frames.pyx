@@ -199,12 +199,15 @@ cdef class Frames:
         return (self.observe(), home.rewards[index], home.terminations[index],
                 home.truncations[index])
 
-    cdef tuple some(self, const Py_ssize_t[::1] envs):
+    cdef tuple some(self, object envs):
         """Those of some envs, in this order, and the lease if these are views."""
         cdef Py_ssize_t i
-        cdef Py_ssize_t count = envs.shape[0]
-        rows = np.asarray(self.rows)[np.asarray(envs)]
-        cdef Py_ssize_t[::1] row_of = rows
+        cdef Py_ssize_t count = len(envs)
+        cdef const Py_ssize_t[::1] row_of
+        if not self.several:
+            return self.home.gather(envs), None
+        rows = np.asarray(self.rows)[envs]
+        row_of = rows
         if self.leasing and count > 0:
             for i in range(1, count):
                 if row_of[i] != row_of[0] + i:
@@ -212,4 +215,4 @@ cdef class Frames:
             else:
                 lease = self.home.lease(row_of[0], count)
                 return self.home.view(lease, row_of[0], (count,)), lease
-        return self.home.gather(row_of), None
+        return self.home.gather(rows), None

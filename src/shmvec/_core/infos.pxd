@@ -17,12 +17,12 @@ cdef class InfoDecoder(Decoder):
     # Of the dict that is being built: where the message's env is in it, and its length.
     cdef Py_ssize_t row
     cdef Py_ssize_t num_rows
-    cdef int observe(self) except -1
-    cdef int add_one(self, dict infos, object vector_env) except -1
+    cdef list drain(self, uint32_t sequence)
+    cdef int add_to(self, dict infos, uint32_t sequence, object vector_env) except -1
     cdef int add_env(self, dict infos, Py_ssize_t env, uint32_t sequence, Py_ssize_t row,
                      Py_ssize_t num_rows, object vector_env) except -1
-    cdef int hold_one(self, list infos) except -1
-    cdef list hold(self, Py_ssize_t env, uint32_t sequence)
+    cdef object take_one(self, dict infos, object vector_env)
+    cdef object take_once(self, dict infos, object vector_env)
     cdef int add_fields(self, Columns columns, list fields, dict infos,
                         object vector_env) except -1
     cdef int add_nested(self, Field field, dict infos, object vector_env) except -1

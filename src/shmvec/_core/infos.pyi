@@ -1,7 +1,3 @@
-from typing import Any
-
-from gymnasium.vector import VectorEnv
-
 from shmvec._core.codec import Codec
 from shmvec._core.messages import Decoder
 from shmvec._core.segment import Segment
@@ -24,9 +20,3 @@ class InfoDecoder(Decoder):
         observations: Codec | None,
         finals: Codec | None,
     ) -> None: ...
-    def drain(self, sequence: int) -> list[tuple[int, dict[str, Any]]]:
-        """All infos of a sequence as the envs returned them; others are dropped."""
-    def add_to(
-        self, infos: dict[str, Any], sequence: int, vector_env: VectorEnv[Any, Any, Any]
-    ) -> None:
-        """Adds the infos of a sequence to Gymnasium's dict of arrays; others are dropped."""

@@ -120,48 +120,28 @@ cdef class InfoDecoder(Decoder):
     cdef int learned(self, list fields) except -1:
         return self.columns.settle(fields)
 
-    def drain(self, uint32_t sequence):
+    cdef list drain(self, uint32_t sequence):
         """All infos of this sequence as [(env, info)], in the order in which they were sent."""
         cdef list infos = []
         while self.next(sequence):
-            self.hold_one(infos)
+            info = self.take_one(None, None)
+            if info is not None:
+                infos.append((self.env, info))
+            self.advance()
         return infos
 
-    cdef list hold(self, Py_ssize_t env, uint32_t sequence):
-        """Those of one env only, which are the next."""
-        cdef list infos = []
-        while self.next(sequence) and self.env <= env:
-            self.hold_one(infos)
-        return infos
-
-    cdef int hold_one(self, list infos) except -1:
-        try:
-            if self.kind == OBSERVATION:
-                self.observe()
-                return 0
-            info = self.take()
-            if self.kind == FINAL:
-                info = {"final_obs": self.finals.read(self.env), **info}
-            infos.append((self.env, info))
-        finally:
-            self.release()
-        return 0
-
-    cdef int observe(self) except -1:
-        """Takes an observation to where the others are."""
-        self.observations.write(self.env, self.take()[""])
-        return 0
-
-    def add_to(self, dict infos, uint32_t sequence, vector_env):
+    cdef int add_to(self, dict infos, uint32_t sequence, object vector_env) except -1:
         """Adds the infos of this sequence, of which there are some, to Gymnasium's dict of arrays."""
         cdef bint found = False
         self.num_rows = self.num_envs
         while self.next(sequence):
             found = True
             self.row = self.env
-            self.add_one(infos, vector_env)
-        if not found:
+            self.take_one(infos, vector_env)
+            self.advance()
+        if not found and not self.spoilt:
             raise self.damaged("was announced, and is not there")
+        return 0
 
     cdef int add_env(self, dict infos, Py_ssize_t env, uint32_t sequence, Py_ssize_t row,
                      Py_ssize_t num_rows, object vector_env) except -1:
@@ -169,19 +149,31 @@ cdef class InfoDecoder(Decoder):
         self.row = row
         self.num_rows = num_rows
         while self.next(sequence) and self.env <= env:
-            if self.env == env:
-                self.add_one(infos, vector_env)
-            else:  # of one that failed
-                self.release()
+            if self.env == env:  # else of one that failed
+                self.take_one(infos, vector_env)
+            self.advance()
         return 0
 
-    cdef int add_one(self, dict infos, object vector_env) except -1:
-        """Adds the message that `next` found."""
-        cdef list fields
+    cdef object take_one(self, dict infos, object vector_env):
+        """Adds the message that `next` found; without a vector env, returns it as the env did."""
         try:
-            if self.kind == OBSERVATION:
-                self.observe()
-                return 0
+            return self.take_once(infos, vector_env)
+        except Exception:
+            self.cursor = self.start
+            try:
+                self.take_once(infos, vector_env)
+            except Exception:  # it was no signal's handler that raised: it would again
+                self.spoil()
+            raise
+
+    cdef object take_once(self, dict infos, object vector_env):
+        cdef list fields
+        if self.kind == OBSERVATION:  # to where the others are
+            self.observations.write(self.env, self.take()[""])
+        elif vector_env is None:
+            info = self.take()
+            return {"final_obs": self.finals.read(self.env), **info} if self.kind == FINAL else info
+        else:
             if self.kind == FINAL:
                 _plain_add_info(
                     vector_env, infos, {"final_obs": self.finals.read(self.env)}, self.row)
@@ -190,9 +182,7 @@ cdef class InfoDecoder(Decoder):
                 _plain_add_info(vector_env, infos, self.take(), self.row)
             else:
                 self.add_fields(self.columns, fields, infos, vector_env)
-        finally:
-            self.release()
-        return 0
+        return None
 
     cdef int add_fields(self, Columns columns, list fields, dict infos,
                         object vector_env) except -1:

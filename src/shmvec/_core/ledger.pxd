@@ -3,7 +3,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport sv_record
 from shmvec._core.frames cimport Frames
-from shmvec._core.infos cimport Columns
+from shmvec._core.inbox cimport Inbox
 from shmvec._core.links cimport Links
 
 
@@ -13,8 +13,7 @@ cdef class Ledger:
     cdef object slabs
     cdef Codec actions
     cdef list encoders            # by worker, of actions that are in no slab; None: they are
-    cdef list decoders            # by worker
-    cdef Columns columns
+    cdef Inbox inbox
     cdef int mode
     cdef bint may_step_over       # False: stepping an env that is done is an error
     cdef bint in_ranges           # neighbours are asked together
@@ -31,7 +30,7 @@ cdef class Ledger:
     cdef uint64_t[::1] checked_by # the last check that named it
     cdef uint64_t checks
     # All of them, asked at once, one request a worker; `spread` writes it to the above.
-    cdef bint lockstep
+    cdef readonly bint lockstep
     cdef uint32_t lock_operation
     cdef uint32_t lock_sequence
     cdef sv_record *lock_answers
@@ -46,14 +45,12 @@ cdef class Ledger:
     cdef bint ranges_out          # some requests are for several envs
     cdef list owed                # by worker: answers for whose messages, or turn, we wait
     cdef Py_ssize_t num_owed
-    cdef dict held                # env: [info], of messages that are in no ring
     cdef readonly list failures   # of envs that have raised, about which nothing is decided yet
     cdef readonly list raised     # those that are to be raised
     cdef readonly dict results    # of commands: env: value
     cdef readonly list unanswered # envs whose command was lost
     cdef readonly dict told       # env: Told, by its answer
-    cdef tuple made               # (envs, infos): of these, taken out of the rings
-    cdef readonly tuple in_hand   # what `gather` has made, until it is committed
+    cdef const Py_ssize_t[::1] gathered  # envs, until they are committed, or others gathered
     cdef dict after               # env: (fault, whether it breaks the episode), by the next one
     cdef Py_ssize_t num_broken
     cdef int renew(self, uint32_t worker) except -1
@@ -75,14 +72,11 @@ cdef class Ledger:
     cdef int spread(self) except -1
     cdef int settle(self, uint32_t worker, sv_record *answer) except -1
     cdef int settle_owed(self, uint32_t worker) except -1
+    cdef int make_all_ready(self, Py_ssize_t first, Py_ssize_t count,
+                            uint32_t sequence) except -1
     cdef int cut(self, Py_ssize_t env, fault) except -1
     cdef int again(self, Py_ssize_t env) except -1
     cdef int break_later(self, Py_ssize_t env, fault) except -1
     cdef int answer_lost(self, Py_ssize_t env, fault) except -1
-    cdef int hold(self, Py_ssize_t env, uint32_t kind, message) except -1
-    cdef int hold_infos(self, Py_ssize_t env) except -1
-    cdef bint have_messages(self, const Py_ssize_t[::1] envs) noexcept
-    cdef int order_infos(self, const Py_ssize_t[::1] envs) except -1
-    cdef list infos_of(self, Py_ssize_t env)
-    cdef object gathered(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows,
-                         vector_env)
+    cdef int one_by_one(self) except -1
+    cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays)

@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec._core.frames import Frames
+from shmvec._core.lease import Lease
 from shmvec._core.links import Links
 from shmvec._core.told import Told
 from shmvec._shared.layout import Slabs
@@ -26,7 +27,7 @@ class Ledger:
     raised: list[Failure]
     results: dict[int, Any]
     told: dict[int, Told]
-    in_hand: tuple[Any, ...] | None
+    lockstep: bool
 
     def __init__(
         self,
@@ -60,9 +61,7 @@ class Ledger:
         """How many of these have been asked and are not ready."""
     def check(self, envs: Envs) -> None:
         """Raises ValueError unless each of these is an env, once, and may be asked something."""
-    def step_all(
-        self, actions: Any, pack: Callable[[Any], Any], rollout_frame: int = -1
-    ) -> None:
+    def step_all(self, actions: Any, pack: Callable[[Any], Any], rollout_frame: int = -1) -> None:
         """Writes actions and asks every env to step."""
     def step(self, envs: Envs, actions: Any, pack: Callable[[Any], Any]) -> None:
         """Writes actions and asks each of these envs to step."""
@@ -89,7 +88,9 @@ class Ledger:
     def look_if_due(self) -> None:
         """The same, if that was a slice ago."""
     def take_regular(self, vector_env: Any, arrays: bool = True) -> tuple[Any, ...] | None:
-        """Four arrays and infos of all, asked in lockstep; None if something is not as usual."""
+        """Four arrays and infos of all; None if something is not as usual."""
+    def take_soonest(self, count: int, vector_env: Any) -> tuple[Any, ...] | None:
+        """Envs, four arrays and infos, not committed; None if something is not as usual."""
     def pop(self) -> None:
         """Takes the answers that are there."""
     def owed_by(self, worker: int) -> int:
@@ -129,9 +130,7 @@ class Ledger:
         everyone: bool,
         arrays: bool,
         among: Collection[int] | None,
-    ) -> tuple[Envs, tuple[Any, ...], Any, dict[int, Told], Any, list[Failure]]:
-        """Envs that are ready: they, four arrays, infos, what is told, the lease, failures."""
-    def commit(self, envs: Envs) -> None:
-        """Takes envs, those that are still ready: they may be asked again."""
-    def take_unanswered(self) -> list[int]:
-        """Envs whose command was lost with their worker."""
+    ) -> tuple[Envs, tuple[Any, ...], Lease | None, dict[int, Told], list[Failure]]:
+        """Envs that are ready: they, four arrays and infos, the lease, what is told, failures."""
+    def commit(self, failures: Collection[Failure] = ()) -> None:
+        """Takes the envs that were gathered: they may be asked again."""

@@ -22,10 +22,10 @@ from shmvec._core.csrc cimport (
     sv_record,
     sv_ring_try_pop,
 )
-from shmvec._core.infos cimport Columns, InfoDecoder
+from shmvec._core.inbox cimport Inbox
 from shmvec._core.messages cimport Encoder
-from shmvec._core.protocol cimport ACTION, CLOSE, COMMAND, INFO, LATE, MESSAGES, NEXT_STEP
-from shmvec._core.protocol cimport OBSERVATION, RESET, SAME_STEP, STEP
+from shmvec._core.protocol cimport ACTION, CLOSE, COMMAND, LATE, MESSAGES, NEXT_STEP
+from shmvec._core.protocol cimport RESET, SAME_STEP, STEP
 from shmvec._core.told cimport Told, tell
 
 import numpy as np
@@ -77,8 +77,7 @@ cdef class Ledger:
         self.chosen = np.zeros(self.num_envs, np.intp)
         self.checked_by = np.zeros(self.num_envs, np.uint64)
         self.queue = np.zeros(self.num_envs, np.intp)
-        self.columns = Columns()
-        self.decoders = [None] * links.num_workers
+        self.inbox = Inbox(links, slabs, self.workers, self.sequences, self.flags)
         self.owed = [[] for _ in range(links.num_workers)]
         if isinstance(self.actions, MessageCodec):
             self.encoders = [None] * links.num_workers
@@ -86,7 +85,6 @@ cdef class Ledger:
             for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
                 self.workers[env] = worker
             self.renew(worker)
-        self.held = {}
         self.failures = []
         self.raised = []
         self.results = {}
@@ -97,9 +95,7 @@ cdef class Ledger:
     cdef int renew(self, uint32_t worker) except -1:
         """Begins to read and write a worker's rings of messages from their start."""
         cdef Links links = self.links
-        self.decoders[worker] = InfoDecoder(
-            links.segment, worker, True, self.columns, self.slabs.results.observations,
-            self.slabs.finals)
+        self.inbox.renew(worker)
         if self.encoders is not None:
             self.encoders[worker] = Encoder(
                 links.segment, worker, links.firsts[worker], links.counts[worker], False)
@@ -449,8 +445,7 @@ cdef class Ledger:
             fault, breaks = self.after.pop(env)
             self.num_broken -= breaks
             self.told[env] = tell(fault, False, None)
-        if self.held:  # of answers that nobody took
-            self.held.pop(env, None)
+        self.inbox.drop(env)  # of answers that nobody took
         return 0
 
     cdef int leave(self, Py_ssize_t env, int state) except -1:
@@ -536,19 +531,21 @@ cdef class Ledger:
         return 0
 
     def take_regular(self, vector_env, arrays=True):
-        """The results of all envs that were asked in lockstep, as `take` returns them.
+        """Waits for all that were asked, and takes them: four arrays and infos, of all envs.
 
-        None if something is not as usual: then it is for `pop` and `take`.
+        None if something is not as usual: then it is for `pop` and `gather`.
         """
         cdef Links links = self.links
-        cdef Frames frames = self.frames
         cdef uint32_t worker
         cdef bint regular = True
-        cdef InfoDecoder decoder
-        cdef dict infos = {}
-        cdef list each = None
+        cdef list sending = None
+        infos = {}
         if not self.lockstep:
-            return None
+            if not self.wait_regular(self.asked):
+                return None
+            results = self.results_of(self.ready(), vector_env, True, arrays)[0]
+            self.commit()
+            return results[1:]
         links.wait_for(links.issued, None)
         for worker in range(links.num_workers):
             if (not links.take(worker, &self.lock_answers[worker])
@@ -557,32 +554,38 @@ cdef class Ledger:
                     f"the segment is damaged: worker {worker} has answered what was not asked")
             if self.lock_answers[worker].operation & LATE:
                 regular = False
+            if self.lock_answers[worker].operation & MESSAGES:
+                sending = [] if sending is None else sending
+                sending.append(worker)
         if not regular or self.after or (
                 vector_env is not None and type(vector_env)._add_info is not _plain_add_info):
-            self.spread()
-            self.open_requests = links.num_workers
-            for worker in range(links.num_workers):
-                self.settle(worker, &self.lock_answers[worker])
+            self.one_by_one()
             return None
-        self.lockstep = False
         links.follow_if_due()
         if vector_env is None:
-            each = [{} for _ in range(self.num_envs)]
-            for worker in range(links.num_workers):
-                if self.lock_answers[worker].operation & MESSAGES:
-                    decoder = self.decoders[worker]
-                    for env, info in decoder.drain(self.lock_sequence):
-                        each[env] = _merged([each[env], info]) if each[env] else info
-        try:
-            for worker in range(links.num_workers):
-                if each is None and self.lock_answers[worker].operation & MESSAGES:
-                    decoder = self.decoders[worker]
-                    decoder.add_to(infos, self.lock_sequence, vector_env)
-        finally:
-            self.columns.finish()
+            infos = [{} for _ in range(self.num_envs)]
+        if sending is not None:
+            try:
+                infos = (self.inbox.each_of_all(sending, self.lock_sequence) if vector_env is None
+                         else self.inbox.gather_all(sending, self.lock_sequence, vector_env))
+            except BaseException:
+                self.one_by_one()  # they are ready, and can be taken again
+                raise
+            self.inbox.give_back()
+        self.lockstep = False
         if arrays:
-            return (*frames.all(), infos if each is None else each)
-        return None, None, None, None, infos if each is None else each
+            return (*self.frames.all(), infos)
+        return None, None, None, None, infos
+
+    cdef int one_by_one(self) except -1:
+        """Writes the workers' answers in lockstep to the entries of the single envs."""
+        cdef Links links = self.links
+        cdef uint32_t worker
+        self.spread()
+        self.open_requests = links.num_workers
+        for worker in range(links.num_workers):
+            self.settle(worker, &self.lock_answers[worker])
+        return 0
 
     def pop(self):
         """Takes the answers that are there."""
@@ -604,6 +607,7 @@ cdef class Ledger:
         """Notes an answer; in vain until its message has come, or those before it are settled."""
         cdef Py_ssize_t env
         cdef bint asked = False
+        cdef list owed = self.owed[worker]
         for env in range(answer.first, answer.first + answer.count):
             if self.states[env] == OUT and self.sequences[env] == answer.sequence:
                 asked = True
@@ -612,21 +616,27 @@ cdef class Ledger:
             raise RuntimeError(
                 f"the segment is damaged: worker {worker} has answered what was not asked")
         self.open_requests -= 1
+        if not owed and not answer.operation & LATE:  # the usual
+            return self.make_all_ready(answer.first, answer.count, answer.sequence)
         self.num_owed += 1
-        self.owed[worker].append(
-            (answer.sequence, answer.first, answer.count, answer.operation & LATE))
+        owed.append((answer.sequence, answer.first, answer.count, answer.operation & LATE))
         return self.settle_owed(worker)
 
     cdef int settle_owed(self, uint32_t worker) except -1:
         """Makes envs ready, in the order of their answers, up to one whose message must come."""
         cdef list owed = self.owed[worker]
-        cdef Py_ssize_t env
         while owed and not owed[0][3]:
             sequence, first, count, _ = owed.pop(0)
             self.num_owed -= 1
-            for env in range(first, first + count):
-                if self.states[env] == OUT and self.sequences[env] == sequence:
-                    self.make_ready(env)
+            self.make_all_ready(first, count, sequence)
+        return 0
+
+    cdef int make_all_ready(self, Py_ssize_t first, Py_ssize_t count,
+                            uint32_t sequence) except -1:
+        cdef Py_ssize_t env
+        for env in range(first, first + count):
+            if self.states[env] == OUT and self.sequences[env] == sequence:
+                self.make_ready(env)
         return 0
 
     def owed_by(self, uint32_t worker):
@@ -640,7 +650,7 @@ cdef class Ledger:
         self.num_owed -= 1
         for kind, env, message in messages:
             if self.sequences[env] == sequence:
-                self.hold(env, kind, message)
+                self.inbox.put(env, kind, message)
         failed = {failure.env for failure in failures}
         for env in range(first, first + count):
             if self.states[env] == OUT and self.sequences[env] == sequence:
@@ -674,7 +684,7 @@ cdef class Ledger:
         for i in range(self.num_ready):  # their infos are in a ring that goes
             env = self.queue[(self.head + i) % self.num_envs]
             if self.workers[env] == worker:
-                self.hold_infos(env)
+                self.inbox.hold(env)
         for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
             if self.states[env] == OUT:
                 self.states[env] = LOST
@@ -773,118 +783,20 @@ cdef class Ledger:
     def forget(self):
         """Drops all answers, none of which is still to come; the next ones tell their faults."""
         cdef Py_ssize_t env
+        self.inbox.clear(self.links.sequence + 1)
         for env in range(self.num_envs):
             if self.states[env] == READY:
                 self.leave(env, IDLE)
-            self.flags[env] = 0
         self.num_ready = 0
         for env, told in self.told.items():
             if env not in self.after:
                 self.after[env] = told.fault, told.cut_off
                 self.num_broken += told.cut_off
         self.told.clear()
-        self.held.clear()
         self.results.clear()
         self.unanswered.clear()
         self.raised.clear()
-        self.in_hand = self.made = None
-
-    # ---- infos -------------------------------------------------------------------------------
-
-    cdef int hold(self, Py_ssize_t env, uint32_t kind, message) except -1:
-        """Keeps a message, which is in no ring, until its env is taken."""
-        if kind == OBSERVATION:
-            self.frames.home.observations.write(env, message[""])
-        else:
-            self.held.setdefault(env, []).append(message)
-        return 0
-
-    cdef int hold_infos(self, Py_ssize_t env) except -1:
-        """Takes what an env has sent out of the ring; to be called in the order of answers."""
-        cdef InfoDecoder decoder
-        if self.flags[env] & MESSAGES:
-            decoder = self.decoders[self.workers[env]]
-            infos = decoder.hold(env, self.sequences[env])
-            self.flags[env] &= ~<uint32_t>MESSAGES
-            for owner, info in infos:
-                if owner == env:  # else of one that failed
-                    self.hold(env, INFO, info)
-        return 0
-
-    cdef bint have_messages(self, const Py_ssize_t[::1] envs) noexcept:
-        """Whether one of these envs has sent messages that are still in a ring."""
-        cdef Py_ssize_t i
-        for i in range(envs.shape[0]):
-            if self.flags[envs[i]] & MESSAGES:
-                return True
-        return False
-
-    cdef int order_infos(self, const Py_ssize_t[::1] envs) except -1:
-        """Takes infos out of the rings where they lie in another order than that of these envs."""
-        cdef Py_ssize_t i
-        cdef Py_ssize_t env
-        cdef Py_ssize_t found = 0
-        cdef Py_ssize_t position = 0
-        cdef bint ordered = True
-        for i in range(self.num_ready):
-            env = self.queue[(self.head + i) % self.num_envs]
-            if self.flags[env] & MESSAGES:
-                found += 1
-        if found == 0:
-            return 0
-        places = np.full(self.num_envs, -1, np.intp)
-        cdef Py_ssize_t[::1] place = places
-        for i in range(envs.shape[0]):
-            place[envs[i]] = i
-        last = np.full(self.links.num_workers, -1, np.intp)
-        cdef Py_ssize_t[::1] last_of = last
-        for i in range(self.num_ready):
-            env = self.queue[(self.head + i) % self.num_envs]
-            if not self.flags[env] & MESSAGES:
-                continue
-            position = place[env] if place[env] >= 0 else self.num_envs  # it is left there
-            if position < last_of[self.workers[env]]:
-                ordered = False
-            last_of[self.workers[env]] = position
-        if not ordered:
-            for i in range(self.num_ready):
-                self.hold_infos(self.queue[(self.head + i) % self.num_envs])
-        return 0
-
-    cdef list infos_of(self, Py_ssize_t env):
-        """What an env has sent, as it returned it: [info]."""
-        self.hold_infos(env)
-        return self.held.get(env, [])
-
-    cdef object gathered(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows,
-                         vector_env):
-        """Infos of these envs, with what is told: Gymnasium's dict of arrays, or a list."""
-        cdef Py_ssize_t i
-        cdef Py_ssize_t env
-        cdef dict infos = {}
-        cdef InfoDecoder decoder
-        cdef Py_ssize_t num_rows
-        if vector_env is None:
-            return [_merged(self.infos_of(envs[i])) for i in range(envs.shape[0])]
-        num_rows = vector_env.num_envs
-        plain = type(vector_env)._add_info is _plain_add_info
-        try:
-            for i in range(envs.shape[0]):
-                env = envs[i]
-                if not plain:
-                    self.hold_infos(env)
-                elif self.flags[env] & MESSAGES:
-                    decoder = self.decoders[self.workers[env]]
-                    decoder.add_env(infos, env, self.sequences[env], rows[i], num_rows, vector_env)
-                    self.flags[env] &= ~<uint32_t>MESSAGES
-                if self.held:
-                    for info in self.held.get(env, ()):
-                        infos = vector_env._add_info(infos, info, rows[i])
-                if self.told and env in self.told:
-                    infos = vector_env._add_info(infos, self.told[env].info, rows[i])
-        finally:
-            self.columns.finish()
-        return infos
+        self.gathered = None
 
     # ---- taking ------------------------------------------------------------------------------
 
@@ -906,12 +818,65 @@ cdef class Ledger:
 
     def ready(self):
         """All envs that are ready, by index."""
-        return np.sort(self.oldest(self.num_ready))
+        cdef Py_ssize_t env
+        cdef Py_ssize_t count = 0
+        envs = np.empty(self.num_ready, np.intp)
+        cdef Py_ssize_t[::1] view = envs
+        for env in range(self.num_envs):
+            if self.states[env] == READY:
+                view[count] = env
+                count += 1
+        return envs
 
-    def gather(self, const Py_ssize_t[::1] envs, vector_env, everyone, arrays, among):
+    def take_soonest(self, Py_ssize_t count, vector_env):
+        """Waits for so many envs, and gathers those that have been ready for longest.
+
+        None if something is not as usual: then it is for `pop` and `gather`.
+        """
+        self.look_if_due()  # also where others leave nothing to wait for
+        if count > self.asked or not self.wait_regular(count):
+            return None
+        return self.results_of(self.oldest(count), vector_env, False, True)[0]
+
+    cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays):
+        """(Envs that are ready, four arrays of theirs or of all, infos), the lease of views.
+
+        Nothing is taken away before `commit`: what is broken off, or not wanted, can be done again.
+        """
+        cdef const Py_ssize_t[::1] envs = which
+        cdef Frames frames = self.frames
+        cdef Py_ssize_t i
+        cdef Told told
+        lease = None
+        results = None, None, None, None
+        self.gathered = None
+        if self.inbox.unread:
+            self.inbox.rewind()
+        if self.told:
+            for i in range(envs.shape[0]):
+                told = self.told.get(envs[i])
+                if told is not None and told.cut_off:  # the reset has overwritten that
+                    frames.mark_truncated(envs[i])
+        if vector_env is None:
+            if self.inbox.has_any(envs):
+                self.inbox.order(self.oldest(self.num_ready), envs)
+            infos = self.inbox.each(envs)
+        elif self.told or self.inbox.has_any(envs):
+            self.inbox.order(self.oldest(self.num_ready), envs)
+            rows = which if everyone else np.arange(envs.shape[0], dtype=np.intp)
+            batch = vector_env if everyone else Batch(envs.shape[0])
+            infos = self.inbox.gather(envs, rows, self.told, batch)
+        else:
+            infos = {}
+        if arrays and everyone:  # only now: observations come with the infos if they are messages
+            results = frames.all()
+        elif arrays:
+            results, lease = frames.some(which)
+        self.gathered = envs
+        return (which, *results, infos), lease
+
+    def gather(self, envs, vector_env, everyone, arrays, among):
         """The results of envs that are ready, which `commit` takes.
-
-        They are kept in `in_hand` until then: what breaks off whoever waits for them loses nothing.
 
         Args:
             envs: Which.
@@ -921,79 +886,47 @@ cdef class Ledger:
             among: Envs of whose failures the results tell; None: of all.
 
         Returns:
-            The envs, four arrays, infos, {env: Told}, the lease if the arrays are views, failures.
+            The envs; four arrays and infos; the lease if these are views; {env: Told}; failures.
         """
-        cdef Py_ssize_t i
-        cdef Told told
-        cdef dict telling = {}
-        lease = None
-        results = None, None, None, None
-        if self.told:
-            for i in range(envs.shape[0]):
-                told = self.told.get(envs[i])
-                if told is not None:
-                    telling[envs[i]] = told
-                    if told.cut_off:  # the reset has overwritten that
-                        self.frames.mark_truncated(envs[i])
-        if self.made is not None and not np.array_equal(self.made[0], envs):
-            self.made = None
-        if self.made is not None:
-            _, infos = self.made
-        elif vector_env is not None and not (telling or self.held or self.have_messages(envs)):
-            infos = {}
-        else:
-            rows, batch = envs, vector_env
-            if not everyone:
-                rows = np.arange(envs.shape[0], dtype=np.intp)
-                batch = None if vector_env is None else Batch(envs.shape[0])
-            self.order_infos(envs)
-            infos = self.gathered(envs, rows, batch)
-            self.made = np.asarray(envs), infos
-        if arrays and everyone:  # only now: observations come with the infos if they are messages
-            results = self.frames.all()
-        elif arrays:
-            results, lease = self.frames.some(envs)
-        self.in_hand = (np.asarray(envs), results, infos, telling, lease,
-                        self.take_raised(among) if self.raised else [])
-        return self.in_hand
+        results, lease = self.results_of(envs, vector_env, everyone, arrays)
+        telling = {env: self.told[env] for env in envs.tolist() if env in self.told} \
+            if self.told else {}
+        failures = [failure for failure in self.raised if among is None or failure.env in among]
+        return envs, results[1:], lease, telling, failures
 
-    def commit(self, const Py_ssize_t[::1] envs):
-        """Takes envs, those that are still ready: they may be asked again."""
+    def commit(self, failures=()):
+        """Takes the envs that were gathered, if that was not done: they may be asked again.
+
+        Args:
+            failures: That were told with them.
+        """
+        cdef const Py_ssize_t[::1] envs = self.gathered
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef Py_ssize_t kept = 0
+        if envs is None:
+            return
+        self.gathered = None
+        if self.inbox.unread:
+            self.inbox.give_back()
         for i in range(envs.shape[0]):
             env = envs[i]
-            if self.states[env] == READY:
-                self.leave(env, IDLE)
-                if self.told:
-                    self.told.pop(env, None)
-                if self.held:
-                    self.held.pop(env, None)
-                if self.results:
-                    self.results.pop(env, None)
+            if self.states[env] != READY:
+                continue
+            self.leave(env, IDLE)
+            self.flags[env] = 0
+            self.inbox.drop(env)
+            if self.told:
+                self.told.pop(env, None)
+            if self.results:
+                self.results.pop(env, None)
         for i in range(self.num_ready):
             env = self.queue[(self.head + i) % self.num_envs]
             if self.states[env] == READY:
                 self.queue[(self.head + kept) % self.num_envs] = env
                 kept += 1
         self.num_ready = kept
-        self.in_hand = self.made = None
-
-    def take_raised(self, envs=None):
-        """What envs, or some of them, have raised that nobody has dealt with."""
-        raised = [failure for failure in self.raised if envs is None or failure.env in envs]
-        self.raised = [failure for failure in self.raised if failure not in raised]
-        return raised
-
-    def take_unanswered(self):
-        """Envs whose command was lost with their worker."""
-        unanswered, self.unanswered = self.unanswered, []
-        return unanswered
-
-
-cdef object _merged(list infos):
-    """One dict: the one that was returned, if it was one."""
-    if len(infos) == 1:
-        return infos[0]
-    return {key: info[key] for info in infos for key in info}
+        if self.unanswered:
+            self.unanswered = []
+        if failures:
+            self.raised = [failure for failure in self.raised if failure not in failures]

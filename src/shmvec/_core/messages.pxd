@@ -55,9 +55,11 @@ cdef class Decoder:
     cdef Py_ssize_t env
     cdef uint32_t kind
     cdef uint32_t tag
+    cdef const char *start
     cdef const char *cursor
     cdef const char *end
     cdef bytes pickled    # a copy; of a packed message None
+    cdef set spoilt       # positions of messages that cannot be read
     cdef object damaged(self, what)
     cdef int check(self, list fields) except -1
     cdef int learned(self, list fields) except -1
@@ -68,4 +70,8 @@ cdef class Decoder:
     cdef const char *skip(self, Py_ssize_t nbytes) except NULL
     cdef object value(self, Field field)
     cdef int copy(self, void *target, Py_ssize_t nbytes) except -1
+    cdef int spoil(self) except -1
+    cdef int advance(self) except -1
+    cdef int rewind(self) except -1
     cdef int release(self) except -1
+    cdef int give_back(self) except -1

@@ -40,6 +40,8 @@ from shmvec._core.csrc cimport (
     sv_byte_ring_peek,
     sv_byte_ring_release,
     sv_byte_ring_reserve,
+    sv_byte_ring_rewind,
+    sv_byte_ring_skip,
     sv_segment_actions,
     sv_segment_infos,
     sv_sum,
@@ -371,6 +373,7 @@ cdef class Decoder:
                 &self.ring, sv_segment_actions(segment.base, &segment.plan, worker),
                 segment.plan.sizes.action_capacity)
         self.schemas = []
+        self.spoilt = set()
         self.num_envs = segment.plan.sizes.num_envs
         self.whose = f"of worker {worker}" if from_worker else f"to worker {worker}"
         self.kinds = 1 << ACTION
@@ -396,7 +399,7 @@ cdef class Decoder:
         return 0
 
     cdef bint next(self, uint32_t sequence) except -1:
-        """Finds the next message of this sequence; `release` when it is taken.  False: none.
+        """Finds the next message of this sequence; `advance` or `release` then.  False: none.
 
         Learns schemas, and drops messages of earlier sequences, on the way.
         """
@@ -414,20 +417,24 @@ cdef class Decoder:
             if size < PREFIX:
                 raise self.damaged("is cut short")
             memcpy(prefix, start, PREFIX)
-            content = self.cursor = <const char *>start + PREFIX
+            content = self.cursor = self.start = <const char *>start + PREFIX
             self.end = <const char *>start + size
             if self.tag >= TAG_SCHEMA:
                 self.pickled = PyBytes_FromStringAndSize(self.cursor, size - PREFIX)
                 content = PyBytes_AS_STRING(self.pickled)  # what is summed is what is read
+            if self.spoilt and self.ring.mine in self.spoilt:
+                self.advance()
+                continue
             if prefix[3] != _sum(prefix, size, self.tag, content):
                 raise self.damaged("is not as it was written")
             if self.tag == TAG_SCHEMA:
                 number, fields = loads(self.pickled)
-                if number != len(self.schemas):
+                if number > len(self.schemas):
                     raise self.damaged("is a schema out of order")
-                self.check(fields)
-                self.learned(fields)
-                self.schemas.append(fields)
+                if number == len(self.schemas):  # else it was read before a rewind
+                    self.check(fields)
+                    self.learned(fields)
+                    self.schemas.append(fields)
             elif prefix[2] == sequence:
                 self.env = prefix[0]
                 self.kind = prefix[1]
@@ -438,7 +445,7 @@ cdef class Decoder:
                 return True
             elif <int32_t>(prefix[2] - sequence) > 0:
                 return False
-            sv_byte_ring_release(&self.ring)
+            self.advance()
 
     cdef list schema(self):
         """The fields of the message that `next` found; None if it was pickled."""
@@ -508,7 +515,32 @@ cdef class Decoder:
         memcpy(target, self.skip(nbytes), nbytes)
         return 0
 
+    cdef int spoil(self) except -1:
+        """Notes that the message that `next` found cannot be read, ever."""
+        self.spoilt.add(self.ring.mine)
+        return 0
+
+    cdef int advance(self) except -1:
+        """Goes on to the next message, and keeps this one's room."""
+        sv_byte_ring_skip(&self.ring)
+        return 0
+
+    cdef int rewind(self) except -1:
+        """Goes back to the oldest message whose room was kept."""
+        sv_byte_ring_rewind(&self.ring)
+        return 0
+
     cdef int release(self) except -1:
-        """Gives the message's room back."""
+        """Gives back the room of this message and of all before it."""
+        self.advance()
+        return self.give_back()
+
+    cdef int give_back(self) except -1:
+        """Gives back the room of all messages that were gone on from."""
+        if self.ring.mine == self.ring.released:
+            return 0
+        self.ring.pending = 0  # of one that was looked at only
         sv_byte_ring_release(&self.ring)
+        if self.spoilt:
+            self.spoilt.clear()
         return 0

@@ -18,5 +18,5 @@ cdef class Results:
     cdef object leases       # a flag a row
     cdef uint8_t[::1] leased_of
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1
-    cdef tuple gather(self, const Py_ssize_t[::1] rows)
+    cdef tuple gather(self, object rows)
     cpdef tuple view(self, Lease lease, Py_ssize_t first, tuple lead)

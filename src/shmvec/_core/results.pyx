@@ -32,11 +32,10 @@ cdef class Results:
     def lease(self, Py_ssize_t first, Py_ssize_t count):
         return Lease(self.memory, self.leases, first, count)
 
-    cdef tuple gather(self, const Py_ssize_t[::1] rows):
-        """Copies of rows."""
-        index = np.asarray(rows)
-        return (self.observations.gather(rows), self.rewards[index], self.terminations[index],
-                self.truncations[index])
+    cdef tuple gather(self, object rows):
+        """Copies of rows, an array of their numbers."""
+        return (self.observations.gather(rows), self.rewards[rows], self.terminations[rows],
+                self.truncations[rows])
 
     cpdef tuple view(self, Lease lease, Py_ssize_t first, tuple lead):
         return (
@@ -48,7 +47,7 @@ cdef class Results:
 
     def copy_rows(self, Results source, const Py_ssize_t[::1] rows, Py_ssize_t first):
         cdef Py_ssize_t count = len(rows)
-        observations, rewards, terminations, truncations = source.gather(rows)
+        observations, rewards, terminations, truncations = source.gather(np.asarray(rows))
         self.observations.put_many(first, observations)
         self.rewards[first:first + count] = rewards
         self.terminations[first:first + count] = terminations

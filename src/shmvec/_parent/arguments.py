@@ -38,7 +38,6 @@ __all__ = [
     "checked_env_fns",
     "checked_env_ids",
     "checked_limits",
-    "checked_mask",
     "checked_max_concurrency",
     "checked_num_workers",
     "checked_observation_mode",
@@ -49,6 +48,7 @@ __all__ = [
     "existing_env_ids",
     "given_actions",
     "given_once",
+    "masked_env_ids",
     "reset_arguments",
 ]
 
@@ -241,8 +241,10 @@ def of_each_env(
     return found
 
 
-def checked_mask(mask: Any, num_envs: int, name: str = "`options['reset_mask']`") -> list[bool]:
-    """A mask of envs as a list; ``name`` is what messages call it."""
+def masked_env_ids(
+    mask: Any, num_envs: int, name: str = "`options['reset_mask']`"
+) -> npt.NDArray[np.intp]:
+    """Indices of the envs of a mask; ``name`` is what messages call it."""
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
     if mask.shape != (num_envs,):
@@ -254,7 +256,7 @@ def checked_mask(mask: Any, num_envs: int, name: str = "`options['reset_mask']`"
             f"{name} must contain a boolean array with at least one True value, got "
             f"reset_mask={mask}"
         )
-    return list(mask.tolist())
+    return np.flatnonzero(mask)
 
 
 def checked_batch_size(batch_size: Any, num_envs: int) -> int | None:
@@ -331,8 +333,7 @@ def reset_arguments(
         envs = existing_env_ids(env_id, num_envs)
     elif isinstance(options, dict) and "reset_mask" in options:
         options = dict(options)
-        mask = checked_mask(options.pop("reset_mask"), num_envs)
-        envs = np.flatnonzero(mask)
+        envs = masked_env_ids(options.pop("reset_mask"), num_envs)
     else:
         envs = np.arange(num_envs, dtype=np.intp)
     named = None if env_id is None else envs

@@ -23,10 +23,13 @@ class Leases:
         self._held: deque[weakref.ref[Lease] | None] = deque()
 
     def add(self, lease: Lease | None) -> None:
-        """Notes the next batch; None: it holds no lease."""
+        """Notes the next batch; None: it holds no lease. A second time for one is in vain."""
         if self._most is None:
             return
-        self._held.append(None if lease is None else weakref.ref(lease))
+        held = None if lease is None else weakref.ref(lease)
+        if held is not None and self._held and self._held[-1] is held:
+            return
+        self._held.append(held)
         if len(self._held) > self._most:
             oldest = self._held.popleft()
             alive = None if oldest is None else oldest()

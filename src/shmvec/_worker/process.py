@@ -139,9 +139,7 @@ def run_worker(
     channel.close()
 
 
-def _serve(
-    host: EnvHost, parent: _Parent, env_fns: Sequence[EnvFn] | bytes, threads: int
-) -> None:
+def _serve(host: EnvHost, parent: _Parent, env_fns: Sequence[EnvFn] | bytes, threads: int) -> None:
     try:
         if isinstance(env_fns, bytes):
             env_fns = loads(env_fns)

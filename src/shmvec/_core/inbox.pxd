@@ -1,0 +1,33 @@
+from libc.stdint cimport uint32_t
+
+from shmvec._core.codec cimport Codec
+from shmvec._core.infos cimport Columns
+from shmvec._core.links cimport Links
+
+
+cdef class Inbox:
+    cdef Links links
+    cdef object slabs
+    cdef Codec observations
+    cdef list decoders                 # by worker
+    cdef Columns columns
+    cdef dict held                     # env: [info], of messages that are in no ring
+    cdef bint unread                   # a ring was read, and nothing was given back
+    # Each env: the ledger's.
+    cdef const uint32_t[::1] workers
+    cdef const uint32_t[::1] sequences # of its request
+    cdef uint32_t[::1] flags           # of its answer
+    cdef int renew(self, uint32_t worker) except -1
+    cdef bint has_any(self, const Py_ssize_t[::1] envs) noexcept
+    cdef int put(self, Py_ssize_t env, uint32_t kind, message) except -1
+    cdef int hold(self, Py_ssize_t env) except -1
+    cdef int order(self, const Py_ssize_t[::1] ready, const Py_ssize_t[::1] envs) except -1
+    cdef int rewind(self) except -1
+    cdef list each_of_all(self, list workers, uint32_t sequence)
+    cdef dict gather_all(self, list workers, uint32_t sequence, vector_env)
+    cdef list each(self, const Py_ssize_t[::1] envs)
+    cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict told,
+                       vector_env)
+    cdef int give_back(self) except -1
+    cdef int drop(self, Py_ssize_t env) except -1
+    cdef int clear(self, uint32_t sequence) except -1
