@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Failing, Infos, Spaces, TwoArguments, Unpicklable
+from equality import same
 
 from shmvec import RemoteTraceback, ShmVectorEnv, WorkerCrashError
 
@@ -119,7 +120,6 @@ def test_spaces_that_cannot_be_shared_memory(space, error, message, num_workers)
     [
         ([0, 1], ValueError, "there are 2"),
         ([0, 1, 2, 3], ValueError, "there are 4"),
-        (np.zeros((3, 1), int), ValueError, r"shape \(3, 1\)"),
         (1, TypeError, "one int"),
         ([0.5, 1.5, 2.5], TypeError, "dtype float64"),
         (np.zeros(3, complex), TypeError, "dtype complex128"),
@@ -136,6 +136,35 @@ def test_wrong_actions_are_not_sent(num_workers, actions, error, message):
         envs.step(actions)
     assert envs.step([1, 2, 3])[0][:, :2].tolist() == [[1, 1], [1, 2], [1, 3]]
     envs.close()
+
+
+@WORKERS
+@pytest.mark.parametrize("shape", [(3,), (3, 1, 1), (3, 2)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_actions_of_another_shape_are_given_to_the_envs_as_gymnasium_gives_them(
+    num_workers, shape, masked
+):
+    box = gym.spaces.Box(-9, 9, (1,))
+    actions = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    functions = [lambda: Spaces(gym.spaces.Discrete(2), box)] * 3
+    envs = ShmVectorEnv(functions, num_workers=num_workers)
+    expected = gym.vector.SyncVectorEnv(functions)
+    try:
+        envs.reset(seed=1)
+        expected.reset(seed=1)
+        expected.step(actions.copy())
+        mask = np.array([True, False, True])
+        envs.step(actions, mask=mask) if masked else envs.step(actions)
+        actions[:] = -1  # envs may keep theirs
+        for vector_env in (envs, expected):
+            vector_env.step(np.ones((3, 1), np.float32))
+        theirs = list(expected.get_attr("actions"))
+        if masked:
+            theirs[1] = theirs[1][1:]
+        assert same(list(envs.get_attr("actions")), theirs)
+    finally:
+        envs.close()
+        expected.close()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -294,3 +323,94 @@ def test_a_step_before_a_reset_is_the_envs_to_judge():
     envs.reset()
     envs.step([0, 0])
     envs.close()
+
+
+class Returns(gym.Env):
+    """Returns this observation and reward, if it is env 1, and what fits if it is env 0."""
+
+    def __init__(self, space, which, observation, reward):
+        self.observation_space = space
+        self.action_space = gym.spaces.Discrete(2)
+        self.observation, self.reward = observation, reward
+        if which == 0:
+            self.observation, self.reward = space.sample(), 1.0
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation, self.reward, False, False, {}
+
+
+def returning(space, observation=0, reward=1.0):
+    return [lambda i=i: Returns(space, i, observation, reward) for i in range(2)]
+
+
+BOX = gym.spaces.Box(0, 9, (3,))
+CAMERA = gym.spaces.Dict(camera=gym.spaces.Tuple([BOX, gym.spaces.Discrete(3)]))
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    ("space", "observation", "expected"),
+    [
+        (gym.spaces.Discrete(5), np.array([3]), 3),
+        (gym.spaces.Box(0, 9, (1,)), 3.0, [3.0]),
+        (gym.spaces.Box(0, 9, (1,)), np.float32(3), [3.0]),
+        (gym.spaces.Box(0, 9, ()), np.array([3.0]), 3.0),
+        (BOX, np.ones((1, 3)), [1, 1, 1]),
+    ],
+)
+def test_observations_of_another_shape_with_as_many_elements(
+    num_workers, space, observation, expected
+):
+    envs = ShmVectorEnv(returning(space, observation, np.array([2.5])), num_workers=num_workers)
+    try:
+        envs.reset(seed=1)
+        observations, rewards, *_ = envs.step([0, 0])
+        assert observations[1].tolist() == expected
+        assert rewards.tolist() == [1.0, 2.5] and rewards.dtype == np.float64
+    finally:
+        envs.close()
+
+
+@WORKERS
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize(
+    ("space", "observation", "message"),
+    [
+        (BOX, np.zeros(2), r"the observation has shape \(2,\) and dtype float64; its space Box"),
+        (BOX, None, r"the observation is None; .* needs shape \(3,\) and dtype float32"),
+        (BOX, ["a", "b", "c"], r"the observation has shape \(3,\) and dtype (<U1|object); "),
+        (CAMERA, {"camera": (np.zeros(4), 1)}, r"observation\['camera'\]\[0\] has shape \(4,\)"),
+        (CAMERA, {"camera": (np.zeros(3),)}, r"observation\['camera'\] has no 1"),
+        (CAMERA, {"camera": 5}, r"observation\['camera'\] is a int; .* needs a tuple"),
+        (CAMERA, {"lens": 5}, "observation has no 'camera'"),
+        (CAMERA, np.zeros(3), "observation is a ndarray; .* needs a mapping"),
+    ],
+)
+def test_what_does_not_fit_an_observation_is_told(
+    num_workers, shared_memory, space, observation, message
+):
+    envs = ShmVectorEnv(
+        returning(space, observation), num_workers=num_workers, shared_memory=shared_memory
+    )
+    try:
+        envs.reset(seed=1)
+        with pytest.raises((ValueError, TypeError, KeyError), match=f"env 1: .*{message}"):
+            envs.step([0, 0])
+        envs.reset(seed=1)
+    finally:
+        envs.close()
+
+
+@WORKERS
+@pytest.mark.parametrize("reward", [None, "much", np.zeros(2), {}])
+def test_rewards_that_are_no_number_are_told(num_workers, reward):
+    envs = ShmVectorEnv(returning(gym.spaces.Discrete(2), reward=reward), num_workers=num_workers)
+    try:
+        envs.reset(seed=1)
+        with pytest.raises((ValueError, TypeError), match="env 1: the reward is .*a number"):
+            envs.step([0, 0])
+    finally:
+        envs.close()

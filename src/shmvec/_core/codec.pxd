@@ -1,3 +1,5 @@
+from libc.stdint cimport uint8_t, uint32_t
+
 from shmvec._core.lease cimport Lease
 
 
@@ -17,9 +19,30 @@ cdef class Codec:
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1
 
 
+cdef class ActionCodec(Codec):
+    cdef object memory
+    cdef uint8_t[::1] codes
+    cdef char *base
+    cdef Py_ssize_t capacity  # bytes of a row
+    cdef uint32_t fitting     # a bit for each format in which it has room for an action
+    cdef object shape
+    cdef Py_ssize_t size
+    cdef object dtype
+    cdef object space
+    cdef bint scalar
+    cdef list arrays          # the rows as an array of each format, made when first used
+    cdef list slots           # of these one view a row, for vector actions
+    cdef object last_dtype    # of the last batch, and its code
+    cdef int last_code
+    cdef object rows(self, int code)
+    cdef object checked(self, object values, Py_ssize_t count)
+    cdef object wrong(self, what, Py_ssize_t count, kind=*)
+
+
 cdef class MessageCodec(Codec):
     cdef object space
     cdef Py_ssize_t num_envs
+    cdef object explain
     cdef dict batched_spaces
     cdef list values
     cdef object arrays

@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -57,4 +57,9 @@ class TupleCodec(Codec):
 class MessageCodec(Codec):
     """Values that are in no slab: they came, or go, as messages."""
 
-    def __init__(self, space: gym.Space[Any], num_envs: int) -> None: ...
+    def __init__(
+        self,
+        space: gym.Space[Any],
+        num_envs: int,
+        explain: Callable[[Iterable[int], list[Any], Exception], Exception] | None,
+    ) -> None: ...

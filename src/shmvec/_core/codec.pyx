@@ -138,21 +138,21 @@ cdef class ArrayCodec(Codec):
         self.size = array[0].size
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
-        if self.scalar:
-            self.rows.array[env] = value
-            return 0
         try:
-            if self.rows.copy_from(value, self.rows.base + env * self.rows.row_bytes,
-                                   self.rows.row_bytes):
+            if self.scalar:
+                if type(value) is not _ndarray and value is not None:
+                    self.rows.array[env] = value
+                    return 0
+            elif self.rows.copy_from(value, self.rows.base + env * self.rows.row_bytes,
+                                     self.rows.row_bytes):
                 return 0
         except (BufferError, ValueError):
-            pass  # not contiguous, or of a dtype without a buffer format
+            pass  # not contiguous, of a dtype without a buffer format, or a list
+        if value is None:  # which NumPy takes for nan
+            raise TypeError("None is no observation of this space")
         array = np.asarray(value, dtype=self.dtype)
         if array.size != self.size:
-            raise ValueError(
-                f"the observation has shape {array.shape} but the observation space needs "
-                f"{self.shape}"
-            )
+            raise ValueError(f"shape {array.shape} does not fit {self.shape}")
         self.rows.array[env] = array.reshape(self.shape)
         return 0
 
@@ -199,6 +199,12 @@ cdef class ArrayCodec(Codec):
         return 0
 
 
+class OtherShapeError(ValueError):
+    """As many actions as there are envs, but of another shape than their space says."""
+
+    actions = None  # an array
+
+
 # The dtypes in which actions may travel.  Their position is the code in shared memory.
 cdef tuple _FORMATS = tuple([
     np.dtype(name) for name in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8",
@@ -216,21 +222,6 @@ cdef class ActionCodec(Codec):
     action for a float32 space is not rounded on its way.  So each row has room for wider elements
     than the space's, and a byte beside it says which dtype it holds.
     """
-
-    cdef object memory
-    cdef uint8_t[::1] codes
-    cdef char *base
-    cdef Py_ssize_t capacity  # bytes of a row
-    cdef uint32_t fitting     # a bit for each format in which it has room for an action
-    cdef object shape
-    cdef Py_ssize_t size
-    cdef object dtype
-    cdef object space
-    cdef bint scalar
-    cdef list arrays          # the rows as an array of each format, made when first used
-    cdef list slots           # of these one view a row, for vector actions
-    cdef object last_dtype    # of the last batch, and its code
-    cdef int last_code
 
     def __init__(self, memory, codes, shape, dtype, space):
         """Takes a byte array (num_envs, row capacity) and one (num_envs,) for the codes."""
@@ -281,7 +272,7 @@ cdef class ActionCodec(Codec):
         if type(values) is not _ndarray or values.dtype is not self.last_dtype:
             array = self.checked(values, envs.shape[0])
         elif values.shape != (envs.shape[0], *self.shape):
-            raise self.wrong(f"they have shape {values.shape}", envs.shape[0])
+            array = self.checked(values, envs.shape[0])  # raises
         elif not values.flags.c_contiguous:
             array = np.ascontiguousarray(values)
         code = self.last_code
@@ -308,13 +299,15 @@ cdef class ActionCodec(Codec):
             raise self.wrong(f"they are one {type(values).__name__}", count, TypeError)
         if len(array) != count:
             raise self.wrong(f"there are {len(array)}", count)
-        if array.shape != (count, *self.shape):
-            raise self.wrong(f"they have shape {array.shape}", count)
         if _RANK[kind] > _RANK[self.dtype.kind] and not (
             # a Box of bools takes 0 and 1
             self.dtype.kind == "b" and kind in "iu"
         ):
             raise self.wrong(f"they have dtype {array.dtype}", count, TypeError)
+        if array.shape != (count, *self.shape):
+            error = self.wrong(f"they have shape {array.shape}", count, OtherShapeError)
+            error.actions = array
+            raise error
         native = array.dtype.newbyteorder("=")
         if native not in _FORMAT_CODES or native.itemsize * self.size > self.capacity:
             native = self.dtype
@@ -559,8 +552,10 @@ cdef class MessageCodec(Codec):
     ``shared_memory=False``.  Gymnasium's own functions split and join the batches.
     """
 
-    def __init__(self, space, num_envs):
+    def __init__(self, space, num_envs, explain):
+        """`explain` takes envs, their values and what joining these has raised: what to raise."""
         self.space = space
+        self.explain = explain
         self.num_envs = num_envs  # whatever the frame: what was last received is what is there
         self.batched_spaces = {}  # by number of envs, made when first needed
         self.values = [_empty(space) for _ in range(num_envs)]
@@ -577,14 +572,20 @@ cdef class MessageCodec(Codec):
         return self.values[env % self.num_envs]
 
     cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
-        self.arrays = concatenate(self.space, self.values, self.arrays)
+        try:
+            self.arrays = concatenate(self.space, self.values, self.arrays)
+        except Exception as error:
+            raise self.explain(range(self.num_envs), self.values, error) from error
         return deepcopy(self.arrays) if copy else self.arrays
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
         values = [self.values[env % self.num_envs] for env in envs]
         if not values:
             return create_empty_array(self.space, 0)
-        return concatenate(self.space, values, create_empty_array(self.space, len(values)))
+        try:
+            return concatenate(self.space, values, create_empty_array(self.space, len(values)))
+        except Exception as error:
+            raise self.explain([env % self.num_envs for env in envs], values, error) from error
 
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
         return 0

@@ -58,6 +58,8 @@ cdef class Ledger:
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
     cdef bint encode(self, uint32_t worker, Py_ssize_t env, object action,
                      uint32_t sequence) except -1
+    cdef list write_actions(self, const Py_ssize_t[::1] envs, object actions, bint any_shape)
+    cdef dict packed_by_worker(self, list each, pack)
     cdef int post_all(self, uint32_t operation, uint32_t sequence, Py_ssize_t frame,
                       dict late) except -1
     cdef int post(self, const Py_ssize_t[::1] envs, uint32_t operation, uint32_t sequence,

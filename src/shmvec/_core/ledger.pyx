@@ -12,7 +12,7 @@ to the entries of the single envs, and is then as if these had been asked one by
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from shmvec._core.codec cimport MessageCodec
+from shmvec._core.codec cimport ActionCodec, MessageCodec
 from shmvec._core.csrc cimport (
     SV_EVERYONE,
     SV_RING_YES,
@@ -31,6 +31,7 @@ from shmvec._core.told cimport Told, tell
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from shmvec._core.codec import OtherShapeError
 from shmvec._core.told import Batch
 from shmvec._core.worker import AUTORESET
 
@@ -196,11 +197,35 @@ cdef class Ledger:
         self.links.sequence += 1
         sequence = self.links.sequence
         if self.encoders is None:
-            self.actions.write_rows(self.everyone, actions)
+            odd = self.write_actions(self.everyone, actions, rollout_frame < 0)
+            if odd is not None:
+                late = self.packed_by_worker(odd, pack)
         else:
             late = self.encode_all(actions, pack, sequence)
         frame = self.frames.aim_all(rollout_frame)
         self.post_all(STEP, sequence, frame, late)
+
+    cdef list write_actions(self, const Py_ssize_t[::1] envs, object actions, bint any_shape):
+        """Writes actions to their slab; [action] if they are of another shape: as messages."""
+        try:
+            self.actions.write_rows(envs, actions)
+        except OtherShapeError as error:
+            if not any_shape or not isinstance(self.actions, ActionCodec):
+                raise
+            return list(error.actions.copy())  # envs may keep theirs
+        return None
+
+    cdef dict packed_by_worker(self, list each, pack):
+        """Actions of all envs, as one message a worker."""
+        cdef Links links = self.links
+        cdef uint32_t worker
+        cdef Py_ssize_t env
+        cdef dict packed = {}
+        for worker in range(links.num_workers):
+            packed[worker] = pack([
+                (env, each[env]) for env in range(
+                    links.firsts[worker], links.firsts[worker] + links.counts[worker])])
+        return packed
 
     def encode_all(self, actions, pack, uint32_t sequence):
         """Puts actions into the rings to the workers; packed, what does not fit, by worker."""
@@ -261,7 +286,9 @@ cdef class Ledger:
             self.choose_frames(envs, False)
         self.links.sequence += <uint32_t>envs.shape[0]  # what fails below was of no later one
         if self.encoders is None:
-            self.actions.write_rows(envs, actions)
+            each = self.write_actions(envs, actions, rollout_frame is None)
+            if each is not None:
+                late = {envs[i]: pack([(envs[i], each[i])]) for i in range(envs.shape[0])}
         else:
             late = {}
             each = (<MessageCodec>self.actions).split(actions, envs.shape[0])

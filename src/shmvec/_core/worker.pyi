@@ -17,6 +17,8 @@ class Host(Protocol):
 
     def command(self, sequence: int) -> tuple[ResetArguments | None, Any]:
         """Takes a command from its channel: (arguments of a reset or None, results)."""
+    def misfit(self, env: int, observation: Any, error: Exception) -> Exception:
+        """What to raise for an observation that could not be put where it belongs."""
     def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
         """Takes from its channel the actions (env, action) that did not fit the ring."""
     def send_late(

@@ -1,9 +1,9 @@
 """A worker's hot loop: wait for a request, step the envs of its range, answer.
 
 What is rare (commands, errors, messages too large for the ring) goes through the ``host``, Python
-code with three methods: ``command(sequence) -> (reset arguments or None, results)``,
-``late_actions(sequence) -> [(env, action)]`` and ``send_late(sequence, messages, failures,
-results)``.
+code with four methods: ``command(sequence) -> (reset arguments or None, results)``,
+``late_actions(sequence) -> [(env, action)]``, ``send_late(sequence, messages, failures, results)``
+and ``misfit(env, observation, error) -> error``.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -72,6 +72,8 @@ from shmvec._core.segment cimport Segment
 
 import os
 from copy import deepcopy
+
+import numpy as np
 
 from shmvec._core import messages
 
@@ -144,6 +146,7 @@ cdef class WorkerLoop:
     cdef bytearray over           # NEXT_STEP: envs whose episode is over, to be reset
     cdef dict retries             # env: (seed, options) for its next reset that has none
     cdef object operation         # what an env is doing, for messages of errors
+    cdef dict given               # env: action, where the slab's are not meant
     cdef dict undecodable         # errors of actions that could not be unpickled, by env
     cdef uint32_t sequence
     cdef uint32_t flags
@@ -186,6 +189,7 @@ cdef class WorkerLoop:
         if resets is not None:  # it takes the place of a worker that is gone
             self.over[:] = bytes([self.autoreset == NEXT_STEP]) * len(envs)
             self.retries = {i: reset for i, reset in enumerate(resets) if reset is not None}
+        self.given = {}
         self.undecodable = {}
         self.late = []
         self.failures = []
@@ -295,6 +299,10 @@ cdef class WorkerLoop:
         if operation == STEP:
             if self.action_messages is not None:
                 self.receive_actions(request.operation & LATE, request.count)
+            elif request.operation & LATE:  # of a shape that the slab has no room for
+                self.given = dict(self.host.late_actions(self.sequence))
+            elif self.given:
+                self.given.clear()
             start, reset_ns = sv_now_ns(), self.tally.reset_ns
             self.step_range(begin, end)
             self.tally.step_ns += sv_now_ns() - start - (self.tally.reset_ns - reset_ns)
@@ -406,7 +414,8 @@ cdef class WorkerLoop:
         self.tally.steps += 1
         if self.timed:
             sv_busy_begin(self.counters, sv_busy(env, False), sv_now_ns())
-        result = self.envs[i].step(self.actions.read(env))
+        action = self.given[env] if self.given else self.actions.read(env)
+        result = self.envs[i].step(action)
         if forked:
             end_forks()
         if type(result) is not tuple:
@@ -423,7 +432,7 @@ cdef class WorkerLoop:
         if isinstance(reward, float):  # np.float64 is one
             results.reward_of[row] = <double>reward
         else:
-            results.rewards[row] = reward
+            self.put_reward(env, reward)
         if terminated is False:
             results.terminated_of[row] = 0
         else:
@@ -508,7 +517,24 @@ cdef class WorkerLoop:
         if self.observation_messages:
             self.send(env, OBSERVATION, {"": observation})
         else:
-            self.results.observations.write(self.row + env, observation)
+            try:
+                self.results.observations.write(self.row + env, observation)
+            except Exception as error:
+                raise self.host.misfit(env, observation, error) from error
+        return 0
+
+    cdef int put_reward(self, Py_ssize_t env, object reward) except -1:
+        """Puts a reward that is no float where the parent finds it."""
+        try:
+            if reward is None:  # which NumPy takes for nan
+                raise TypeError("it is None")
+            if isinstance(reward, np.ndarray):
+                reward = reward.item()
+            self.results.rewards[self.row + env] = reward
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"env {env}: the reward is {reward!r}; it must be a number ({error})"
+            ) from error
         return 0
 
     cdef int inform(self, Py_ssize_t env, uint32_t kind, object info) except -1:

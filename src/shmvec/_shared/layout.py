@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -30,6 +31,7 @@ from shmvec._core.codec import (
 )
 from shmvec._core.results import Results
 from shmvec._core.segment import Segment
+from shmvec._shared.misfit import odd_one
 
 __all__ = ["Layout", "Slabs", "check_shared_memory", "has_fixed_size"]
 
@@ -143,7 +145,7 @@ class Layout:
         return make(
             Slabs,
             self._results(place, memory, make, self.num_frames),
-            make(MessageCodec, self.action_space, n)
+            make(MessageCodec, self.action_space, n, None)
             if self.action_messages
             else _walk(self.action_space, n, place, make, action, batched_keys),
             self._observations(place, make, n)
@@ -154,11 +156,11 @@ class Layout:
     def _results(
         self, place: _Place, memory: Any, make: Callable[..., Any], num_frames: int
     ) -> Any:
-        rows = num_frames * self.num_envs
+        rows, space = num_frames * self.num_envs, self.observation_space
         return make(
             Results,
             memory,
-            make(MessageCodec, self.observation_space, self.num_envs)
+            make(MessageCodec, space, self.num_envs, partial(odd_one, space))
             if self.observation_messages
             else self._observations(place, make, rows),
             place((rows,), np.float64),

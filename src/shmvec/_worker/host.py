@@ -16,6 +16,7 @@ from shmvec._core.segment import Segment
 from shmvec._core.worker import WorkerLoop, end_forks
 from shmvec._shared.layout import Layout
 from shmvec._shared.memory import map_memory
+from shmvec._shared.misfit import misfit
 from shmvec._shared.records import Attachment, Late, Report
 from shmvec.faults import EnvTimeoutError, Failure
 
@@ -177,6 +178,11 @@ class EnvHost:
                 results.append(self._failure(index, name, error))
             end_forks()
         return results
+
+    def misfit(self, env: int, observation: Any, error: Exception) -> Exception:
+        """What to raise for an observation that could not be put where it belongs."""
+        assert self._layout is not None
+        return misfit(env, self._layout.observation_space, observation, error)
 
     def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
         """Takes from the mailbox the actions (env, action) that did not fit the ring."""
