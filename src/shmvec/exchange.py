@@ -227,7 +227,9 @@ class Exchange:
         self.ranges = self._workers.ranges
         # Ends the workers of an exchange that is forgotten, and of one that is open at exit: before
         # multiprocessing waits for its children there, which weakref.finalize does not promise.
-        self._finalizer = Finalize(self, self._workers.stop, (0.0,), exitpriority=100)
+        self._finalizer = Finalize(
+            self, _finalize, (self._workers, weakref.ref(self)), exitpriority=100
+        )
         self.initialized = False
         if wait:
             self.initialize()
@@ -966,6 +968,14 @@ class Exchange:
             raise ClosedEnvironmentError(
                 f"Trying to operate on `{self._name}`, after a call to `close()`."
             )
+
+
+def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:
+    """Ends the workers; at exit, who has the exchange still finds it closed."""
+    exchange = forgotten()
+    if exchange is not None:
+        exchange._let_go()
+    workers.stop(0.0)
 
 
 def _unpacked(workers: Workers, packed: Any) -> tuple[Any, Exception | None]:

@@ -109,3 +109,35 @@ def test_workers_do_not_inherit_the_programs_handler_of_sigterm():
         """,
     )
     assert out == ""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("last", ["close()", "close(terminate=True)", "step([0, 0])"])
+def test_what_runs_after_the_exit_hooks_finds_it_closed(last, workers):
+    out = succeeds(
+        ENVS,
+        f"""
+        import tempfile
+        from shmvec import ShmVectorEnv
+
+        class Collector:  # closes its envs when it goes, as DI-engine's
+            def __init__(self, envs):
+                self.envs = envs
+
+            def __del__(self, opened=tempfile.TemporaryFile, stat=os.stat, say=print):
+                files = [opened() for _ in range(9)]  # which take the numbers of what is closed
+                say(self.envs.closed)
+                try:
+                    self.envs.{last}
+                except Exception as error:
+                    say(type(error).__name__)
+                say([stat(file.fileno()).st_size for file in files] == [0] * 9, flush=True)
+                for file in files:
+                    file.close()
+
+        collector = Collector(ShmVectorEnv([Echo] * 2, num_workers={workers}, context="fork"))
+        collector.envs.reset()
+        """,
+    )
+    expected = ["True"] + ["ClosedEnvironmentError"] * last.startswith("step") + ["True"]
+    assert out.split() == expected
