@@ -1,7 +1,9 @@
 """Bad input: a clear exception that names the env, before anything is sent, and nothing left."""
 
 import copy
+import os
 import threading
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -62,6 +64,31 @@ def test_an_env_fn_raises(num_workers):
 def test_an_env_fn_returns_no_env(num_workers):
     with pytest.raises(TypeError, match=r"env_fns\[1\]\(\) returned a NoneType without reset"):
         ShmVectorEnv([make_counter, lambda: None], num_workers=num_workers)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_env_fns_that_fail_are_all_named_though_their_workers_have_ended_long_before(
+    context, tmp_path
+):
+    def fails():
+        (tmp_path / str(os.getpid())).touch()
+        raise gym.error.NameNotFound("no such env")
+
+    def is_built_last():
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            stats = [f"/proc/{name}/stat" for name in os.listdir(tmp_path)]
+            ended = [  # zombies, where nobody waits for them yet
+                stat for stat in stats if not os.path.exists(stat) or ") Z " in open(stat).read()
+            ]
+            if len(ended) == 2:
+                return Counter(9)
+            time.sleep(0.01)
+        raise TimeoutError("the others have not ended")
+
+    with pytest.raises(gym.error.NameNotFound, match="no such env") as caught:
+        ShmVectorEnv([fails, is_built_last, fails], num_workers=3, context=context)
+    assert any("env 2: gymnasium.error.NameNotFound" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
