@@ -4,6 +4,31 @@ import pytest
 from scripts import succeeds
 
 # What follows an interrupted call, and what it must show. `n` is another number each time.
+RECV = """
+        envs = ShmVectorEnv([Echo] * 4, num_workers=2, batch_size=2{options})
+        envs.reset(seed=0)
+        envs.recv()
+
+        def interrupted(n):
+            envs.send([n, n, n, n])
+            envs.recv()
+            envs.recv()
+
+        def check(n):
+            try:
+                while True:
+                    _, rewards, _, _, infos = envs.recv(min_envs=1)
+                    assert infos["action"].tolist() == rewards.tolist()
+            except NoAsyncCallError:
+                pass  # nobody is out any more
+            envs.send([n, n + 1, n + 2, n + 3])
+            for _ in range(2):
+                observations, rewards, _, _, infos = envs.recv()
+                expected = [n + env for env in infos["env_id"]]
+                assert [each[1] for each in observations] == expected
+                assert rewards.tolist() == infos["action"].tolist() == expected
+    """
+
 CALLS = {
     "call": """
         envs = ShmVectorEnv([Echo] * 4, num_workers=2)
@@ -84,53 +109,8 @@ CALLS = {
             assert observations[:, :2].tolist() == [[count, n + i] for i in range(4)]
             assert rewards.tolist() == infos["action"].tolist() == [n, n + 1, n + 2, n + 3]
     """,
-    "send and recv": """
-        envs = ShmVectorEnv([Echo] * 4, num_workers=2, batch_size=2)
-        envs.reset(seed=0)
-        envs.recv()
-
-        def interrupted(n):
-            envs.send([n, n, n, n])
-            envs.recv()
-            envs.recv()
-
-        def check(n):
-            try:
-                while True:
-                    _, rewards, _, _, infos = envs.recv(min_envs=1)
-                    assert infos["action"].tolist() == rewards.tolist()
-            except NoAsyncCallError:
-                pass  # nobody is out any more
-            envs.send([n, n + 1, n + 2, n + 3])
-            for _ in range(2):
-                observations, rewards, _, _, infos = envs.recv()
-                expected = [n + env for env in infos["env_id"]]
-                assert observations[:, 1].tolist() == expected
-                assert rewards.tolist() == infos["action"].tolist() == expected
-    """,
-    "send and recv with messages": """
-        envs = ShmVectorEnv([Echo] * 4, num_workers=2, batch_size=2, shared_memory=False)
-        envs.reset(seed=0)
-        envs.recv()
-
-        def interrupted(n):
-            envs.send([n, n, n, n])
-            envs.recv()
-            envs.recv()
-
-        def check(n):
-            try:
-                while True:
-                    _, rewards, _, _, infos = envs.recv(min_envs=1)
-                    assert infos["action"].tolist() == rewards.tolist()
-            except NoAsyncCallError:
-                pass  # nobody is out any more
-            envs.send([n, n + 1, n + 2, n + 3])
-            for _ in range(2):
-                observations, rewards, _, _, infos = envs.recv()
-                expected = [n + env for env in infos["env_id"]]
-                assert [each[1] for each in observations] == rewards.tolist() == expected
-    """,
+    "send and recv": RECV.replace("{options}", ""),
+    "send and recv with messages": RECV.replace("{options}", ", shared_memory=False"),
     "step of some": """
         envs = ShmVectorEnv([Echo] * 4, num_workers=2)
         envs.reset(seed=0)
