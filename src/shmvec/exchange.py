@@ -17,7 +17,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
@@ -31,6 +30,7 @@ from shmvec._core.lease import Lease
 from shmvec._core.ledger import Ledger
 from shmvec._core.told import Batch, Told
 from shmvec._core.turn import Turn
+from shmvec._parent.answers import Answers, Envs, Taken
 from shmvec._parent.arguments import (
     AutoresetMode,
     Options,
@@ -87,39 +87,7 @@ __all__ = [
     "usable_cores",
 ]
 
-Envs = npt.NDArray[np.intp]
-
 _SLICE_S = 0.05
-
-
-@dataclass(slots=True)
-class Answers:
-    """What envs have answered.
-
-    Attributes:
-        envs: Which envs, int ``(n,)``, in the order in which they were taken.
-        observations: Theirs, batched as the observation space says.
-        rewards: float64 ``(n,)``; 0 of a reset.
-        terminations: bool ``(n,)``.
-        truncations: bool ``(n,)``.
-        infos: One dict for each, as the env returned it; or what the vector env that was to gather
-            them has made of them.
-        told: By env, what its answer tells of its worker, if it does.
-        failures: What envs have raised; these have no row above.
-        results: Of a command: by env, what it has returned.
-        unanswered: Envs whose worker died in a command, and was restarted: they have no result.
-    """
-
-    envs: Envs
-    observations: Any = None
-    rewards: Any = None
-    terminations: Any = None
-    truncations: Any = None
-    infos: Any = field(default_factory=list)
-    told: dict[int, Told] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    results: dict[int, Any] = field(default_factory=dict)
-    unanswered: list[int] = field(default_factory=list)
 
 
 class Exchange:
@@ -205,7 +173,7 @@ class Exchange:
             may_step_over = self.autoreset_mode is not AutoresetMode.DISABLED
         self._manners = num_buffers, bool(may_step_over), in_ranges
         self._leases = Leases(hold_batches)
-        self._in_hand: tuple[Answers, Lease | None] | None = None
+        self._in_hand: tuple[Taken, ...] = ()
         self.turn = Turn()
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
         self._gatherer = Batch(self.num_envs)
@@ -303,11 +271,11 @@ class Exchange:
         """
         ledger, workers = self._ready()
         workers.doing = "step"
-        if envs is None:
+        if envs is None and not self._in_hand:
             ledger.step_all(actions, workers.pack, frame)
             return
         chosen = self._chosen(envs)
-        ledger.check(chosen)
+        self._check(ledger, chosen)
         if len(chosen):
             ledger.step(chosen, actions, workers.pack)
 
@@ -321,6 +289,16 @@ class Exchange:
             with self._closing():
                 self._recovery.mend()
         return ledger, workers
+
+    def _holds(self, envs: Collection[int]) -> bool:
+        """Whether the answer of one of these envs was taken, and not returned."""
+        return any(not set(each.answers.envs.tolist()).isdisjoint(envs) for each in self._in_hand)
+
+    def _check(self, ledger: Ledger, envs: Envs) -> None:
+        """Raises ValueError unless each of these is an env, once, and may be asked something."""
+        ledger.check(envs)
+        if self._in_hand and self._holds(envs.tolist()):
+            raise ValueError("a take() was broken off: take its answers first. Nothing was sent.")
 
     def _chosen(self, envs: npt.ArrayLike | None) -> Envs:
         """Indices of envs, as an array: all if it is None; it may be empty."""
@@ -355,7 +333,7 @@ class Exchange:
         """
         ledger, workers = self._ready()
         chosen = self._chosen(envs)
-        ledger.check(chosen)
+        self._check(ledger, chosen)
         if not len(chosen):
             return
         packed = None
@@ -405,7 +383,7 @@ class Exchange:
         """
         ledger, workers = self._ready()
         chosen = self._chosen(envs)
-        ledger.check(chosen)
+        self._check(ledger, chosen)
         if not len(chosen):
             return
         named = set(chosen.tolist())
@@ -460,22 +438,29 @@ class Exchange:
         ledger, _ = self._ready()
         if gather is True:
             gather = self._gatherer
-        if ledger.lockstep and envs is None and count is None and timeout is None:
-            regular = self.take_regular(gather, arrays)
+        plain = envs is None and count is None and timeout is None
+        if plain and ledger.lockstep and not self._in_hand:
+            regular = self.take_regular(gather, arrays, commit=False)
             if regular is not None:
-                return Answers(self._everyone, *regular)
+                answers = Answers(self._everyone, *regular)
+                self._in_hand = (Taken(answers),)
+                ledger.commit(self._everyone)
+                self._in_hand = ()  # nothing may come between this and the return
+                return answers
         with self.turn:
-            if self._in_hand is None or not self._is_wanted(self._in_hand[0].envs, envs):
-                self._in_hand = None
+            taken = next((each for each in self._in_hand if self._is_wanted(each, envs)), None)
+            if taken is None:
                 chosen, among = self._waited_for(ledger, envs, count, least, timeout)
                 made = ledger.gather(chosen, gather, everyone, arrays, among)
-                self._in_hand = self._answers(ledger, *made)
-            answers, lease = self._in_hand
-            ledger.commit(answers.failures)
-            if self._leases.limited:
-                self._leases.add(lease)
-        self._in_hand = None  # nothing may come between this and the return
-        return answers
+                taken = self._answers(ledger, *made)
+                self._in_hand = taken, *self._in_hand
+            ledger.commit(taken.answers.envs, taken.answers.failures)
+            if self._leases.limited and not taken.counted:
+                taken.counted = True
+                self._leases.add(taken.lease)
+            rest = tuple([each for each in self._in_hand if each is not taken])
+        self._in_hand = rest  # nothing may come between this and the return
+        return taken.answers
 
     def take_soonest(self, count: int, gather: Any) -> Answers | None:
         """The same for so many envs, with no limit of time, if all is as usual.
@@ -487,7 +472,7 @@ class Exchange:
             Exception: As :meth:`take`.
         """
         ledger, _ = self._ready()
-        if self._in_hand is not None or self._leases.limited:
+        if self._in_hand or self._leases.limited:
             return None
         with self.turn:
             try:
@@ -498,12 +483,14 @@ class Exchange:
             if made is None:
                 return None
             answers = Answers(*made)
-            self._in_hand = answers, None
-            ledger.commit()
-        self._in_hand = None  # nothing may come between this and the return
+            self._in_hand = (Taken(answers),)
+            ledger.commit(answers.envs)
+        self._in_hand = ()  # nothing may come between this and the return
         return answers
 
-    def take_regular(self, gather: Any, arrays: bool = True) -> tuple[Any, ...] | None:
+    def take_regular(
+        self, gather: Any, arrays: bool = True, *, commit: bool = True
+    ) -> tuple[Any, ...] | None:
         """What all envs have answered that were asked at once, if all is as usual.
 
         Returns:
@@ -514,14 +501,14 @@ class Exchange:
         """
         ledger, _ = self._ready()
         try:
-            return ledger.take_regular(gather, arrays)
+            return ledger.take_regular(gather, arrays, commit)
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
         return None
 
-    def _is_wanted(self, made: Envs, envs: npt.ArrayLike | None) -> bool:
+    def _is_wanted(self, taken: Taken, envs: npt.ArrayLike | None) -> bool:
         """Whether answers that a call was broken off with are those that are asked for now."""
-        return envs is None or np.array_equal(made, self._chosen(envs))
+        return envs is None or np.array_equal(taken.answers.envs, self._chosen(envs))
 
     def _waited_for(
         self,
@@ -605,7 +592,7 @@ class Exchange:
         lease: Lease | None,
         told: dict[int, Told],
         failures: list[Failure],
-    ) -> tuple[Answers, Lease | None]:
+    ) -> Taken:
         """What the ledger has gathered, for whoever has waited for it."""
         assert self._workers is not None
         answers = Answers(envs, *results)
@@ -617,7 +604,7 @@ class Exchange:
             answers.results = {
                 env: unpack(ledger.results[env]) for env in envs.tolist() if env in ledger.results
             }
-        return answers, lease
+        return Taken(answers, lease)
 
     def call(
         self,
@@ -679,7 +666,7 @@ class Exchange:
             return
         with self.turn:
             self._wait(lambda: ledger.num_out == 0, lambda: ledger.num_out, None)
-            self._in_hand = None
+            self._in_hand = ()
             ledger.forget()
 
     # ---- questions ---------------------------------------------------------------------------
@@ -687,7 +674,8 @@ class Exchange:
     @property
     def num_asked(self) -> int:
         """How many envs were asked and have not been taken."""
-        return 0 if self._ledger is None else self._ledger.num_asked
+        in_hand = sum([len(each.answers.envs) for each in self._in_hand]) if self._in_hand else 0
+        return 0 if self._ledger is None else self._ledger.num_asked + in_hand
 
     @property
     def waiting(self) -> bool:
@@ -696,7 +684,8 @@ class Exchange:
 
     def is_out(self, env: int) -> bool:
         """Whether an env was asked and its answer was not taken."""
-        return self._ledger is not None and self._ledger.is_out(env)
+        ledger = self._ledger
+        return ledger is not None and (ledger.is_out(env) or self._holds([env]))
 
     def is_over(self, env: int) -> bool:
         """Whether an env's last step has ended an episode."""
@@ -924,7 +913,7 @@ class Exchange:
         self.closed = True
         if self._ledger is not None:
             self._links.closed = True
-        self._ledger = self._in_hand = None
+        self._ledger, self._in_hand = None, ()
         for name in ("_links", "_frames", "_recovery"):
             self.__dict__.pop(name, None)
 

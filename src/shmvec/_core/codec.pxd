@@ -46,4 +46,5 @@ cdef class MessageCodec(Codec):
     cdef dict batched_spaces
     cdef list values
     cdef object arrays
+    cdef object joined(self, envs, object arrays)
     cdef list split(self, object batch, Py_ssize_t count)

@@ -61,5 +61,6 @@ class MessageCodec(Codec):
         self,
         space: gym.Space[Any],
         num_envs: int,
-        explain: Callable[[Iterable[int], list[Any], Exception], Exception] | None,
+        explain: Callable[[Iterable[int], list[Any], Exception], tuple[int | None, Exception]]
+        | None,
     ) -> None: ...

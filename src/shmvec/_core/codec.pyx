@@ -25,6 +25,8 @@ import numpy as np
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from shmvec._core.again import raises_again
+
 cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     uint32_t *PyUnicode_AsUCS4(object text, uint32_t *buffer, Py_ssize_t size,
@@ -553,7 +555,7 @@ cdef class MessageCodec(Codec):
     """
 
     def __init__(self, space, num_envs, explain):
-        """`explain` takes envs, their values and what joining these has raised: what to raise."""
+        """`explain` takes envs, values, what joining these has raised: whose is odd, what to raise."""
         self.space = space
         self.explain = explain
         self.num_envs = num_envs  # whatever the frame: what was last received is what is there
@@ -572,20 +574,28 @@ cdef class MessageCodec(Codec):
         return self.values[env % self.num_envs]
 
     cpdef object batch(self, bint copy, Py_ssize_t first=0, Py_ssize_t count=-1):
-        try:
-            self.arrays = concatenate(self.space, self.values, self.arrays)
-        except Exception as error:
-            raise self.explain(range(self.num_envs), self.values, error) from error
+        self.arrays = self.joined(range(self.num_envs), self.arrays)
         return deepcopy(self.arrays) if copy else self.arrays
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
-        values = [self.values[env % self.num_envs] for env in envs]
-        if not values:
+        indices = [env % self.num_envs for env in envs]
+        if not indices:
             return create_empty_array(self.space, 0)
+        return self.joined(indices, create_empty_array(self.space, len(indices)))
+
+    cdef object joined(self, envs, object arrays):
+        """Values of envs, joined; raises an error with `odd`, those that do not fit, shown no more."""
+        cdef list values = [self.values[env] for env in envs]
         try:
-            return concatenate(self.space, values, create_empty_array(self.space, len(values)))
+            return concatenate(self.space, values, arrays)
         except Exception as error:
-            raise self.explain([env % self.num_envs for env in envs], values, error) from error
+            if not raises_again(concatenate, self.space, values, arrays):
+                raise
+            odd, explained = self.explain(envs, values, error)
+            explained.odd = list(envs) if odd is None else [odd]
+            for env in explained.odd:
+                self.values[env] = _empty(self.space)
+            raise explained from error
 
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
         return 0

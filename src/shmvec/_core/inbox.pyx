@@ -15,6 +15,8 @@ from shmvec._core.protocol cimport MESSAGES, OBSERVATION
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from shmvec._core.again import raises_again
+
 cdef object _plain_add_info = VectorEnv._add_info
 
 
@@ -165,11 +167,20 @@ cdef class Inbox:
                 elif self.flags[env] & MESSAGES:
                     decoder = self.decoders[self.workers[env]]
                     decoder.add_env(infos, env, self.sequences[env], rows[i], num_rows, vector_env)
-                if self.held:
-                    for info in self.held.get(env, ()):
+                for info in list(self.held.get(env, ())) if self.held else ():
+                    try:
                         infos = vector_env._add_info(infos, info, rows[i])
+                    except Exception:
+                        if raises_again(vector_env._add_info, infos, info, rows[i]):
+                            self.held[env] = [each for each in self.held[env] if each is not info]
+                        raise
                 if told and env in told:
-                    infos = vector_env._add_info(infos, told[env].info, rows[i])
+                    try:
+                        infos = vector_env._add_info(infos, told[env].info, rows[i])
+                    except Exception:
+                        if raises_again(vector_env._add_info, infos, told[env].info, rows[i]):
+                            del told[env]
+                        raise
         finally:
             self.columns.finish()
         return infos

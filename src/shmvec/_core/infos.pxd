@@ -22,7 +22,7 @@ cdef class InfoDecoder(Decoder):
     cdef int add_env(self, dict infos, Py_ssize_t env, uint32_t sequence, Py_ssize_t row,
                      Py_ssize_t num_rows, object vector_env) except -1
     cdef object take_one(self, dict infos, object vector_env)
-    cdef object take_once(self, dict infos, object vector_env)
+    cpdef object take_once(self, dict infos, object vector_env)
     cdef int add_fields(self, Columns columns, list fields, dict infos,
                         object vector_env) except -1
     cdef int add_nested(self, Field field, dict infos, object vector_env) except -1

@@ -14,6 +14,8 @@ from shmvec._core.segment cimport Segment
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from shmvec._core.again import raises_again
+
 cdef object _ndarray = np.ndarray
 cdef object _plain_add_info = VectorEnv._add_info
 
@@ -160,13 +162,11 @@ cdef class InfoDecoder(Decoder):
             return self.take_once(infos, vector_env)
         except Exception:
             self.cursor = self.start
-            try:
-                self.take_once(infos, vector_env)
-            except Exception:  # it was no signal's handler that raised: it would again
+            if raises_again(self.take_once, infos, vector_env):
                 self.spoil()
             raise
 
-    cdef object take_once(self, dict infos, object vector_env):
+    cpdef object take_once(self, dict infos, object vector_env):
         cdef list fields
         if self.kind == OBSERVATION:  # to where the others are
             self.observations.write(self.env, self.take()[""])

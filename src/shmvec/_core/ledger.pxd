@@ -31,6 +31,8 @@ cdef class Ledger:
     cdef uint64_t checks
     # All of them, asked at once, one request a worker; `spread` writes it to the above.
     cdef readonly bint lockstep
+    cdef bint popped              # their answers are in `lock_answers`, and are not taken yet,
+    cdef bint irregular           # and for some a message must come
     cdef uint32_t lock_operation
     cdef uint32_t lock_sequence
     cdef sv_record *lock_answers
@@ -50,7 +52,6 @@ cdef class Ledger:
     cdef readonly dict results    # of commands: env: value
     cdef readonly list unanswered # envs whose command was lost
     cdef readonly dict told       # env: Told, by its answer
-    cdef const Py_ssize_t[::1] gathered  # envs, until they are committed, or others gathered
     cdef dict after               # env: (fault, whether it breaks the episode), by the next one
     cdef Py_ssize_t num_broken
     cdef int renew(self, uint32_t worker) except -1
@@ -80,5 +81,6 @@ cdef class Ledger:
     cdef int again(self, Py_ssize_t env) except -1
     cdef int break_later(self, Py_ssize_t env, fault) except -1
     cdef int answer_lost(self, Py_ssize_t env, fault) except -1
-    cdef int one_by_one(self) except -1
+    cdef int pop_all(self) except -1
+    cdef int disregard(self, error) except -1
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays)

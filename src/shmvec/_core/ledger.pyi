@@ -87,7 +87,9 @@ class Ledger:
         """Looks after signals, channels, workers and limits."""
     def look_if_due(self) -> None:
         """The same, if that was a slice ago."""
-    def take_regular(self, vector_env: Any, arrays: bool = True) -> tuple[Any, ...] | None:
+    def take_regular(
+        self, vector_env: Any, arrays: bool = True, commit: bool = True
+    ) -> tuple[Any, ...] | None:
         """Four arrays and infos of all; None if something is not as usual."""
     def take_soonest(self, count: int, vector_env: Any) -> tuple[Any, ...] | None:
         """Envs, four arrays and infos, not committed; None if something is not as usual."""
@@ -132,5 +134,5 @@ class Ledger:
         among: Collection[int] | None,
     ) -> tuple[Envs, tuple[Any, ...], Lease | None, dict[int, Told], list[Failure]]:
         """Envs that are ready: they, four arrays and infos, the lease, what is told, failures."""
-    def commit(self, failures: Collection[Failure] = ()) -> None:
+    def commit(self, envs: Envs, failures: Collection[Failure] = ()) -> None:
         """Takes the envs that were gathered: they may be asked again."""

@@ -555,63 +555,79 @@ cdef class Ledger:
         for worker in range(links.num_workers):
             self.open_requests += links.outstanding[worker]
         self.ranges_out = True
+        if self.popped:
+            self.popped = False
+            self.open_requests = links.num_workers
+            for worker in range(links.num_workers):
+                self.settle(worker, &self.lock_answers[worker])
         return 0
 
-    def take_regular(self, vector_env, arrays=True):
+    def take_regular(self, vector_env, arrays=True, commit=True):
         """Waits for all that were asked, and takes them: four arrays and infos, of all envs.
 
         None if something is not as usual: then it is for `pop` and `gather`.
+
+        Args:
+            vector_env: Gathers the infos; None: one dict an env.
+            arrays: Whether arrays are wanted at all.
+            commit: Whether to note at once that they were taken.
         """
         cdef Links links = self.links
         cdef uint32_t worker
-        cdef bint regular = True
         cdef list sending = None
         infos = {}
+        results = None, None, None, None
         if not self.lockstep:
             if not self.wait_regular(self.asked):
                 return None
-            results = self.results_of(self.ready(), vector_env, True, arrays)[0]
-            self.commit()
-            return results[1:]
-        links.wait_for(links.issued, None)
+            ready = self.ready()
+            results = self.results_of(ready, vector_env, True, arrays)[0][1:]
+            if commit:
+                self.commit(ready)
+            return results
+        links.follow_if_due()
+        if not self.popped:
+            links.wait_for(links.issued, None)
+            self.pop_all()
+        for worker in range(links.num_workers):
+            if self.lock_answers[worker].operation & MESSAGES:
+                sending = [] if sending is None else sending
+                sending.append(worker)
+        if self.irregular or self.after or (
+                vector_env is not None and type(vector_env)._add_info is not _plain_add_info):
+            self.spread()
+            return None
+        if self.inbox.unread:
+            self.inbox.rewind()
+        if vector_env is None:
+            infos = [{} for _ in range(self.num_envs)]
+        if sending is not None and vector_env is None:
+            infos = self.inbox.each_of_all(sending, self.lock_sequence)
+        elif sending is not None:
+            infos = self.inbox.gather_all(sending, self.lock_sequence, vector_env)
+        if arrays:
+            try:
+                results = self.frames.all()
+            except Exception as error:
+                self.spread()
+                self.disregard(error)
+                raise
+        if commit:
+            self.commit(self.everyone)
+        return (*results, infos)
+
+    cdef int pop_all(self) except -1:
+        """Takes the answers to what was asked in lockstep, which are all there."""
+        cdef Links links = self.links
+        cdef uint32_t worker
+        self.irregular = False
         for worker in range(links.num_workers):
             if (not links.take(worker, &self.lock_answers[worker])
                     or self.lock_answers[worker].sequence != self.lock_sequence):
                 raise RuntimeError(
                     f"the segment is damaged: worker {worker} has answered what was not asked")
-            if self.lock_answers[worker].operation & LATE:
-                regular = False
-            if self.lock_answers[worker].operation & MESSAGES:
-                sending = [] if sending is None else sending
-                sending.append(worker)
-        if not regular or self.after or (
-                vector_env is not None and type(vector_env)._add_info is not _plain_add_info):
-            self.one_by_one()
-            return None
-        links.follow_if_due()
-        if vector_env is None:
-            infos = [{} for _ in range(self.num_envs)]
-        if sending is not None:
-            try:
-                infos = (self.inbox.each_of_all(sending, self.lock_sequence) if vector_env is None
-                         else self.inbox.gather_all(sending, self.lock_sequence, vector_env))
-            except BaseException:
-                self.one_by_one()  # they are ready, and can be taken again
-                raise
-            self.inbox.give_back()
-        self.lockstep = False
-        if arrays:
-            return (*self.frames.all(), infos)
-        return None, None, None, None, infos
-
-    cdef int one_by_one(self) except -1:
-        """Writes the workers' answers in lockstep to the entries of the single envs."""
-        cdef Links links = self.links
-        cdef uint32_t worker
-        self.spread()
-        self.open_requests = links.num_workers
-        for worker in range(links.num_workers):
-            self.settle(worker, &self.lock_answers[worker])
+            self.irregular |= (self.lock_answers[worker].operation & LATE) != 0
+        self.popped = True
         return 0
 
     def pop(self):
@@ -823,7 +839,6 @@ cdef class Ledger:
         self.results.clear()
         self.unanswered.clear()
         self.raised.clear()
-        self.gathered = None
 
     # ---- taking ------------------------------------------------------------------------------
 
@@ -876,7 +891,6 @@ cdef class Ledger:
         cdef Told told
         lease = None
         results = None, None, None, None
-        self.gathered = None
         if self.inbox.unread:
             self.inbox.rewind()
         if self.told:
@@ -895,12 +909,21 @@ cdef class Ledger:
             infos = self.inbox.gather(envs, rows, self.told, batch)
         else:
             infos = {}
-        if arrays and everyone:  # only now: observations come with the infos if they are messages
-            results = frames.all()
-        elif arrays:
-            results, lease = frames.some(which)
-        self.gathered = envs
+        try:  # only now: observations come with the infos if they are messages
+            if arrays and everyone:
+                results = frames.all()
+            elif arrays:
+                results, lease = frames.some(which)
+        except Exception as error:
+            self.disregard(error)
+            raise
         return (which, *results, infos), lease
+
+    cdef int disregard(self, error) except -1:
+        """Has what envs have sent be read no more, if an error says that it does not fit."""
+        for env in getattr(error, "odd", ()):
+            self.flags[env] &= ~<uint32_t>MESSAGES
+        return 0
 
     def gather(self, envs, vector_env, everyone, arrays, among):
         """The results of envs that are ready, which `commit` takes.
@@ -921,21 +944,24 @@ cdef class Ledger:
         failures = [failure for failure in self.raised if among is None or failure.env in among]
         return envs, results[1:], lease, telling, failures
 
-    def commit(self, failures=()):
-        """Takes the envs that were gathered, if that was not done: they may be asked again.
+    def commit(self, const Py_ssize_t[::1] envs, failures=()):
+        """Takes envs that were gathered, those that are still ready: they may be asked again.
 
         Args:
+            envs: Which.
             failures: That were told with them.
         """
-        cdef const Py_ssize_t[::1] envs = self.gathered
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef Py_ssize_t kept = 0
-        if envs is None:
-            return
-        self.gathered = None
+        if failures:
+            told = {id(failure) for failure in failures}
+            self.raised = [failure for failure in self.raised if id(failure) not in told]
         if self.inbox.unread:
             self.inbox.give_back()
+        if self.popped:
+            self.popped = self.lockstep = False
+            return
         for i in range(envs.shape[0]):
             env = envs[i]
             if self.states[env] != READY:
@@ -955,5 +981,3 @@ cdef class Ledger:
         self.num_ready = kept
         if self.unanswered:
             self.unanswered = []
-        if failures:
-            self.raised = [failure for failure in self.raised if failure not in failures]

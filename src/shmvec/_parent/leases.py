@@ -23,13 +23,10 @@ class Leases:
         self._held: deque[weakref.ref[Lease] | None] = deque()
 
     def add(self, lease: Lease | None) -> None:
-        """Notes the next batch; None: it holds no lease. A second time for one is in vain."""
+        """Notes the next batch; None: it holds no lease."""
         if self._most is None:
             return
-        held = None if lease is None else weakref.ref(lease)
-        if held is not None and self._held and self._held[-1] is held:
-            return
-        self._held.append(held)
+        self._held.append(None if lease is None else weakref.ref(lease))
         if len(self._held) > self._most:
             oldest = self._held.popleft()
             alive = None if oldest is None else oldest()

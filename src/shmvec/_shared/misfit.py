@@ -30,12 +30,12 @@ def misfit(
 
 def odd_one(
     space: gym.Space[Any], envs: Iterable[int], observations: Iterable[Any], error: Exception
-) -> Exception:
-    """The same of the first of several that do not fit together; ``error`` if there is none."""
+) -> tuple[int | None, Exception]:
+    """The first of several that do not fit together, and its error; None and ``error``: none."""
     for env, observation in zip(envs, observations, strict=True):
         if _wrong(space, observation, "", exact=True):
-            return misfit(env, space, observation, error, exact=True)
-    return error
+            return env, misfit(env, space, observation, error, exact=True)
+    return None, error
 
 
 def _wrong(space: gym.Space[Any], value: Any, path: str, exact: bool) -> str | None:

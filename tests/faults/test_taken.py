@@ -1,0 +1,331 @@
+"""A take that is broken off at its last moment, and answers that raise as they are taken."""
+
+import contextlib
+import os
+import signal
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter
+
+from shmvec import ShmVectorEnv
+from shmvec._parent.leases import Leases
+from shmvec.exchange import Exchange
+from shmvec.faults import Failure
+
+
+class Disturbed(Exception):
+    """What a handler raises."""
+
+
+@contextlib.contextmanager
+def handler_every(seconds, times):
+    """Has a signal's handler raise, so many times."""
+    left = [times]
+
+    def handler(number, frame):
+        if left[0] == 0:
+            return
+        left[0] -= 1
+        raise Disturbed
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _read_slowly():
+    until = time.monotonic() + 0.02
+    while time.monotonic() < until:
+        pass
+    return "read"
+
+
+class _Slow:
+    def __reduce__(self):
+        return _read_slowly, ()
+
+
+class SlowToRead(Counter):
+    """Puts into its infos what takes 20 ms to unpickle."""
+
+    def step(self, action):
+        *results, info = super().step(action)
+        return (*results, {**info, "slow": _Slow()})
+
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1])
+
+
+def counters(count):
+    return [lambda: Counter(99)] * count
+
+
+class Interrupted:
+    """A turn at whose end Ctrl-C comes: its answers were taken, and nobody has them."""
+
+    def __init__(self, turn):
+        self.turn = turn
+        self.armed = True
+
+    def __enter__(self):
+        self.turn.__enter__()
+
+    def __exit__(self, *error):
+        self.turn.__exit__(*error)
+        if self.armed and error[0] is None:
+            self.armed = False
+            raise KeyboardInterrupt
+
+
+def broken_off(exchange, call):
+    exchange.turn = Interrupted(exchange.turn)
+    with pytest.raises(KeyboardInterrupt):
+        call()
+
+
+def test_ctrl_c_while_the_cores_are_looked_at(monkeypatch):
+    envs = ShmVectorEnv(counters(2), num_workers=2)
+    try:
+        envs.reset(seed=1)
+        real = os.sched_getaffinity
+
+        def once(pid):
+            monkeypatch.setattr(os, "sched_getaffinity", real)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "sched_getaffinity", once)
+        until = time.monotonic() + 60
+        with pytest.raises(KeyboardInterrupt):
+            while time.monotonic() < until:
+                envs.step([0, 0])
+        envs.reset(seed=1)
+        assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
+    finally:
+        envs.close()
+
+
+@WORKERS
+def test_a_batch_that_was_taken_is_the_next_one(workers):
+    envs = ShmVectorEnv(counters(2), num_workers=workers)
+    try:
+        envs.reset(seed=1)
+        envs.send([1, 2])
+        broken_off(envs.exchange, envs.recv)
+        assert envs.exchange.num_asked == 2 and envs.exchange.is_out(0)
+        for call in (envs.reset, lambda: envs.step([0, 0]), lambda: envs.call("count")):
+            with pytest.raises(gym.error.AlreadyPendingCallError):
+                call()
+        with pytest.raises(ValueError, match="take its answers first"):
+            envs.send([0], [1])
+        assert envs.recv()[0][:, 1].tolist() == [1, 2]
+        assert envs.reset(seed=1)[0][:, 0].tolist() == [0, 0]
+        envs.send([3, 4])
+        assert envs.recv()[0][:, 1].tolist() == [3, 4]
+    finally:
+        envs.close()
+
+
+@WORKERS
+def test_a_masked_step_after_one_that_was_broken_off(workers):
+    envs = ShmVectorEnv(counters(2), num_workers=workers)
+    try:
+        envs.reset(seed=1)
+        mask = np.array([True, False])
+        broken_off(envs.exchange, lambda: envs.step([5, 5], mask=mask))
+        assert envs.step([1, 2], mask=mask)[0][:, :2].tolist() == [[2, 1], [0, -1]]
+        envs.send([3, 4])
+        assert envs.recv()[0][:, :2].tolist() == [[3, 3], [1, 4]]
+    finally:
+        envs.close()
+
+
+def test_others_are_taken_beside_a_batch_in_hand():
+    exchange = Exchange(counters(4), num_workers=1)
+    try:
+        exchange.ask_reset()
+        exchange.take()
+        exchange.ask([0, 1, 2, 3], [1, 2, 3, 0])
+        broken_off(exchange, lambda: exchange.take([0, 1]))
+        assert exchange.take([3, 2]).observations[:, 1].tolist() == [0, 3]
+        assert exchange.take().observations[:, 1].tolist() == [1, 2]
+        assert exchange.num_asked == 0
+    finally:
+        exchange.close()
+
+
+def test_a_take_of_all_that_is_broken_off_is_taken_again(monkeypatch):
+    exchange = Exchange(counters(2), num_workers=2, shared_memory=False)
+    try:
+        exchange.ask_reset()
+        exchange.take()
+        exchange.ask(None, [1, 2])
+        with monkeypatch.context() as patch:
+
+            def interrupted(*arguments):
+                raise KeyboardInterrupt
+
+            patch.setattr("shmvec.exchange.Answers", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                exchange.take()
+        assert exchange.num_asked == 2
+        assert [each[1] for each in exchange.take().observations] == [1, 2]
+        assert exchange.num_asked == 0
+    finally:
+        exchange.close()
+
+
+def test_a_replayed_batch_that_was_taken_is_the_next_one():
+    envs = ShmVectorEnv(counters(2), num_workers=1, replay_order=[[0, 1], [1, 0]])
+    try:
+        envs.reset(seed=1)
+        envs.send([1, 2])
+        broken_off(envs.exchange, envs.recv)
+        assert envs.recv()[0][:, 1].tolist() == [1, 2]
+        envs.send([3, 4])
+        assert envs.recv()[0][:, 1].tolist() == [4, 3]
+    finally:
+        envs.close()
+
+
+def test_a_copied_batch_that_is_broken_off_counts_once_among_those_held(monkeypatch):
+    envs = ShmVectorEnv(
+        counters(4), num_workers=2, batch_size=2, copy=False, hold_batches=2, num_buffers=8
+    )
+    try:
+        envs.async_reset()
+        envs.recv(), envs.recv()
+        envs.send([0, 0], [0, 1])
+        held = envs.recv()
+        envs.send([3, 3], [1, 3])  # of two workers: a copy
+        add = Leases.add
+
+        def once(leases, lease):
+            monkeypatch.setattr(Leases, "add", add)
+            add(leases, lease)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Leases, "add", once)
+        with pytest.raises(KeyboardInterrupt):
+            envs.recv()
+        envs.recv()
+        owner = held[1]
+        while isinstance(owner, (np.ndarray, memoryview)):
+            owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+        assert not owner.released
+    finally:
+        envs.close()
+
+
+class Large(Counter):
+    """Puts an array into its infos of which env 1's has another shape, and is large."""
+
+    def step(self, action):
+        *results, info = super().step(action)
+        info["x"] = np.zeros(2 + self.offset * 10**6)
+        return (*results, info)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("order", [None, [[1, 0], [1, 0], [0, 1], [1, 0]]])
+def test_infos_that_cannot_be_gathered_are_told_once(workers, order):
+    envs = ShmVectorEnv(
+        [lambda i=i: Large(99, i) for i in range(2)], num_workers=workers, replay_order=order
+    )
+    try:
+        envs.reset(seed=1)
+        for count in (1, 2):
+            envs.send([3, 4])
+            with pytest.raises(ValueError):
+                envs.recv()
+            if order is not None:
+                order = order[1:]
+            observations, *_, infos = envs.recv()
+            assert observations[:, 0].tolist() == [count, count]
+            assert sorted(infos["env_id"]) == [0, 1]
+    finally:
+        envs.close()
+
+
+class Odd(Counter):
+    """Returns an observation of another shape in its second step, if it is env 1."""
+
+    def step(self, action):
+        observation, *results = super().step(action)
+        odd = self.offset == 1 and self.count == 2
+        return (observation[:-1] if odd else observation, *results)
+
+
+@WORKERS
+def test_observations_that_do_not_fit_together_are_told_once(workers):
+    envs = ShmVectorEnv(
+        [lambda i=i: Odd(99, i) for i in range(2)], num_workers=workers, shared_memory=False
+    )
+    try:
+        envs.reset(seed=1)
+        for step in range(1, 4):
+            envs.send([3, 3])
+            if step == 2:
+                with pytest.raises(ValueError, match=r"env 1: the observation has shape \(\d+,\)"):
+                    envs.recv()
+            observations = envs.recv()[0]
+            assert observations[:, 0].tolist() == [step, 0 if step == 2 else step]
+    finally:
+        envs.close()
+
+
+def test_failures_are_told_once_though_ctrl_c_comes_as_they_are_compared(monkeypatch):
+    envs = ShmVectorEnv([lambda: Fails(99)] * 2, num_workers=2)
+    try:
+        envs.reset(seed=1)
+
+        def interrupted(self, other):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Failure, "__eq__", interrupted)
+        envs.send([1, 1])
+        with pytest.raises(LookupError):
+            envs.recv()
+        monkeypatch.undo()
+        assert envs.exchange.num_asked == 0  # both were told
+        envs.reset(seed=1)
+        envs.send([0, 0])
+        assert envs.recv()[0][:, 0].tolist() == [1, 1]
+    finally:
+        envs.close()
+
+
+class Fails(Counter):
+    """Raises if its action is 1."""
+
+    def step(self, action):
+        if action == 1:
+            raise LookupError("as asked")
+        return super().step(action)
+
+
+def test_a_handler_that_raises_at_both_tries_of_reading_infos_loses_nothing():
+    envs = ShmVectorEnv([lambda: SlowToRead(99)] * 2, num_workers=1)
+    try:
+        envs.reset(seed=1)
+        envs.send([1, 2])
+        raised = 0
+        with handler_every(0.005, times=3):
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                try:
+                    infos = envs.recv()[-1]
+                    break
+                except Disturbed:
+                    raised += 1
+        assert raised >= 2
+        assert infos["slow"].tolist() == ["read", "read"]
+        assert infos["action"].tolist() == [1, 2]
+    finally:
+        envs.close()
