@@ -149,8 +149,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 themselves, ruinous where they have not. "park": sleep at once: the least CPU time.
             threads_per_worker: How many threads BLAS, OpenMP, torch and OpenCV may start in a
                 worker. None: its share of the cores. 0: as many as they like. Variables such as
-                ``OMP_NUM_THREADS`` that you have set hold. (A library that was loaded before its
-                worker was forked is reached only if threadpoolctl is installed.)
+                ``OMP_NUM_THREADS`` that you have set hold. (Of what was loaded before its worker
+                was forked, BLAS is reached only if threadpoolctl is installed; and GNU's OpenMP,
+                which torch has, gets one thread, since others would be waited for for ever.)
             pin_workers: Whether each worker is bound to a core of its own.
             step_timeout: Seconds that a step of one env may take. None: as long as it likes.
             reset_timeout: Seconds that a reset of one env may take.
