@@ -141,8 +141,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             max_concurrency: At most so many envs are stepped at the same time: a limit to the
                 number of workers.
             num_workers: Processes that hold the envs, split as evenly as possible. None: one for
-                each usable core (CPU affinity and cgroup quota), at most one for each env. 0: the
-                envs live in the calling process, for debuggers and profilers.
+                each usable core (by affinity, cgroup quota, Slurm, Ray and torchrun), at most one
+                for each env. 0: the envs live in the calling process, for debuggers and profilers.
             wait_policy: How parent and workers wait for each other. "adaptive": spin while it pays
                 and harms nobody, then sleep; right nearly everywhere. "spin": spin up to 40 ms
                 before sleeping: the least delay where every worker and the parent have a core to
