@@ -31,6 +31,7 @@ from shmvec._parent.arguments import (
     masked_env_ids,
     reset_arguments,
 )
+from shmvec._parent.defaults import with_defaults
 from shmvec._parent.leases import release
 from shmvec._parent.replay import Replay
 from shmvec._parent.rollout import Rollout, Rollouts
@@ -88,6 +89,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
+    @with_defaults
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
