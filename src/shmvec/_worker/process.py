@@ -20,6 +20,7 @@ from shmvec._core.segment import Segment
 from shmvec._core.worker import watch_forks
 from shmvec._shared.memory import map_memory
 from shmvec._shared.threads import limit_threads, loaded_openmp, pin_to_core
+from shmvec._worker.generators import seed_generators
 from shmvec._worker.host import EnvFn, EnvHost
 from shmvec.faults import Failure
 
@@ -103,6 +104,7 @@ def run_worker(
     parent_pid: int,
     threads: int,
     pinned: bool,
+    seeds: tuple[int, int, int],
 ) -> None:
     """The main function of a worker process.
 
@@ -114,6 +116,7 @@ def run_worker(
         parent_pid: Process id of the parent.
         threads: Threads that libraries may start in this process; 0: as many as they like.
         pinned: Whether the process stays on one core.
+        seeds: For ``seed_generators``.
     """
     # A group of its own: what its envs start goes with it, and Ctrl-C, Ctrl-Z and the like are for
     # the parent, which decides what becomes of them.
@@ -135,7 +138,7 @@ def run_worker(
         parent = _Parent(parent_pid, channel)
         host = EnvHost(index, first_env, parent)
         try:
-            _serve(host, parent, env_fns, partial(limit_threads, threads, inherited))
+            _serve(host, parent, env_fns, seeds, partial(limit_threads, threads, inherited))
         finally:
             failures = host.close()
             parent.send(0, parent.pack(failures), goodbye=True)
@@ -146,11 +149,13 @@ def _serve(
     host: EnvHost,
     parent: _Parent,
     env_fns: Sequence[EnvFn] | bytes,
+    seeds: tuple[int, int, int],
     limit: Callable[[], None],
 ) -> None:
     try:
         if isinstance(env_fns, bytes):
             env_fns = loads(env_fns)
+        seed_generators(*seeds)  # now: modules of the user's, which were imported, seed them, too
         report: Any = host.build(env_fns)  # type: ignore[arg-type]
         limit()  # again: what building the envs has loaded
     except BaseException as error:  # unpickling env_fns runs imports of the user's modules
