@@ -1,12 +1,15 @@
 """Ours in the place of AsyncVectorEnv: install, ids with a prefix, vector entry points."""
 
 import os
+import re
 import subprocess
 import sys
 import types
 from contextlib import closing
+from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
@@ -107,6 +110,27 @@ def test_a_default_number_of_workers_is_at_most_that_of_envs():
         assert envs.processes == []
 
 
+class OnlyOne(gym.Env):
+    """As an emulator of which a process may have one."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        if self.made > 1:
+            raise RuntimeError("Cannot create multiple emulator instances per process")
+
+
+def test_a_process_for_each_env_by_a_large_number():
+    with shmvec.install(num_workers=1), pytest.raises(RuntimeError, match="multiple emulator"):
+        gym.vector.AsyncVectorEnv([OnlyOne] * 3)
+    with shmvec.install(num_workers=1000):
+        with closing(gym.vector.AsyncVectorEnv([OnlyOne] * 3)) as envs:
+            assert envs.num_workers == 3
+
+
 def test_options_add_up_and_end_with_their_block():
     with shmvec.install(num_workers=2):
         with shmvec.install(wait_policy="park"):
@@ -120,6 +144,13 @@ def test_options_add_up_and_end_with_their_block():
     shmvec.install(wait_policy="park")
     with made() as envs:
         assert envs.num_workers == min(3, shmvec.exchange.usable_cores())
+
+
+def test_the_page_that_says_so():
+    page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "8\n", done.stderr
 
 
 def test_options_that_there_are_not():

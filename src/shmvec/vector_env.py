@@ -61,7 +61,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     A drop-in for :class:`gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, results
     and exceptions; docs/differences.md lists where it does better. Results are those of
-    :class:`gymnasium.vector.SyncVectorEnv`, bit for bit, for any number of workers.
+    :class:`gymnasium.vector.SyncVectorEnv`, bit for bit, for any number of workers, if an env's
+    randomness is its own; docs/settings.md has the details.
 
     Attributes:
         num_envs: Number of envs.
