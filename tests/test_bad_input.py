@@ -4,11 +4,12 @@ import copy
 import os
 import threading
 import time
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter, Failing, Infos, Spaces, TwoArguments, Unpicklable
+from envs import Counter, Failing, Infos, Spaces, TwoArguments, Unpicklable, Words
 from equality import same
 
 from shmvec import RemoteTraceback, ShmVectorEnv, WorkerCrashError
@@ -139,6 +140,22 @@ def test_spaces_that_cannot_be_shared_memory(space, error, message, num_workers)
     assert isinstance(caught.value, ValueError)  # what our users are promised for all of them
     with pytest.raises(error, match=message):  # Gymnasium raises the same
         gym.vector.AsyncVectorEnv([lambda: Spaces(nested)] * 2)
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Sequence(gym.spaces.Discrete(2)), Words()])
+def test_parts_that_cannot_be_shared_memory_can_be_left_out(space):
+    """As MiniGrid's missions, which are strings of no fixed size beside an image."""
+    image = gym.spaces.Box(0, 255, (7, 7, 3), np.uint8)
+    whole = gym.spaces.Dict(direction=gym.spaces.Discrete(4), image=image, mission=space)
+    advice = r"gymnasium.wrappers.FilterObservation\(env, \['direction', 'image'\]\)"
+    with pytest.raises(ValueError, match=advice):
+        ShmVectorEnv([lambda: Spaces(whole)] * 2, num_workers=1)
+
+    def make():
+        return gym.wrappers.FilterObservation(Spaces(whole), ["direction", "image"])
+
+    with closing(ShmVectorEnv([make] * 2, num_workers=1)) as envs:
+        assert list(envs.reset(seed=0)[0]) == ["direction", "image"]
 
 
 @WORKERS

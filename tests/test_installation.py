@@ -1,15 +1,19 @@
 """Ours in the place of AsyncVectorEnv: install, ids with a prefix, vector entry points."""
 
+import os
+import re
 import subprocess
 import sys
 import types
 from contextlib import closing
+from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-import shmvec
+import shmvec.exchange
 from shmvec import ShmVectorEnv
 
 ORIGINAL = gym.vector.AsyncVectorEnv
@@ -75,6 +79,159 @@ def test_an_error_in_the_block_uninstalls():
         with shmvec.install():
             raise KeyError
     assert gym.vector.AsyncVectorEnv is ORIGINAL
+
+
+def made(num_envs=3, **vector_kwargs):
+    """What a program gets that cannot be changed."""
+    return closing(gym.make_vec("CartPole-v1", num_envs, "async", vector_kwargs=vector_kwargs))
+
+
+def test_options_for_those_that_are_not_given_any():
+    policy = shmvec.FaultPolicy(on_crash="restart")
+    options = {"num_workers": 2, "wait_policy": "park", "faults": policy, "batch_size": 1}
+    with shmvec.install(**options), made() as envs, made(num_workers=1, faults=None) as other:
+        assert (envs.num_workers, envs.wait_policy, envs.batch_size) == (2, "park", 1)
+        assert envs.faults is other.faults is policy
+        assert other.num_workers == 1
+    with shmvec.install(context="spawn", shared_memory=False), made(context="fork") as envs:
+        assert (envs.context, envs.shared_memory) == ("fork", False)
+    with shmvec.install(), made() as envs:
+        assert (envs.wait_policy, envs.faults) == ("adaptive", shmvec.FaultPolicy())
+
+
+def test_a_default_number_of_workers_is_at_most_that_of_envs():
+    with shmvec.install(num_workers=100), made(1) as one, made(3) as three:
+        assert (one.num_workers, three.num_workers) == (1, 3)
+        with made(3, max_concurrency=2) as envs:
+            assert envs.num_workers == 2
+        with pytest.raises(ValueError, match="between 0 .* got 4"):
+            made(3, num_workers=4)
+    with shmvec.install(num_workers=0), made() as envs:
+        assert envs.processes == []
+
+
+class OnlyOne(gym.Env):
+    """As an emulator of which a process may have one."""
+
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        if self.made > 1:
+            raise RuntimeError("Cannot create multiple emulator instances per process")
+
+
+def test_a_process_for_each_env_by_a_large_number():
+    with shmvec.install(num_workers=1), pytest.raises(RuntimeError, match="multiple emulator"):
+        gym.vector.AsyncVectorEnv([OnlyOne] * 3)
+    with shmvec.install(num_workers=1000):
+        with closing(gym.vector.AsyncVectorEnv([OnlyOne] * 3)) as envs:
+            assert envs.num_workers == 3
+
+
+def test_options_add_up_and_end_with_their_block():
+    with shmvec.install(num_workers=2):
+        with shmvec.install(wait_policy="park"):
+            shmvec.install()  # as shmvec.auto does
+            with made() as envs:
+                assert (envs.num_workers, envs.wait_policy) == (2, "park")
+        with made() as envs:
+            assert (envs.num_workers, envs.wait_policy) == (2, "adaptive")
+    shmvec.install(num_workers=3)
+    shmvec.uninstall()
+    shmvec.install(wait_policy="park")
+    with made() as envs:
+        assert envs.num_workers == min(3, shmvec.exchange.usable_cores())
+
+
+def test_the_page_that_says_so():
+    page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "8\n", done.stderr
+
+
+def test_options_that_there_are_not():
+    with pytest.raises(TypeError, match="no option 'env_fns', 'workers'"):
+        shmvec.install(workers=3, env_fns=[])
+    with pytest.raises(TypeError, match="num_workers must be an int or None, got 1.5"):
+        shmvec.install(num_workers=1.5)
+    with pytest.raises(ValueError, match="must not be negative, got -1"):
+        shmvec.install(num_workers=-1)
+    assert gym.vector.AsyncVectorEnv is ORIGINAL
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    def set_variables(**variables):
+        for name in [name for name in os.environ if name.startswith("SHMVEC_")]:
+            monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(f"SHMVEC_{name}", value)
+
+    set_variables()
+    shmvec.install()
+    return set_variables
+
+
+def test_options_by_environment_variables(environment):
+    environment(
+        NUM_WORKERS="100",
+        THREADS_PER_WORKER="3",
+        WAIT_POLICY=" park ",
+        PIN_WORKERS="1",
+        CONTEXT="fork",
+        SHARED_MEMORY="0",
+        STEP_TIMEOUT="7.5",
+        RESET_TIMEOUT="60",
+        FAULTS="on_crash=restart, on_error=reset,max_restarts=3,window_s=1.5",
+        RECYCLE_AFTER="9",
+        UNKNOWN="1",
+    )
+    with made() as envs:
+        settings = envs.exchange._settings
+        assert (envs.num_workers, envs.wait_policy, envs.context) == (3, "park", "fork")
+        assert (settings.threads, settings.pin_workers, settings.recycle_after) == (3, True, 9)
+        assert (envs.shared_memory, settings.limits) == (False, (7.5, 60.0))
+        assert envs.faults == shmvec.FaultPolicy("restart", "reset", max_restarts=3, window_s=1.5)
+
+
+def test_what_a_program_gives_is_not_made_an_error_by_defaults(environment):
+    environment(STEP_TIMEOUT="60", FAULTS="on_timeout=restart,reset_timeout=5", NUM_WORKERS="2")
+    with made(num_workers=0) as envs:
+        assert envs.exchange._settings.limits == (None, None)
+    with made(faults=shmvec.FaultPolicy(step_timeout=2)) as envs:
+        assert envs.exchange._settings.limits == (2, None)
+    with shmvec.install(num_workers=1), made() as envs:  # goes before the environment
+        assert envs.num_workers == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NUM_WORKERS", "x"),
+        ("NUM_WORKERS", "-1"),
+        ("PIN_WORKERS", "yes"),
+        ("FAULTS", "on_crash=explode"),
+        ("FAULTS", "on_cash=restart"),
+        ("FAULTS", "max_restarts=3x"),
+        ("STEP_TIMEOUT", "long"),
+    ],
+)
+def test_variables_that_make_no_sense(environment, variable, value):
+    environment(**{variable: value})
+    with pytest.raises(ValueError, match=f"SHMVEC_{variable}='{value}' in the environment: "):
+        made()
+
+
+def test_how_workers_run_holds_for_all_that_stands_on_an_exchange(environment):
+    environment(NUM_WORKERS="100", FAULTS="on_crash=restart", SHARED_MEMORY="0")
+    exchange = shmvec.exchange.Exchange([lambda: gym.make("CartPole-v1")] * 2, num_workers=None)
+    with closing(exchange):
+        assert exchange.num_workers == 2
+        assert exchange.policy == shmvec.FaultPolicy()
 
 
 def test_the_original_still_works_while_installed():

@@ -1,6 +1,7 @@
 """Cores, splits and budgets."""
 
 import os
+import sys
 import time
 
 import gymnasium as gym
@@ -96,6 +97,70 @@ def test_cgroup_quota(tmp_path, monkeypatch, files, quota):
     assert usable_cores() >= 1
     if quota == 0.5:
         assert usable_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("SLURM_CPUS_PER_TASK", "3", 3),
+        ("SLURM_CPUS_PER_TASK", "100", 8),
+        ("SLURM_CPUS_PER_TASK", "0", 8),
+        ("SLURM_CPUS_PER_TASK", "many", 8),
+        ("LOCAL_WORLD_SIZE", "1", 8),
+        ("LOCAL_WORLD_SIZE", "3", 2),
+        ("LOCAL_WORLD_SIZE", "100", 1),
+        ("LOCAL_WORLD_SIZE", "", 8),
+    ],
+)
+def test_cores_that_others_leave_to_this_process(monkeypatch, variable, value, expected):
+    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setenv(variable, value)
+    assert usable_cores() == expected
+
+
+@pytest.mark.parametrize(("bound_to", "expected"), [(2, 2), (4, 2), (8, 2), (1, 1)])
+def test_ranks_that_are_bound_are_not_given_a_share_of_their_share(monkeypatch, bound_to, expected):
+    """Four ranks on eight cores: bound to two each, two to the same four, or not at all."""
+    cores = {0: set(range(bound_to)), os.getppid(): set(range(8))}
+    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: None)
+    monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert usable_cores() == expected
+
+
+def test_a_quota_is_that_of_all_ranks(monkeypatch):
+    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: 6)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert usable_cores() == 2
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [({"CPU": 2.0, "GPU": 1.0}, 2), ({"CPU": 0.5}, 1), ({"CPU": 99.0}, 8), ({}, 8), (None, 8)],
+)
+def test_cores_of_an_actor_of_ray(monkeypatch, resources, expected):
+    """As Ray 2 says it; who is no actor gets an exception."""
+
+    class Ray:
+        @staticmethod
+        def is_initialized():
+            return True
+
+        @staticmethod
+        def get_runtime_context():
+            assert resources is not None
+            return Ray
+
+        @staticmethod
+        def get_assigned_resources():
+            return resources
+
+    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setitem(sys.modules, "ray", Ray)
+    assert usable_cores() == expected
 
 
 def test_nobody_pauses_without_a_core_to_spare(monkeypatch):

@@ -44,6 +44,7 @@ from shmvec._parent.arguments import (
     given_once,
 )
 from shmvec._parent.assembly import agree, assemble
+from shmvec._parent.defaults import of_workers
 from shmvec._parent.leases import Leases
 from shmvec._parent.ownership import caller, own
 from shmvec._parent.recovery import Recovery
@@ -165,7 +166,7 @@ class Exchange:
         self._name = name
         self._made_at = caller()
         self.num_envs = len(functions)
-        settings = self._settings = Settings(num_envs=self.num_envs, **options)
+        settings = self._settings = Settings(num_envs=self.num_envs, **of_workers(options))
         self.num_workers: int = settings.num_workers
         self.policy: FaultPolicy = settings.faults
         self.autoreset_mode: AutoresetMode = settings.autoreset_mode

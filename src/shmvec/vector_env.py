@@ -31,6 +31,7 @@ from shmvec._parent.arguments import (
     masked_env_ids,
     reset_arguments,
 )
+from shmvec._parent.defaults import with_defaults
 from shmvec._parent.leases import release
 from shmvec._parent.replay import Replay
 from shmvec._parent.rollout import Rollout, Rollouts
@@ -60,7 +61,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     A drop-in for :class:`gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, results
     and exceptions; docs/differences.md lists where it does better. Results are those of
-    :class:`gymnasium.vector.SyncVectorEnv`, bit for bit, for any number of workers.
+    :class:`gymnasium.vector.SyncVectorEnv`, bit for bit, for any number of workers, if an env's
+    randomness is its own; docs/settings.md has the details.
 
     Attributes:
         num_envs: Number of envs.
@@ -88,6 +90,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
+    @with_defaults
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
@@ -141,16 +144,17 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             max_concurrency: At most so many envs are stepped at the same time: a limit to the
                 number of workers.
             num_workers: Processes that hold the envs, split as evenly as possible. None: one for
-                each usable core (CPU affinity and cgroup quota), at most one for each env. 0: the
-                envs live in the calling process, for debuggers and profilers.
+                each usable core (by affinity, cgroup quota, Slurm, Ray and torchrun), at most one
+                for each env. 0: the envs live in the calling process, for debuggers and profilers.
             wait_policy: How parent and workers wait for each other. "adaptive": spin while it pays
                 and harms nobody, then sleep; right nearly everywhere. "spin": spin up to 40 ms
                 before sleeping: the least delay where every worker and the parent have a core to
                 themselves, ruinous where they have not. "park": sleep at once: the least CPU time.
             threads_per_worker: How many threads BLAS, OpenMP, torch and OpenCV may start in a
                 worker. None: its share of the cores. 0: as many as they like. Variables such as
-                ``OMP_NUM_THREADS`` that you have set hold. (A library that was loaded before its
-                worker was forked is reached only if threadpoolctl is installed.)
+                ``OMP_NUM_THREADS`` that you have set hold. (Of what was loaded before its worker
+                was forked, BLAS is reached only if threadpoolctl is installed; and GNU's OpenMP,
+                which torch has, gets one thread, since others would be waited for for ever.)
             pin_workers: Whether each worker is bound to a core of its own.
             step_timeout: Seconds that a step of one env may take. None: as long as it likes.
             reset_timeout: Seconds that a reset of one env may take.

@@ -30,6 +30,7 @@ else:
 
 
 __all__ = [
+    "AtMost",
     "AutoresetMode",
     "Options",
     "checked_autoreset_mode",
@@ -54,6 +55,20 @@ __all__ = [
 
 # For reset: the same for all envs, or one for each.
 Options: TypeAlias = dict[str, Any] | Sequence[dict[str, Any] | None] | None
+
+
+class AtMost(int):
+    """A number of workers that is a default: no more than there are envs, or may be stepped."""
+
+    def __new__(cls, count: Any) -> AtMost:
+        """Takes an integer, or its text."""
+        try:
+            most = super().__new__(cls, count if isinstance(count, str) else operator.index(count))
+        except TypeError:
+            raise TypeError(f"num_workers must be an int or None, got {count!r}") from None
+        if most < 0:
+            raise ValueError(f"num_workers must not be negative, got {count}")
+        return most
 
 
 def checked_env_fns(env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> list[Any]:
@@ -104,9 +119,9 @@ def checked_num_workers(
     num_workers: Any, num_envs: int, cores: int, max_concurrency: int | None
 ) -> int:
     """The number of worker processes: as asked for, or one for each usable core."""
-    if num_workers is None:
-        most = cores if max_concurrency is None else min(cores, int(max_concurrency))
-        return min(most, num_envs)
+    if num_workers is None or isinstance(num_workers, AtMost):
+        most = cores if num_workers is None else int(num_workers)
+        return min(most, num_envs if max_concurrency is None else min(num_envs, max_concurrency))
     try:
         count = operator.index(num_workers)
     except TypeError:

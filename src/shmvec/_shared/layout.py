@@ -251,38 +251,58 @@ def has_fixed_size(space: gym.Space[Any]) -> bool:
     )
 
 
-def check_shared_memory(space: gym.Space[Any], path: str = "observation space") -> None:
+def check_shared_memory(space: gym.Space[Any]) -> None:
     """Raises what Gymnasium raises for an observation space under ``shared_memory=True``.
 
     Args:
         space: The space.
-        path: What it is called in messages.
 
     Raises:
         ValueError: It is of a class of the user's; a Sequence or Graph raises TypeError, too.
     """
+    found = _unshareable(space, "observation space")
+    if found is None:
+        return
+    part, path = found
+    advice = ""
     if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            check_shared_memory(part, f"{path}[{key!r}]")
-    elif isinstance(space, (spaces.Tuple, spaces.OneOf)):
-        for index, part in enumerate(space.spaces):
-            check_shared_memory(part, f"{path}[{index}]")
-    elif isinstance(space, (spaces.Graph, spaces.Sequence)):
+        fitting = [key for key, value in space.items() if _unshareable(value, "") is None]
+        if fitting:
+            advice = (
+                " To do without that part, wrap each env in "
+                f"gymnasium.wrappers.FilterObservation(env, {fitting})."
+            )
+    if isinstance(part, (spaces.Graph, spaces.Sequence)):
         raise DynamicShapeError(
-            f"As {space} has a dynamic shape so its not possible to make a static shared memory. "
+            f"As {part} has a dynamic shape so its not possible to make a static shared memory. "
             f"For `AsyncVectorEnv`, disable `shared_memory`. This is the {path}; for "
             "`ShmVectorEnv` as well, use `shared_memory=False`: observations then travel as "
-            "messages, through shared memory all the same."
+            f"messages, through shared memory all the same.{advice}"
         )
-    elif create_shared_memory.dispatch(type(space)) in _UNREGISTERED:
-        raise ValueError(
-            "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this "
-            "feature with `shared_memory=False` however this is slower. "
-            f"The {path} is {space}, of a class that Gymnasium does not know."
-        ) from CustomSpaceError(
-            f"Space of type `{type(space)}` doesn't have an registered `create_shared_memory` "
-            f"function. Register `{type(space)}` for `create_shared_memory` to support it."
-        )
+    raise ValueError(
+        "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this "
+        "feature with `shared_memory=False` however this is slower. "
+        f"The {path} is {part}, of a class that Gymnasium does not know.{advice}"
+    ) from CustomSpaceError(
+        f"Space of type `{type(part)}` doesn't have an registered `create_shared_memory` "
+        f"function. Register `{type(part)}` for `create_shared_memory` to support it."
+    )
+
+
+def _unshareable(space: gym.Space[Any], path: str) -> tuple[gym.Space[Any], str] | None:
+    """The first part that cannot lie in shared memory, and what it is called; None: all can."""
+    parts: Iterable[tuple[Any, gym.Space[Any]]] = ()
+    if isinstance(space, spaces.Dict):
+        parts = space.items()
+    elif isinstance(space, (spaces.Tuple, spaces.OneOf)):
+        parts = enumerate(space.spaces)
+    elif (
+        isinstance(space, (spaces.Graph, spaces.Sequence))
+        or create_shared_memory.dispatch(type(space)) in _UNREGISTERED
+    ):
+        return space, path
+    found = (_unshareable(part, f"{path}[{key!r}]") for key, part in parts)
+    return next((part for part in found if part is not None), None)
 
 
 _UNREGISTERED = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +42,48 @@ _PATIENCE = 600 * _US
 def usable_cores(processes: Iterable[Any] = ()) -> int:
     """Cores that this process may use: its affinity, limited by the cgroup's CPU quota.
 
+    Less, where this is one of several processes that share them: the CPUs of a Slurm task
+    (``SLURM_CPUS_PER_TASK``) and of an actor or task of Ray (``num_cpus``, if it has any), and the
+    host's by the number of ranks that torchrun has started there (``LOCAL_WORLD_SIZE``).
+
     Args:
         processes: Others, of ``multiprocessing``: cores that one of them may use count too.
     """
-    cores = len(_allowed_cores(processes))
-    quota = _cgroup_quota()
+    cores = _host_share(len(_allowed_cores(processes)), _cgroup_quota())
+    given = _count_in("SLURM_CPUS_PER_TASK"), _ray_cpus()
+    return min([cores, *(max(1, math.ceil(count)) for count in given if count is not None)])
+
+
+def _host_share(cores: int, quota: float | None) -> int:
+    """This rank's share of what torchrun's ranks on the host have together."""
+    ranks = _count_in("LOCAL_WORLD_SIZE") or 1
+    together = cores
+    if ranks > 1:
+        # Ranks may be bound, each to its own cores or some to the same: whoever has started them
+        # has all.
+        with contextlib.suppress(OSError):
+            together = max(cores, len(os.sched_getaffinity(os.getppid())))
+    most = min(cores, together // ranks)
     if quota is not None:
-        cores = min(cores, max(1, math.ceil(quota)))
-    return cores
+        most = min(most, math.ceil(quota / ranks))
+    return max(1, most)
+
+
+def _count_in(variable: str) -> int | None:
+    """The positive number in an environment variable, if there is one."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() and int(value) > 0 else None
+
+
+def _ray_cpus() -> float | None:
+    """CPUs of the actor or task of Ray that this is; None if it is none, or has none."""
+    ray = sys.modules.get("ray")
+    # Anything may be wrong with it: another version, no connection, a driver, a fork.
+    with contextlib.suppress(Exception):
+        if ray is not None and ray.is_initialized():
+            cpus = float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0))
+            return cpus if cpus > 0 else None
+    return None
 
 
 def _allowed_cores(processes: Iterable[Any] = ()) -> set[int]:

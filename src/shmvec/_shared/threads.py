@@ -2,16 +2,22 @@
 
 NumPy's BLAS, OpenMP, torch and OpenCV each start as many threads as the machine has cores, in every
 process. With a worker on each core that makes cores squared: they take the cores from each other.
+
+GNU's OpenMP runtime does not survive a fork: the threads that the parent had started are gone, a
+child that uses them waits for them for ever. What a forked worker has inherited of it runs on one
+thread, which needs nobody. (LLVM's and Intel's begin anew in a child, as does OpenBLAS.)
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-__all__ = ["limit_threads", "pin_to_core", "thread_variables"]
+__all__ = ["limit_threads", "loaded_openmp", "pin_to_core", "thread_variables"]
 
 _VARIABLES = (
     "OMP_NUM_THREADS",
@@ -43,14 +49,30 @@ def thread_variables(threads: int) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def limit_threads(threads: int) -> None:
+def loaded_openmp() -> list[str]:
+    """Paths of the copies of GNU's OpenMP runtime in this process; torch brings one of its own."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.rstrip("\n").partition("/")[2] for line in maps if "libgomp" in line}
+    return [f"/{path}" for path in sorted(paths) if Path(path).name.startswith("libgomp")]
+
+
+def limit_threads(threads: int, inherited: Sequence[str] = ()) -> None:
     """Limits libraries that are loaded in this process, as far as they let us.
 
     Args:
-        threads: How many; 0 leaves everything alone.
+        threads: How many; 0 leaves everything alone that was not inherited.
+        inherited: Copies of GNU's OpenMP runtime that were loaded before the fork.
     """
-    if threads <= 0:
-        return
+    if threads > 0:
+        _limit_loaded(threads)
+    for path in inherited:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_NOW).omp_set_num_threads(1)
+    if inherited and "torch" in sys.modules:  # MKL inside it has a number of its own
+        sys.modules["torch"].set_num_threads(1)
+
+
+def _limit_loaded(threads: int) -> None:
     for name in _VARIABLES:  # for libraries loaded later, and for programs that envs start
         os.environ.setdefault(name, str(threads))
     threads = int(os.environ["OMP_NUM_THREADS"]) if _is_count("OMP_NUM_THREADS") else threads

@@ -14,6 +14,7 @@ from gymnasium.vector.utils import clear_mpi_env_vars
 
 from shmvec._core.channel import Channel
 from shmvec._shared.threads import thread_variables
+from shmvec._worker.generators import state_of_generators
 from shmvec._worker.host import EnvFn
 from shmvec._worker.process import run_worker
 
@@ -62,6 +63,8 @@ class Launcher:
         self._name = name
         self._threads = threads
         self._pinned = pinned
+        self._state = state_of_generators()
+        self._starts = [0] * len(ranges)
         loads = [list(env_fns[envs.start : envs.stop]) for envs in ranges]
         self._loads: list[Any] = (
             loads
@@ -85,11 +88,13 @@ class Launcher:
                     os.getpid(),
                     self._threads,
                     self._pinned,
+                    (self._state, self._ranges[index].start, self._starts[index]),
                 ),
                 daemon=self._daemon,
             )
             with clear_mpi_env_vars(), thread_variables(self._threads):
                 process.start()
+            self._starts[index] += 1
         except BaseException:
             channel.close()
             raise

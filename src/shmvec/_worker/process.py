@@ -7,6 +7,7 @@ import os
 import select
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 from pickle import loads
 from socket import socket
 from typing import Any
@@ -18,7 +19,8 @@ from shmvec._core.channel import Channel
 from shmvec._core.segment import Segment
 from shmvec._core.worker import watch_forks
 from shmvec._shared.memory import map_memory
-from shmvec._shared.threads import limit_threads, pin_to_core
+from shmvec._shared.threads import limit_threads, loaded_openmp, pin_to_core
+from shmvec._worker.generators import seed_generators
 from shmvec._worker.host import EnvFn, EnvHost
 from shmvec.faults import Failure
 
@@ -102,6 +104,7 @@ def run_worker(
     parent_pid: int,
     threads: int,
     pinned: bool,
+    seeds: tuple[int, int, int],
 ) -> None:
     """The main function of a worker process.
 
@@ -113,6 +116,7 @@ def run_worker(
         parent_pid: Process id of the parent.
         threads: Threads that libraries may start in this process; 0: as many as they like.
         pinned: Whether the process stays on one core.
+        seeds: For ``seed_generators``.
     """
     # A group of its own: what its envs start goes with it, and Ctrl-C, Ctrl-Z and the like are for
     # the parent, which decides what becomes of them.
@@ -126,25 +130,34 @@ def run_worker(
     watch_forks()
     if pinned:
         pin_to_core(index)
-    limit_threads(threads)
+    forked = not isinstance(env_fns, bytes)
+    inherited = loaded_openmp() if forked else []
+    limit_threads(threads, inherited)
     channel = Channel(connection.detach())
     with contextlib.suppress(_Orphaned):
         parent = _Parent(parent_pid, channel)
         host = EnvHost(index, first_env, parent)
         try:
-            _serve(host, parent, env_fns, threads)
+            _serve(host, parent, env_fns, seeds, partial(limit_threads, threads, inherited))
         finally:
             failures = host.close()
             parent.send(0, parent.pack(failures), goodbye=True)
     channel.close()
 
 
-def _serve(host: EnvHost, parent: _Parent, env_fns: Sequence[EnvFn] | bytes, threads: int) -> None:
+def _serve(
+    host: EnvHost,
+    parent: _Parent,
+    env_fns: Sequence[EnvFn] | bytes,
+    seeds: tuple[int, int, int],
+    limit: Callable[[], None],
+) -> None:
     try:
         if isinstance(env_fns, bytes):
             env_fns = loads(env_fns)
+        seed_generators(*seeds)  # now: modules of the user's, which were imported, seed them, too
         report: Any = host.build(env_fns)  # type: ignore[arg-type]
-        limit_threads(threads)  # again: what building the envs has loaded
+        limit()  # again: what building the envs has loaded
     except BaseException as error:  # unpickling env_fns runs imports of the user's modules
         report = Failure.of(error, host.first_env, host.index, "unpickle env_fns")
     parent.send(0, parent.pack(report))
