@@ -256,7 +256,7 @@ def test_a_step_after_the_end_says_which_call_is_missing():
 
 
 @pytest.mark.parametrize(
-    ("action", "error"), [([1, 2], ValueError), (0.5, TypeError), ("a", TypeError)]
+    ("action", "error"), [([1, [2]], ValueError), (0.5, TypeError), ("a", TypeError)]
 )
 def test_wrong_actions_are_refused_before_anything_is_sent(action, error):
     with started(Counter) as env:

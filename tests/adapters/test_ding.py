@@ -593,7 +593,7 @@ def test_numbers_may_be_arrays_of_one():
         ({9: 0}, ValueError, "no env 9"),
         ({-1: 0}, ValueError, "no env -1"),
         ({0: 0, 1: 0, 2: 0}, EnvStateError, r"0: RUN, 1: NEED_RESET, 2: RUN"),
-        ({0: [1, 2]}, ValueError, "Nothing was sent"),
+        ({0: [1, [2]]}, ValueError, "Nothing was sent"),
         ({0: "x"}, (TypeError, ValueError), "sent"),
         ({"0": 1}, TypeError, "ints"),
     ],

@@ -414,7 +414,7 @@ def test_structured_actions():
     ("actions", "error", "message"),
     [
         ([0] * 4, ValueError, "there are 4"),
-        ([[0]] * 5, ValueError, "shape"),
+        ([0, [0], 0, 0, 0], ValueError, "shape"),
         ([0.5] * 5, TypeError, "float64"),
         ([0, 0, None, 0, 0], TypeError, "dtype object"),
         (0, TypeError, "one int"),
