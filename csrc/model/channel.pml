@@ -39,10 +39,14 @@
  *   - Whether a drop waits for the messages of answers that it has already: here it may (`patient`)
  *     or leave them to be dropped by their numbers.
  *   - That several successors are built at the same time: here one after the other.
+ *   - That a worker's memory for large results has room for several: here for those of one request.
+ *     It is lent with a request, if none of the worker's other units is out, and is the worker's
+ *     until the parent has what it has written there (parcels.py).
  *   - Sockets that are closed: nobody takes that for a death, but with -DEOF_AS_DEATH.
  *   - Numbers are counted as in the code, but wrap at 16; they begin just before that.
  *
  * What is checked.
+ *   - What is read from the memory for large results is what was written there for that request.
  *   - No deadlock: there is no state but the last in which nobody can go on ("invalid end state").
  *     That goes for the end, too: all live workers have closed, none of them blocked in a send.
  *   - All runs end: there is no way to go round in circles ("non-progress cycle").
@@ -81,6 +85,7 @@
  *                    old channel never comes
  *   LOST_LOCAL       what was lost is known only to the call that has noticed it: Ctrl-C
  *   RENEW_LATE       what is lost is noted before the rings are renewed: Ctrl-C in between
+ *   LEND_ALWAYS      the memory for large results is lent again before it was read
  *   KEEP_RINGS       the successor gets the rings as they are
  *   KEEP_PIPE        it gets the socket as it is
  *   KEEP_CHANNEL     it gets a new socket, but the parent keeps what it has read and not written
@@ -134,6 +139,10 @@ chan completions[WORKERS] = [CAPACITY] of { byte, byte, bool };
 chan down[WORKERS] = [PIPE] of { byte, byte, mtype };
 chan up[WORKERS] = [PIPE] of { byte, byte, mtype };
 
+/* The memory for large results, which only a worker writes; to which requests it is lent. */
+byte depot[WORKERS];
+bool lent[MOST_UNITS];
+
 /* The kernel: who has ended, who is to be killed, whether the parent has got a signal. */
 bool ended[WORKERS];
 #if DEATHS
@@ -184,7 +193,11 @@ inline answer()
 {
     if
     :: completions[_pid]!content, number, false
-    :: completions[_pid]!content, number, true;
+    :: if /* parcels.py: pack */
+       :: lent[unit_of(content)] -> depot[_pid] = content
+       :: else
+       fi;
+       completions[_pid]!content, number, true;
        up[_pid]!content, number, FIRST;
        up[_pid]!content, number, LAST
     fi

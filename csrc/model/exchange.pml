@@ -77,6 +77,14 @@ bool is_down[WORKERS];
 #endif
 #endif
 
+#define is_out(u) (state[u] == OUT || state[u] == OWED)
+#define is_out_beside(u, v) ((u) != (v) && worker_of(u) == worker_of(v) && is_out(v))
+#ifdef LEND_ALWAYS
+#define may_lend(u) true
+#else
+#define may_lend(u) (!is_out_beside(u, 0) && !is_out_beside(u, 1) && !is_out_beside(u, 2))
+#endif
+
 #define any(what) (state[0] == what || state[1] == what || state[2] == what)
 
 /* links.pyx: request, and ledger.pyx: enter */
@@ -86,6 +94,7 @@ inline push(u, number_, message_)
         assert(nfull(requests[worker_of(u)]));
         requests[worker_of(u)]!content_for(u), number_, message_;
         state[u] = OUT;
+        lent[u] = message_ && may_lend(u); /* exchange.py: command */
         numbers[u] = number_;
         asked[u] = content_for(u)
     }
@@ -203,6 +212,13 @@ inline fetch(w)
 #ifndef NO_SEQUENCE
            assert(number == its_number);
 #endif
+           if /* parcels.py: collect */
+           :: lent[unit_of(its_content)] ->
+              assert(depot[w] == its_content);
+              depot[w] = 0;
+              lent[unit_of(its_content)] = false
+           :: else
+           fi;
            owed[w]?_, _, _;
            state[unit_of(its_content)] = READY;
            answered[unit_of(its_content)] = content;
@@ -321,6 +337,7 @@ inline begin(w)
         od;
         half[w] = false; half_content[w] = 0; half_number[w] = 0;
 #endif
+        depot[w] = 0;
         dead[w] = false;
         building[w] = true
     }

@@ -16,7 +16,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
@@ -45,6 +44,7 @@ from shmvec._parent.arguments import (
 )
 from shmvec._parent.assembly import agree, assemble
 from shmvec._parent.defaults import of_workers
+from shmvec._parent.late import Unreadable, read_late
 from shmvec._parent.leases import Leases
 from shmvec._parent.ownership import caller, own
 from shmvec._parent.recovery import Recovery
@@ -394,7 +394,9 @@ class Exchange:
             if not mine:
                 continue
             if name == "call":
-                message = (*payload, None if len(mine) == len(owned) else frozenset(mine))
+                chose_all = len(mine) == len(owned)
+                lent = chose_all or not any(map(ledger.is_out, owned))
+                message = (*payload, None if chose_all else frozenset(mine), lent)
             else:
                 attribute, values = payload
                 message = attribute, {env: values[env] for env in mine if env in values}
@@ -601,9 +603,8 @@ class Exchange:
         if ledger.unanswered:
             answers.unanswered = list(ledger.unanswered)
         if ledger.results:
-            unpack = self._workers.unpack
             answers.results = {
-                env: unpack(ledger.results[env]) for env in envs.tolist() if env in ledger.results
+                env: ledger.results[env].open() for env in envs.tolist() if env in ledger.results
             }
         return Taken(answers, lease)
 
@@ -834,20 +835,12 @@ class Exchange:
             message = channel.find(sequence)
             if message is None:
                 return
-            late, error = _unpacked(workers, message.content)
-            if error is not None:
-                channel.fail(f"what came through it cannot be read ({error!r})")
+            try:
+                late = read_late(workers, index, message.content)
+            except Unreadable as error:
+                channel.fail(f"what came through it cannot be read ({error})")
                 return
-            messages, failures = [], list(late.failures)
-            for kind, env, packed in late.messages:
-                content, error = _unpacked(workers, packed)
-                if error is not None:  # in a class of the user's
-                    failures.append(Failure.of(error, env, index, "info"))
-                    continue
-                # Without a process it is the env's own.
-                content = content if workers.inline is None else deepcopy(content)
-                messages.append((kind, env, content))
-            ledger.deliver(index, messages, failures, late.results)
+            ledger.deliver(index, late.messages, late.failures, late.results)
             channel.take(sequence)
 
     def _recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
@@ -966,15 +959,3 @@ def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:
     if exchange is not None:
         exchange._let_go()
     workers.stop(0.0)
-
-
-def _unpacked(workers: Workers, packed: Any) -> tuple[Any, Exception | None]:
-    """A message, or why it cannot be read; what a signal's handler raises is raised."""
-    try:
-        return workers.unpack(packed), None
-    except Exception as error:
-        try:
-            workers.unpack(packed)
-        except Exception:
-            return None, error
-        raise

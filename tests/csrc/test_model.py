@@ -126,6 +126,7 @@ CHANNEL = Model(
         "LOSE_ONCE": ("DEATHS=1 CTRL_C=1", STUCK),
         "LOST_LOCAL": ("DEATHS=1 CTRL_C=1", STUCK),
         "RENEW_LATE": ("DEATHS=1 CTRL_C=1", WRONG),
+        "LEND_ALWAYS": ("WORKERS=1 UNITS=2", WRONG),
         "KEEP_RINGS": ("DEATHS=1", WRONG),
         "KEEP_PIPE": ("DEATHS=1", WRONG),
         "KEEP_CHANNEL": ("DEATHS=1", WRONG),

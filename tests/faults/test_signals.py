@@ -42,7 +42,8 @@ CALLS = {
         interrupted = lambda n: envs.call("echo", bytes([n % 256]) * 300_000)
 
         def check(n):
-            assert envs.call("echo", n) == (n,) * 4
+            large = n.to_bytes(2, "big") * 50_000
+            assert envs.call("echo", large) == (large,) * 4
     """,
     "set_attr": """
         envs = ShmVectorEnv([Echo] * 4, num_workers=2)

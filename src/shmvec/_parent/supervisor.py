@@ -24,6 +24,7 @@ import cloudpickle
 
 from shmvec._core.channel import Channel
 from shmvec._core.segment import Segment
+from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.records import Attachment, Report, Resets
 from shmvec.faults import Failure, crash
 
@@ -74,6 +75,9 @@ class Workers(Protocol):
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
+
+    def collect(self, index: int, result: Any) -> Any:
+        """A result of a worker's, all of it the parent's own."""
 
     def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
         """Keeps the memory of rollouts for workers that are started later."""
@@ -135,6 +139,7 @@ class Supervisor:
         self._up = [False] * len(self.ranges)
         self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
         # What a worker that is started later needs, too.
+        self._depots: list[Depot] = []
         self._attachment: Attachment | None = None
         self._descriptor = -1
         self._rollouts: tuple[tuple[int, int], int] | None = None
@@ -160,6 +165,7 @@ class Supervisor:
         self._descriptor = os.dup(descriptor)
         for _ in self.ranges:
             self._alarms.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            self._depots.append(Depot.create())
         for index in range(len(self.ranges)):
             self._hand_over(index, attachment)
         for index in range(len(self.ranges)):
@@ -168,11 +174,15 @@ class Supervisor:
 
     def _hand_over(self, index: int, attachment: Attachment) -> None:
         """Sends a worker what it needs to attach."""
-        descriptors = [self._descriptor, self._alarms[index]]
+        descriptors = [self._descriptor, self._alarms[index], self._depots[index].descriptor]
         if self._rollouts is not None:
             attachment = replace(attachment, rollouts=self._rollouts[0])
             descriptors.append(self._rollouts[1])
         self.channels[index].put(0, self.pack(attachment), descriptors)
+
+    def collect(self, index: int, result: Parcel) -> Parcel:
+        """A result of a worker's, all of it the parent's own."""
+        return self._depots[index].collect(result)
 
     def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
         """Keeps the memory of rollouts for workers that are started later."""
@@ -375,6 +385,8 @@ class Supervisor:
         alarms, self._alarms = self._alarms, []
         for alarm in alarms:
             os.close(alarm)
+        for depot in self._depots:
+            depot.close()
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

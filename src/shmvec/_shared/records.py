@@ -38,8 +38,8 @@ class Report:
 class Attachment:
     """What a worker needs to attach to the segment.
 
-    Descriptors come with it: of the segment, of what wakes the worker when it dozes, and, if there
-    are any, of the memory of rollouts.
+    Descriptors come with it: of the segment, of what wakes the worker when it dozes, of its depot,
+    and, if there are any, of the memory of rollouts.
 
     Attributes:
         layout: What lies in the slabs.
@@ -67,7 +67,7 @@ class Late:
     Attributes:
         messages: (kind, env, packed message): infos and observations.
         failures: Exceptions in envs.
-        results: Of a command: one packed value an env, None where it failed.
+        results: Of a command: one parcel an env, None where it failed.
     """
 
     messages: list[tuple[int, int, Any]]

@@ -37,6 +37,9 @@ class Mailbox(Protocol):
     def unpack(self, packed: Any) -> Any:
         """The message that was packed."""
 
+    def packer(self, lent: bool) -> Callable[[Any], Any]:
+        """What packs the results of a request; whether the depot is lent to it."""
+
     def send(self, sequence: int, packed: Any) -> None:
         """Sends a message of a request."""
 
@@ -129,9 +132,9 @@ class EnvHost:
             return payload, None
         if name == "rollouts":
             self._take_rollouts(descriptors[0], *payload)
-            return None, [self.mailbox.pack(None) for _ in self.envs]
+            return None, [self.mailbox.packer(False)(None) for _ in self.envs]
         if name == "call":
-            attribute, args, kwargs, chosen = payload
+            attribute, args, kwargs, chosen, lent = payload
 
             def run(env: gym.Env[Any, Any], index: int) -> Any:
                 if chosen is not None and index not in chosen:
@@ -139,7 +142,7 @@ class EnvHost:
                 found = env.get_wrapper_attr(attribute)
                 return found(*args, **kwargs) if callable(found) else found
 
-            return None, self._for_each(run, attribute)
+            return None, self._for_each(run, attribute, lent)
         if name != "set_attr":
             raise RuntimeError(f"worker {self.index} was sent a command it does not know: {name!r}")
         attribute, values = payload
@@ -148,7 +151,7 @@ class EnvHost:
             if index in values:
                 env.set_wrapper_attr(attribute, values[index])
 
-        return None, self._for_each(assign, f"set_attr({attribute!r})")
+        return None, self._for_each(assign, f"set_attr({attribute!r})", False)
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
         """Raises EnvTimeoutError, inside an env's step or reset, if that takes too long."""
@@ -168,12 +171,15 @@ class EnvHost:
         assert self._loop is not None and self._layout is not None
         self._loop.take_rollouts(self._layout.results_in(memory, num_frames))
 
-    def _for_each(self, run: Callable[[gym.Env[Any, Any], int], Any], name: str) -> list[Any]:
+    def _for_each(
+        self, run: Callable[[gym.Env[Any, Any], int], Any], name: str, lent: bool
+    ) -> list[Any]:
         """One packed result, or the Failure, an env."""
+        pack = self.mailbox.packer(lent)
         results: list[Any] = []
         for index, env in enumerate(self.envs, self.first_env):
             try:
-                results.append(self.mailbox.pack(run(env, index)))
+                results.append(pack(run(env, index)))
             except BaseException as error:
                 results.append(self._failure(index, name, error))
             end_forks()

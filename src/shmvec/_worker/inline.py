@@ -26,6 +26,17 @@ class _Message:
     descriptors: list[int] = field(default_factory=list)
 
 
+@dataclass
+class _Given:
+    """As a parcel."""
+
+    result: Any
+
+    def open(self) -> Any:
+        """The result itself."""
+        return self.result
+
+
 class _InlineChannel:
     """Stands in for a control channel, and for the mailbox at its other end."""
 
@@ -73,6 +84,10 @@ class _InlineChannel:
 
     unpack = pack
 
+    def packer(self, lent: bool) -> Callable[[Any], _Given]:
+        """There is no depot."""
+        return _Given
+
     def _from(self, queue: deque[_Message], sequence: int) -> _Message | None:
         while queue and queue[0].sequence != sequence:
             for descriptor in queue.popleft().descriptors:
@@ -108,6 +123,10 @@ class InlineWorker:
         """Makes the worker's loop over the same mapping."""
         self._attached = segment, attachment
         self._loop = self._host.loop(segment, attachment)
+
+    def collect(self, index: int, result: Any) -> Any:
+        """The result, which lies nowhere else."""
+        return result
 
     def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
         """Keeps what a new loop must be given, too."""

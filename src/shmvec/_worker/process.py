@@ -19,6 +19,7 @@ from shmvec._core.channel import Channel
 from shmvec._core.segment import Segment
 from shmvec._core.worker import watch_forks
 from shmvec._shared.memory import map_memory
+from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.threads import limit_threads, loaded_openmp, pin_to_core
 from shmvec._worker.generators import seed_generators
 from shmvec._worker.host import EnvFn, EnvHost
@@ -43,6 +44,7 @@ class _Parent:
     def __init__(self, pid: int, channel: Channel) -> None:
         """Takes the worker's end of the control channel."""
         self._channel = channel
+        self.depot: Depot | None = None
         try:
             # Of this very process, under every start method: the parent of a worker that a fork
             # server started is the server.
@@ -56,6 +58,12 @@ class _Parent:
     def alive(self) -> bool:
         """Whether it lives."""
         return not self._poll.poll(0)
+
+    def packer(self, lent: bool) -> Callable[[Any], Parcel]:
+        """What packs the results of a request; whether the depot is lent to it."""
+        assert self.depot is not None
+        self.depot.lend(lent)
+        return self.depot.pack
 
     def receive(self, sequence: int) -> tuple[bytes, list[int]]:
         """Waits for the message of a request, and the descriptors that come with it."""
@@ -167,7 +175,8 @@ def _serve(
     attachment = parent.unpack(packed)
     if attachment is None:  # another worker failed
         return
-    descriptor, alarm, *rollouts = descriptors
+    descriptor, alarm, depot, *rollouts = descriptors
+    parent.depot = Depot(depot)
     try:
         memory = map_memory(descriptor, attachment.nbytes)
     finally:

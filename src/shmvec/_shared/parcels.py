@@ -1,0 +1,154 @@
+"""Results of commands on their way to the parent: pickled once, and what is large goes by memory.
+
+A worker has a *depot*, memory that it shares with the parent. With a request the parent lends it to
+the worker, if nothing lies in it that is still to be read; the worker puts the large parts of each
+result there as the env returns it, and the parent takes copies before it notes the answer. A result
+that has no room there travels through the channel like any message. csrc/model/channel.pml models
+the lending.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from pickle import PickleBuffer, dumps, loads
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+__all__ = ["Depot", "Parcel"]
+
+_LARGE = 1 << 14  # what is smaller costs less in the message itself
+_MOST = 1 << 26  # bytes of a depot, which it keeps: envs' pictures fit, a rare giant need not
+_LEAST = 1 << 20
+
+# Of these pickle makes what cloudpickle does, in a third of the time.
+_PLAIN = frozenset({np.ndarray, bool, bytes, float, int, str, type(None)})
+_pickle, _cloudpickle = dumps, cloudpickle.dumps  # bound here: an env may patch the modules
+
+Span = tuple[int, int]  # where in the depot something lies, and how many bytes it has
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A result: pickled, and the buffers that were left out of that; or spans of these."""
+
+    pickled: bytes | Span
+    buffers: list[Any]
+
+    def open(self) -> Any:
+        """The result. What the user's classes raise is raised."""
+        return loads(self.pickled, buffers=self.buffers)  # type: ignore[arg-type]
+
+
+class Depot:
+    """One side's view of the depot of a worker.
+
+    Attributes:
+        descriptor: Of the memory.
+    """
+
+    @classmethod
+    def create(cls) -> Depot:
+        """Makes the memory, which is empty and grows with use."""
+        try:
+            descriptor = os.memfd_create("shmvec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            # Or whoever has mapped it would be killed for a look at what is not there any more.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        except OSError:  # a sandbox forbids it
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        return cls(descriptor)
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes over a descriptor."""
+        self.descriptor = descriptor
+        self._memory = memoryview(b"")
+        self._used = 0
+
+    def close(self) -> None:
+        """Closes the descriptor."""
+        descriptor, self.descriptor = self.descriptor, -1
+        self._memory = memoryview(b"")
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    # ---- the worker's side -------------------------------------------------------------------
+
+    def lend(self, lent: bool) -> None:
+        """Begins a request: everything may be written again, or nothing at all."""
+        self._used = 0 if lent else _MOST
+
+    def pack(self, result: Any) -> Parcel:
+        """Packs a result, as it is now; what cannot be pickled raises here."""
+        begin = self._used
+        spans: list[Any] = []
+
+        def keep(buffer: PickleBuffer) -> bool:
+            """Puts a buffer into the depot; True: it goes with the rest, as there is no room."""
+            span = self._put(buffer.raw())
+            if span is not None:
+                spans.append(span)
+            return span is None
+
+        plain = type(result) in _PLAIN
+        if type(result) is np.ndarray:
+            plain = not result.dtype.hasobject
+        pickle = _pickle if plain else _cloudpickle
+        try:
+            pickled = pickle(result, protocol=5, buffer_callback=keep)
+        except BaseException:
+            self._used = begin
+            raise
+        return Parcel(self._put(memoryview(pickled)) or pickled, spans)
+
+    def _put(self, content: memoryview) -> Span | None:
+        """Writes something large; None: it is not large, or does not fit."""
+        begin, nbytes = self._used, content.nbytes
+        if nbytes < _LARGE or begin + nbytes > _MOST or not self._reach(begin + nbytes):
+            return None
+        self._memory[begin : begin + nbytes] = content
+        self._used = begin + nbytes
+        return begin, nbytes
+
+    def _reach(self, end: int) -> bool:
+        """Maps the depot so far, and makes it larger if it must be; False: there is no memory."""
+        if end > len(self._memory):
+            size = os.fstat(self.descriptor).st_size
+            if size < end:
+                size = min(_MOST, max(_LEAST, 2 * len(self._memory), end))
+                try:
+                    # Reserved: to write where the kernel has no page would be fatal.
+                    os.posix_fallocate(self.descriptor, 0, size)
+                except OSError:
+                    return False
+            self._memory = memoryview(mmap.mmap(self.descriptor, size))
+        return True
+
+    # ---- the parent's side -------------------------------------------------------------------
+
+    def collect(self, parcel: Parcel) -> Parcel:
+        """The parcel with copies in place of spans, which may be written again from now on.
+
+        Raises:
+            ValueError: It is not what a worker's :meth:`pack` makes.
+        """
+        pickled = parcel.pickled
+        if not isinstance(pickled, bytes):
+            pickled = bytes(self._at(pickled))
+        # As what comes with the rest: arrays made of these can be written.
+        return Parcel(pickled, [bytearray(self._at(span)) for span in parcel.buffers])
+
+    def _at(self, span: Span) -> memoryview:
+        """What lies in the depot."""
+        begin, nbytes = span
+        end = begin + nbytes
+        if end > len(self._memory):
+            self._memory = memoryview(mmap.mmap(self.descriptor, 0))  # as large as it is
+        if not 0 <= begin <= end <= len(self._memory):
+            raise ValueError(f"there are no {nbytes} bytes at {begin} of the memory for results")
+        return self._memory[begin:end]

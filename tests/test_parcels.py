@@ -1,0 +1,225 @@
+"""Large results of commands: they come as they were returned, through memory that is lent again."""
+
+import os
+import signal
+from contextlib import closing
+
+import numpy as np
+import pytest
+from envs import Counter
+
+from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError, exchange
+from shmvec._shared import parcels
+from shmvec._shared.parcels import Depot
+from shmvec.exchange import Exchange
+
+LARGE = 1_000_000  # bytes of a result
+
+_picture = np.zeros(LARGE, np.uint8)  # one for all envs of a worker
+
+
+class Painter(Counter):
+    """Returns large results."""
+
+    def __init__(self, index=0):
+        super().__init__(99)
+        self.index = index
+
+    def paint(self, value=0, nbytes=LARGE):
+        """An array that nobody else has."""
+        return np.full(nbytes, value + self.index, np.uint8)
+
+    def repaint(self, value):
+        """An array that the worker's other envs paint over."""
+        _picture[:] = value + self.index
+        return _picture
+
+    def paint_or_fail(self):
+        if self.index == 1:
+            raise LookupError("no paint")
+        return self.paint()
+
+    def end(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def painters(count=4):
+    return [lambda index=index: Painter(index) for index in range(count)]
+
+
+def painted(values, nbytes=LARGE):
+    return [np.full(nbytes, value, np.uint8) for value in values]
+
+
+@pytest.fixture
+def sides():
+    """The worker's and the parent's view of a depot."""
+    depot = Depot.create()
+    worker = Depot(os.dup(depot.descriptor))
+    worker.lend(True)
+    yield worker, depot
+    worker.close()
+    depot.close()
+
+
+def _readonly(array):
+    array.flags.writeable = False
+    return array
+
+
+RESULTS = {
+    "nothing": lambda: None,
+    "small": lambda: np.arange(9),
+    "in C's order": lambda: np.arange(60_000, dtype=np.float32).reshape(100, 200, 3),
+    "in Fortran's": lambda: np.asfortranarray(np.arange(60_000.0).reshape(200, 300)),
+    "every other one": lambda: np.arange(200_000)[::2],
+    "turned": lambda: np.arange(60_000).reshape(100, 200, 3).transpose(1, 0, 2),
+    "objects": lambda: np.array([{"a": 1}, None] * 5_000, object),
+    "fields": lambda: np.zeros(9_000, [("a", np.int32), ("b", np.float64)]),
+    "read only": lambda: _readonly(np.arange(60_000)),
+    "bytes": lambda: bytes(range(256)) * 500,
+    "bytearray": lambda: bytearray(range(256)) * 500,
+    "text": lambda: "ä" * 100_000,
+    "within others": lambda: {"a": [np.arange(60_000), "x" * 50_000], "b": (np.ones((200, 200)),)},
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_comes_as_it_was_packed(sides, name):
+    worker, parent = sides
+    parcel = worker.pack(RESULTS[name]())
+    others = worker.pack(np.ones(LARGE))
+    np.testing.assert_equal(parent.collect(others).open(), np.ones(LARGE))
+    collected = parent.collect(parcel)
+    worker.lend(True)
+    worker.pack(np.ones(LARGE))  # in the same place
+    result = collected.open()
+    np.testing.assert_equal(result, RESULTS[name]())
+    assert type(result) is type(RESULTS[name]())
+    if isinstance(result, np.ndarray):
+        assert result.dtype == RESULTS[name]().dtype
+        assert result.flags.writeable is (name != "read only")
+
+
+def test_a_result_is_pickled_once_and_a_function_of_a_script_too(sides):
+    pickled = []
+
+    class Counted:
+        def __reduce__(self):
+            pickled.append(1)
+            return int, (3,)
+
+    worker, parent = sides
+    assert parent.collect(worker.pack([Counted(), "x" * 50_000])).open() == [3, "x" * 50_000]
+    assert pickled == [1]
+    assert parent.collect(worker.pack(lambda: 4)).open()() == 4
+
+
+def test_what_cannot_be_pickled_takes_no_room(sides):
+    worker, parent = sides
+    for _ in range(200):
+        with pytest.raises(TypeError):
+            worker.pack([np.ones(LARGE), (one for one in "generator")])
+    assert not isinstance(worker.pack(bytes(LARGE)).pickled, bytes)
+
+
+@pytest.mark.parametrize("why", ["not lent", "too large", "no memory"])
+def test_what_has_no_room_goes_with_the_message(sides, monkeypatch, why):
+    worker, parent = sides
+    if why == "not lent":
+        worker.lend(False)
+    elif why == "too large":
+        monkeypatch.setattr(parcels, "_MOST", LARGE)
+    else:
+
+        def none(*_):
+            raise OSError("no memory")
+
+        monkeypatch.setattr(parcels.os, "posix_fallocate", none)
+    parcel = worker.pack({"a": np.arange(LARGE)})
+    assert isinstance(parcel.pickled, bytes) and parcel.buffers == []
+    assert os.fstat(parent.descriptor).st_size == 0
+    np.testing.assert_equal(parent.collect(parcel).open()["a"], np.arange(LARGE))
+
+
+@pytest.mark.parametrize("span", [(0, 1 << 30), (-8, 8), (1 << 40, 8), (8, -16)])
+def test_no_more_is_read_than_there_is(sides, span):
+    worker, parent = sides
+    worker.pack(bytes(20_000))
+    for parcel in (parcels.Parcel(span, []), parcels.Parcel(b"", [span])):
+        with pytest.raises(ValueError, match="memory for results"):
+            parent.collect(parcel)
+
+
+def test_a_sandbox_without_memfd(monkeypatch):
+    def none(*_):
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", none)
+        envs = ShmVectorEnv(painters(), num_workers=2)
+    with closing(envs):
+        np.testing.assert_equal(envs.call("paint", 5), tuple(painted([5, 6, 7, 8])))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+def test_results_are_those_of_each_env_and_call(num_workers):
+    with closing(ShmVectorEnv(painters(), num_workers=num_workers)) as envs:
+        calls = [envs.call("paint", 10 * turn) for turn in range(5)]
+        for turn, results in enumerate(calls):
+            np.testing.assert_equal(results, tuple(painted(range(10 * turn, 10 * turn + 4))))
+            for result in results:
+                result[:] = 0  # it is the caller's
+
+
+def test_a_result_is_taken_as_it_was_returned():
+    with closing(ShmVectorEnv(painters(), num_workers=2)) as envs:
+        np.testing.assert_equal(envs.call("repaint", 3), tuple(painted([3, 4, 5, 6])))
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_what_was_not_taken_is_not_overwritten(order):
+    asked = Exchange(painters(3), num_workers=1)
+    with closing(asked):
+        for env in range(3):
+            asked.command("call", ("paint", (10 * env,), {}), [env])
+        for env in order:
+            np.testing.assert_equal(asked.returned([env], timeout=60), painted([11 * env]))
+
+
+def test_large_results_do_not_go_through_the_channel(monkeypatch):
+    lengths = []
+    read = exchange.read_late
+
+    def watched(workers, index, content):
+        lengths.append(len(content))
+        return read(workers, index, content)
+
+    monkeypatch.setattr(exchange, "read_late", watched)
+    with closing(ShmVectorEnv(painters(), num_workers=2)) as envs:
+        for _ in range(3):
+            envs.call("paint")
+        assert len(lengths) == 6 and max(lengths) < LARGE / 100
+        # What the depot has no room for comes all the same.
+        nbytes = parcels._MOST // 2 + 1
+        np.testing.assert_equal(envs.call("paint", 0, nbytes), tuple(painted(range(4), nbytes)))
+
+
+def test_a_worker_that_takes_the_place_of_another_gets_its_depot():
+    policy = FaultPolicy(on_crash="restart", backoff_s=0)
+    with closing(ShmVectorEnv(painters(), num_workers=2, faults=policy)) as envs:
+        envs.reset()
+        for turn in range(3):
+            np.testing.assert_equal(envs.call("paint", turn), tuple(painted(range(turn, turn + 4))))
+            with pytest.raises(WorkerCrashError, match="there is no result"):
+                envs.call_some([turn], "end")
+        np.testing.assert_equal(envs.call("paint", 7), tuple(painted(range(7, 11))))
+
+
+def test_failures_beside_large_results():
+    asked = Exchange(painters(), num_workers=1)
+    with closing(asked):
+        asked.command("call", ("paint_or_fail", (), {}))
+        answers = asked.take(arrays=False, timeout=60)
+        assert [failure.env for failure in answers.failures] == [1]
+        np.testing.assert_equal(answers.results, {env: painted([env])[0] for env in (0, 2, 3)})
