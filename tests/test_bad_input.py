@@ -13,6 +13,7 @@ from envs import Counter, Failing, Infos, Spaces, TwoArguments, Unpicklable, Wor
 from equality import same
 
 from shmvec import RemoteTraceback, ShmVectorEnv, WorkerCrashError
+from shmvec.exchange import HostedEnv
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2])
 
@@ -59,6 +60,38 @@ def test_an_env_fn_raises(num_workers):
     assert isinstance(caught.value.__cause__, RemoteTraceback)
     assert "make() of env 1" in str(caught.value.__cause__)
     assert "in broken" in str(caught.value.__cause__)
+
+
+@WORKERS
+@pytest.mark.parametrize(
+    "wrapped", [lambda env: env, gym.wrappers.OrderEnforcing, HostedEnv], ids=str
+)
+def test_env_fns_that_return_the_same_env(num_workers, wrapped):
+    env = Counter(9)
+    made = [make_counter, lambda: env, make_counter, lambda: wrapped(env)]
+    first, second = 1, 3
+    if num_workers == 2:  # workers have two each
+        made, first, second = [*made[:2], lambda: env, made[3]], 2, 3
+    with pytest.raises(ValueError, match=rf"env_fns\[{first}\] and env_fns\[{second}\] returned"):
+        ShmVectorEnv(made, num_workers=num_workers)
+
+
+def test_env_fns_that_return_copies_of_an_env_each_in_its_own_worker():
+    env = Counter(9)
+    with closing(ShmVectorEnv([lambda: env] * 3, num_workers=3)) as envs:
+        envs.reset()
+        assert envs.get_attr("resets") == (1, 1, 1)
+
+
+@WORKERS
+def test_an_env_that_is_not_gymnasiums_need_not_say_what_it_wraps(num_workers):
+    class Silent(Counter):
+        @property
+        def unwrapped(self):
+            raise NotImplementedError
+
+    with closing(ShmVectorEnv([lambda: Silent(9)] * 4, num_workers=num_workers)) as envs:
+        assert envs.reset()[0].shape == (4, 4)
 
 
 @WORKERS

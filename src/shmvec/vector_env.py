@@ -173,9 +173,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 asynchronous run can be repeated.
 
         Raises:
-            ValueError: No env_fns; a bad number of workers, threads or envs in a batch,
-                ``max_concurrency``, ``context``, policy or mode; an observation space that cannot
-                be shared memory.
+            ValueError: No env_fns, or two that return the same env; a bad number of workers,
+                threads or envs in a batch, ``max_concurrency``, ``context``, policy or mode; an
+                observation space that cannot be shared memory.
             TypeError: Something in ``env_fns`` is not callable, returns no env, or cannot be
                 pickled; ``num_workers`` is no integer; the pair of spaces holds none; a Sequence
                 or Graph was to be shared memory.

@@ -85,6 +85,11 @@ class FunctionEnv(HostedEnv):
         self._thread = threading.Thread(target=run, name=f"worker of env {index}", daemon=True)
         self._thread.start()
 
+    @property
+    def unwrapped(self) -> Any:
+        """Itself: which env the function has is its own affair."""
+        return self
+
     def reset(self, **arguments: Any) -> Any:
         """What the function answers to "reset"."""
         return self._ask("reset", {"seed": None, "options": None, **arguments})

@@ -67,8 +67,9 @@ class EnvHost:
 
     def build(self, env_fns: Sequence[EnvFn]) -> Report | Failure:
         """Builds the envs. After a failure those that were built are closed again."""
+        seen: dict[int, tuple[int, Any]] = {}
         try:
-            for env_fn in env_fns:
+            for index, env_fn in enumerate(env_fns, self.first_env):
                 env = env_fn()
                 end_forks()
                 missing = [
@@ -78,9 +79,18 @@ class EnvHost:
                 ]
                 if missing:
                     raise TypeError(
-                        f"env_fns[{self.first_env + len(self.envs)}]() returned a "
-                        f"{type(env).__name__} without {', '.join(missing)}; it must return a "
-                        "gymnasium.Env"
+                        f"env_fns[{index}]() returned a {type(env).__name__} without "
+                        f"{', '.join(missing)}; it must return a gymnasium.Env"
+                    )
+                itself = _unwrapped(env)
+                first_index, _ = seen.setdefault(id(itself), (index, itself))
+                if first_index != index:
+                    raise ValueError(
+                        f"env_fns[{first_index}] and env_fns[{index}] returned the same env: the "
+                        "same instance, instead of different objects, which would be stepped "
+                        "twice. Make an env in each function: write `lambda: gym.make(...)`, not "
+                        "`lambda: env`. (With num_workers=num_envs each has a process, and so a "
+                        "copy, of its own.)"
                     )
                 self.envs.append(env)
         except BaseException as error:
@@ -231,3 +241,11 @@ class EnvHost:
 
     def _failure(self, env: int, operation: str, error: BaseException) -> Failure:
         return Failure.of(error, env, self.index, operation)
+
+
+def _unwrapped(env: Any) -> Any:
+    """The env without its wrappers; itself if it does not say."""
+    try:
+        return env.unwrapped
+    except Exception:  # it need not be Gymnasium's
+        return env

@@ -32,6 +32,11 @@ class HostedEnv:
         self.metadata: dict[str, Any] = getattr(env, "metadata", None) or {}
         self.render_mode: str | None = getattr(env, "render_mode", None)
 
+    @property
+    def unwrapped(self) -> Any:
+        """What a worker may not have twice: the env, without its wrappers."""
+        return getattr(self.env, "unwrapped", self.env)
+
     def reset(self, **arguments: Any) -> Any:
         """Resets the env."""
         return self.env.reset(**arguments)

@@ -150,7 +150,6 @@ class ShmVecEnv(VecEnv):
         self.num_envs = self._exchange.num_envs  # the base class asks the envs for attributes
         self.waiting = False
         try:
-            self._check_distinct()
             super().__init__(
                 self.num_envs,
                 self._exchange.single_observation_space,
@@ -160,19 +159,6 @@ class ShmVecEnv(VecEnv):
             self.close()
             raise
         self.metadata = {**self._exchange.metadata, **self.metadata}
-
-    def _check_distinct(self) -> None:
-        """Raises unless each env is an object of its own."""
-        first: dict[Any, int] = {}
-        for env, identity in enumerate(self._ask(None, "identity")):
-            if identity in first:
-                raise ValueError(
-                    f"env_fns[{first[identity]}] and env_fns[{env}] returned the same env, which "
-                    "one worker would step twice. Make an env in each function: write "
-                    "`lambda: gym.make(...)`, not `lambda: env`. (With num_workers="
-                    f"{self.num_envs} each has a process, and so a copy, of its own.)"
-                )
-            first[identity] = env
 
     @property
     def num_workers(self) -> int:

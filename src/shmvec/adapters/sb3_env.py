@@ -6,7 +6,6 @@ do.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -51,10 +50,6 @@ class SB3Env(HostedEnv):
             setattr(self.env, name, value)
         else:
             self.env.set_wrapper_attr(name, value)
-
-    def identity(self) -> tuple[int, int]:
-        """Which object in which process the env itself is."""
-        return os.getpid(), id(self.env.unwrapped)
 
     def get_attr(self, name: str) -> Any:
         """An attribute of the env or one of its wrappers."""

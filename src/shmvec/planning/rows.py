@@ -117,6 +117,11 @@ class Row(HostedEnv):
             }
         )
 
+    @property
+    def unwrapped(self) -> Any:
+        """Itself: rows share their env."""
+        return self
+
     def reset(self, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Resets the env."""
         info = self._shared.reset(**arguments)
