@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import threading
 import time
 from contextlib import closing
@@ -92,6 +93,38 @@ def test_an_env_that_is_not_gymnasiums_need_not_say_what_it_wraps(num_workers):
 
     with closing(ShmVectorEnv([lambda: Silent(9)] * 4, num_workers=num_workers)) as envs:
         assert envs.reset()[0].shape == (4, 4)
+
+
+@WORKERS
+def test_an_env_of_which_a_process_can_hold_only_one(num_workers):
+    instances = []
+
+    def make():
+        if instances:
+            raise RuntimeError("Cannot create multiple emulator instances per process")
+        instances.append(1)
+        return Counter(9)
+
+    with pytest.raises(RuntimeError, match="emulator") as caught:
+        ShmVectorEnv([make] * 4, num_workers=num_workers, context="fork")
+    second = 1 if num_workers < 2 else "1|3"
+    assert re.match(
+        rf"Env ({second}) was not the first in its process: .* num_workers=num_envs\.",
+        caught.value.__notes__[0],
+    )
+    assert "need num_workers=num_envs." in str(caught.value.__cause__)
+    instances.clear()
+    with closing(ShmVectorEnv([make] * 4, num_workers=4, context="fork")) as envs:
+        envs.reset()
+
+
+def test_an_env_that_is_the_first_in_its_process_is_told_nothing_of_others():
+    def broken():
+        raise LookupError("no licence")
+
+    with pytest.raises(LookupError, match="no licence") as caught:
+        ShmVectorEnv([broken, make_counter], num_workers=1)
+    assert "num_workers" not in str(caught.value.__cause__)
 
 
 @WORKERS

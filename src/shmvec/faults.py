@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -245,6 +246,8 @@ class Failure:
             if isinstance(error, EnvTimeoutError):
                 summary = error.summary
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            if sys.version_info < (3, 11):  # which prints no notes
+                text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
         except Exception:  # an exception whose __str__ raises
             summary = text = type(error).__name__
         return cls(env, worker, operation, type(error).__name__, summary, text, pickled)

@@ -70,7 +70,7 @@ class EnvHost:
         seen: dict[int, tuple[int, Any]] = {}
         try:
             for index, env_fn in enumerate(env_fns, self.first_env):
-                env = env_fn()
+                env = self._made(env_fn)
                 end_forks()
                 missing = [
                     name
@@ -111,6 +111,21 @@ class EnvHost:
                 if getattr(env, which) != getattr(first, which)
             ],
         )
+
+    def _made(self, env_fn: EnvFn) -> gym.Env[Any, Any]:
+        """What an env_fn returns."""
+        try:
+            return env_fn()
+        except Exception as error:
+            if self.envs:
+                note = (
+                    f"Env {self.first_env + len(self.envs)} was not the first in its process: "
+                    "envs of which a process can hold only one (emulators, simulators with global "
+                    "state) need num_workers=num_envs."
+                )
+                # As add_note does, which Python 3.10 has not.
+                error.__notes__ = [*getattr(error, "__notes__", ()), note]
+            raise
 
     def loop(
         self, segment: Segment, attachment: Attachment, rollouts: int | None = None
