@@ -62,6 +62,10 @@ def sides():
     depot.close()
 
 
+def collected(parent, parcel):
+    return parent.collect([parcel])[0].open()
+
+
 def _readonly(array):
     array.flags.writeable = False
     return array
@@ -89,11 +93,11 @@ def test_a_result_comes_as_it_was_packed(sides, name):
     worker, parent = sides
     parcel = worker.pack(RESULTS[name]())
     others = worker.pack(np.ones(LARGE))
-    np.testing.assert_equal(parent.collect(others).open(), np.ones(LARGE))
-    collected = parent.collect(parcel)
+    np.testing.assert_equal(collected(parent, others), np.ones(LARGE))
+    (copy,) = parent.collect([parcel])
     worker.lend(True)
     worker.pack(np.ones(LARGE))  # in the same place
-    result = collected.open()
+    result = copy.open()
     np.testing.assert_equal(result, RESULTS[name]())
     assert type(result) is type(RESULTS[name]())
     if isinstance(result, np.ndarray):
@@ -110,9 +114,9 @@ def test_a_result_is_pickled_once_and_a_function_of_a_script_too(sides):
             return int, (3,)
 
     worker, parent = sides
-    assert parent.collect(worker.pack([Counted(), "x" * 50_000])).open() == [3, "x" * 50_000]
+    assert collected(parent, worker.pack([Counted(), "x" * 50_000])) == [3, "x" * 50_000]
     assert pickled == [1]
-    assert parent.collect(worker.pack(lambda: 4)).open()() == 4
+    assert collected(parent, worker.pack(lambda: 4))() == 4
 
 
 def test_what_cannot_be_pickled_takes_no_room(sides):
@@ -139,7 +143,7 @@ def test_what_has_no_room_goes_with_the_message(sides, monkeypatch, why):
     parcel = worker.pack({"a": np.arange(LARGE)})
     assert isinstance(parcel.pickled, bytes) and parcel.buffers == []
     assert os.fstat(parent.descriptor).st_size == 0
-    np.testing.assert_equal(parent.collect(parcel).open()["a"], np.arange(LARGE))
+    np.testing.assert_equal(collected(parent, parcel)["a"], np.arange(LARGE))
 
 
 @pytest.mark.parametrize("span", [(0, 1 << 30), (-8, 8), (1 << 40, 8), (8, -16)])
@@ -148,7 +152,7 @@ def test_no_more_is_read_than_there_is(sides, span):
     worker.pack(bytes(20_000))
     for parcel in (parcels.Parcel(span, []), parcels.Parcel(b"", [span])):
         with pytest.raises(ValueError, match="memory for results"):
-            parent.collect(parcel)
+            parent.collect([parcel])
 
 
 def test_a_sandbox_without_memfd(monkeypatch):
@@ -223,3 +227,44 @@ def test_failures_beside_large_results():
         answers = asked.take(arrays=False, timeout=60)
         assert [failure.env for failure in answers.failures] == [1]
         np.testing.assert_equal(answers.results, {env: painted([env])[0] for env in (0, 2, 3)})
+
+
+def test_memory_of_results_that_nobody_has_is_used_again(sides):
+    worker, parent = sides
+
+    def results(value, sizes=(LARGE, LARGE)):
+        worker.lend(True)
+        packed = [worker.pack(np.full(size, value, np.uint8)) for size in sizes]
+        opened = [
+            parcel.open() for parcel in parent.collect([packed[0], None, *packed[1:]]) if parcel
+        ]
+        np.testing.assert_equal(opened, [np.full(size, value, np.uint8) for size in sizes])
+        return opened
+
+    def places(arrays):
+        return {array.ctypes.data for array in arrays}
+
+    first = results(1)
+    kept, part = first[0], first[1][10:20]
+    where = places(first)
+    del first
+    assert not where & places(second := results(2))  # a part of it is enough
+    where_second = places(second)
+    del part, second
+    again = places(results(3))
+    assert again <= where | where_second and kept.ctypes.data not in again
+    results(4, sizes=(LARGE // 2,) * 3)
+    results(5, sizes=(30_000, LARGE))
+    np.testing.assert_equal(kept, np.full(LARGE, 1, np.uint8))
+
+
+def test_no_more_memory_is_kept_than_two_calls_need(sides):
+    worker, parent = sides
+    everything = []
+    for _ in range(10):
+        worker.lend(True)
+        (parcel,) = parent.collect([worker.pack(np.ones(LARGE))])
+        everything.append(parcel.open())
+    assert len(parent._blocks) == 2
+    assert parent.collect([worker.pack(3)])[0].open() == 3
+    assert len(parent._blocks) == 2

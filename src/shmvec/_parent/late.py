@@ -36,7 +36,7 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
     late, error = _tried(partial(workers.unpack, content))
     results = None
     if error is None and late.results is not None:
-        results, error = _tried(partial(_collected, workers, index, late.results))
+        results, error = _tried(partial(workers.collect, index, late.results))
     if error is not None:
         raise Unreadable(repr(error))
     messages, failures = [], list(late.failures)
@@ -48,10 +48,6 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
         # Without a process it is the env's own.
         messages.append((kind, env, message if workers.inline is None else deepcopy(message)))
     return Late(messages, failures, results)
-
-
-def _collected(workers: Workers, index: int, results: list[Any]) -> list[Any]:
-    return [None if result is None else workers.collect(index, result) for result in results]
 
 
 def _tried(read: Callable[[], Any]) -> tuple[Any, Exception | None]:

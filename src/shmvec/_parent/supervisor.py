@@ -76,8 +76,8 @@ class Workers(Protocol):
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
 
-    def collect(self, index: int, result: Any) -> Any:
-        """A result of a worker's, all of it the parent's own."""
+    def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
+        """Results of a worker's (None: there is none), all of them the parent's own."""
 
     def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
         """Keeps the memory of rollouts for workers that are started later."""
@@ -180,9 +180,9 @@ class Supervisor:
             descriptors.append(self._rollouts[1])
         self.channels[index].put(0, self.pack(attachment), descriptors)
 
-    def collect(self, index: int, result: Parcel) -> Parcel:
-        """A result of a worker's, all of it the parent's own."""
-        return self._depots[index].collect(result)
+    def collect(self, index: int, results: Sequence[Parcel | None]) -> Sequence[Parcel | None]:
+        """Results of a worker's (None: there is none), all of them the parent's own."""
+        return self._depots[index].collect(results)
 
     def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
         """Keeps the memory of rollouts for workers that are started later."""

@@ -13,8 +13,11 @@ import fcntl
 import mmap
 import os
 import tempfile
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer, dumps, loads
+from sys import getrefcount
 from typing import Any
 
 import cloudpickle
@@ -69,6 +72,7 @@ class Depot:
         self.descriptor = descriptor
         self._memory = memoryview(b"")
         self._used = 0
+        self._blocks: deque[bytearray] = deque()
 
     def close(self) -> None:
         """Closes the descriptor."""
@@ -131,17 +135,43 @@ class Depot:
 
     # ---- the parent's side -------------------------------------------------------------------
 
-    def collect(self, parcel: Parcel) -> Parcel:
-        """The parcel with copies in place of spans, which may be written again from now on.
+    def collect(self, parcels: Sequence[Parcel | None]) -> list[Parcel | None]:
+        """The parcels of a message with copies in place of spans, which may be written again.
+
+        Copies are made in the memory of earlier results that nobody has any more: other memory
+        comes from the system page by page, which takes longer than the copy.
 
         Raises:
-            ValueError: It is not what a worker's :meth:`pack` makes.
+            ValueError: They are not what a worker's :meth:`pack` makes.
         """
-        pickled = parcel.pickled
-        if not isinstance(pickled, bytes):
-            pickled = bytes(self._at(pickled))
-        # As what comes with the rest: arrays made of these can be written.
-        return Parcel(pickled, [bytearray(self._at(span)) for span in parcel.buffers])
+        held: list[bytearray] = []
+        used: list[bytearray] = []
+
+        def copied(span: Span) -> bytearray:
+            content = self._at(span)
+            while self._blocks:
+                block, references = _oldest(self._blocks)
+                if references > _ONLY_HERE:
+                    held.append(block)
+                elif len(block) == content.nbytes:
+                    memoryview(block)[:] = content
+                    break
+            else:
+                block = bytearray(content)
+            used.append(block)
+            return block
+
+        collected: list[Parcel | None] = []
+        for parcel in parcels:
+            if parcel is not None:
+                pickled = parcel.pickled
+                if not isinstance(pickled, bytes):
+                    pickled = bytes(self._at(pickled))
+                parcel = Parcel(pickled, [copied(span) for span in parcel.buffers])
+            collected.append(parcel)
+        if used:  # the last ones are held until they are replaced: so two of each
+            self._blocks = deque([*held, *self._blocks, *used][-2 * len(used) :])
+        return collected
 
     def _at(self, span: Span) -> memoryview:
         """What lies in the depot."""
@@ -152,3 +182,12 @@ class Depot:
         if not 0 <= begin <= end <= len(self._memory):
             raise ValueError(f"there are no {nbytes} bytes at {begin} of the memory for results")
         return self._memory[begin:end]
+
+
+def _oldest(blocks: deque[bytearray]) -> tuple[bytearray, int]:
+    """Takes the oldest block; the second is how many refer to it."""
+    block = blocks.popleft()
+    return block, getrefcount(block)
+
+
+_ONLY_HERE = _oldest(deque([bytearray()]))[1]  # if nobody else does

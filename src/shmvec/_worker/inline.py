@@ -124,9 +124,9 @@ class InlineWorker:
         self._attached = segment, attachment
         self._loop = self._host.loop(segment, attachment)
 
-    def collect(self, index: int, result: Any) -> Any:
-        """The result, which lies nowhere else."""
-        return result
+    def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
+        """The results, which lie nowhere else."""
+        return results
 
     def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
         """Keeps what a new loop must be given, too."""
