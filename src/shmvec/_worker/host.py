@@ -201,12 +201,12 @@ class EnvHost:
     ) -> list[Any]:
         """One packed result, or the Failure, an env."""
         pack = self.mailbox.packer(lent)
-        results: list[Any] = []
-        for index, env in enumerate(self.envs, self.first_env):
+        results: list[Any] = [None] * len(self.envs)
+        for i, env in enumerate(self.envs):
             try:
-                results.append(pack(run(env, index)))
+                results[i] = pack(run(env, self.first_env + i))
             except BaseException as error:
-                results.append(self._failure(index, name, error))
+                results[i] = self._failure(self.first_env + i, name, error)
             end_forks()
         return results
 
