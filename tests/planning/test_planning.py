@@ -123,6 +123,27 @@ def test_step_batch_of_any_size(data, count, rows):
             assert infos["count"][row] == observations[row][0]
 
 
+@WORKERS
+@pytest.mark.parametrize("rows", [None, 5])
+def test_infos_as_a_list_are_those_that_envs_return(n_workers, rows):
+    class Tells(Counter):
+        def step(self, action):
+            *result, info = super().step(action)
+            info = {"count": info["count"], "of": {"x": 1.5}, "even": self.count % 2 == 0}
+            return *result, info if action else {}
+
+    with planning(Tells, n_workers, rows=rows, list_infos=True) as env:
+        state, *_ = env.reset()
+        actions = [0, 1] * 6
+        *_, infos = env.step_batch(actions, [state] * 12)
+        assert infos == [{}, {"count": 1, "of": {"x": 1.5}, "even": False}] * 6
+        assert type(infos[1]["count"]) is int and type(infos[1]["even"]) is bool
+        assert env.step_batch([])[-1] == []
+        if n_workers:
+            *_, infos = env.reset(indices=range(n_workers))
+            assert [set(info) for info in infos] == [{"reset"}] * n_workers
+
+
 def test_stepping_from_a_state_and_stepping_on_are_bit_identical():
     """MuJoCo, whose positions are one substep behind: a planner's path, and the env's own."""
     pytest.importorskip("mujoco")

@@ -454,8 +454,10 @@ def test_a_new_worker_gets_the_state_that_is_set():
         assert env.step_batch([0, 0])[0][:, 0].tolist() == [1, 1]
 
 
-def test_a_state_that_cannot_be_set_is_an_error_whatever_the_policy():
-    with planning(Dies, faults=FaultPolicy(on_error="reset", max_restarts=99)) as env:
+@pytest.mark.parametrize("list_infos", [False, True])
+def test_a_state_that_cannot_be_set_is_an_error_whatever_the_policy(list_infos):
+    policy = FaultPolicy(on_error="reset", max_restarts=99)
+    with planning(Dies, faults=policy, list_infos=list_infos) as env:
         env.reset(seed=0)
         with pytest.raises(RuntimeError, match=r"could not be set in 2 of 2 workers: .*negative"):
             env.sync_states(np.array([-1]))
@@ -469,6 +471,15 @@ def test_a_fault_is_told_when_all_rows_were_lost():
         _, observations, *_, infos = env.step_batch([0] * 4, np.full((4, 1), 7))
         assert observations[:, 0].tolist() == [8] * 4
         assert infos["fault"]["type"].tolist() == ["WorkerCrashError"] * 4
+
+
+def test_infos_as_a_list_tell_of_faults():
+    with planning(Dies, 2, faults=RESTART, list_infos=True) as env:
+        env.reset(seed=0)
+        kill(env, 0)
+        *_, infos = env.step_batch([0] * 4, np.full((4, 1), 7))
+        told = [info["fault"]["type"] if "fault" in info else "" for info in infos]
+        assert told == ["WorkerCrashError"] * 2 + [""] * 2
 
 
 @pytest.mark.parametrize(("count", "rows"), [(10, None), (300, None), (300, 8)])

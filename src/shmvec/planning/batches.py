@@ -40,12 +40,14 @@ class Batches:
         observation_space: Of one env.
         action_space: Likewise.
         state_space: Likewise.
+        list_infos: Whether infos are a list of dicts.
     """
 
-    def __init__(self, seen_space: Any, asked_space: Any) -> None:
-        """Takes the spaces of a row."""
+    def __init__(self, seen_space: Any, asked_space: Any, list_infos: bool) -> None:
+        """Takes the spaces of a row, and how infos come."""
         self.seen_space = seen_space
         self.asked_space = asked_space
+        self.list_infos = list_infos
         self.observation_space: gym.Space[Any] = seen_space["observation"]
         self.action_space: gym.Space[Any] = asked_space["action"]
         self.state_space: gym.Space[Any] = asked_space["state"]
@@ -152,7 +154,7 @@ class Batch:
         self._asked = {"action": actions, "state": states, "orders": orders}
         self._seen: Any = None  # made when the first part comes, if that is not all
         self._rewards = np.zeros(self.count)
-        self._infos: list[tuple[dict[str, Any], Where]] = []
+        self._infos: list[tuple[Any, Where]] = []
 
     def part(self, where: Where) -> Any:
         """What some rows are asked; indices grow."""
@@ -200,7 +202,7 @@ class Batch:
             self._rewards,
             ends[:, 0].copy(),
             ends[:, 1].copy(),
-            _joined_infos(self._infos, self.count),
+            (_listed_infos if self._kind.list_infos else _joined_infos)(self._infos, self.count),
         )
         states = seen["state"]
         states = states if isinstance(states, np.ndarray) else list(states)
@@ -237,6 +239,17 @@ def _nothing(space: gym.Space[Any], count: int) -> Any:
         return (None,) * count if part is None else part
 
     return mapped(space, values, create_empty_array(space, count))
+
+
+def _listed_infos(pieces: Sequence[tuple[list[dict[str, Any]], Where]], count: int) -> Any:
+    """Infos of a batch, one dict for each row; later values go over earlier."""
+    if len(pieces) == 1 and len(pieces[0][1]) == count:
+        return pieces[0][0]
+    joined: list[dict[str, Any]] = [{}] * count
+    for infos, where in pieces:
+        for index, info in zip(where.tolist(), infos, strict=True):
+            joined[index] = {**joined[index], **info}
+    return joined
 
 
 def _joined_infos(pieces: Sequence[tuple[dict[str, Any], Where]], count: int) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class PlanningVectorEnv:
         include_rng: bool = True,
         delay_setup: bool = False,
         rows: int | None = None,
+        list_infos: bool = False,
         **options: Any,
     ) -> None:
         """Starts the workers, each with its env.
@@ -105,6 +106,8 @@ class PlanningVectorEnv:
             delay_setup: Whether nothing is started before ``setup``, or the first use.
             rows: How many pairs are with the workers at a time; larger batches go in rounds. Each
                 takes the memory of two states, an observation and an action. None: 512.
+            list_infos: Whether infos of batches are a list, of one dict for each row as its env
+                has returned it. False: they are gathered as Gymnasium's vector envs do.
             **options: Of ``ShmVectorEnv``: ``context``, ``daemon``, ``faults``, ``pin_workers``,
                 ``reset_timeout``, ``shared_memory``, ``step_timeout``, ``threads_per_worker`` and
                 ``wait_policy``. With a fault policy, rows whose worker has
@@ -130,6 +133,7 @@ class PlanningVectorEnv:
             "include_rng": include_rng,
             "delay_setup": delay_setup,
             "rows": rows,
+            "list_infos": list_infos,
             **options,
         }
         refused = sorted(options.keys() - _OPTIONS)
@@ -161,7 +165,7 @@ class PlanningVectorEnv:
             partial(SharedEnv, function, self.frameskip, self.autoreset, include_rng)
             for function in functions
         ]
-        self._make_workers = partial(Workers, makers, self.n_workers, num_rows, options)
+        self._make_workers = partial(Workers, makers, self.n_workers, num_rows, list_infos, options)
         self._make_local = makers[0]
         if not delay_setup:
             self.setup()
@@ -219,7 +223,8 @@ class PlanningVectorEnv:
         Returns:
             ``(observations, rewards, ends, truncateds, infos)``, with the new states first if they
             are returned: arrays ``(n, ...)`` (states of no fixed size: a list), float64, bool and
-            bool ``(n,)``, and infos as Gymnasium's vector envs return them.
+            bool ``(n,)``, and infos as Gymnasium's vector envs return them, or as ``list_infos``
+            says.
 
         Raises:
             ValueError: Numbers or shapes do not fit. Nothing was sent.
@@ -319,14 +324,12 @@ class PlanningVectorEnv:
     ) -> Work[tuple[Any, ...]]:
         workers = self._running()
         answers = yield from workers.resetting(np.zeros(1, np.intp), [seed], options)
-        info = answers.infos[0]
-        for told in answers.told.values():
-            info = {**info, **told.info}
         state = _kept(answers.observations["state"][0])
         if self._newest is this:  # else another state was set meanwhile
             self._set_current(state)
         yield from workers.setting(state)
-        result = one_of(self.observation_space, answers.observations["observation"], 0), info
+        seen = answers.observations["observation"]
+        result = one_of(self.observation_space, seen, 0), answers.infos[0]
         return (_kept(state), *result) if returned else result
 
     def _resetting_some(

@@ -86,6 +86,7 @@ class Workers:
         shared: Sequence[Callable[[], SharedEnv]],
         num_workers: int,
         num_rows: int,
+        list_infos: bool,
         options: dict[str, Any],
     ) -> None:
         """Starts the workers: ``shared`` makes the env of each, or that of all."""
@@ -101,7 +102,9 @@ class Workers:
             in_ranges=True,  # a worker's rows of a round: nobody waits for single ones
             **options,
         )
-        self.batches = Batches(exchange.single_observation_space, exchange.single_action_space)
+        self.batches = Batches(
+            exchange.single_observation_space, exchange.single_action_space, list_infos
+        )
         self.count = len(ranges)
         self._fewest = min(map(len, ranges))  # rows of a worker
         self._first_rows = np.array([rows.start for rows in ranges], np.intp)
@@ -190,7 +193,12 @@ class Workers:
         *_, truncated, infos = batch.results()
         failed = np.flatnonzero(truncated)
         if len(failed):
-            fault = {key: values[failed[0]] for key, values in infos["fault"].items()}
+            row = failed[0]
+            fault = (
+                infos[row]["fault"]
+                if self.batches.list_infos
+                else {key: values[row] for key, values in infos["fault"].items()}
+            )
             raise RuntimeError(
                 f"the state could not be set in {len(failed)} of {len(rows)} workers: "
                 f"{fault['type']}: {fault['message']}"
@@ -206,9 +214,13 @@ class Workers:
 
     def _answers(self, rows: Rows, gathered: bool = True) -> Work[Answers]:
         """Waits for rows that were asked."""
+        gathered = gathered and not self.batches.list_infos
         answers = yield partial(self._exchange.take, rows, gather=gathered or None)
         if answers.failures:
             raise_failures(answers.failures)
+        if not gathered:
+            for row, told in answers.told.items():
+                answers.infos[answers.envs.tolist().index(row)].update(told.info)
         return answers
 
     def _in_rounds(self, batch: Batch, rounds: Iterable[Round], turns: int) -> Work[None]:
