@@ -1,0 +1,56 @@
+"""plangym's interface: ``make`` and ``ParallelEnv``, whose batches shmvec's workers step.
+
+Write ``from shmvec.adapters import plangym`` where a program says ``import plangym``, or import
+``ParallelEnv`` from here and not from ``plangym.vectorization``. plangym's own envs are stepped as
+they are; it need not be installed for Gymnasium's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmvec.adapters.plangym.gymnasium_env import GymnasiumEnv
+from shmvec.adapters.plangym.installed import class_for
+from shmvec.adapters.plangym.parallel import ParallelEnv
+
+__all__ = ["GymnasiumEnv", "ParallelEnv", "make"]
+
+
+def make(
+    name: str,
+    n_workers: int | None = None,
+    ray: bool = False,
+    domain_name: str | None = None,
+    state: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Makes an env by its name, as ``plangym.make`` does.
+
+    Args:
+        name: The env's. Where plangym is installed and has a class for it, that is taken;
+            otherwise ``GymnasiumEnv``.
+        n_workers: Number of worker processes. None: the env itself, without workers.
+        ray: Asks plangym for workers of Ray's. Here they are processes like the others: eight,
+            unless ``n_workers`` says so.
+        domain_name: Of dm_control.
+        state: Of a game of Retro's.
+        **kwargs: For the env's class; and for ``ParallelEnv``, if there are workers.
+
+    Example:
+        >>> from shmvec.adapters import plangym
+        >>> env = plangym.make("CartPole-v1", n_workers=2)
+        >>> state, observation, info = env.reset()
+        >>> new_states, *_, infos = env.step_batch([0, 1, 0], [state] * 3, dt=2)
+        >>> [info["n_step"] for info in infos]
+        [2, 2, 2]
+        >>> env.close()
+    """
+    env_class = class_for(name, domain_name, state) or GymnasiumEnv
+    for key, value in (("domain_name", domain_name), ("state", state)):
+        if value is not None:
+            kwargs[key] = value
+    if n_workers is None and not ray:
+        return env_class(name=name, **kwargs)
+    if n_workers is not None:
+        kwargs["n_workers"] = n_workers
+    return ParallelEnv(env_class, name=name, **kwargs)

@@ -1,0 +1,398 @@
+"""``GymnasiumEnv``: any Gymnasium env with plangym's interface, in this process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.wrappers import TimeLimit
+
+from shmvec.adapters.plangym.installed import count_among
+from shmvec.planning import StateAccess
+from shmvec.planning.batches import checked_dt
+
+__all__ = ["GymnasiumEnv", "given_states", "repeats"]
+
+_GREY = np.array([19595, 38470, 7471])  # parts of 65536: ITU-R 601, as Pillow has it
+
+
+class GymnasiumEnv:
+    """A Gymnasium env with plangym's interface, for whoever has no class of plangym's for it.
+
+    Its states are those of ``shmvec.planning.PlanningVectorEnv``.
+
+    Attributes:
+        name: The env's id.
+        frameskip: How often each step is repeated with the same action.
+        autoreset: Whether the env is reset once its episode has ended, when the step's results have
+            been taken.
+        delay_setup: Whether the env was to be built when it is first needed.
+        remove_time_limit: Whether the env has lost its ``TimeLimit``.
+        obs_type: What is observed: "coords" (what the env says), "rgb" or "grayscale" pictures.
+        return_image: Whether infos have a picture, ``rgb``.
+    """
+
+    OBS_IS_ARRAY = True
+    SINGLETON = False
+    AVAILABLE_RENDER_MODES = frozenset({"human", "rgb_array", None})
+    AVAILABLE_OBS_TYPES = frozenset({"coords", "rgb", "grayscale"})
+    DEFAULT_OBS_TYPE = "coords"
+
+    def __init__(
+        self,
+        name: str,
+        frameskip: int = 1,
+        autoreset: bool = True,
+        wrappers: Iterable[Any] | None = None,
+        delay_setup: bool = False,
+        remove_time_limit: bool = True,
+        render_mode: str | None = "rgb_array",
+        obs_type: str | None = None,
+        return_image: bool = False,
+        env_fn: Callable[[], gym.Env[Any, Any]] | None = None,
+        include_rng: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Builds the env.
+
+        Args:
+            name: The env's id; with ``env_fn`` no more than a name.
+            frameskip: How often each step is repeated with the same action.
+            autoreset: Whether the env is reset once its episode has ended.
+            wrappers: For the env: each a wrapper, or a wrapper with its arguments in a dict, in a
+                list, or the only one as it is.
+            delay_setup: Whether the env is built when it is first needed.
+            remove_time_limit: Whether the env's ``TimeLimit`` is taken off.
+            render_mode: For ``gym.make``.
+            obs_type: "coords", "rgb" or "grayscale". None: "coords".
+            return_image: Whether infos have a picture, ``rgb``.
+            env_fn: Makes the env. None: ``gym.make`` does.
+            include_rng: Whether states hold the random generators of envs whose steps roll dice.
+            **kwargs: For ``gym.make``.
+
+        Raises:
+            ValueError: There is no such mode of rendering, or no such type of observation.
+        """
+        count_among(type(self), "plangym.core:PlangymEnv")
+        if render_mode not in self.AVAILABLE_RENDER_MODES:
+            raise ValueError(f"Invalid render_mode: {render_mode!r}")
+        if return_image and render_mode is None:
+            raise ValueError("return_image=True requires render_mode='rgb_array', not None")
+        self.obs_type = obs_type or self.DEFAULT_OBS_TYPE
+        if self.obs_type not in self.AVAILABLE_OBS_TYPES:
+            raise ValueError(f"obs_type must be coords, rgb or grayscale, not {obs_type!r}")
+        self.name = name
+        self.frameskip = frameskip
+        self.autoreset = autoreset
+        self.delay_setup = delay_setup
+        self.remove_time_limit = remove_time_limit
+        self.return_image = return_image
+        self._render_mode = render_mode
+        self._wrappers = wrappers
+        self._kwargs = kwargs
+        self._env_fn = env_fn
+        self._include_rng = include_rng
+        self._seed: int | None = None
+        self._gym_env: Any = None
+        self._access: StateAccess | None = None
+        self._observation_space: gym.Space[Any] | None = None
+        if not delay_setup:
+            self.setup()
+
+    # ---- the env itself ----------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Builds the env anew, and resets it."""
+        self.close()
+        if self._env_fn is not None:
+            env = self._env_fn()
+        else:
+            env = gym.make(self.name, render_mode=self._render_mode, **self._kwargs)
+        self._gym_env = _without_time_limit(env) if self.remove_time_limit else env
+        self._access = self._observation_space = None
+        self.apply_wrappers(self._wrappers or ())
+        self._gym_env.reset()  # some have no state before
+
+    @property
+    def gym_env(self) -> Any:
+        """The Gymnasium env, built now if it was not."""
+        if self._gym_env is None:
+            self.setup()
+        return self._gym_env
+
+    def apply_wrappers(self, wrappers: Iterable[Any]) -> None:
+        """Wraps the env.
+
+        Args:
+            wrappers: As the constructor's.
+        """
+        for wrapper in wrappers:
+            if not isinstance(wrapper, tuple):
+                self.wrap(wrapper)
+                continue
+            wrapper, arguments = wrapper
+            if isinstance(arguments, dict):
+                self.wrap(wrapper, **arguments)
+            elif isinstance(arguments, (list, tuple)):
+                self.wrap(wrapper, *arguments)
+            else:
+                self.wrap(wrapper, arguments)
+
+    def wrap(self, wrapper: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Puts one wrapper around the env, with its arguments."""
+        self._gym_env = wrapper(self.gym_env, *args, **kwargs)
+        self._access = self._observation_space = None
+
+    def seed(self, seed: int | None = None) -> None:
+        """Seeds the env at its next reset, and its sampled actions."""
+        self._seed = seed
+        self.action_space.seed(seed)
+
+    def clone(self, **changes: Any) -> GymnasiumEnv:
+        """Another one, made with the same arguments but for these."""
+        arguments = {
+            "name": self.name,
+            "frameskip": self.frameskip,
+            "autoreset": self.autoreset,
+            "wrappers": self._wrappers,
+            "delay_setup": self.delay_setup,
+            "remove_time_limit": self.remove_time_limit,
+            "render_mode": self._render_mode,
+            "obs_type": self.obs_type,
+            "return_image": self.return_image,
+            "env_fn": self._env_fn,
+            "include_rng": self._include_rng,
+            **self._kwargs,
+        }
+        return type(self)(**{**arguments, **changes})
+
+    def close(self) -> None:
+        """Closes the env; it is built anew if it is used again."""
+        env, self._gym_env = self._gym_env, None
+        if env is not None:
+            env.close()
+
+    def __repr__(self) -> str:
+        """Its name and how it steps."""
+        return (
+            f"{type(self).__name__}(name={self.name!r}, frameskip={self.frameskip}, "
+            f"obs_type={self.obs_type!r}, render_mode={self.render_mode!r})"
+        )
+
+    # ---- what it is like ---------------------------------------------------------------------
+
+    @property
+    def unwrapped(self) -> GymnasiumEnv:
+        """Itself."""
+        return self
+
+    @property
+    def observation_space(self) -> Any:
+        """Of what is observed."""
+        if self.obs_type == "coords":
+            return self.gym_env.observation_space
+        if self._observation_space is None:
+            shape = self._shown(None).shape
+            self._observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        return self._observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The env's."""
+        return self.gym_env.action_space
+
+    @property
+    def obs_shape(self) -> tuple[int, ...] | None:
+        """Of observations."""
+        shape: tuple[int, ...] | None = self.observation_space.shape
+        return shape
+
+    @property
+    def action_shape(self) -> tuple[int, ...] | None:
+        """Of actions."""
+        shape: tuple[int, ...] | None = self.action_space.shape
+        return shape
+
+    @property
+    def img_shape(self) -> tuple[int, ...] | None:
+        """Of pictures; None if the env shows none."""
+        try:
+            return self.get_image().shape
+        except Exception:  # whatever keeps it from being drawn
+            return None
+
+    @property
+    def render_mode(self) -> str | None:
+        """The env's."""
+        if self._gym_env is None or self._env_fn is None:
+            return self._render_mode
+        mode: str | None = self._gym_env.render_mode
+        return mode
+
+    @property
+    def reward_range(self) -> Any:
+        """The env's; None where it has none."""
+        return getattr(self.gym_env, "reward_range", None)
+
+    @property
+    def metadata(self) -> Any:
+        """The env's."""
+        return self.gym_env.metadata
+
+    def sample_action(self) -> Any:
+        """A random action."""
+        return self.action_space.sample()
+
+    # ---- stepping ----------------------------------------------------------------------------
+
+    @property
+    def _states(self) -> StateAccess:
+        env = self.gym_env
+        if self._access is None:
+            self._access = StateAccess(env, self._include_rng)
+        return self._access
+
+    @property
+    def STATE_IS_ARRAY(self) -> bool:
+        """Whether states are arrays."""
+        return isinstance(self._states.space, gym.spaces.Box)
+
+    def get_state(self) -> Any:
+        """The state of the env, wrappers included."""
+        return _copied(self._states.get())
+
+    def set_state(self, state: Any) -> None:
+        """Sets a state that ``get_state`` gave, here or of an equal env elsewhere."""
+        self._states.set(_copied(state))
+
+    def reset(self, return_state: bool = True) -> tuple[Any, ...]:
+        """Resets the env: ``(state, observation, info)``, or without the state."""
+        env, seed = self.gym_env, self._seed
+        self._seed = None
+        observation, info = env.reset() if seed is None else env.reset(seed=seed)
+        info = self._with_image(info)
+        result = self._shown(observation), info
+        return (self.get_state(), *result) if return_state else result
+
+    def step_with_dt(self, action: Any, dt: int = 1) -> tuple[Any, ...]:
+        """Repeats an action ``dt`` times ``frameskip``, as long as the episode goes on.
+
+        Returns:
+            ``(observation, reward, end, truncated, info)``: the observation is the env's own,
+            whatever ``obs_type`` says; the reward is the sum of all, and ``info["n_step"]`` says
+            how many.
+        """
+        env, total, count = self.gym_env, 0.0, 0
+        for _ in range(int(dt) * self.frameskip):
+            observation, reward, end, truncated, info = env.step(action)
+            total += float(reward)
+            count += 1
+            if end or truncated:
+                break
+        if not count:
+            raise ValueError(f"dt must be at least 1, got {dt!r}")
+        return observation, total, bool(end), bool(truncated), {**info, "n_step": count}
+
+    def step(
+        self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
+    ) -> tuple[Any, ...]:
+        """Steps the env, from a state if one is given.
+
+        Returns:
+            ``(observation, reward, end, truncated, info)``, with the new state first if it is
+            returned: if ``return_state`` says so, or is None and a state was given.
+        """
+        if state is not None:
+            self.set_state(state)
+        observation, reward, end, truncated, info = self.step_with_dt(action, dt)
+        info = self._with_image({**info, "dt": dt})
+        result: tuple[Any, ...] = self._shown(observation), reward, end, truncated, info
+        if return_state or (return_state is None and state is not None):
+            result = (self.get_state(), *result)
+        if self.autoreset and (end or truncated):
+            self.reset(return_state=False)
+        return result
+
+    def step_batch(
+        self, actions: Any, states: Any = None, dt: Any = 1, return_state: bool | None = None
+    ) -> tuple[list[Any], ...]:
+        """Steps a batch, one after another: as ``step``, of lists."""
+        states = given_states(states)
+        returned = states is not None if return_state is None else bool(return_state)
+        rows = [
+            self.step(action, state, times, returned)
+            for action, state, times in zip(
+                actions,
+                [None] * len(actions) if states is None else states,
+                repeats(dt, len(actions)).tolist(),
+                strict=True,
+            )
+        ]
+        return tuple([row[i] for row in rows] for i in range(6 if returned else 5))
+
+    # ---- pictures ----------------------------------------------------------------------------
+
+    def render(self) -> Any:
+        """What the env renders, in the state it is in."""
+        return self._states.rendered(self.gym_env.render)
+
+    def get_image(self) -> npt.NDArray[np.uint8]:
+        """A picture, ``(height, width, 3)``.
+
+        Raises:
+            RuntimeError: The env was not made to draw any.
+        """
+        image = None if self.render_mode is None else self.render()
+        if image is None:
+            raise RuntimeError(
+                f"Cannot get image when render_mode={self.render_mode}: make the env with "
+                "render_mode='rgb_array'"
+            )
+        return np.asarray(image)
+
+    def _with_image(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {**info, "rgb": self.get_image()} if self.return_image else info
+
+    def _shown(self, observation: Any) -> Any:
+        """What is observed, of what the env has returned."""
+        if self.obs_type == "coords":
+            return observation
+        image = self.get_image()
+        if self.obs_type == "rgb":
+            return image
+        return ((image @ _GREY + 0x8000) >> 16).astype(np.uint8)
+
+
+def given_states(states: Any) -> Any:
+    """States of a batch; None if there are none, which may be said by one None for each."""
+    if states is None or (
+        len(states) and states[0] is None and all(state is None for state in states)
+    ):
+        return None
+    return states
+
+
+def repeats(dt: Any, count: int) -> npt.NDArray[np.int64]:
+    """How often each action of a batch is repeated; of fractions as plangym has it."""
+    times = np.asarray(dt)
+    return checked_dt(times.astype(np.int64) if times.dtype.kind == "f" else dt, count)
+
+
+def _copied(state: Any) -> Any:
+    return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
+
+
+def _without_time_limit(env: Any) -> Any:
+    """An env less its TimeLimit."""
+    if isinstance(env, TimeLimit):
+        return env.env
+    layer = env
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer.env, TimeLimit):
+            layer.env = layer.env.env
+        layer = layer.env
+    return env

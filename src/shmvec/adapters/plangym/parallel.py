@@ -1,0 +1,284 @@
+"""``ParallelEnv``: plangym's vectorized env, over a ``PlanningVectorEnv`` of hosted envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import ClosedEnvironmentError
+
+from shmvec.adapters.plangym.gymnasium_env import given_states, repeats
+from shmvec.adapters.plangym.hosted import HostedPlanEnv
+from shmvec.adapters.plangym.installed import count_among
+from shmvec.planning import PlanningVectorEnv
+from shmvec.spaces import Anything
+
+__all__ = ["ParallelEnv"]
+
+
+def _of_plan_env(name: str) -> property:
+    """What plangym has as an attribute of the class, and envs each for themselves."""
+    return property(lambda self: getattr(self.plan_env, name), doc=f"{name} of ``plan_env``.")
+
+
+class ParallelEnv:
+    """Steps batches in worker processes; all else is done by an env in this one, ``plan_env``.
+
+    Attributes and methods that are not described here are those of ``plan_env``: ``obs_shape``,
+    ``action_shape``, ``observation_space``, ``action_space``, ``gym_env``, ``step_with_dt``,
+    ``sample_action``, ``get_image``, ``seed``, ``return_image`` and so on.
+
+    Attributes:
+        name: The env's.
+        frameskip: How often each step is repeated with the same action.
+        autoreset: As it was given. Envs are reset after the end of an episode in any case; the
+            next step's info, if no state was set meanwhile, then has ``autoreset``.
+        delay_setup: Whether nothing was to be started before ``setup``, or the first use.
+        n_workers: Number of worker processes; 0: their env lives in this process.
+        blocking: As it was given. The workers step side by side in any case.
+    """
+
+    OBS_IS_ARRAY = _of_plan_env("OBS_IS_ARRAY")
+    STATE_IS_ARRAY = _of_plan_env("STATE_IS_ARRAY")
+    SINGLETON = _of_plan_env("SINGLETON")
+    AVAILABLE_RENDER_MODES = _of_plan_env("AVAILABLE_RENDER_MODES")
+    AVAILABLE_OBS_TYPES = _of_plan_env("AVAILABLE_OBS_TYPES")
+    DEFAULT_OBS_TYPE = _of_plan_env("DEFAULT_OBS_TYPE")
+
+    _planning: PlanningVectorEnv | None = None
+    _plan_env: Any = None
+
+    def __init__(
+        self,
+        env_class: Callable[..., Any],
+        name: str,
+        frameskip: int = 1,
+        autoreset: bool = True,
+        delay_setup: bool = False,
+        n_workers: int = 8,
+        blocking: bool = False,
+        worker_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Starts the workers, each with its env.
+
+        Args:
+            env_class: Makes an env of plangym's interface: a class of plangym's,
+                ``GymnasiumEnv``, or any function with such arguments.
+            name: For ``env_class``.
+            frameskip: For ``env_class``.
+            autoreset: No matter: envs are reset after the end of an episode, as in plangym.
+            delay_setup: Whether nothing is started before ``setup``, or the first use.
+            n_workers: Number of worker processes; 0: their env lives in this process.
+            blocking: No matter: the workers step side by side.
+            worker_options: For ``PlanningVectorEnv``: ``context``, ``faults``, ``step_timeout`` ...
+            **kwargs: For ``env_class``.
+
+        Raises:
+            Exception: Whatever ``env_class`` raises; and as ``PlanningVectorEnv``.
+        """
+        count_among(
+            type(self), "plangym.core:PlangymEnv", "plangym.vectorization.env:VectorizedEnv"
+        )
+        self.name = name
+        self.frameskip = frameskip
+        self.autoreset = autoreset
+        self.delay_setup = delay_setup
+        self.n_workers = n_workers
+        self.blocking = blocking
+        self._env_class = env_class
+        self._arguments = {
+            "worker_options": worker_options,
+            "autoreset": autoreset,
+            **kwargs,
+        }
+        common = {"render_mode": "rgb_array", **kwargs, "name": name, "frameskip": frameskip}
+        self._make_local = partial(env_class, **common)
+        if common["render_mode"] == "human":  # one window is enough
+            common["render_mode"] = None
+        make = partial(env_class, **common, autoreset=True, delay_setup=False)
+        env_fn: Any = partial(HostedPlanEnv, make)
+        self._planning = PlanningVectorEnv(
+            env_fn,
+            n_workers,
+            autoreset=False,  # they do that themselves
+            delay_setup=delay_setup,
+            list_infos=True,
+            **(worker_options or {}),
+        )
+
+    def setup(self) -> None:
+        """Starts the workers, unless they have been; only needed with ``delay_setup``."""
+        self._open().setup()
+
+    def _open(self) -> PlanningVectorEnv:
+        if self._planning is None or self._planning.closed:
+            raise ClosedEnvironmentError("This ParallelEnv is closed: make another one.")
+        return self._planning
+
+    @property
+    def plan_env(self) -> Any:
+        """The env of this process, built when it is first needed."""
+        if self._plan_env is None:
+            self._open()
+            self._plan_env = self._make_local()
+        return self._plan_env
+
+    @property
+    def unwrapped(self) -> ParallelEnv:
+        """Itself."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the env of this process."""
+        if name.startswith("__"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        if hasattr(type(self), name):  # a property that has raised AttributeError: that counts
+            return object.__getattribute__(self, name)
+        return getattr(self.plan_env, name)
+
+    def __repr__(self) -> str:
+        """What it steps, and with how many workers."""
+        kind = self._env_class
+        return (
+            f"{type(self).__name__}({getattr(kind, '__name__', kind)}, name={self.name!r}, "
+            f"frameskip={self.frameskip}, n_workers={self.n_workers})"
+        )
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    def step_batch(
+        self,
+        actions: Any,
+        states: Any = None,
+        dt: int | npt.ArrayLike = 1,
+        return_state: bool | None = None,
+    ) -> tuple[list[Any], ...]:
+        """Steps a batch of actions, each from a state of its own.
+
+        Args:
+            actions: Any number of them.
+            states: One for each. None, or one None for each: the workers' envs go on from where
+                they stand.
+            dt: How often each action is repeated, an int or ints, one for each.
+            return_state: Whether the states that came of it are returned. None: if states were
+                given.
+
+        Returns:
+            Lists ``(observations, rewards, ends, truncateds, infos)``, with the new states first if
+            they are returned.
+
+        Raises:
+            ValueError: Numbers or shapes do not fit. Nothing was sent.
+            TypeError: A dtype does not. Nothing was sent.
+            Exception: Whatever an env raises, with a note that names the row of the batch.
+        """
+        planning, count = self._open(), len(actions)
+        states = given_states(states)
+        returned = states is not None if return_state is None else bool(return_state)
+        how = np.empty((count, 2), np.int64)
+        how[:, 0], how[:, 1] = repeats(dt, count), returned
+        if count == 0:  # an empty list does not show its shape
+            space: Any = planning.action_space
+            actions = np.empty((0, *(space["action"].shape or ())))
+        if states is not None and self._in_tuples:
+            states = [(state,) for state in states]
+        *news, observations, rewards, ends, truncateds, infos = planning.step_batch(
+            {"action": actions, "how": how}, states, return_state=returned
+        )
+        told = rewards.tolist(), ends.tolist(), truncateds.tolist(), infos
+        return *map(self._states, news), list(observations), *told
+
+    def sync_states(self, state: Any = None) -> None:
+        """Sets one state in all workers.
+
+        Args:
+            state: The state. None: that of this process's env.
+        """
+        given = self.get_state() if state is None else state
+        self._open().sync_states((given,) if self._in_tuples else given)
+
+    @property
+    def _in_tuples(self) -> bool:
+        """Whether workers have their states each in a tuple."""
+        return isinstance(self._open().state_space, Anything)
+
+    def _states(self, states: Any) -> list[Any]:
+        """States as they are outside of workers."""
+        return [state for (state,) in states] if self._in_tuples else list(states)
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Calls a method of every worker's env, or gets an attribute: one result for each."""
+        return self._open().call(name, *args, **kwargs)
+
+    # ---- the env of this process -------------------------------------------------------------
+
+    def reset(self, return_state: bool = True, indices: npt.ArrayLike | None = None) -> Any:
+        """Resets the env of this process, and sets the state that came of it in all workers.
+
+        Args:
+            return_state: Whether the state is returned.
+            indices: Workers whose envs are to be reset instead, each by itself.
+
+        Returns:
+            ``(state, observation, info)``, or without the state; with ``indices`` batches of them.
+        """
+        if indices is not None:
+            states, *others = self._open().reset(True, indices)
+            return (self._states(states), *others) if return_state else tuple(others)
+        state, observation, info = self.plan_env.reset(return_state=True)
+        self.sync_states(state)
+        return (state, observation, info) if return_state else (observation, info)
+
+    def step(
+        self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
+    ) -> Any:
+        """Steps the env of this process; as :meth:`step_batch`, of one action."""
+        return self.plan_env.step(action=action, state=state, dt=dt, return_state=return_state)
+
+    def set_state(self, state: Any) -> None:
+        """Sets the state of this process's env and of all workers."""
+        self.plan_env.set_state(state)
+        self.sync_states(state)
+
+    def render(self, mode: str = "human") -> Any:
+        """What the env of this process renders; its own mode counts."""
+        return self.plan_env.render()
+
+    # ---- the rest ----------------------------------------------------------------------------
+
+    def clone(self, **changes: Any) -> ParallelEnv:
+        """Another one, made with the same arguments but for these."""
+        arguments = {
+            "env_class": self._env_class,
+            "name": self.name,
+            "frameskip": self.frameskip,
+            "delay_setup": self.delay_setup,
+            "n_workers": self.n_workers,
+            "blocking": self.blocking,
+            **self._arguments,
+        }
+        return type(self)(**{**arguments, **changes})
+
+    def close(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ends the workers and closes the envs. A second call does nothing.
+
+        Args:
+            timeout: Seconds that the envs get to close; None: as long as they take.
+            terminate: Do not wait for the workers' envs at all.
+        """
+        planning, local = self._planning, self._plan_env
+        self._planning = self._plan_env = None
+        try:
+            if planning is not None:
+                planning.close(timeout, terminate)
+        finally:
+            if local is not None:
+                local.close()
+
+    def __del__(self) -> None:
+        """Closes what was not: plangym's programs need not."""
+        self.close(terminate=True)
