@@ -586,6 +586,23 @@ def test_numbers_may_be_arrays_of_one():
         assert envs.count == [1, 1]
 
 
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_envs_of_di_engine_get_numbers_as_they_were_given(shared_memory):
+    """Some of them take nothing but arrays."""
+    with manager(env_fns=[OfDIEngine] * 4, shared_memory=shared_memory) as envs:
+        envs.launch()
+        assert envs.action_space == OfDIEngine.action_space
+        envs.step({0: np.array([2]), 1: np.array(1), 2: 1, 3: np.int32(2)})
+        assert [np.shape(action) for action in envs.action] == [(1,), (), (), ()]
+        assert [type(action) for action in envs.action] == [np.ndarray] * 2 + [np.int64] * 2
+        assert [int(np.ravel(action)[0]) for action in envs.action] == [2, 1, 1, 2]
+        for action, error in (([1, 2], ValueError), (0.5, TypeError), ("x", TypeError)):
+            with pytest.raises(
+                error, match=r"no integer, as Discrete\(3\) needs. Nothing was sent"
+            ):
+                envs.step({1: action})
+
+
 @pytest.mark.parametrize(
     ("actions", "error", "message"),
     [

@@ -15,13 +15,14 @@ from shmvec.adapters.ding.arguments import checked_envs, checked_params, checked
 from shmvec.adapters.ding.config import EnvManagerConfig, SyncEnvManagerConfig, config_of
 from shmvec.adapters.ding.env import IMAGES
 from shmvec.adapters.ding.machine import Machine
+from shmvec.adapters.ding.spaces import Numbers, of_gymnasium
 from shmvec.adapters.ding.states import (
     EnvState,
     EnvStateError,
     ManagerClosedError,
     Slot,
 )
-from shmvec.exchange import checked_env_fns
+from shmvec.exchange import HostedEnv, checked_env_fns
 
 __all__ = ["AsyncSubprocessEnvManager", "SyncSubprocessEnvManager"]
 
@@ -149,7 +150,7 @@ class AsyncSubprocessEnvManager:
     @property
     def reward_space(self) -> gym.Space[Any]:
         """The env's own, or all numbers."""
-        found = getattr(self.env_ref, "reward_space", None)
+        found = of_gymnasium(getattr(self._described().env, "reward_space", None))
         return gym.spaces.Box(-np.inf, np.inf, (), np.float64) if found is None else found
 
     @property
@@ -159,10 +160,15 @@ class AsyncSubprocessEnvManager:
             self._reference = self._env_fn[0]()
         return self._reference
 
+    def _described(self) -> Any:
+        """That env and its spaces; if these do not exist yet, it is reset, and closed again."""
+        return HostedEnv.made_by(lambda: self.env_ref)
+
     def _of_one(self, name: str) -> Any:
         if self._machine is None:
-            return getattr(self.env_ref, name)
-        return getattr(self._machine.exchange, f"single_{name}")
+            return of_gymnasium(getattr(self._described(), name))
+        space = getattr(self._machine.exchange, f"single_{name}")
+        return space.space if isinstance(space, Numbers) else space
 
     # ---- what may wait -----------------------------------------------------------------------
 
