@@ -68,7 +68,6 @@ class AsyncSubprocessEnvManager:
         Raises:
             ValueError: There are no functions, or a value of the configuration is out of range.
             TypeError: One is not callable, or a value has the wrong type.
-            KeyError: The configuration has an unknown key.
         """
         self._machine: Machine | None = None
         self._env_fn = checked_env_fns(env_fn)
