@@ -227,16 +227,20 @@ class AsyncSubprocessEnvManager:
     def launch(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
         """Starts the workers, builds the envs and resets them.
 
+        After a step or reset has failed, too: where some env is in ERROR, it closes all and starts
+        anew.
+
         Args:
             reset_param: For each env, keyword arguments of its ``reset``.
 
         Raises:
-            EnvStateError: It is launched already.
+            EnvStateError: It is launched already, and no env is in ERROR.
             ValueError: ``reset_param`` is not of all envs.
             RuntimeError: A reset failed ``max_retry`` times; the manager is closed again.
             Exception: What an env_fn raises.
         """
-        if not self.closed:
+        failed = any(slot.state is EnvState.ERROR for slot in self._slots)
+        if not (self.closed or failed):
             raise EnvStateError("please first close the env manager: it is launched already")
         if reset_param is not None:
             checked_params(reset_param, self.env_num)
@@ -245,6 +249,8 @@ class AsyncSubprocessEnvManager:
                     f"launch() needs reset_param of all {self.env_num} envs, or none; got those of "
                     f"{sorted(reset_param)}"
                 )
+        if not self.closed:
+            self.close()
         self._machine = Machine(self._env_fn, self._config, self._slots)
         try:
             self.reset(reset_param)
