@@ -591,6 +591,16 @@ def test_numbers_may_be_arrays_of_one():
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])
+def test_actions_of_another_shape_are_handed_on(shared_memory):
+    box = gym.spaces.Box(-1, 1, (1,), np.float32)
+    env_fns = [lambda: Sampled(5, gym.spaces.Discrete(2), box)] * 2
+    with manager(env_fns=env_fns, shared_memory=shared_memory) as envs:
+        envs.launch()
+        steps = envs.step({1: np.zeros(3, np.float32), 0: np.ones(3, np.float32)})
+        assert [step.info["given"].tolist() for step in steps.values()] == [[0] * 3, [1] * 3]
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
 def test_envs_of_di_engine_get_numbers_as_they_were_given(shared_memory):
     """Some of them take nothing but arrays."""
     with manager(env_fns=[OfDIEngine] * 4, shared_memory=shared_memory) as envs:
@@ -615,6 +625,7 @@ def test_envs_of_di_engine_get_numbers_as_they_were_given(shared_memory):
         ({-1: 0}, ValueError, "no env -1"),
         ({0: 0, 1: 0, 2: 0}, EnvStateError, r"0: RUN, 1: NEED_RESET, 2: RUN"),
         ({0: [1, [2]]}, ValueError, "Nothing was sent"),
+        ({0: 0.5}, TypeError, "Nothing was sent"),
         ({0: "x"}, (TypeError, ValueError), "sent"),
         ({"0": 1}, TypeError, "ints"),
     ],
