@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from contextlib import closing
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -131,6 +132,60 @@ def test_an_env_that_is_the_first_in_its_process_is_told_nothing_of_others():
 def test_an_env_fn_returns_no_env(num_workers):
     with pytest.raises(TypeError, match=r"env_fns\[1\]\(\) returned a NoneType without reset"):
         ShmVectorEnv([make_counter, lambda: None], num_workers=num_workers)
+
+
+class Late(gym.Env):
+    """An env that makes its spaces in its first reset, or says that it has none yet."""
+
+    def __init__(self, says_none=False):
+        self.resets, self.closed = 0, False
+        if says_none:
+            self.observation_space = self.action_space = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        assert not self.closed
+        self.resets += 1
+        self.observation_space = gym.spaces.Box(-9, 9, (2,), np.float64)
+        self.action_space = gym.spaces.Discrete(3)
+        return np.array([self.resets, 0.0]), {}
+
+    def step(self, action):
+        return np.array([self.resets, action]), 1.0, False, False, {}
+
+    def close(self):
+        self.closed = True
+
+
+@WORKERS
+@pytest.mark.parametrize("says_none", [False, True])
+def test_spaces_that_exist_only_after_a_reset(num_workers, says_none):
+    make = partial(Late, says_none)
+    hint = r"env_fns\[0\].*Late without observation_space, action_space.*HostedEnv.made_by"
+    with pytest.raises(TypeError, match=hint):
+        ShmVectorEnv([make] * 2, num_workers=num_workers)
+    made = partial(HostedEnv.made_by, make)
+    with closing(ShmVectorEnv([made] * 2, num_workers=num_workers)) as envs:
+        assert envs.reset()[0].tolist() == [[1, 0], [1, 0]]  # as if there had been no other reset
+        assert envs.step([2, 1])[0].tolist() == [[1, 2], [1, 1]]
+    with pytest.raises(TypeError, match=r"env_fns\[0\]\(\) returned a NoneType without reset"):
+        ShmVectorEnv([partial(HostedEnv.made_by, lambda: None)] * 2, num_workers=num_workers)
+
+
+class Box:  # as gym's, which need not be installed
+    __module__ = "gym.spaces.box"
+
+
+class OfGym(Late):
+    observation_space = Box()
+    action_space = Box()
+
+
+@WORKERS
+def test_spaces_of_gym(num_workers):
+    hint = "OfGym whose observation_space, .* of gym, not of gymnasium.*shimmy.*CompatibilityV0"
+    with pytest.raises(TypeError, match=hint):
+        ShmVectorEnv([make_counter, OfGym], num_workers=num_workers)
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])

@@ -356,7 +356,8 @@ def test_a_reset_that_fails_is_repeated_as_it_was(at, tmp_path):
         envs.close()
 
 
-def test_restart_on_demand():
+def test_restart_on_demand(caplog):
+    caplog.set_level("INFO", "shmvec")
     envs = frail(4, num_workers=2)
     try:
         envs.reset(seed=0)
@@ -368,6 +369,8 @@ def test_restart_on_demand():
         assert truncations.tolist() == [False, False, True, True]
         assert same(observations[2:], last[2:]) and rewards.tolist() == [1, 1, 0, 0]
         assert row_of(infos, 2)["fault"]["message"] == "asked for by restart()"
+        told = [each for each in caplog.records if "asked for by restart()" in each.message]
+        assert [each.levelname for each in told] == ["INFO"]  # no warning
         observations, *_, infos = envs.step([1] * 4)
         assert observations[:, 1].tolist() == [3, 3, 0, 0] and "fault" not in infos
         for i in (2, 3):

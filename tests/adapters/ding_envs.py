@@ -150,12 +150,75 @@ class OfDIEngine:
 
     def step(self, action):
         self.count += 1
+        self.action = action
         done = self.count == 2
         info = {"TimeLimit.truncated": True} if done and action == 2 else {}
         return np.full(2, self.count, np.float32), np.array([0.5], np.float32), done, info
 
     def close(self):
         pass
+
+
+class Late(OfDIEngine):
+    """One that makes its spaces in its first reset, or says that it has none yet."""
+
+    def __init__(self, says_none):
+        super().__init__()
+        self.says_none, self.resets, self._spaces = says_none, 0, {}
+
+    def _space(self, name):
+        return self._spaces.get(name) if self.says_none else self._spaces[name]
+
+    observation_space = property(lambda self: self._space("observation"))
+    action_space = property(lambda self: self._space("action"))
+    reward_space = property(lambda self: self._space("reward"))
+
+    def seed(self, seed):
+        self.seeded.append((seed,))
+
+    def reset(self):
+        self.resets += 1
+        for name in ("observation", "action", "reward"):
+            self._spaces[name] = getattr(OfDIEngine, f"{name}_space")
+        return super().reset()
+
+
+def _of_gym(name, **attributes):
+    """A space with a name and attributes of gym's."""
+    return type(name, (), {"__module__": f"gym.spaces.{name.lower()}", **attributes})()
+
+
+class OfGym(OfDIEngine):
+    """One with spaces of gym."""
+
+    observation_space = _of_gym(
+        "Dict",
+        spaces={
+            "seen": _of_gym(
+                "Box",
+                low=np.full(2, -1, np.float32),
+                high=np.full(2, 1, np.float32),
+                shape=(2,),
+                dtype=np.dtype(np.float32),
+            ),
+            "bits": _of_gym("MultiBinary", n=2),
+        },
+    )
+    action_space = _of_gym("Discrete", n=3)
+    reward_space = _of_gym(
+        "Tuple",
+        spaces=(_of_gym("MultiDiscrete", nvec=np.array([2, 3]), dtype=np.dtype(np.int64)),),
+    )
+
+    def reset(self):
+        return self._observe()
+
+    def step(self, action):
+        assert isinstance(action, np.ndarray)
+        return self._observe(), np.array([0.5], np.float32), False, {}
+
+    def _observe(self):
+        return {"seen": np.full(2, 0.5, np.float32), "bits": np.array([1, 0], np.int8)}
 
 
 class Sampled(gym.Env):

@@ -1,5 +1,6 @@
 """DI-engine's env managers: configuration, resets, seeds and steps."""
 
+import copy
 import math
 import pickle
 from contextlib import closing
@@ -89,20 +90,23 @@ def test_config_may_be_a_dict_an_easydict_or_a_configuration():
             assert envs.done
 
 
-def test_config_with_unknown_keys_is_an_error():
-    with pytest.raises(KeyError, match="no 'episodes'; it has episode_num, max_retry"):
-        SyncSubprocessEnvManager(obedient(1), {"episodes": 1})
+def test_config_takes_keys_of_the_program(caplog):
+    """As DI-engine's own, in which programs keep what they like."""
     cfg = SyncSubprocessEnvManager.default_config()
-    with pytest.raises(AttributeError):
-        cfg.episodes = 1
+    cfg.update(type="subprocess", import_names=[], env_fn=[Obedient])
+    cfg.env_cfg = [{"scale": 0.1}]
+    assert cfg["env_cfg"] == [{"scale": 0.1}] and cfg.env_fn == [Obedient] and len(cfg) == 20
+    copied = copy.deepcopy(cfg)
+    assert copied.pop("env_fn") == [Obedient] and "env_fn" not in copied and "env_fn" in cfg
+    assert SyncSubprocessEnvManager(obedient(1), cfg).env_num == 1
+    assert not caplog.records
+    cfg.episode_nums = 3
+    SyncSubprocessEnvManager(obedient(1), cfg)
+    assert "no 'episode_nums': did you mean 'episode_num'" in caplog.text
     with pytest.raises(KeyError):
-        cfg["episodes"] = 1
-    with pytest.raises(KeyError):
-        cfg["episodes"]
-    with pytest.raises(TypeError, match="keeps its keys"):
-        del cfg["episode_num"]
-    cfg.update(type="subprocess", import_names=[])  # what DI-engine itself needs
-    assert cfg.pop("type") == "subprocess" and "type" not in cfg and len(cfg) == 17
+        cfg["no such key"]
+    del cfg["max_retry"]
+    assert cfg.max_retry == 1
     with pytest.raises(TypeError, match="must be a dict"):
         SyncSubprocessEnvManager(obedient(1), 3)
 
@@ -586,6 +590,33 @@ def test_numbers_may_be_arrays_of_one():
         assert envs.count == [1, 1]
 
 
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_actions_of_another_shape_are_handed_on(shared_memory):
+    box = gym.spaces.Box(-1, 1, (1,), np.float32)
+    env_fns = [lambda: Sampled(5, gym.spaces.Discrete(2), box)] * 2
+    with manager(env_fns=env_fns, shared_memory=shared_memory) as envs:
+        envs.launch()
+        steps = envs.step({1: np.zeros(3, np.float32), 0: np.ones(3, np.float32)})
+        assert [step.info["given"].tolist() for step in steps.values()] == [[0] * 3, [1] * 3]
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_envs_of_di_engine_get_numbers_as_they_were_given(shared_memory):
+    """Some of them take nothing but arrays."""
+    with manager(env_fns=[OfDIEngine] * 4, shared_memory=shared_memory) as envs:
+        envs.launch()
+        assert envs.action_space == OfDIEngine.action_space
+        envs.step({0: np.array([2]), 1: np.array(1), 2: 1, 3: np.int32(2)})
+        assert [np.shape(action) for action in envs.action] == [(1,), (), (), ()]
+        assert [type(action) for action in envs.action] == [np.ndarray] * 2 + [np.int64] * 2
+        assert [int(np.ravel(action)[0]) for action in envs.action] == [2, 1, 1, 2]
+        for action, error in (([1, 2], ValueError), (0.5, TypeError), ("x", TypeError)):
+            with pytest.raises(
+                error, match=r"no integer, as Discrete\(3\) needs. Nothing was sent"
+            ):
+                envs.step({1: action})
+
+
 @pytest.mark.parametrize(
     ("actions", "error", "message"),
     [
@@ -594,6 +625,7 @@ def test_numbers_may_be_arrays_of_one():
         ({-1: 0}, ValueError, "no env -1"),
         ({0: 0, 1: 0, 2: 0}, EnvStateError, r"0: RUN, 1: NEED_RESET, 2: RUN"),
         ({0: [1, [2]]}, ValueError, "Nothing was sent"),
+        ({0: 0.5}, TypeError, "Nothing was sent"),
         ({0: "x"}, (TypeError, ValueError), "sent"),
         ({"0": 1}, TypeError, "ints"),
     ],

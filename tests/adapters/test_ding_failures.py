@@ -36,6 +36,7 @@ from shmvec import EnvTimeoutError, FaultPolicy, TooManyFaultsError, WorkerCrash
 from shmvec.adapters.ding import (
     AsyncSubprocessEnvManager,
     EnvState,
+    EnvStateError,
     SubprocessEnvManagerV2,
 )
 from shmvec.faults import RemoteTraceback, restart_seed
@@ -111,6 +112,29 @@ def test_retries_end_in_a_runtime_error_with_the_last_cause(retry_type, num_work
         assert (envs.env_states[0], envs.env_states[3]) == (ERROR, ERROR)
         if retry_type == "reset":
             assert envs.resets == [4, 2, 1, 4]
+        assert usable(envs)
+
+
+@pytest.mark.parametrize("failing", [RAISE, KILL, "reset"])
+def test_launch_after_a_step_or_reset_that_has_failed_starts_anew(failing):
+    """Programs of DI-engine recover so: its managers close when an env fails."""
+    with manager(num_envs=2, num_workers=2) as envs:
+        envs.launch()
+        pids = envs.pid
+        with pytest.raises(EnvStateError, match="launched already"):
+            envs.launch()
+        assert envs.pid == pids
+        with pytest.raises((Told, RuntimeError, WorkerCrashError)):
+            if failing == "reset":
+                envs.reset({0: {"stat": "error"}})
+            else:
+                envs.step({0: failing, 1: END})
+        with pytest.raises(ValueError, match="all 2 envs"):
+            envs.launch({0: {}})
+        assert not envs.closed
+        envs.launch({0: {"stat": "again"}, 1: {}})
+        assert not set(envs.pid) & set(pids)
+        assert envs.stats == [["again"], [None]] and envs.episode_count == {0: 0, 1: 0}
         assert usable(envs)
 
 

@@ -13,8 +13,10 @@ from ding_envs import (
     TRUNCATE,
     WAIT,
     WORKERS,
+    Late,
     Obedient,
     OfDIEngine,
+    OfGym,
     Sampled,
     gate,
     manager,
@@ -81,6 +83,36 @@ def test_spaces():
         assert envs.observation_space == Obedient.observation_space
     with manager(env_fns=[OfDIEngine]) as envs:
         assert envs.reward_space == OfDIEngine.reward_space
+
+
+@WORKERS
+@pytest.mark.parametrize("says_none", [False, True])
+def test_spaces_that_exist_only_after_the_first_reset(num_workers, says_none):
+    with manager(env_fns=[lambda: Late(says_none)] * 4, num_workers=num_workers) as envs:
+        assert envs.action_space == OfDIEngine.action_space  # of env_ref
+        assert envs.reward_space == OfDIEngine.reward_space
+        envs.enable_save_replay("videos")
+        envs.seed([5, 6, 7, 8])
+        envs.launch()
+        assert envs.observation_space == OfDIEngine.observation_space
+        assert envs.replays == [[("videos", 0)]] * 4  # the env that is stepped was not reset before
+        assert envs.seeded == [[(5,)], [(6,)], [(7,)], [(8,)]]
+        assert envs.resets == [1] * 4
+        assert envs.step({2: 1})[2].obs.tolist() == [1, 1]
+
+
+def test_spaces_of_gym():
+    """Which need not be installed: these here have its names."""
+    with manager(env_fns=[OfGym] * 2) as envs:
+        assert envs.action_space == gym.spaces.Discrete(3)
+        envs.launch()
+        assert envs.observation_space == gym.spaces.Dict(
+            seen=gym.spaces.Box(-1, 1, (2,), np.float32), bits=gym.spaces.MultiBinary(2)
+        )
+        assert envs.action_space == gym.spaces.Discrete(3)
+        assert envs.reward_space == gym.spaces.Tuple([gym.spaces.MultiDiscrete([2, 3])])
+        step = envs.step({0: np.array([2])})[0]
+        assert step.obs["seen"].tolist() == [0.5, 0.5] and step.obs["bits"].tolist() == [1, 0]
 
 
 def test_envs_in_the_shapes_of_di_engine():

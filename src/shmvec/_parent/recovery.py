@@ -269,7 +269,9 @@ class Recovery:
         fault = Fault(env, worker, kind, why, done, time.time(), self._restarts[worker])
         if done == "reset":
             self.counts["resets"] += 1
-        log.warning("env %d of worker %d: %s: %s; %s", env, worker, kind, why, done)
+        # What was asked for is no reason to warn.
+        level = logging.INFO if isinstance(cause, str) else logging.WARNING
+        log.log(level, "env %d of worker %d: %s: %s; %s", env, worker, kind, why, done)
         if isinstance(cause, str):
             return fault
         recent = self._recent[worker]

@@ -27,6 +27,8 @@ __all__ = ["EnvFn", "EnvHost", "Mailbox"]
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
+_SPACES = ("observation_space", "action_space")
+
 
 class Mailbox(Protocol):
     """The worker's end of a control channel, at which it may wait."""
@@ -72,16 +74,9 @@ class EnvHost:
             for index, env_fn in enumerate(env_fns, self.first_env):
                 env = self._made(env_fn)
                 end_forks()
-                missing = [
-                    name
-                    for name in ("reset", "step", "observation_space", "action_space")
-                    if not hasattr(env, name)
-                ]
-                if missing:
-                    raise TypeError(
-                        f"env_fns[{index}]() returned a {type(env).__name__} without "
-                        f"{', '.join(missing)}; it must return a gymnasium.Env"
-                    )
+                wrong = _what_is_wrong(env)
+                if wrong:
+                    raise TypeError(f"env_fns[{index}]() returned a {wrong}")
                 itself = _unwrapped(env)
                 first_index, _ = seen.setdefault(id(itself), (index, itself))
                 if first_index != index:
@@ -264,3 +259,28 @@ def _unwrapped(env: Any) -> Any:
         return env.unwrapped
     except Exception:  # it need not be Gymnasium's
         return env
+
+
+def _what_is_wrong(env: Any) -> str:
+    """Why something is no env that can be stepped; empty if it is one."""
+    kind = type(env).__name__
+    needed = ("reset", "step", *_SPACES)
+    missing = [name for name in needed if getattr(env, name, None) is None]
+    if missing:
+        hint = ""
+        if set(missing) <= set(_SPACES) and isinstance(env, gym.Env):
+            hint = (
+                ". If it makes them in its first reset, give partial(HostedEnv.made_by, env_fn) "
+                "in place of env_fn (shmvec.exchange.HostedEnv)"
+            )
+        return f"{kind} without {', '.join(missing)}; it must return a gymnasium.Env{hint}"
+    for name in _SPACES:
+        space = getattr(env, name)
+        modules = {base.__module__.partition(".")[0] for base in type(space).__mro__}
+        if "gym" in modules and not isinstance(space, gym.Space):
+            return (
+                f"{kind} whose {name}, {space}, is a space of gym, not of gymnasium. Make it with "
+                "gymnasium.spaces; or wrap the env with shimmy's GymV26CompatibilityV0(env=env) "
+                "or, if its step returns four values, GymV21CompatibilityV0(env=env)"
+            )
+    return ""

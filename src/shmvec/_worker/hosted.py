@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["HostedEnv"]
@@ -21,6 +22,46 @@ class HostedEnv:
         metadata: The env's; ``{}`` where it has none.
         render_mode: The env's; None where it has none.
     """
+
+    @classmethod
+    def made_by(cls, env_fn: Callable[[], Any], **arguments: Any) -> Any:
+        """Stands for an env whose spaces may exist only after its first reset.
+
+        If they do not exist before it, one env is reset to learn them, and closed; what is stepped
+        is another one, which the core finds as it was made.
+
+        Args:
+            env_fn: Makes the env.
+            **arguments: Of this class.
+
+        Returns:
+            An instance; or the env itself if it is none, of which the core says what is wrong.
+
+        Example:
+            >>> import gymnasium as gym
+            >>> from functools import partial
+            >>> from shmvec import ShmVectorEnv
+            >>> from shmvec.exchange import HostedEnv
+            >>> class Late(gym.Env):
+            ...     def reset(self, *, seed=None, options=None):
+            ...         self.observation_space = gym.spaces.Box(0, 1, (3,))
+            ...         self.action_space = gym.spaces.Discrete(2)
+            ...         return self.observation_space.sample(), {}
+            >>> envs = ShmVectorEnv([partial(HostedEnv.made_by, Late)] * 2, num_workers=1)
+            >>> envs.single_action_space
+            Discrete(2)
+            >>> envs.close()
+        """
+        env = env_fn()
+        if not (hasattr(env, "reset") and hasattr(env, "step")):
+            return env
+        spaces = _spaces_of(env)
+        if any(space is None for space in spaces):
+            env.reset()
+            spaces = _spaces_of(env)
+            env.close()
+            env = env_fn()
+        return cls(env, observation_space=spaces[0], action_space=spaces[1], **arguments)
 
     def __init__(self, env: Any, observation_space: Any = None, action_space: Any = None) -> None:
         """Takes the env, and spaces if they are not those of the env."""
@@ -60,3 +101,14 @@ class HostedEnv:
     def set_wrapper_attr(self, name: str, value: Any) -> Any:
         """What ``set_attr`` does."""
         return self.env.set_wrapper_attr(name, value)
+
+
+def _spaces_of(env: Any) -> tuple[Any, Any]:
+    """The spaces of an env; None for one that it does not have yet, however it says so."""
+    found = []
+    for name in ("observation_space", "action_space"):
+        try:
+            found.append(getattr(env, name))
+        except Exception:
+            found.append(None)
+    return found[0], found[1]

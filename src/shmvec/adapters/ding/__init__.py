@@ -63,7 +63,7 @@ def create_env_manager(
         env_fn: One function for each env.
 
     Raises:
-        KeyError: There is no such type, or no such key.
+        KeyError: There is no such type.
 
     Example:
         >>> import gymnasium as gym

@@ -14,7 +14,7 @@ import numpy as np
 from shmvec.adapters.actions import batched
 from shmvec.adapters.ding.config import EnvManagerConfig
 from shmvec.adapters.ding.env import NOTE, ManagedEnv, Note, Orders
-from shmvec.adapters.episodes import build
+from shmvec.adapters.ding.spaces import Numbers
 from shmvec.exchange import AutoresetMode, Exchange, Told, given_once
 from shmvec.faults import Failure, FaultPolicy
 from shmvec.spaces import mapped, one_of
@@ -85,7 +85,11 @@ class Envs:
         self.exchange = Exchange(
             [
                 partial(
-                    build, env_fn, ManagedEnv, index, config.reset_inplace, not config.shared_memory
+                    ManagedEnv.made_by,
+                    env_fn,
+                    index=index,
+                    reset_inplace=config.reset_inplace,
+                    in_messages=not config.shared_memory,
                 )
                 for index, env_fn in enumerate(env_fns)
             ],
@@ -103,6 +107,9 @@ class Envs:
     def step(self, envs: Sequence[int], actions: Sequence[Any]) -> None:
         """Asks envs to step, with an action each."""
         space = self.exchange.single_action_space
+        if isinstance(space, Numbers):
+            self.exchange.ask(envs, space.rows(actions))
+            return
         try:
             batch = batched(space, actions)
         except ValueError as error:

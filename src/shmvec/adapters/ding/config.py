@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import math
 import multiprocessing
 import operator
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from shmvec.faults import FaultPolicy
 
 __all__ = ["EnvManagerConfig", "SyncEnvManagerConfig", "config_of", "integer"]
 
-# What DI-engine itself puts into, and looks for in, the configuration of an env manager.
-_OF_DI_ENGINE = ("cfg_type", "type", "import_names")
+log = logging.getLogger("shmvec")
 
 
-@dataclass(slots=True)
+@dataclass
 class EnvManagerConfig(MutableMapping[str, Any]):
-    """What an env manager does; also a mapping of its keys, which cannot be added to.
+    """What an env manager does; also a mapping of its keys.
+
+    Others may be added, as attributes too: programs of DI-engine keep their own there. The manager
+    does not read them, and warns of one that looks like a misspelt key of its own.
 
     Attributes:
         episode_num: Episodes that each env plays; then it is DONE.
@@ -64,7 +68,6 @@ class EnvManagerConfig(MutableMapping[str, Any]):
     reset_inplace: bool = False
     num_workers: int | None = None
     faults: FaultPolicy | None = None
-    _of_di_engine: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def check(self) -> None:
         """Raises unless all values are possible.
@@ -77,10 +80,10 @@ class EnvManagerConfig(MutableMapping[str, Any]):
         _check_number("max_retry", self.max_retry, least=0)
         _check_word("retry_type", self.retry_type, ("reset", "renew"))
         for name in ("auto_reset", "shared_memory", "copy_on_get", "reset_inplace"):
-            if not isinstance(self[name], bool):
-                raise TypeError(f"{name} must be a bool, got {self[name]!r}")
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}")
         for name in ("step_timeout", "reset_timeout", "connect_timeout"):
-            _check_seconds(name, self[name], above_zero=True)
+            _check_seconds(name, getattr(self, name), above_zero=True)
         _check_seconds("step_wait_timeout", self.step_wait_timeout)
         if self.retry_waiting_time is None:
             raise TypeError("retry_waiting_time must be seconds, got None")
@@ -93,35 +96,34 @@ class EnvManagerConfig(MutableMapping[str, Any]):
         if self.faults is not None and not isinstance(self.faults, FaultPolicy):
             raise TypeError(f"faults must be a shmvec.FaultPolicy or None, got {self.faults!r}")
 
+        names = [each.name for each in fields(self)]
+        for key in set(self) - set(names):
+            meant = difflib.get_close_matches(str(key), names, n=1, cutoff=0.8)
+            if meant:
+                log.warning("an env manager has no %r: did you mean %r?", key, meant[0])
+
     def __getitem__(self, key: str) -> Any:
         """The value of a key."""
-        return getattr(self, key) if key in _names(self) else self._of_di_engine[key]
+        return vars(self)[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Sets the value of a key that there is, or that DI-engine itself needs."""
-        if key in _OF_DI_ENGINE:
-            self._of_di_engine[key] = value
-        elif key in _names(self):
-            setattr(self, key, value)
-        else:
-            raise KeyError(f"an env manager has no {key!r}; it has {', '.join(_names(self))}")
+        """Sets the value of a key, or adds one."""
+        vars(self)[key] = value
 
     def __delitem__(self, key: str) -> None:
-        """Takes out what DI-engine itself needs; every other key keeps a value."""
-        if key not in self._of_di_engine:
-            raise TypeError(f"an env manager's configuration keeps its keys, {key!r} too")
-        del self._of_di_engine[key]
+        """Takes out a key; one of the manager's has its default then."""
+        del vars(self)[key]
 
     def __iter__(self) -> Iterator[str]:
         """All keys."""
-        return iter([*_names(self), *self._of_di_engine])
+        return iter(vars(self))
 
     def __len__(self) -> int:
         """Number of keys."""
-        return len(_names(self)) + len(self._of_di_engine)
+        return len(vars(self))
 
 
-@dataclass(slots=True)
+@dataclass
 class SyncEnvManagerConfig(EnvManagerConfig):
     """The same for a manager that waits for all envs that it steps.
 
@@ -145,7 +147,6 @@ def config_of(kind: type[_Config], cfg: Any) -> _Config:
         cfg: A mapping (dict, EasyDict, a configuration) of some of the keys, or None.
 
     Raises:
-        KeyError: There is no such key.
         ValueError: A value is out of range.
         TypeError: It is no mapping, or a value has the wrong type.
     """
@@ -153,14 +154,9 @@ def config_of(kind: type[_Config], cfg: Any) -> _Config:
     if cfg is not None:
         if not isinstance(cfg, Mapping):
             raise TypeError(f"cfg must be a dict, an EasyDict or a {kind.__name__}, got {cfg!r}")
-        for key, value in cfg.items():
-            config[key] = value
+        config.update(cfg)
     config.check()
     return config
-
-
-def _names(config: EnvManagerConfig) -> list[str]:
-    return [each.name for each in fields(config) if each.init]
 
 
 def _check_number(name: str, number: Any, least: int) -> None:

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from shmvec.adapters.ding.spaces import Numbers, of_gymnasium
 from shmvec.exchange import HostedEnv
 from shmvec.faults import Failure
 
@@ -70,16 +71,31 @@ class Note:
 class ManagedEnv(HostedEnv):
     """An env as the core steps it."""
 
-    def __init__(self, env: Any, index: int, reset_inplace: bool, in_messages: bool) -> None:
+    def __init__(
+        self,
+        env: Any,
+        observation_space: Any,
+        action_space: Any,
+        index: int,
+        reset_inplace: bool,
+        in_messages: bool,
+    ) -> None:
         """Takes the env.
 
         Args:
             env: The env.
+            observation_space: Its own.
+            action_space: Its own.
             index: Its index.
             reset_inplace: Whether the step that ends an episode also resets.
             in_messages: Whether observations are in no slab, which would check them.
         """
-        super().__init__(env)
+        action_space = of_gymnasium(action_space)
+        self._numbers = None
+        # Gymnasium's want numbers, DI-engine's own what its policies give.
+        if isinstance(action_space, gym.spaces.Discrete) and not isinstance(env, gym.Env):
+            self._numbers = action_space = Numbers(action_space)
+        super().__init__(env, of_gymnasium(observation_space), action_space)
         self._index = index
         self._inplace = reset_inplace
         self._in_messages = in_messages
@@ -107,6 +123,8 @@ class ManagedEnv(HostedEnv):
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps; takes results of four or five values."""
+        if self._numbers is not None:
+            action = self._numbers.action(action)
         try:
             result = self.env.step(action)
         except BaseException as error:

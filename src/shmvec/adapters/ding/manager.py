@@ -15,13 +15,14 @@ from shmvec.adapters.ding.arguments import checked_envs, checked_params, checked
 from shmvec.adapters.ding.config import EnvManagerConfig, SyncEnvManagerConfig, config_of
 from shmvec.adapters.ding.env import IMAGES
 from shmvec.adapters.ding.machine import Machine
+from shmvec.adapters.ding.spaces import Numbers, of_gymnasium
 from shmvec.adapters.ding.states import (
     EnvState,
     EnvStateError,
     ManagerClosedError,
     Slot,
 )
-from shmvec.exchange import checked_env_fns
+from shmvec.exchange import HostedEnv, checked_env_fns
 
 __all__ = ["AsyncSubprocessEnvManager", "SyncSubprocessEnvManager"]
 
@@ -67,7 +68,6 @@ class AsyncSubprocessEnvManager:
         Raises:
             ValueError: There are no functions, or a value of the configuration is out of range.
             TypeError: One is not callable, or a value has the wrong type.
-            KeyError: The configuration has an unknown key.
         """
         self._machine: Machine | None = None
         self._env_fn = checked_env_fns(env_fn)
@@ -149,7 +149,7 @@ class AsyncSubprocessEnvManager:
     @property
     def reward_space(self) -> gym.Space[Any]:
         """The env's own, or all numbers."""
-        found = getattr(self.env_ref, "reward_space", None)
+        found = of_gymnasium(getattr(self._described().env, "reward_space", None))
         return gym.spaces.Box(-np.inf, np.inf, (), np.float64) if found is None else found
 
     @property
@@ -159,10 +159,15 @@ class AsyncSubprocessEnvManager:
             self._reference = self._env_fn[0]()
         return self._reference
 
+    def _described(self) -> Any:
+        """That env and its spaces; if these do not exist yet, it is reset, and closed again."""
+        return HostedEnv.made_by(lambda: self.env_ref)
+
     def _of_one(self, name: str) -> Any:
         if self._machine is None:
-            return getattr(self.env_ref, name)
-        return getattr(self._machine.exchange, f"single_{name}")
+            return of_gymnasium(getattr(self._described(), name))
+        space = getattr(self._machine.exchange, f"single_{name}")
+        return space.space if isinstance(space, Numbers) else space
 
     # ---- what may wait -----------------------------------------------------------------------
 
@@ -222,16 +227,20 @@ class AsyncSubprocessEnvManager:
     def launch(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
         """Starts the workers, builds the envs and resets them.
 
+        After a step or reset has failed, too: where some env is in ERROR, it closes all and starts
+        anew.
+
         Args:
             reset_param: For each env, keyword arguments of its ``reset``.
 
         Raises:
-            EnvStateError: It is launched already.
+            EnvStateError: It is launched already, and no env is in ERROR.
             ValueError: ``reset_param`` is not of all envs.
             RuntimeError: A reset failed ``max_retry`` times; the manager is closed again.
             Exception: What an env_fn raises.
         """
-        if not self.closed:
+        failed = any(slot.state is EnvState.ERROR for slot in self._slots)
+        if not (self.closed or failed):
             raise EnvStateError("please first close the env manager: it is launched already")
         if reset_param is not None:
             checked_params(reset_param, self.env_num)
@@ -240,6 +249,8 @@ class AsyncSubprocessEnvManager:
                     f"launch() needs reset_param of all {self.env_num} envs, or none; got those of "
                     f"{sorted(reset_param)}"
                 )
+        if not self.closed:
+            self.close()
         self._machine = Machine(self._env_fn, self._config, self._slots)
         try:
             self.reset(reset_param)
