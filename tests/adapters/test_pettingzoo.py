@@ -595,7 +595,7 @@ def test_envs_must_have_the_same_agents_and_spaces(num_workers):
 
 
 def test_what_is_no_parallel_env():
-    with pytest.raises(TypeError, match="without possible_agents.*ParallelEnv"):
+    with pytest.raises(TypeError, match="without the methods observation_space.*ParallelEnv"):
         ParallelVectorEnv([lambda: gym.make("CartPole-v1")])
     with pytest.raises(ValueError, match="env_fns is empty"):
         ParallelVectorEnv([])
@@ -605,6 +605,16 @@ def test_what_is_no_parallel_env():
         ParallelVectorEnv([lambda: Band(agents=("ann", "ann"))])
     with pytest.raises(TypeError, match="nonsense"):
         ParallelVectorEnv([Band], nonsense=1)
+
+
+def test_a_parallel_env_without_possible_agents_is_told_what_is_missing():
+    def make():
+        env = Band()
+        del env.possible_agents
+        return env
+
+    with pytest.raises(TypeError, match="a Band without possible_agents.*set it to their names"):
+        ParallelVectorEnv([make])
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,18 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import create_empty_array
 
+from shmvec.adapters.pettingzoo_env import (
+    AGENTS,
+    ALIVE,
+    FLAGS,
+    OF_AGENT,
+    REWARDS,
+    TERMINATED,
+    TRUNCATED,
+    Team,
+)
 from shmvec.exchange import (
     AutoresetMode,
-    HostedEnv,
     Options,
     checked_env_fns,
     existing_env_ids,
@@ -30,12 +39,6 @@ Space: TypeAlias = gym.Space[Any]
 ByAgent: TypeAlias = dict[Any, Any]
 # Observations, rewards, terminations, truncations, infos.
 StepResults: TypeAlias = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
-
-# What an env's observation holds beside those of its agents: rewards, and rows of flags.
-_AGENTS, _REWARDS, _FLAGS = "agents", "rewards", "flags"
-_TERMINATED, _TRUNCATED, _ALIVE = range(3)
-_OF_AGENT = "agent "  # before the name of an agent, as a key of infos
-_NEEDED = ("possible_agents", "observation_space", "action_space", "reset", "step")
 
 
 class ParallelVectorEnv:
@@ -113,7 +116,7 @@ class ParallelVectorEnv:
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
         functions: list[Any] = [
-            partial(_Team, env, env_fn) for env, env_fn in enumerate(checked_env_fns(env_fns))
+            partial(Team, env, env_fn) for env, env_fn in enumerate(checked_env_fns(env_fns))
         ]
         self.envs = ShmVectorEnv(functions, **options)
         try:
@@ -153,11 +156,11 @@ class ParallelVectorEnv:
 
     def single_observation_space(self, agent: Any) -> Space:
         """The observation space of an agent in one env."""
-        return self._part(self.envs.single_observation_space, _AGENTS, agent)
+        return self._part(self.envs.single_observation_space, AGENTS, agent)
 
     def observation_space(self, agent: Any) -> Space:
         """The observation space of an agent in all envs."""
-        return self._part(self.envs.observation_space, _AGENTS, agent)
+        return self._part(self.envs.observation_space, AGENTS, agent)
 
     def single_action_space(self, agent: Any) -> Space:
         """The action space of an agent in one env."""
@@ -196,7 +199,7 @@ class ParallelVectorEnv:
         """
         observations, infos = self.envs.reset(seed=seed, options=options)
         mask = options.get("reset_mask") if isinstance(options, dict) else None
-        nothing = np.zeros(len(observations[_FLAGS]), np.bool_)
+        nothing = np.zeros(len(observations[FLAGS]), np.bool_)
         parts = self._taken_apart((observations, None, nothing, nothing, infos), mask)
         return parts[0], parts[4]
 
@@ -330,34 +333,34 @@ class ParallelVectorEnv:
         envs = infos.get("env_id")
         rows = slice(None) if envs is None else envs
         before = self._alive[:, rows]
-        rewards = np.ascontiguousarray(told[_REWARDS].T)
-        flags = np.ascontiguousarray(told[_FLAGS].transpose(1, 2, 0))
+        rewards = np.ascontiguousarray(told[REWARDS].T)
+        flags = np.ascontiguousarray(told[FLAGS].transpose(1, 2, 0))
         if mask is not None:
             left_out = ~np.asarray(mask, np.bool_)
             rewards[:, left_out] = 0.0
             flags[:, :, left_out] = False
-            flags[_ALIVE][:, left_out] = before[:, left_out]
+            flags[ALIVE][:, left_out] = before[:, left_out]
             over, broken = over & mask, broken & mask
         if self._same_step and over.any():  # what these have told is of the next episode
             for row in np.flatnonzero(over):
                 last = infos["final_obs"][row]
-                rewards[:, row] = last[_REWARDS]
-                flags[:_ALIVE, :, row] = last[_FLAGS][:_ALIVE]
+                rewards[:, row] = last[REWARDS]
+                flags[:ALIVE, :, row] = last[FLAGS][:ALIVE]
         if broken.any():  # a fault: the env has told nothing
             rewards[:, broken] = 0.0
-            flags[_TERMINATED][:, broken] = False
-            flags[_TRUNCATED][:, broken] = before[:, broken]
+            flags[TERMINATED][:, broken] = False
+            flags[TRUNCATED][:, broken] = before[:, broken]
             if not self._same_step:
-                flags[_ALIVE][:, broken] = False
+                flags[ALIVE][:, broken] = False
         by_agent = self._infos_by_agent(infos, before)
-        self._alive[:, rows] = flags[_ALIVE]
+        self._alive[:, rows] = flags[ALIVE]
         self._begun[rows] |= True if mask is None else mask
         agents = self.possible_agents
         return (
-            {agent: told[_AGENTS][key] for agent, key in self._keys.items()},
+            {agent: told[AGENTS][key] for agent, key in self._keys.items()},
             dict(zip(agents, rewards, strict=True)),
-            dict(zip(agents, flags[_TERMINATED], strict=True)),
-            dict(zip(agents, flags[_TRUNCATED], strict=True)),
+            dict(zip(agents, flags[TERMINATED], strict=True)),
+            dict(zip(agents, flags[TRUNCATED], strict=True)),
             by_agent,
         )
 
@@ -367,11 +370,11 @@ class ParallelVectorEnv:
             return found
         last = infos.pop("final_info", {})
         for agent, key in self._keys.items():
-            found[agent] = infos.pop(_OF_AGENT + key, found[agent])
-            infos.pop(f"_{_OF_AGENT}{key}", None)
-            if _OF_AGENT + key in last:
-                found[agent]["final_info"] = last[_OF_AGENT + key]
-                found[agent]["_final_info"] = last[f"_{_OF_AGENT}{key}"]
+            found[agent] = infos.pop(OF_AGENT + key, found[agent])
+            infos.pop(f"_{OF_AGENT}{key}", None)
+            if OF_AGENT + key in last:
+                found[agent]["final_info"] = last[OF_AGENT + key]
+                found[agent]["_final_info"] = last[f"_{OF_AGENT}{key}"]
         finals, ended = infos.pop("final_obs", None), infos.pop("_final_obs", None)
         infos.pop("_final_info", None)
         if finals is not None:
@@ -379,7 +382,7 @@ class ParallelVectorEnv:
                 found[agent]["_final_obs"] = mask = ended & lived
                 found[agent]["final_obs"] = each = np.full(len(finals), None, object)
                 for row in np.flatnonzero(mask):
-                    each[row] = finals[row][_AGENTS][self._keys[agent]]
+                    each[row] = finals[row][AGENTS][self._keys[agent]]
         return {**infos, **found}
 
 
@@ -425,133 +428,3 @@ def _wrong(agent: Any, kind: type[Exception], what: str, shape: tuple[int, ...])
     return kind(
         f"wrong actions of agent {agent!r}: {what}; {shape} is needed. Nothing was sent to any env."
     )
-
-
-# ---- in the workers --------------------------------------------------------------------------
-
-
-class _Team(HostedEnv):
-    """A parallel env as one that the core can step: what all agents are told is its observation."""
-
-    def __init__(self, index: int, env_fn: Callable[[], Any]) -> None:
-        env = env_fn()
-        missing = [name for name in _NEEDED if not hasattr(env, name)]
-        if missing:
-            raise TypeError(
-                f"env_fns[{index}]() returned a {type(env).__name__} without {', '.join(missing)}; "
-                "it must return a pettingzoo.ParallelEnv (others become one by "
-                "pettingzoo.utils.aec_to_parallel)"
-            )
-        self.agents = list(env.possible_agents)
-        self._keys = {agent: str(agent) for agent in self.agents}
-        if not self.agents or len(set(self._keys.values())) < len(self.agents):
-            raise ValueError(f"agents need names that differ, and there must be one: {self.agents}")
-        self._indices = {agent: index for index, agent in enumerate(self.agents)}
-        count = len(self.agents)
-        seen = {key: env.observation_space(agent) for agent, key in self._keys.items()}
-        self._nothing = {key: _nothing(space) for key, space in seen.items()}
-        self._acting: list[tuple[Any, str]] = []  # who acts in the next step, and its key
-        super().__init__(
-            env,
-            spaces.Dict(
-                {
-                    _AGENTS: spaces.Dict(seen),
-                    _REWARDS: spaces.Box(-np.inf, np.inf, (count,), np.float64),
-                    _FLAGS: spaces.Box(0, 1, (3, count), np.bool_),
-                }
-            ),
-            spaces.Dict({key: env.action_space(agent) for agent, key in self._keys.items()}),
-        )
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
-        observations, infos = self.env.reset(seed=seed, options=options)
-        return self._told(observations, {}, {}, {}), self._infos(infos)
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        acting = {agent: actions[key] for agent, key in self._acting}
-        *results, infos = self.env.step(acting)
-        if len(results) != 4:
-            raise ValueError(
-                f"step() returned {len(results) + 1} values; expected (observations, rewards, "
-                "terminations, truncations, infos)"
-            )
-        told = self._told(*results)
-        return told, 0.0, not self._acting, False, self._infos(infos)
-
-    def close(self) -> None:
-        if hasattr(self.env, "close"):
-            super().close()
-
-    def _told(
-        self,
-        observations: Mapping[Any, Any],
-        rewards: Mapping[Any, Any],
-        terminations: Mapping[Any, Any],
-        truncations: Mapping[Any, Any],
-    ) -> dict[str, Any]:
-        """What all agents are told; and notes who acts next."""
-        keys, indices, count = self._keys, self._indices, len(self.agents)
-        told = self._nothing.copy()
-        pay = [0.0] * count
-        terminated, truncated, alive = [False] * count, [False] * count, [False] * count
-        try:
-            for agent, observation in observations.items():
-                told[keys[agent]] = observation
-            for agent, reward in rewards.items():
-                pay[indices[agent]] = reward
-            for agent, flag in terminations.items():
-                terminated[indices[agent]] = bool(flag)
-            for agent, flag in truncations.items():
-                truncated[indices[agent]] = bool(flag)
-            acting = []
-            for agent in self.env.agents:
-                index = indices[agent]
-                if terminated[index] or truncated[index]:
-                    continue
-                if agent not in observations:
-                    raise ValueError(f"agent {agent!r} is alive and has got no observation")
-                alive[index] = True
-                acting.append((agent, keys[agent]))
-        except KeyError as error:
-            raise self._stranger(agent) from error
-        self._acting = acting
-        return {
-            _AGENTS: told,
-            _REWARDS: np.array(pay, np.float64),
-            _FLAGS: np.array((terminated, truncated, alive)),
-        }
-
-    def _infos(self, infos: Mapping[Any, Any] | None) -> dict[str, Any]:
-        found = {}
-        for agent, info in (infos or {}).items():
-            if agent not in self._keys:
-                raise self._stranger(agent)
-            if info:
-                found[_OF_AGENT + self._keys[agent]] = info
-        return found
-
-    def _stranger(self, agent: Any) -> ValueError:
-        return ValueError(
-            f"the env tells of an agent {agent!r} that is not in possible_agents, {self.agents}"
-        )
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        return self.agents if name == "shmvec_agents" else getattr(self.env, name)
-
-    def set_wrapper_attr(self, name: str, value: Any) -> None:
-        holder = self.env
-        while name not in getattr(holder, "__dict__", ()) and hasattr(holder, "env"):
-            holder = holder.env
-        setattr(holder if hasattr(holder, name) else self.env, name, value)
-
-
-def _nothing(space: Space) -> Any:
-    """What an agent observes that is not there: zeros, as far as the space has them."""
-    if isinstance(space, spaces.Dict):
-        return {key: _nothing(part) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_nothing(part) for part in space.spaces)
-    if isinstance(space, spaces.Text):
-        return ""
-    empty: Any = create_empty_array(space, 1)
-    return None if empty is None else empty[0]
