@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from equality import same
 from gymnasium import spaces
-from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -282,7 +287,10 @@ def test_agents_die_are_born_and_begin_again(num_workers, mode):
         expected = [one.reset(seed=9 + env) for env, one in enumerate(alone)]
         assert_told(envs, reset_results(envs, envs.reset(seed=9)), expected)
         for turn in range(12):
-            assert envs.agents == [a for a in SEEN if any(a in one.alive for one in alone)]
+            assert envs.agents == envs.possible_agents == list(SEEN)
+            assert {a: there.tolist() for a, there in envs.alive.items()} == {
+                a: [a in one.alive for one in alone] for a in SEEN
+            }
             over = np.array([not one.alive for one in alone])
             if mode == "Disabled" and over.any():
                 envs.reset(options={"reset_mask": over})
@@ -318,9 +326,9 @@ def test_what_is_told_of_agents_that_are_not_there():
         assert rewards["ann"].tolist() == [0.0]
         assert not terminations["ann"].any() and not truncations["cid"].any()
         assert not any(there.any() for there in envs.alive.values())
-        assert envs.agents == []
+        assert envs.agents == ["ann", "bob", "cid"] and envs.num_agents == 3
         envs.step({})  # which resets
-        assert envs.agents == ["ann", "bob", "cid"]
+        assert all(there.any() for there in envs.alive.values())
 
 
 @WORKERS
@@ -471,6 +479,29 @@ def test_partial_batches(num_workers):
             for row, env in enumerate(rows.tolist()):
                 given = {agent: values[row] for agent, values in actions.items()}
                 waiting[env] = (alone[env].step, (given,))
+
+
+@WORKERS
+def test_calls_in_two_halves(num_workers):
+    with vector_env(num_workers=num_workers) as envs, vector_env() as whole:
+        with pytest.raises(NoAsyncCallError):
+            envs.step_wait()
+        envs.reset_async(seed=3)
+        with pytest.raises(AlreadyPendingCallError):
+            envs.reset_async()
+        assert same(envs.reset_wait(), whole.reset(seed=3))
+        actions = sampled(envs)
+        envs.step_async(actions)
+        with pytest.raises(AlreadyPendingCallError):
+            envs.step_async(actions)
+        assert same(envs.step_wait(timeout=DEADLINE), whole.step(actions))
+        envs.call_async("state")
+        assert same(envs.call_wait(), whole.call("state"))
+        only = np.array([False, True, False, False])
+        envs.reset_async(options={"reset_mask": only})
+        assert same(envs.reset_wait(), whole.reset(options={"reset_mask": only}))
+        assert same(envs.alive, whole.alive)
+        assert len(envs.processes) == num_workers
 
 
 # ---- actions -----------------------------------------------------------------------------------
@@ -654,7 +685,7 @@ def test_agents_that_are_done_are_dead_whatever_the_env_says():
     with vector_env([lambda: Lingering([{"ann": (0, 1), "bob": (0, 1)}])] * 2) as envs:
         envs.reset()
         envs.step(sampled(envs))
-        assert envs.agents == []
+        assert not any(there.any() for there in envs.alive.values())
         *_, infos = envs.step({})
         assert infos["ann"]["episode"].tolist() == [1, 1]
 
