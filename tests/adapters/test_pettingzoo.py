@@ -690,6 +690,34 @@ def test_agents_that_are_done_are_dead_whatever_the_env_says():
         assert infos["ann"]["episode"].tolist() == [1, 1]
 
 
+class Unlisted(Band):
+    """Keeps no list of the agents that live."""
+
+    agents = property(lambda self: self._there(), lambda self, _: None)
+
+    def _there(self):
+        raise AttributeError("agents")
+
+    def step(self, actions):
+        self.turn += 1
+        gone = {agent: self.turn == 2 and agent == "ann" for agent in actions}
+        told = {agent: self._observe(agent) for agent in actions}
+        return told, dict.fromkeys(actions, 1.0), gone, dict.fromkeys(actions, False), {}
+
+    def reset(self, seed=None, options=None):
+        self.turn = 0
+        return {agent: self._observe(agent) for agent in ("ann", "bob")}, {}
+
+
+def test_an_env_without_agents_goes_on_with_those_it_tells_something():
+    with vector_env([Unlisted] * 2) as envs:
+        envs.reset()
+        for alive in (True, False):
+            envs.step(sampled(envs))
+            assert envs.alive["ann"].tolist() == [alive] * 2
+            assert envs.alive["bob"].all() and not envs.alive["cid"].any()
+
+
 def test_agents_may_have_names_that_are_no_strings():
     class Numbered(Band):
         def __init__(self):

@@ -107,7 +107,8 @@ class Team(HostedEnv):
             for agent, flag in truncations.items():
                 truncated[indices[agent]] = bool(flag)
             acting = []
-            for agent in self.env.agents:
+            # Without the list, who is told something goes on.
+            for agent in getattr(self.env, "agents", observations):
                 index = indices[agent]
                 if terminated[index] or truncated[index]:
                     continue
