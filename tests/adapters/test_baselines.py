@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from copy import deepcopy
 from functools import partial
 
 import gymnasium as gym
@@ -53,15 +54,17 @@ class Alone:
     def __init__(self, env_fns, seed):
         self.envs = [env_fn() for env_fn in env_fns]
         self.start = [env.reset(seed=seed + i) for i, env in enumerate(self.envs)]
+        self.last = [None] * len(self.envs)  # what episodes have ended with
 
     def step(self, actions):
-        return [self._step(env, action) for env, action in zip(self.envs, actions, strict=True)]
+        return [self._step(i, action) for i, action in enumerate(actions)]
 
-    def _step(self, env, action):
+    def _step(self, i, action):
+        env = self.envs[i]
         observation, reward, terminated, truncated, info = env.step(action)
         info = dict(info)
         if terminated or truncated:
-            info["terminal_observation"] = observation
+            self.last[i] = deepcopy(observation)
             if truncated:
                 info["TimeLimit.truncated"] = not terminated
             observation, self.reset_info = env.reset()
@@ -205,11 +208,8 @@ def test_step_and_reset_return_what_the_envs_do_alone(split):
             np.testing.assert_array_equal(rewards, [row[1] for row in expected])
             np.testing.assert_array_equal(dones, [row[2] for row in expected])
             assert isinstance(infos, tuple) and len(infos) == 4
-            for info, row in zip(infos, expected, strict=True):
-                np.testing.assert_array_equal(
-                    info.pop("terminal_observation", 0), row[3].pop("terminal_observation", 0)
-                )
-                assert info == row[3]
+            assert list(infos) == [row[3] for row in expected]
+            assert same(venv.terminal_observations, alone.last)
 
 
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
@@ -240,24 +240,23 @@ def test_any_space_and_info_is_as_the_env_returned_it(
             for i, row in enumerate(alone.step(chosen)):
                 assert equal(batch[i], row[0])
                 assert (rewards[i], dones[i]) == row[1:3]
-                last = row[3].pop("terminal_observation", None)
-                assert ("terminal_observation" in found[i]) == bool(dones[i])
-                assert same(found[i].pop("terminal_observation", None), last)
+                assert same(venv.terminal_observations[i], alone.last[i])
                 limit = row[3].pop("TimeLimit.truncated", None)
                 assert found[i].pop("TimeLimit.truncated", None) is limit
                 assert same(found[i], row[3]), f"\n{found[i]}\n{row[3]}"
 
 
-def test_done_envs_are_reset_at_once_and_terminal_observation_is_kept():
+def test_done_envs_are_reset_at_once_and_terminal_observations_are_kept_beside_the_infos():
     with vec_env([partial(Counter, length=2), partial(Counter, length=3)]) as venv:
         venv.reset()
         venv.step([1, 1])
+        assert venv.terminal_observations == [None, None]
         observations, _, dones, infos = venv.step([2, 2])
         assert dones.tolist() == [True, False]
         assert observations[:, :2].tolist() == [[0, -1], [2, 2]]
-        assert infos[0]["terminal_observation"][:2].tolist() == [2, 2]
-        assert infos[0]["count"] == 2 and "reset" not in infos[0]
-        assert "terminal_observation" not in infos[1]
+        assert venv.terminal_observations[0][:2].tolist() == [2, 2]
+        assert venv.terminal_observations[1] is None
+        assert infos == ({"count": 2, "action": 2},) * 2
         assert venv.reset_infos == [{"reset": 2}, {"reset": 1}]
 
 
@@ -328,8 +327,9 @@ def test_tuple_observations_are_a_tuple_of_stacked_arrays():
     with vec_env([partial(Spaces, space)] * 2, num_workers=0) as venv:
         first, second = venv.reset()
         assert first.shape == (2, 2) and second.shape == (2, 3)
-        info = venv.step([0, 0]) and venv.step([0, 0]) and venv.step([0, 0])[3][0]
-        assert len(info["terminal_observation"]) == 2
+        for _ in range(3):
+            venv.step([0, 0])
+        assert [len(last) for last in venv.terminal_observations] == [2, 2]
 
 
 @pytest.mark.parametrize("as_list", [True, False])
@@ -713,7 +713,7 @@ def test_a_fault_policy_goes_on_and_infos_say_so():
             None, "WorkerCrashError", "KeyError",
         ]  # fmt: skip
         for env in (1, 2):
-            np.testing.assert_array_equal(infos[env]["terminal_observation"], before[env])
+            np.testing.assert_array_equal(venv.terminal_observations[env], before[env])
             assert infos[env]["TimeLimit.truncated"] is True
         assert venv.step([1, 1, 1])[2].tolist() == [False] * 3
 

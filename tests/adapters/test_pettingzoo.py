@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from equality import same
 from gymnasium import spaces
-from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -282,7 +287,10 @@ def test_agents_die_are_born_and_begin_again(num_workers, mode):
         expected = [one.reset(seed=9 + env) for env, one in enumerate(alone)]
         assert_told(envs, reset_results(envs, envs.reset(seed=9)), expected)
         for turn in range(12):
-            assert envs.agents == [a for a in SEEN if any(a in one.alive for one in alone)]
+            assert envs.agents == envs.possible_agents == list(SEEN)
+            assert {a: there.tolist() for a, there in envs.alive.items()} == {
+                a: [a in one.alive for one in alone] for a in SEEN
+            }
             over = np.array([not one.alive for one in alone])
             if mode == "Disabled" and over.any():
                 envs.reset(options={"reset_mask": over})
@@ -318,9 +326,9 @@ def test_what_is_told_of_agents_that_are_not_there():
         assert rewards["ann"].tolist() == [0.0]
         assert not terminations["ann"].any() and not truncations["cid"].any()
         assert not any(there.any() for there in envs.alive.values())
-        assert envs.agents == []
+        assert envs.agents == ["ann", "bob", "cid"] and envs.num_agents == 3
         envs.step({})  # which resets
-        assert envs.agents == ["ann", "bob", "cid"]
+        assert all(there.any() for there in envs.alive.values())
 
 
 @WORKERS
@@ -473,6 +481,29 @@ def test_partial_batches(num_workers):
                 waiting[env] = (alone[env].step, (given,))
 
 
+@WORKERS
+def test_calls_in_two_halves(num_workers):
+    with vector_env(num_workers=num_workers) as envs, vector_env() as whole:
+        with pytest.raises(NoAsyncCallError):
+            envs.step_wait()
+        envs.reset_async(seed=3)
+        with pytest.raises(AlreadyPendingCallError):
+            envs.reset_async()
+        assert same(envs.reset_wait(), whole.reset(seed=3))
+        actions = sampled(envs)
+        envs.step_async(actions)
+        with pytest.raises(AlreadyPendingCallError):
+            envs.step_async(actions)
+        assert same(envs.step_wait(timeout=DEADLINE), whole.step(actions))
+        envs.call_async("state")
+        assert same(envs.call_wait(), whole.call("state"))
+        only = np.array([False, True, False, False])
+        envs.reset_async(options={"reset_mask": only})
+        assert same(envs.reset_wait(), whole.reset(options={"reset_mask": only}))
+        assert same(envs.alive, whole.alive)
+        assert len(envs.processes) == num_workers
+
+
 # ---- actions -----------------------------------------------------------------------------------
 
 
@@ -595,7 +626,7 @@ def test_envs_must_have_the_same_agents_and_spaces(num_workers):
 
 
 def test_what_is_no_parallel_env():
-    with pytest.raises(TypeError, match="without possible_agents.*ParallelEnv"):
+    with pytest.raises(TypeError, match="without the methods observation_space.*ParallelEnv"):
         ParallelVectorEnv([lambda: gym.make("CartPole-v1")])
     with pytest.raises(ValueError, match="env_fns is empty"):
         ParallelVectorEnv([])
@@ -605,6 +636,16 @@ def test_what_is_no_parallel_env():
         ParallelVectorEnv([lambda: Band(agents=("ann", "ann"))])
     with pytest.raises(TypeError, match="nonsense"):
         ParallelVectorEnv([Band], nonsense=1)
+
+
+def test_a_parallel_env_without_possible_agents_is_told_what_is_missing():
+    def make():
+        env = Band()
+        del env.possible_agents
+        return env
+
+    with pytest.raises(TypeError, match="a Band without possible_agents.*set it to their names"):
+        ParallelVectorEnv([make])
 
 
 @pytest.mark.parametrize(
@@ -644,9 +685,37 @@ def test_agents_that_are_done_are_dead_whatever_the_env_says():
     with vector_env([lambda: Lingering([{"ann": (0, 1), "bob": (0, 1)}])] * 2) as envs:
         envs.reset()
         envs.step(sampled(envs))
-        assert envs.agents == []
+        assert not any(there.any() for there in envs.alive.values())
         *_, infos = envs.step({})
         assert infos["ann"]["episode"].tolist() == [1, 1]
+
+
+class Unlisted(Band):
+    """Keeps no list of the agents that live."""
+
+    agents = property(lambda self: self._there(), lambda self, _: None)
+
+    def _there(self):
+        raise AttributeError("agents")
+
+    def step(self, actions):
+        self.turn += 1
+        gone = {agent: self.turn == 2 and agent == "ann" for agent in actions}
+        told = {agent: self._observe(agent) for agent in actions}
+        return told, dict.fromkeys(actions, 1.0), gone, dict.fromkeys(actions, False), {}
+
+    def reset(self, seed=None, options=None):
+        self.turn = 0
+        return {agent: self._observe(agent) for agent in ("ann", "bob")}, {}
+
+
+def test_an_env_without_agents_goes_on_with_those_it_tells_something():
+    with vector_env([Unlisted] * 2) as envs:
+        envs.reset()
+        for alive in (True, False):
+            envs.step(sampled(envs))
+            assert envs.alive["ann"].tolist() == [alive] * 2
+            assert envs.alive["bob"].all() and not envs.alive["cid"].any()
 
 
 def test_agents_may_have_names_that_are_no_strings():

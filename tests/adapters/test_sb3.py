@@ -78,6 +78,19 @@ class Asked(Counter):
 # ---- construction ----------------------------------------------------------------------------
 
 
+def test_envs_are_those_of_dummy_vec_env_without_workers():
+    with vec_env(Asked, num_workers=0) as env:
+        env.reset()
+        assert [type(one) for one in env.envs] == [Asked] * NUM_ENVS
+        assert len({id(one) for one in env.envs}) == NUM_ENVS
+        env.envs[1].calls = 7
+        assert env.get_attr("calls") == [0, 7, 0, 0, 0]
+    with vec_env(Asked, num_workers=2) as env:
+        assert not hasattr(env, "envs")
+        with pytest.raises(AttributeError, match="live in workers.*num_workers=0"):
+            env.envs  # noqa: B018
+
+
 def test_start_method_defaults_to_forkserver():
     with closing(ShmVecEnv([Counter] * 2, num_workers=1)) as env:
         assert [type(process).__name__ for process in env.processes] == ["ForkServerProcess"]

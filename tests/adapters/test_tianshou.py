@@ -1,5 +1,6 @@
 """Tianshou's vector env: each row of its interface. Tianshou need not be installed."""
 
+import inspect
 import os
 import time
 from contextlib import closing, contextmanager
@@ -14,7 +15,7 @@ from gymnasium.error import NoAsyncCallError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_script
-from tianshou_or_stand_in import TianshouVectorEnv
+from tianshou_or_stand_in import ShmemVectorEnv, SubprocVectorEnv, TianshouVectorEnv, tianshou
 from walks import DEADLINE, GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
 
 from shmvec import EnvTimeoutError, FaultPolicy, WorkerCrashError
@@ -343,6 +344,33 @@ def test_spaces_that_do_not_fit_together_need_messages():
     with vector_env(fns, share_memory=False) as envs:
         assert [one.shape for one in envs.reset()[0]] == [(1,), (2, 3, 3)]
         assert [one.shape for one in envs.observation_space] == [(1,), (2, 3, 3)]
+
+
+@pytest.mark.parametrize("cls", [SubprocVectorEnv, ShmemVectorEnv])
+def test_tianshous_names_have_its_defaults(cls):
+    if tianshou is not None:
+        theirs = inspect.signature(getattr(tianshou.env, cls.__name__)).parameters
+        ours = inspect.signature(cls).parameters
+        assert {name: one.default for name, one in theirs.items()} == {
+            name: ours[name].default for name in theirs
+        }
+    shared = cls is ShmemVectorEnv
+    fns = walks((3, 5), kind="growing")
+    if shared:
+        with pytest.raises((TypeError, ValueError, RuntimeError)):
+            cls(fns)
+        fns = walks((3, 5))
+    with closing(cls(fns, wait_num=1, num_workers=2)) as envs:
+        assert isinstance(envs, TianshouVectorEnv) and envs.is_async
+        assert envs.envs.shared_memory is shared
+        assert len(envs.reset()[0]) == 2
+
+
+def test_a_context_is_that_of_the_processes():
+    with closing(SubprocVectorEnv(walks((3,)), context="fork")) as envs:
+        assert envs.envs.context == "fork"
+        envs.reset()
+        assert envs.step([RIGHT])[0].tolist() == [[1.0]]
 
 
 def test_tuples_are_refused_as_observations():

@@ -20,9 +20,9 @@ with warnings.catch_warnings():
         sys.modules["tianshou.env"] = stand_in
     else:
         gc.freeze()  # its many objects make each collection slow
-    from shmvec.adapters.tianshou import TianshouVectorEnv
+    from shmvec.adapters.tianshou import ShmemVectorEnv, SubprocVectorEnv, TianshouVectorEnv
 
     if tianshou is None:  # others are not to find it
         del sys.modules["tianshou"], sys.modules["tianshou.env"]
 
-__all__ = ["TianshouVectorEnv", "tianshou"]
+__all__ = ["ShmemVectorEnv", "SubprocVectorEnv", "TianshouVectorEnv", "tianshou"]

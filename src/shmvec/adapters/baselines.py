@@ -73,8 +73,9 @@ class SubprocVecEnv:
     """Steps envs in worker processes; baselines' interface.
 
     An env that is done is reset at once: the observation is the new episode's first one, and the
-    info has the last one as ``terminal_observation``. If a limit has cut the episode off
-    (Gymnasium's ``truncated``) the info has ``TimeLimit.truncated``: whether it would have gone on.
+    last one is kept beside the results, in ``terminal_observations``. If a limit has cut the
+    episode off (Gymnasium's ``truncated``) the info has ``TimeLimit.truncated``, as gym's limits
+    set it: whether it would have gone on.
 
     Attributes:
         num_envs: Number of envs.
@@ -84,6 +85,8 @@ class SubprocVecEnv:
         metadata: The first env's, with the two modes of :meth:`render`.
         render_mode: The first env's.
         reset_infos: For each env, the info of its last reset, which the interface has no room for.
+        terminal_observations: For each env, what its last finished episode ended with, for which
+            there is no room either; None before there was one.
         viewer: The window, once :meth:`get_viewer` has made it.
         vector_env: The :class:`shmvec.ShmVectorEnv` below, for its ``call``, ``set_attr`` and
             ``stats``.
@@ -170,6 +173,7 @@ class SubprocVecEnv:
             raise
         self._exchange = envs.exchange
         self.reset_infos: list[dict[str, Any]] = [{} for _ in functions]
+        self.terminal_observations: list[Any] = [None] * self.num_envs
         _register_with_baselines()
 
     @property
@@ -242,7 +246,8 @@ class SubprocVecEnv:
 
         Returns:
             Observations, as :meth:`reset`; rewards, float64 ``(num_envs,)``; dones, bool
-            ``(num_envs,)``: the episode has ended or was cut off; infos, a tuple of dicts.
+            ``(num_envs,)``: the episode has ended or was cut off; infos, a tuple of dicts, each
+            as its env returned it.
 
         Raises:
             NotSteppingError: None was started.
@@ -259,9 +264,8 @@ class SubprocVecEnv:
         infos, dones = answers.infos, answers.terminations | answers.truncations
         for env in np.flatnonzero(dones).tolist():
             reset_info = infos[env]
-            final = reset_info.pop("final_obs", None)
+            self.terminal_observations[env] = reset_info.pop("final_obs", None)
             infos[env] = reset_info.pop("final_info", {})
-            infos[env]["terminal_observation"] = final
             if answers.truncations[env]:
                 infos[env]["TimeLimit.truncated"] = not answers.terminations[env]
             self.reset_infos[env] = reset_info

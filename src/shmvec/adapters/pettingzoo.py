@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -10,19 +11,33 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from gymnasium.error import ResetNeeded
-from gymnasium.vector.utils import create_empty_array
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
+from gymnasium.vector.utils import batch_space, create_empty_array
 
+from shmvec.adapters.actions import batched
+from shmvec.adapters.infos import delivered
+from shmvec.adapters.pettingzoo_env import (
+    AGENTS,
+    ALIVE,
+    FLAGS,
+    OF_AGENT,
+    REWARDS,
+    TERMINATED,
+    TRUNCATED,
+    Team,
+)
 from shmvec.exchange import (
     AutoresetMode,
-    HostedEnv,
+    Exchange,
     Options,
     checked_env_fns,
+    checked_options,
+    checked_seeds,
     existing_env_ids,
 )
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["ParallelVectorEnv"]
+__all__ = ["AgentRows", "ParallelVectorEnv", "RowResults"]
 
 Agent: TypeAlias = Hashable
 Array: TypeAlias = npt.NDArray[Any]
@@ -30,12 +45,6 @@ Space: TypeAlias = gym.Space[Any]
 ByAgent: TypeAlias = dict[Any, Any]
 # Observations, rewards, terminations, truncations, infos.
 StepResults: TypeAlias = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
-
-# What an env's observation holds beside those of its agents: rewards, and rows of flags.
-_AGENTS, _REWARDS, _FLAGS = "agents", "rewards", "flags"
-_TERMINATED, _TRUNCATED, _ALIVE = range(3)
-_OF_AGENT = "agent "  # before the name of an agent, as a key of infos
-_NEEDED = ("possible_agents", "observation_space", "action_space", "reset", "step")
 
 
 class ParallelVectorEnv:
@@ -57,7 +66,8 @@ class ParallelVectorEnv:
     Attributes:
         envs: The ``ShmVectorEnv`` behind it, for ``stats()``, ``restart()`` and the like.
         num_envs: Number of envs.
-        possible_agents: Agents that there may be, the same in all envs.
+        possible_agents: Agents that there may be, the same in all envs; so are ``agents``, since
+            all dicts have all of them.
         alive: By agent, bool ``(num_envs,)``: where it is to act in the next step. So what is
             returned by that step is, for an agent, of use where it was alive before.
         metadata: The first env's, with ``autoreset_mode``.
@@ -113,7 +123,7 @@ class ParallelVectorEnv:
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
         functions: list[Any] = [
-            partial(_Team, env, env_fn) for env, env_fn in enumerate(checked_env_fns(env_fns))
+            partial(Team, env, env_fn) for env, env_fn in enumerate(checked_env_fns(env_fns))
         ]
         self.envs = ShmVectorEnv(functions, **options)
         try:
@@ -133,6 +143,7 @@ class ParallelVectorEnv:
         self.render_mode = self.envs.render_mode
         self._keys = {agent: str(agent) for agent in self.possible_agents}
         self._same_step = self.envs.autoreset_mode is AutoresetMode.SAME_STEP
+        self._reset_mask: Any = None  # of the reset that was started
         self._begun = np.zeros(self.num_envs, np.bool_)  # which have been reset
         self._alive = np.zeros((len(self.possible_agents), self.num_envs), np.bool_)
 
@@ -148,16 +159,26 @@ class ParallelVectorEnv:
 
     @property
     def agents(self) -> list[Any]:
-        """Those of ``possible_agents`` that live in an env at least."""
-        return [agent for agent, lives in self.alive.items() if lives.any()]
+        """All of ``possible_agents``: who lives where is told by ``alive``."""
+        return self.possible_agents
+
+    @property
+    def num_agents(self) -> int:
+        """How many agents there may be."""
+        return len(self.possible_agents)
+
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes."""
+        return self.envs.processes
 
     def single_observation_space(self, agent: Any) -> Space:
         """The observation space of an agent in one env."""
-        return self._part(self.envs.single_observation_space, _AGENTS, agent)
+        return self._part(self.envs.single_observation_space, AGENTS, agent)
 
     def observation_space(self, agent: Any) -> Space:
         """The observation space of an agent in all envs."""
-        return self._part(self.envs.observation_space, _AGENTS, agent)
+        return self._part(self.envs.observation_space, AGENTS, agent)
 
     def single_action_space(self, agent: Any) -> Space:
         """The action space of an agent in one env."""
@@ -194,9 +215,23 @@ class ParallelVectorEnv:
             TypeError: A seed is no integer, or the mask no array of bools.
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
-        observations, infos = self.envs.reset(seed=seed, options=options)
         mask = options.get("reset_mask") if isinstance(options, dict) else None
-        nothing = np.zeros(len(observations[_FLAGS]), np.bool_)
+        return self._begun_anew(self.envs.reset(seed=seed, options=options), mask)
+
+    def reset_async(
+        self, seed: int | Sequence[int | None] | None = None, options: Options = None
+    ) -> None:
+        """Starts to reset envs and does not wait; as :meth:`reset`."""
+        self.envs.reset_async(seed=seed, options=options)
+        self._reset_mask = options.get("reset_mask") if isinstance(options, dict) else None
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[ByAgent, ByAgent]:
+        """Waits for :meth:`reset_async`; after ``timeout`` seconds it is a TimeoutError."""
+        return self._begun_anew(self.envs.reset_wait(timeout), self._reset_mask)
+
+    def _begun_anew(self, results: Any, mask: Any) -> tuple[ByAgent, ByAgent]:
+        observations, infos = results
+        nothing = np.zeros(len(observations[FLAGS]), np.bool_)
         parts = self._taken_apart((observations, None, nothing, nothing, infos), mask)
         return parts[0], parts[4]
 
@@ -232,6 +267,27 @@ class ParallelVectorEnv:
             asked = np.asarray(mask, np.bool_)
         batch = self._batched(actions, np.arange(self.num_envs), asked)
         return self._taken_apart(self.envs.step(batch, mask=mask), mask)
+
+    def step_async(self, actions: Mapping[Any, Any]) -> None:
+        """Starts to step all envs and does not wait; arguments and exceptions as of :meth:`step`.
+
+        Raises:
+            AlreadyPendingCallError: A call was started and not waited for.
+        """
+        everyone = np.arange(self.num_envs)
+        self.envs.step_async(self._batched(actions, everyone, np.ones(self.num_envs, np.bool_)))
+
+    def step_wait(self, timeout: float | None = None) -> StepResults:
+        """Waits for the step that :meth:`step_async` has started.
+
+        Args:
+            timeout: Seconds; then it is a TimeoutError. None: as long as it takes.
+
+        Raises:
+            NoAsyncCallError: None was started.
+            Exception: As :meth:`step`.
+        """
+        return self._taken_apart(self.envs.step_wait(timeout), None)
 
     def async_reset(
         self,
@@ -272,6 +328,14 @@ class ParallelVectorEnv:
         """Calls a method of every env, in parallel, or gets an attribute: one result an env."""
         return self.envs.call(name, *args, **kwargs)
 
+    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Starts such a call and does not wait; as ``ShmVectorEnv.call_async``."""
+        self.envs.call_async(name, *args, **kwargs)
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Waits for :meth:`call_async`; as ``ShmVectorEnv.call_wait``."""
+        return self.envs.call_wait(timeout)
+
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """The attribute of every env; see :meth:`call`."""
         return self.envs.get_attr(name)
@@ -290,6 +354,30 @@ class ParallelVectorEnv:
     def close(self, **kwargs: Any) -> None:
         """Closes the envs and ends the workers, with ``timeout=`` or ``terminate=True``."""
         self.envs.close(**kwargs)
+
+    def as_rows(self, base_class: str = "gymnasium") -> Any:
+        """Every agent of every env as an env of its own, for learners that know of no agents.
+
+        Args:
+            base_class: "gymnasium": as a ``gymnasium.vector.VectorEnv``, :class:`AgentRows`.
+                "stable_baselines3": as its ``VecEnv``, for which envs must be reset in the step
+                that ends an episode: ``ParallelVectorEnv(..., autoreset_mode="SameStep")``.
+
+        Raises:
+            ValueError: Agents have different spaces; there is no such base class; another
+                ``autoreset_mode``, or ``batch_size``.
+            ImportError: Stable-Baselines3 is not installed.
+        """
+        rows = AgentRows(self)
+        if base_class == "gymnasium":
+            return rows
+        if base_class != "stable_baselines3":
+            raise ValueError(
+                f'base_class must be "gymnasium" or "stable_baselines3", got {base_class!r}'
+            )
+        from shmvec.adapters.sb3_rows import AgentVecEnv
+
+        return AgentVecEnv(rows)
 
     # ---- actions -----------------------------------------------------------------------------
 
@@ -327,39 +415,45 @@ class ParallelVectorEnv:
     def _taken_apart(self, results: Any, mask: Any) -> StepResults:
         """By agent, what the core returns of envs that were asked; the others' state is kept."""
         told, _, over, broken, infos = results
-        envs = infos.get("env_id")
+        envs, finals = infos.get("env_id"), infos.get("final_obs")
         rows = slice(None) if envs is None else envs
+        by_agent = self._infos_by_agent(infos, self._alive[:, rows])
+        rewards, flags = self._agents_told(told, over, broken, finals, rows, mask)
+        agents = self.possible_agents
+        return (
+            {agent: told[AGENTS][key] for agent, key in self._keys.items()},
+            dict(zip(agents, rewards, strict=True)),
+            dict(zip(agents, flags[TERMINATED], strict=True)),
+            dict(zip(agents, flags[TRUNCATED], strict=True)),
+            by_agent,
+        )
+
+    def _agents_told(
+        self, told: Any, over: Any, broken: Any, finals: Any, rows: Any, mask: Any
+    ) -> tuple[Array, Array]:
+        """Rewards ``(agents, n)`` and the three flags ``(3, agents, n)``; notes who is alive."""
         before = self._alive[:, rows]
-        rewards = np.ascontiguousarray(told[_REWARDS].T)
-        flags = np.ascontiguousarray(told[_FLAGS].transpose(1, 2, 0))
+        rewards = np.ascontiguousarray(told[REWARDS].T)
+        flags = np.ascontiguousarray(told[FLAGS].transpose(1, 2, 0))
         if mask is not None:
             left_out = ~np.asarray(mask, np.bool_)
             rewards[:, left_out] = 0.0
             flags[:, :, left_out] = False
-            flags[_ALIVE][:, left_out] = before[:, left_out]
+            flags[ALIVE][:, left_out] = before[:, left_out]
             over, broken = over & mask, broken & mask
         if self._same_step and over.any():  # what these have told is of the next episode
             for row in np.flatnonzero(over):
-                last = infos["final_obs"][row]
-                rewards[:, row] = last[_REWARDS]
-                flags[:_ALIVE, :, row] = last[_FLAGS][:_ALIVE]
+                rewards[:, row] = finals[row][REWARDS]
+                flags[:ALIVE, :, row] = finals[row][FLAGS][:ALIVE]
         if broken.any():  # a fault: the env has told nothing
             rewards[:, broken] = 0.0
-            flags[_TERMINATED][:, broken] = False
-            flags[_TRUNCATED][:, broken] = before[:, broken]
+            flags[TERMINATED][:, broken] = False
+            flags[TRUNCATED][:, broken] = before[:, broken]
             if not self._same_step:
-                flags[_ALIVE][:, broken] = False
-        by_agent = self._infos_by_agent(infos, before)
-        self._alive[:, rows] = flags[_ALIVE]
+                flags[ALIVE][:, broken] = False
+        self._alive[:, rows] = flags[ALIVE]
         self._begun[rows] |= True if mask is None else mask
-        agents = self.possible_agents
-        return (
-            {agent: told[_AGENTS][key] for agent, key in self._keys.items()},
-            dict(zip(agents, rewards, strict=True)),
-            dict(zip(agents, flags[_TERMINATED], strict=True)),
-            dict(zip(agents, flags[_TRUNCATED], strict=True)),
-            by_agent,
-        )
+        return rewards, flags
 
     def _infos_by_agent(self, infos: dict[str, Any], before: npt.NDArray[np.bool_]) -> ByAgent:
         found: ByAgent = {agent: {} for agent in self.possible_agents}
@@ -367,11 +461,11 @@ class ParallelVectorEnv:
             return found
         last = infos.pop("final_info", {})
         for agent, key in self._keys.items():
-            found[agent] = infos.pop(_OF_AGENT + key, found[agent])
-            infos.pop(f"_{_OF_AGENT}{key}", None)
-            if _OF_AGENT + key in last:
-                found[agent]["final_info"] = last[_OF_AGENT + key]
-                found[agent]["_final_info"] = last[f"_{_OF_AGENT}{key}"]
+            found[agent] = infos.pop(OF_AGENT + key, found[agent])
+            infos.pop(f"_{OF_AGENT}{key}", None)
+            if OF_AGENT + key in last:
+                found[agent]["final_info"] = last[OF_AGENT + key]
+                found[agent]["_final_info"] = last[f"_{OF_AGENT}{key}"]
         finals, ended = infos.pop("final_obs", None), infos.pop("_final_obs", None)
         infos.pop("_final_info", None)
         if finals is not None:
@@ -379,8 +473,286 @@ class ParallelVectorEnv:
                 found[agent]["_final_obs"] = mask = ended & lived
                 found[agent]["final_obs"] = each = np.full(len(finals), None, object)
                 for row in np.flatnonzero(mask):
-                    each[row] = finals[row][_AGENTS][self._keys[agent]]
+                    each[row] = finals[row][AGENTS][self._keys[agent]]
         return {**infos, **found}
+
+
+@dataclass
+class RowResults:
+    """What rows are told by a step or a reset.
+
+    Attributes:
+        observations: Batched as the observation space says for so many rows.
+        rewards: float64 ``(rows,)``.
+        terminations: bool ``(rows,)``.
+        truncations: bool ``(rows,)``.
+        infos: A dict for each row, as its env returned it for the agent.
+    """
+
+    observations: Any
+    rewards: Array
+    terminations: Array
+    truncations: Array
+    infos: list[dict[str, Any]]
+
+
+class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
+    """Agents as rows: that of agent ``a`` in env ``e`` is ``e * num_agents + a``.
+
+    What SuperSuit's ``pettingzoo_env_to_vec_env_v1`` and ``concat_vec_envs_v1`` make of a parallel
+    env, made by :meth:`ParallelVectorEnv.as_rows`. All rows of an env begin and end an episode
+    together. Who dies before the others, or is not born yet, is told zeros and reward 0 until all
+    are gone (SuperSuit's ``black_death``); then the row is terminated or truncated as its agent
+    was, and terminated if there was none. ``alive`` says which rows were told something.
+
+    Attributes:
+        parallel: The :class:`ParallelVectorEnv` behind it.
+        num_envs: Number of rows.
+        metadata: The first env's, with ``autoreset_mode``.
+        render_mode: The first env's.
+        waiting: Whether a step was started and not waited for.
+    """
+
+    def __init__(self, parallel: ParallelVectorEnv) -> None:
+        """See :meth:`ParallelVectorEnv.as_rows`."""
+        first = parallel.possible_agents[0]
+        for kind in ("observation", "action"):
+            space_of = getattr(parallel, f"single_{kind}_space")
+            for agent in parallel.possible_agents:
+                if space_of(agent) != space_of(first):
+                    raise ValueError(
+                        f"rows must have one {kind} space, but that of agent {agent!r} is "
+                        f"{space_of(agent)}, and that of {first!r} {space_of(first)}. SuperSuit's "
+                        f"pad_{kind}{'s' if kind == 'observation' else '_space'}_v0 makes them one"
+                    )
+        if parallel.envs.batch_size is not None:
+            raise ValueError("rows are stepped all together: leave batch_size out")
+        self.parallel = parallel
+        self.num_envs = parallel.num_envs * parallel.num_agents
+        self.single_observation_space = parallel.single_observation_space(first)
+        self.single_action_space = parallel.single_action_space(first)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = parallel.metadata
+        self.render_mode = parallel.render_mode
+        self.waiting = False
+        # What agents were told of their end, until that of the others.
+        self._ended = np.zeros((2, parallel.num_agents, parallel.num_envs), np.bool_)
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override]
+        """Whether it has been closed."""
+        return self.parallel.closed
+
+    @property
+    def alive(self) -> npt.NDArray[np.bool_]:
+        """Which rows' agents are to act in the next step: bool ``(rows,)``, a copy."""
+        return self._in_rows(self.parallel._alive)
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Options = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets all envs, in parallel.
+
+        Args:
+            seed: An int: env ``i`` gets ``seed + i``. A list: one (or None) for each row, of which
+                an env gets that of its first.
+            options: Passed to every env's ``reset``. ``options["reset_mask"]``, bool ``(rows,)``,
+                is not passed: only the envs that it marks, with all their rows, are reset.
+
+        Returns:
+            Observations, batched, and infos, a dict of arrays.
+
+        Raises:
+            ValueError: The number of seeds is wrong; the mask has another shape, or parts the rows
+                of an env.
+            Exception: As :meth:`ParallelVectorEnv.reset`.
+        """
+        results = self.begin(seed=seed, options=options)
+        return results.observations, self._gathered(results.infos)
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Steps all envs, in parallel.
+
+        Args:
+            actions: One for each row, batched as ``action_space`` says, or a list. Those of rows
+                that are not alive are ignored.
+
+        Returns:
+            Observations, rewards (float64), terminations, truncations, and infos, a dict of
+            arrays.
+
+        Raises:
+            Exception: As :meth:`ParallelVectorEnv.step`.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Starts such a step and does not wait."""
+        parallel, exchange = self.parallel, self._idle("step_async")
+        space, count = self.single_action_space, parallel.num_agents
+        if isinstance(actions, list):
+            actions = batched(space, actions)
+        by_agent = {
+            agent: _rows_of(space, actions, slice(index, None, count), self.num_envs)
+            for index, agent in enumerate(parallel.possible_agents)
+        }
+        everyone = np.arange(parallel.num_envs)
+        exchange.ask(None, parallel._batched(by_agent, everyone, np.ones(len(everyone), np.bool_)))
+        self.waiting = True
+
+    def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Waits for the step that :meth:`step_async` has started.
+
+        Raises:
+            NoAsyncCallError: None was started.
+            Exception: As :meth:`step`.
+        """
+        results = self.take()
+        flags = results.terminations, results.truncations
+        return results.observations, results.rewards, *flags, self._gathered(results.infos)
+
+    def take(self) -> RowResults:
+        """As :meth:`step_wait`, with infos as the envs returned them, a list."""
+        parallel = self.parallel
+        if not self.waiting:
+            parallel.envs.exchange.check_open()
+            raise NoAsyncCallError("Calling `step_wait` without any prior `step_async`.", "step")
+        self.waiting = False
+        answers = delivered(parallel.envs.exchange.take())
+        told, infos = answers.observations, answers.infos
+        over, broken = answers.terminations, answers.truncations
+        finals = [info.get("final_obs") for info in infos] if over.any() else None
+        everyone = slice(None)
+        rewards, flags = parallel._agents_told(told, over, broken, finals, everyone, None)
+        self._ended |= flags[: TRUNCATED + 1]
+        ends = self._ended & (over | broken)
+        ends[TERMINATED] |= (over | broken) & ~ends.any(0)
+        self._ended[:, :, over | broken] = False
+        return RowResults(
+            self._observed(told),
+            self._in_rows(rewards),
+            self._in_rows(ends[TERMINATED]),
+            self._in_rows(ends[TRUNCATED]),
+            self._row_infos(infos),
+        )
+
+    def begin(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
+    ) -> RowResults:
+        """As :meth:`reset`, with infos as the envs returned them, a list."""
+        parallel, count = self.parallel, self.parallel.num_agents
+        self.waiting = False
+        exchange = self._idle("reset")
+        marked = np.ones(self.num_envs, np.bool_)
+        if isinstance(options, dict) and "reset_mask" in options:
+            options = dict(options)
+            marked = np.asarray(options.pop("reset_mask"))
+            rows = (self.num_envs,)
+            if marked.shape != rows or marked.dtype != np.bool_:
+                raise ValueError(f"reset_mask must be an array of bools with shape {rows}")
+        whole = marked.reshape(-1, count)
+        if (whole.any(1) != whole.all(1)).any():
+            raise ValueError("reset_mask parts the rows of an env, which are reset together")
+        envs = np.flatnonzero(whole.any(1))
+        if not isinstance(seed, int | np.integer | None):
+            seed = (checked_seeds(seed, self.num_envs) or [])[::count]
+        seeds = checked_seeds(seed, parallel.num_envs)
+        if options is not None and not isinstance(options, dict):
+            options = (checked_options(options, self.num_envs) or [])[::count]
+        each = checked_options(options, parallel.num_envs)
+        chosen: Any = [None if of is None else [of[env] for env in envs] for of in (seeds, each)]
+        exchange.ask_reset(envs, *chosen)
+        infos: list[dict[str, Any]] = [{} for _ in range(parallel.num_envs)]
+        answers = delivered(exchange.take(envs))
+        for env, info in zip(answers.envs.tolist(), answers.infos, strict=True):
+            infos[env] = info
+        told = exchange.observe()
+        nothing, mask = np.zeros(parallel.num_envs, np.bool_), whole.any(1)
+        rewards, _ = parallel._agents_told(told, nothing, nothing, None, slice(None), mask)
+        self._ended[:, :, mask] = False
+        no = np.zeros(self.num_envs, np.bool_)
+        rewards = np.zeros(self.num_envs)
+        return RowResults(self._observed(told), rewards, no, no.copy(), self._row_infos(infos))
+
+    def render(self) -> tuple[Any, ...]:
+        """What every env's ``render`` returns: one for all agents of an env."""
+        return self.parallel.render()
+
+    def close(self, **kwargs: Any) -> None:
+        """Closes the envs and ends the workers; see :meth:`ParallelVectorEnv.close`."""
+        self.parallel.close(**kwargs)
+
+    def __del__(self) -> None:
+        """The envs live on: they are not its own."""
+
+    def _idle(self, name: str) -> Exchange:
+        """The exchange, nobody asked anything: a step that was broken off is finished first."""
+        exchange = self.parallel.envs.exchange
+        if self.waiting:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `step` to complete.", "step"
+            )
+        if exchange.num_asked:
+            exchange.drop()
+        return exchange
+
+    def _observed(self, told: Any) -> Any:
+        parts = [told[AGENTS][key] for key in self.parallel._keys.values()]
+        return _interleaved(self.single_observation_space, parts)
+
+    def _in_rows(self, by_agent: Array) -> Array:
+        return by_agent.T.reshape(self.num_envs)  # a copy, unless there is one agent
+
+    def _row_infos(self, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A dict for each row: its agent's, and what is there beside the agents."""
+        keys = list(self.parallel._keys.values())
+        rows = []
+        for info in infos:
+            final, last = info.pop("final_obs", None), info.pop("final_info", {})
+            own = [info.pop(OF_AGENT + key, {}) for key in keys]
+            for key, one in zip(keys, own, strict=True):
+                row = {**one, **info}
+                if final is not None:
+                    row["final_obs"] = final[AGENTS][key]
+                    row["final_info"] = last.get(OF_AGENT + key, {})
+                rows.append(row)
+        return rows
+
+    def _gathered(self, infos: list[dict[str, Any]]) -> dict[str, Any]:
+        gathered: dict[str, Any] = {}
+        for row, info in enumerate(infos):
+            if info:
+                gathered = self._add_info(gathered, info, row)
+        return gathered
+
+
+def _rows_of(space: Space, batch: Any, rows: slice, number: int) -> Any:
+    """Some rows of a batch, which has so many."""
+    if isinstance(space, spaces.Dict):
+        return {key: _rows_of(part, batch[key], rows, number) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        parts = zip(space.spaces, batch, strict=True)
+        return tuple(_rows_of(part, one, rows, number) for part, one in parts)
+    if len(batch) != number:
+        raise ValueError(f"there are {len(batch)} actions for {number} rows. Nothing was sent.")
+    return batch[rows]
+
+
+def _interleaved(space: Space, parts: list[Any]) -> Any:
+    """Batches of agents as one, in which those of an env follow each other."""
+    if isinstance(space, spaces.Dict):
+        return {key: _interleaved(part, [one[key] for one in parts]) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        each = enumerate(space.spaces)
+        return tuple(_interleaved(part, [one[place] for one in parts]) for place, part in each)
+    if all(isinstance(one, np.ndarray) for one in parts):
+        return np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
+    return tuple(value for values in zip(*parts, strict=True) for value in values)
 
 
 def _missing(agent: Any, envs: npt.NDArray[np.intp]) -> ValueError:
@@ -407,6 +779,8 @@ def _checked(
         values = [nothing if value is None else value for value in values]
     try:
         array = np.asarray(values)
+        if len(array) == len(envs) and array.size == np.prod(shape):  # numbers, say, for Box((1,))
+            array = array.reshape(shape)
     except (ValueError, TypeError) as error:
         raise _wrong(agent, ValueError, f"they are no array ({error})", shape) from error
     if array.shape != shape:
@@ -425,133 +799,3 @@ def _wrong(agent: Any, kind: type[Exception], what: str, shape: tuple[int, ...])
     return kind(
         f"wrong actions of agent {agent!r}: {what}; {shape} is needed. Nothing was sent to any env."
     )
-
-
-# ---- in the workers --------------------------------------------------------------------------
-
-
-class _Team(HostedEnv):
-    """A parallel env as one that the core can step: what all agents are told is its observation."""
-
-    def __init__(self, index: int, env_fn: Callable[[], Any]) -> None:
-        env = env_fn()
-        missing = [name for name in _NEEDED if not hasattr(env, name)]
-        if missing:
-            raise TypeError(
-                f"env_fns[{index}]() returned a {type(env).__name__} without {', '.join(missing)}; "
-                "it must return a pettingzoo.ParallelEnv (others become one by "
-                "pettingzoo.utils.aec_to_parallel)"
-            )
-        self.agents = list(env.possible_agents)
-        self._keys = {agent: str(agent) for agent in self.agents}
-        if not self.agents or len(set(self._keys.values())) < len(self.agents):
-            raise ValueError(f"agents need names that differ, and there must be one: {self.agents}")
-        self._indices = {agent: index for index, agent in enumerate(self.agents)}
-        count = len(self.agents)
-        seen = {key: env.observation_space(agent) for agent, key in self._keys.items()}
-        self._nothing = {key: _nothing(space) for key, space in seen.items()}
-        self._acting: list[tuple[Any, str]] = []  # who acts in the next step, and its key
-        super().__init__(
-            env,
-            spaces.Dict(
-                {
-                    _AGENTS: spaces.Dict(seen),
-                    _REWARDS: spaces.Box(-np.inf, np.inf, (count,), np.float64),
-                    _FLAGS: spaces.Box(0, 1, (3, count), np.bool_),
-                }
-            ),
-            spaces.Dict({key: env.action_space(agent) for agent, key in self._keys.items()}),
-        )
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
-        observations, infos = self.env.reset(seed=seed, options=options)
-        return self._told(observations, {}, {}, {}), self._infos(infos)
-
-    def step(self, actions: dict[str, Any]) -> Any:
-        acting = {agent: actions[key] for agent, key in self._acting}
-        *results, infos = self.env.step(acting)
-        if len(results) != 4:
-            raise ValueError(
-                f"step() returned {len(results) + 1} values; expected (observations, rewards, "
-                "terminations, truncations, infos)"
-            )
-        told = self._told(*results)
-        return told, 0.0, not self._acting, False, self._infos(infos)
-
-    def close(self) -> None:
-        if hasattr(self.env, "close"):
-            super().close()
-
-    def _told(
-        self,
-        observations: Mapping[Any, Any],
-        rewards: Mapping[Any, Any],
-        terminations: Mapping[Any, Any],
-        truncations: Mapping[Any, Any],
-    ) -> dict[str, Any]:
-        """What all agents are told; and notes who acts next."""
-        keys, indices, count = self._keys, self._indices, len(self.agents)
-        told = self._nothing.copy()
-        pay = [0.0] * count
-        terminated, truncated, alive = [False] * count, [False] * count, [False] * count
-        try:
-            for agent, observation in observations.items():
-                told[keys[agent]] = observation
-            for agent, reward in rewards.items():
-                pay[indices[agent]] = reward
-            for agent, flag in terminations.items():
-                terminated[indices[agent]] = bool(flag)
-            for agent, flag in truncations.items():
-                truncated[indices[agent]] = bool(flag)
-            acting = []
-            for agent in self.env.agents:
-                index = indices[agent]
-                if terminated[index] or truncated[index]:
-                    continue
-                if agent not in observations:
-                    raise ValueError(f"agent {agent!r} is alive and has got no observation")
-                alive[index] = True
-                acting.append((agent, keys[agent]))
-        except KeyError as error:
-            raise self._stranger(agent) from error
-        self._acting = acting
-        return {
-            _AGENTS: told,
-            _REWARDS: np.array(pay, np.float64),
-            _FLAGS: np.array((terminated, truncated, alive)),
-        }
-
-    def _infos(self, infos: Mapping[Any, Any] | None) -> dict[str, Any]:
-        found = {}
-        for agent, info in (infos or {}).items():
-            if agent not in self._keys:
-                raise self._stranger(agent)
-            if info:
-                found[_OF_AGENT + self._keys[agent]] = info
-        return found
-
-    def _stranger(self, agent: Any) -> ValueError:
-        return ValueError(
-            f"the env tells of an agent {agent!r} that is not in possible_agents, {self.agents}"
-        )
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        return self.agents if name == "shmvec_agents" else getattr(self.env, name)
-
-    def set_wrapper_attr(self, name: str, value: Any) -> None:
-        holder = self.env
-        while name not in getattr(holder, "__dict__", ()) and hasattr(holder, "env"):
-            holder = holder.env
-        setattr(holder if hasattr(holder, name) else self.env, name, value)
-
-
-def _nothing(space: Space) -> Any:
-    """What an agent observes that is not there: zeros, as far as the space has them."""
-    if isinstance(space, spaces.Dict):
-        return {key: _nothing(part) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_nothing(part) for part in space.spaces)
-    if isinstance(space, spaces.Text):
-        return ""
-    empty: Any = create_empty_array(space, 1)
-    return None if empty is None else empty[0]

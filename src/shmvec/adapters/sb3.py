@@ -171,6 +171,21 @@ class ShmVecEnv(VecEnv):
         return self._exchange.processes
 
     @property
+    def envs(self) -> list[gym.Env[Any, Any]]:
+        """The envs themselves, as ``DummyVecEnv`` has them; only with ``num_workers=0``.
+
+        Raises:
+            AttributeError: The envs live in workers.
+            AlreadyPendingCallError: A step was begun and not waited for.
+        """
+        if self.num_workers:
+            raise AttributeError(
+                "the envs live in workers: ask them by get_attr(), set_attr() and env_method(), or "
+                "make the ShmVecEnv with num_workers=0 for `envs`"
+            )
+        return self._ask(None, "itself")
+
+    @property
     def closed(self) -> bool:
         """Whether it has been closed, by ``close`` or because a worker died."""
         return self._exchange.closed

@@ -51,6 +51,11 @@ class SB3Env(HostedEnv):
         else:
             self.env.set_wrapper_attr(name, value)
 
+    def itself(self) -> gym.Env[Any, Any]:
+        """The env, which only ``num_workers=0`` can hand over."""
+        env: gym.Env[Any, Any] = self.env
+        return env
+
     def get_attr(self, name: str) -> Any:
         """An attribute of the env or one of its wrappers."""
         return self.env.get_wrapper_attr(name)

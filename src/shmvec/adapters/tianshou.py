@@ -33,7 +33,7 @@ except ImportError as error:
         "shmvec.adapters.tianshou needs Tianshou: pip install tianshou"
     ) from error  # pragma: no cover
 
-__all__ = ["TianshouVectorEnv"]
+__all__ = ["ShmemVectorEnv", "SubprocVectorEnv", "TianshouVectorEnv"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Envs: TypeAlias = npt.NDArray[np.intp]
@@ -44,9 +44,10 @@ Ids: TypeAlias = int | Sequence[int] | Array | None
 class TianshouVectorEnv(BaseVectorEnv):
     """Tianshou's vector env, with envs in workers that are reached through shared memory.
 
-    In place of ``SubprocVectorEnv`` and ``ShmemVectorEnv``: the same methods and results, for
-    ``Collector`` and, with ``wait_num`` or ``timeout``, for ``AsyncCollector``. Nobody resets an
-    env at the end of its episode but you, with ``reset(env_id)``, as Tianshou has it.
+    In place of ``SubprocVectorEnv`` and ``ShmemVectorEnv``, whose names are here as well, with
+    their defaults: the same methods and results, for ``Collector`` and, with ``wait_num`` or
+    ``timeout``, for ``AsyncCollector``. Nobody resets an env at the end of its episode but you,
+    with ``reset(env_id)``, as Tianshou has it.
 
     Attributes:
         envs: The ``ShmVectorEnv`` behind it, for ``stats()``, ``restart()`` and the like.
@@ -422,6 +423,39 @@ class TianshouVectorEnv(BaseVectorEnv):
         elif not isinstance(observations, np.ndarray):  # one by one already
             observations = _stacked(observations or ())
         return observations, rewards, answers.terminations, answers.truncations, _boxed(infos)
+
+
+class SubprocVectorEnv(TianshouVectorEnv):
+    """:class:`TianshouVectorEnv` with the defaults of Tianshou's class of this name.
+
+    Observations and actions travel as messages: they are what the envs return, of any kind.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        share_memory: bool = False,
+        context: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Starts the workers; see :class:`TianshouVectorEnv`."""
+        super().__init__(env_fns, wait_num, timeout, share_memory, context=context, **options)
+
+
+class ShmemVectorEnv(TianshouVectorEnv):
+    """:class:`TianshouVectorEnv` by the name of Tianshou's class with shared memory."""
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        wait_num: int | None = None,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Starts the workers; see :class:`TianshouVectorEnv`."""
+        super().__init__(env_fns, wait_num, timeout, True, **options)
 
 
 def _stacked(rows: Sequence[Any]) -> Array:
