@@ -1,0 +1,39 @@
+"""tests/upstream: its scripts swap the class, count what that applies to, and tell what differs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+UPSTREAM = Path(__file__).parent / "upstream"
+TESTS = """
+import gymnasium as gym
+from gymnasium.vector import AsyncVectorEnv
+
+def test_made():
+    envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")])
+    envs.close()
+    assert type(envs).__name__ == "ShmVectorEnv"
+
+def test_of_something_else():
+    assert False
+"""
+
+
+def script(name, *arguments):
+    command = [sys.executable, UPSTREAM / name, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110)
+
+
+def test_tests_run_with_the_class_swapped(tmp_path):
+    (tmp_path / "tests" / "vector").mkdir(parents=True)
+    (tmp_path / "tests" / "vector" / "test_some.py").write_text(TESTS)
+    ran = script("run.py", "gymnasium", "--source", tmp_path, "--", "-k", "test_")
+    assert ran.returncode == 1, ran.stderr
+    assert "all: 2: 1 passed, 1 failed, 0 skipped" in ran.stdout
+    assert "applied: 1: 1 passed, 0 failed, 0 skipped" in ran.stdout
+
+
+def test_what_has_no_tests_in_its_distribution_says_what_to_clone():
+    ran = script("run.py", "gymnasium")
+    assert ran.returncode == 1
+    assert "https://github.com/Farama-Foundation/Gymnasium" in ran.stderr
