@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 UPSTREAM = Path(__file__).parent / "upstream"
 TESTS = """
 import gymnasium as gym
@@ -37,3 +39,14 @@ def test_what_has_no_tests_in_its_distribution_says_what_to_clone():
     ran = script("run.py", "gymnasium")
     assert ran.returncode == 1
     assert "https://github.com/Farama-Foundation/Gymnasium" in ran.stderr
+
+
+def test_a_kind_of_env_becomes_a_row_of_the_page(tmp_path):
+    pytest.importorskip("mujoco")
+    page = tmp_path / "page.md"
+    page.write_text("| ALE |\n| MuJoCo | old |\n")
+    ran = script("compatibility.py", "MuJoCo", "--write", page)
+    assert ran.returncode == 0, ran.stderr
+    first, row = page.read_text().splitlines()
+    assert first == "| ALE |"
+    assert row.count("| equal ") == 3, row + ran.stderr
