@@ -229,6 +229,7 @@ def test_workers_forked_later_do_not_map_what_is_closed(what):
             kept.append(envs)
         envs = ShmVectorEnv([Echo] * 4, num_workers=2, context="fork")
         envs.reset(seed=0)
+        held_by = []
         for process in envs.processes:
             mapped = set()
             for line in Path(f"/proc/{{process.pid}}/maps").read_text().splitlines():
@@ -241,7 +242,11 @@ def test_workers_forked_later_do_not_map_what_is_closed(what):
                     target = os.readlink(path)
                     if "/dev/shm/" in target or "memfd:" in target:
                         held.add(os.stat(path).st_ino)
-            assert len(held) <= 1, held
+            held_by.append(held)
+        # All have the segment, and each its depot.
+        assert len(set.intersection(*held_by)) == 1, held_by
+        assert [len(held) for held in held_by] == [2, 2], held_by
+        assert len(set.union(*held_by)) == 3, held_by
         envs.close()
     """
     succeeds(START, body)
