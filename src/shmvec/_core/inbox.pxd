@@ -28,6 +28,8 @@ cdef class Inbox:
     cdef list each(self, const Py_ssize_t[::1] envs)
     cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict told,
                        vector_env)
+    cdef object add_others(self, object infos, Py_ssize_t env, Py_ssize_t row, dict told,
+                           vector_env)
     cdef int give_back(self) except -1
     cdef int drop(self, Py_ssize_t env) except -1
     cdef int clear(self, uint32_t sequence) except -1

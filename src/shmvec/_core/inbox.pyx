@@ -167,22 +167,26 @@ cdef class Inbox:
                 elif self.flags[env] & MESSAGES:
                     decoder = self.decoders[self.workers[env]]
                     decoder.add_env(infos, env, self.sequences[env], rows[i], num_rows, vector_env)
-                for info in list(self.held.get(env, ())) if self.held else ():
-                    try:
-                        infos = vector_env._add_info(infos, info, rows[i])
-                    except Exception:
-                        if raises_again(vector_env._add_info, infos, info, rows[i]):
-                            self.held[env] = [each for each in self.held[env] if each is not info]
-                        raise
-                if told and env in told:
-                    try:
-                        infos = vector_env._add_info(infos, told[env].info, rows[i])
-                    except Exception:
-                        if raises_again(vector_env._add_info, infos, told[env].info, rows[i]):
-                            del told[env]
-                        raise
+                if self.held or told:
+                    infos = self.add_others(infos, env, rows[i], told, vector_env)
         finally:
             self.columns.finish()
+        return infos
+
+    cdef object add_others(self, object infos, Py_ssize_t env, Py_ssize_t row, dict told,
+                           vector_env):
+        """Adds what is held and told of an env; what cannot be added is dropped, and raises."""
+        cdef list held = self.held.get(env, [])
+        cdef list others = held + [told[env].info] if told and env in told else held
+        for info in others:
+            try:
+                infos = vector_env._add_info(infos, info, row)
+            except Exception:
+                if raises_again(vector_env._add_info, infos, info, row):
+                    self.held[env] = [each for each in held if each is not info]
+                    if len(self.held[env]) == len(held):  # it was the last, what is told
+                        del told[env]
+                raise
         return infos
 
     # ---- the end of a batch ------------------------------------------------------------------

@@ -7,6 +7,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+from shmvec._core.again import raises_again
 from shmvec._parent.supervisor import Workers
 from shmvec._shared.records import Late
 from shmvec.faults import Failure
@@ -55,8 +56,6 @@ def _tried(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
     try:
         return read(), None
     except Exception as error:
-        try:
-            read()
-        except Exception:
+        if raises_again(read):
             return None, error
         raise
