@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from shmvec._worker import fork_server
+
 DEADLINE_S = 120
+KEPT = ("resource_tracker", "forkserver", "shmvec._worker.interpreter as it; it.serve")
 
 
 def _descriptors() -> set[str]:
@@ -24,7 +27,7 @@ def _descriptors() -> set[str]:
 
 
 def _children() -> dict[int, str]:
-    """Child processes but those that Python keeps for itself (resource tracker, fork server)."""
+    """Child processes but those that are kept for later (resource tracker, fork servers)."""
     children = {}
     for path in Path("/proc/self/task").glob("*/children"):
         try:
@@ -37,7 +40,7 @@ def _children() -> dict[int, str]:
                 status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue  # it has gone meanwhile
-            if not any(word in command for word in ("resource_tracker", "forkserver")):
+            if not any(word in command for word in KEPT):
                 children[int(pid)] = f"{status} {command}"
     return children
 
@@ -79,4 +82,6 @@ def _is_ours(descriptor: str) -> bool:
         return False  # the heap behind the arrays of Gymnasium's AsyncVectorEnv: never freed
     if int(number) == forkserver._forkserver._forkserver_alive_fd:
         return False  # open as long as the fork server runs
+    if int(number) in [server.fileno() for server in fork_server.servers()]:
+        return False  # likewise
     return any(kind in target for kind in ("socket:", "pipe:", "memfd:", "/dev/shm", "pidfd"))

@@ -7,7 +7,6 @@ import pytest
 from envs import Counter
 
 from shmvec import ShmVectorEnv
-from shmvec._shared.threads import thread_variables
 
 
 def opencv():
@@ -74,13 +73,13 @@ def test_opencv_is_limited_though_it_heeds_no_variable_once_loaded(context, monk
         assert envs.call("opencv_threads") == (1,)
 
 
-def test_variables_are_put_back_whatever_happens(monkeypatch):
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_the_parents_variables_stay_as_they_are(context, monkeypatch):
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    with pytest.raises(KeyError):
-        with thread_variables(2):
-            assert os.environ["MKL_NUM_THREADS"] == "2"
-            raise KeyError
-    assert "MKL_NUM_THREADS" not in os.environ
+    before = dict(os.environ)
+    with closing(ShmVectorEnv([Loads], context=context, threads_per_worker=2)) as envs:
+        assert envs.call("variable", "MKL_NUM_THREADS") == ("2",)
+        assert dict(os.environ) == before
 
 
 def test_pinning():

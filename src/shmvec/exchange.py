@@ -150,8 +150,8 @@ class Exchange:
             **options: Of :class:`shmvec.ShmVectorEnv`, with the same meaning: ``shared_memory``,
                 ``copy``, ``context``, ``daemon``, ``observation_mode``, ``autoreset_mode``,
                 ``max_concurrency``, ``num_workers``, ``wait_policy``, ``threads_per_worker``,
-                ``pin_workers``, ``step_timeout``, ``reset_timeout``, ``faults`` and
-                ``recycle_after``.
+                ``pin_workers``, ``step_timeout``, ``reset_timeout``, ``faults``,
+                ``recycle_after``, ``preload``, ``worker_environ`` and ``worker_init``.
 
         Raises:
             Exception: As :class:`shmvec.ShmVectorEnv`.
@@ -186,11 +186,14 @@ class Exchange:
             launcher = Launcher(
                 functions,
                 ranges,
-                multiprocessing.get_context(settings.context),
-                settings.daemon,
-                name,
-                settings.threads,
-                settings.pin_workers,
+                method=settings.method,
+                daemon=settings.daemon,
+                name=name,
+                threads=settings.threads,
+                pinned=settings.pin_workers,
+                modules=settings.preload,
+                environs=settings.environs,
+                init=settings.worker_init,
             )
             self._workers = Supervisor(launcher, ranges)
         self.ranges = self._workers.ranges

@@ -29,6 +29,7 @@ __all__ = [
     "TooManyFaultsError",
     "WorkerCrashError",
     "log_as_gymnasium_does",
+    "raise_as_gymnasium_does",
     "raise_failures",
     "restart_seed",
 ]
@@ -294,6 +295,12 @@ def raise_failures(failures: Sequence[Failure]) -> None:
             + "; ".join(f"env {other.env}: {other.summary}" for other in others)
         )
     raise error
+
+
+def raise_as_gymnasium_does(failures: Sequence[Failure]) -> None:
+    """Logs what went wrong, as AsyncVectorEnv does, and raises it."""
+    log_as_gymnasium_does(failures)
+    raise_failures(failures)
 
 
 def log_as_gymnasium_does(failures: Sequence[Failure]) -> None:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -21,6 +22,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from shmvec._parent.arguments import (
     AutoresetMode,
     Options,
+    WorkerEnviron,
     checked_autoreset_mode,
     checked_batch_size,
     checked_count,
@@ -29,6 +31,7 @@ from shmvec._parent.arguments import (
     existing_env_ids,
     given_actions,
     masked_env_ids,
+    one_each,
     reset_arguments,
 )
 from shmvec._parent.defaults import with_defaults
@@ -37,7 +40,7 @@ from shmvec._parent.replay import Replay
 from shmvec._parent.rollout import Rollout, Rollouts
 from shmvec._worker.function import FunctionEnv, checked_worker
 from shmvec.exchange import Answers, Exchange
-from shmvec.faults import FaultPolicy, log_as_gymnasium_does, raise_failures
+from shmvec.faults import FaultPolicy, raise_as_gymnasium_does
 from shmvec.stats import Stats
 
 __all__ = ["ShmVectorEnv", "StepResults"]
@@ -96,7 +99,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
         shared_memory: bool = True,
         copy: bool = True,
-        context: str | None = None,
+        context: str | BaseContext | None = None,
         daemon: bool = True,
         worker: Callable[..., None] | None = None,
         observation_mode: str | tuple[gym.Space[Any], gym.Space[Any]] = "same",
@@ -111,6 +114,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         reset_timeout: float | None = None,
         faults: FaultPolicy | None = None,
         recycle_after: int | None = None,
+        preload: Sequence[str] = (),
+        worker_environ: WorkerEnviron = None,
+        worker_init: Callable[[int], object] | None = None,
         batch_size: int | None = None,
         num_buffers: int = 4,
         hold_batches: int | None = None,
@@ -129,9 +135,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 the same arrays each time, which the next ``step`` or ``reset`` overwrites; after
                 ``close`` they stay readable and keep the last values. With ``batch_size`` nothing
                 is overwritten that you still hold: see ``recv``.
-            context: How processes are started: "fork", "spawn", "forkserver", or None for
-                Python's default.
-            daemon: Whether the workers are daemonic: they may then not start processes.
+            context: How processes are started: "fork", "spawn", "forkserver", one of
+                multiprocessing's contexts, or None for Python's default. No script is run again.
+            daemon: What the processes say of themselves; they end with this one in any case.
             worker: A worker function for ``AsyncVectorEnv``, which takes over how an env is
                 stepped and reset. It runs as it is, in a thread for each env, and is fed by
                 pipes: slower than the default.
@@ -146,15 +152,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             num_workers: Processes that hold the envs, split as evenly as possible. None: one for
                 each usable core (by affinity, cgroup quota, Slurm, Ray and torchrun), at most one
                 for each env. 0: the envs live in the calling process, for debuggers and profilers.
-            wait_policy: How parent and workers wait for each other. "adaptive": spin while it pays
-                and harms nobody, then sleep; right nearly everywhere. "spin": spin up to 40 ms
-                before sleeping: the least delay where every worker and the parent have a core to
-                themselves, ruinous where they have not. "park": sleep at once: the least CPU time.
+            wait_policy: How parent and workers wait for each other. "adaptive": spin while it pays,
+                then sleep; right nearly everywhere. "spin": spin up to 40 ms: the least delay where
+                all have a core to themselves, ruinous elsewhere. "park": sleep at once.
             threads_per_worker: How many threads BLAS, OpenMP, torch and OpenCV may start in a
                 worker. None: its share of the cores. 0: as many as they like. Variables such as
-                ``OMP_NUM_THREADS`` that you have set hold. (Of what was loaded before its worker
-                was forked, BLAS is reached only if threadpoolctl is installed; and GNU's OpenMP,
-                which torch has, gets one thread, since others would be waited for for ever.)
+                ``OMP_NUM_THREADS`` that you have set hold. (Loaded before a fork, BLAS is reached
+                only if threadpoolctl is installed; GNU's OpenMP, which torch has, gets one.)
             pin_workers: Whether each worker is bound to a core of its own.
             step_timeout: Seconds that a step of one env may take. None: as long as it likes.
             reset_timeout: Seconds that a reset of one env may take.
@@ -162,6 +166,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 that is raised.
             recycle_after: A worker is restarted after so many steps of each of its envs, for
                 simulators that leak. Envs that are in an episode then are truncated.
+            preload: Modules that are imported once, before workers are forked, by this process or
+                by the fork server, besides those that the env_fns name.
+            worker_environ: Environment variables of the workers, such as ``CUDA_VISIBLE_DEVICES``,
+                or a function that returns them for a worker's index; set before its imports.
+            worker_init: Called with its index in each worker, before the envs are built.
             batch_size: ``recv`` returns so many envs, those that are ready first; ``step`` and
                 ``reset``, too. None: all.
             num_buffers: With ``copy=False`` and ``batch_size``: how many results of each env there
@@ -240,6 +249,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             reset_timeout=reset_timeout,
             faults=faults,
             recycle_after=recycle_after,
+            preload=preload,
+            worker_environ=worker_environ,
+            worker_init=worker_init,
             num_buffers=0 if self.batch_size is None else buffers,
             hold_batches=hold_batches,
             may_step_over=mode is not AutoresetMode.DISABLED or worker is not None,
@@ -574,16 +586,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         with exchange.turn:
             self._ready("set_attr")
         envs = existing_env_ids(env_id, self.num_envs).tolist()
-        if not isinstance(values, (list, tuple)):
-            values = [values] * len(envs)
-        if len(values) != len(envs):
-            raise ValueError(
-                "Values must be a list or tuple with length equal to the number of environments. "
-                f"Got `{len(values)}` values for {len(envs)} environments."
-            )
+        given = one_each(values, envs)
         with exchange.turn:
             self._in_call = True
-            exchange.set_attr(name, dict(zip(envs, values, strict=True)))
+            exchange.set_attr(name, given)
             self._in_call = False
 
     def render(self) -> tuple[Any, ...]:
@@ -720,7 +726,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 taken = exchange.take(count=count, least=min_envs, timeout=timeout, gather=self)
             answers = taken
         if answers.failures:
-            self._raise(answers)
+            raise_as_gymnasium_does(answers.failures)
         # No call from here on: a signal's handler that raises in one would lose the batch.
         if self._record is not None:
             self._record += [answers.envs + 0]
@@ -981,13 +987,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         answers = exchange.take(gather=self, everyone=True, arrays=arrays)
         self._in_call = False
         if answers.failures:
-            self._raise(answers)
+            raise_as_gymnasium_does(answers.failures)
         return answers
-
-    def _raise(self, answers: Answers) -> None:
-        """Raises what envs have raised."""
-        log_as_gymnasium_does(answers.failures)
-        raise_failures(answers.failures)
 
 
 def _results(answers: Answers) -> StepResults:

@@ -93,7 +93,7 @@ def test_envs_are_those_of_dummy_vec_env_without_workers():
 
 def test_start_method_defaults_to_forkserver():
     with closing(ShmVecEnv([Counter] * 2, num_workers=1)) as env:
-        assert [type(process).__name__ for process in env.processes] == ["ForkServerProcess"]
+        assert [process._start_method for process in env.processes] == ["forkserver"]
         assert env.reset().shape == (2, 4)
 
 
@@ -101,7 +101,7 @@ def test_start_method_defaults_to_forkserver():
 def test_subproc_start_method(start_method):
     with closing(ShmVecEnv([partial(Counter, 2)] * 2, start_method, num_workers=1)) as env:
         env.reset()
-        assert type(env.processes[0])._start_method == start_method
+        assert env.processes[0]._start_method == start_method
         assert [env.step([0, 0])[2].tolist() for _ in range(2)] == [[False] * 2, [True] * 2]
 
 

@@ -85,8 +85,8 @@ def test_descriptors_come_with_their_message(ends):
 
 
 def test_more_descriptors_than_a_message_holds(ends):
-    with pytest.raises(ValueError, match="at most 4 descriptors"):
-        ends[0].put(1, b"", [0] * 5)
+    with pytest.raises(ValueError, match="at most 64 descriptors"):
+        ends[0].put(1, b"", [0] * 65)
     assert not ends[0].unsent
 
 

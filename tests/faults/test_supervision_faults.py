@@ -17,10 +17,10 @@ DEADLINE_S = 20
 
 SERVED = """
     import signal, time
-    from multiprocessing import forkserver
     from envs import Counter
     from processes import gone, state
     from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
+    from shmvec._worker import fork_server
 
     class Slow(Counter):
         def step(self, action):
@@ -44,8 +44,8 @@ SERVED = """
         assert gone([pid], 5), state(pid)
 
     def kill_server():
-        if forkserver._forkserver._forkserver_pid is not None:  # unless there is none
-            kill(forkserver._forkserver._forkserver_pid)
+        for server in fork_server.servers():
+            kill(server.pid)
 
     def count(envs, counts):
         observations, rewards, _, truncations, infos = envs.step([3, 3])

@@ -46,7 +46,7 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef uint32_t MAGIC = 0x73686D76
 cdef uint64_t LONGEST = 1 << 40
 cdef enum:
-    MOST_DESCRIPTORS = 4
+    MOST_DESCRIPTORS = 64
 
 
 cdef packed struct Header:
@@ -176,7 +176,7 @@ cdef class Channel:
         """One write; 0: the socket is full, or broken."""
         cdef iovec vector
         cdef msghdr message
-        cdef char control[64]
+        cdef char control[512]
         cdef cmsghdr *header
         cdef ssize_t done
         cdef int[MOST_DESCRIPTORS] numbers
@@ -251,7 +251,7 @@ cdef class Channel:
         """One read; 0: there is nothing, or it is broken."""
         cdef iovec vector
         cdef msghdr message
-        cdef char control[64]
+        cdef char control[512]
         cdef cmsghdr *header
         cdef ssize_t got
         cdef int[MOST_DESCRIPTORS] numbers

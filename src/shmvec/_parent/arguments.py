@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import operator
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium as gym
@@ -33,28 +37,36 @@ __all__ = [
     "AtMost",
     "AutoresetMode",
     "Options",
+    "WorkerEnviron",
     "checked_autoreset_mode",
     "checked_batch_size",
+    "checked_context",
     "checked_count",
     "checked_env_fns",
     "checked_env_ids",
+    "checked_environs",
     "checked_limits",
     "checked_max_concurrency",
     "checked_num_workers",
     "checked_observation_mode",
     "checked_options",
+    "checked_preload",
     "checked_seeds",
     "checked_threads",
     "checked_wait_policy",
+    "checked_worker_init",
     "existing_env_ids",
     "given_actions",
     "given_once",
     "masked_env_ids",
+    "one_each",
     "reset_arguments",
 ]
 
 # For reset: the same for all envs, or one for each.
 Options: TypeAlias = dict[str, Any] | Sequence[dict[str, Any] | None] | None
+# Environment variables of all workers, or, by its index, of each.
+WorkerEnviron: TypeAlias = Mapping[str, str] | Callable[[int], Mapping[str, str]] | None
 
 
 class AtMost(int):
@@ -152,6 +164,91 @@ def checked_threads(threads_per_worker: Any, num_workers: int, cores: int) -> in
     if threads < 0:
         raise ValueError(f"threads_per_worker must not be negative, got {threads}")
     return threads
+
+
+def checked_context(context: Any) -> str:
+    """How processes are started: a start method's name.
+
+    Args:
+        context: A start method's name, a context of ``multiprocessing``'s, or None for Python's
+            default, which is not thereby fixed.
+
+    Raises:
+        ValueError: There is no such start method.
+        TypeError: It is something else.
+    """
+    available = multiprocessing.get_all_start_methods()
+    if context is None:
+        return multiprocessing.get_start_method(allow_none=True) or available[0]
+    ask = getattr(context, "get_start_method", None)
+    name = context if ask is None else ask()
+    if not isinstance(name, str):
+        raise TypeError(
+            "context must be a start method's name, a multiprocessing context or None, got "
+            f"{context!r}"
+        )
+    if name not in available:
+        raise ValueError(f"cannot find context for {name!r}: there are {', '.join(available)}")
+    return name
+
+
+def checked_environs(worker_environ: WorkerEnviron, num_workers: int) -> list[dict[str, str]]:
+    """Each worker's own environment variables.
+
+    Raises:
+        TypeError: Names and values are no strings.
+        ValueError: There are no workers.
+    """
+    if worker_environ is None:
+        return [{} for _ in range(num_workers)]
+    if num_workers == 0:
+        raise ValueError(
+            "worker_environ is for worker processes, and num_workers=0 has none: set os.environ"
+        )
+    one = (lambda _: worker_environ) if isinstance(worker_environ, Mapping) else worker_environ
+    found = []
+    for worker in range(num_workers):
+        try:
+            environ = dict(one(worker))
+            environ = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                "worker_environ must be a dict of strings, or a function that returns one for a "
+                f"worker's index; of worker {worker}: {error}"
+            ) from error
+        found.append(environ)
+    return found
+
+
+def checked_preload(preload: Sequence[str]) -> list[str]:
+    """Names of modules that there are.
+
+    Raises:
+        TypeError: They are no strings.
+        ModuleNotFoundError: There is none of that name.
+    """
+    names = [preload] if isinstance(preload, str) else list(preload)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"preload must be names of modules, got {name!r}")
+        first = name.partition(".")[0]
+        if first not in sys.modules and find_spec(first) is None:
+            raise ModuleNotFoundError(f"preload names {name!r}: there is no module of that name")
+    return names
+
+
+def checked_worker_init(init: Any, num_workers: int) -> Any:
+    """A function to call in each worker, or None.
+
+    Raises:
+        TypeError: It cannot be called.
+        ValueError: There are no workers.
+    """
+    if init is not None and not callable(init):
+        raise TypeError(f"worker_init must be a function of a worker's index, got {init!r}")
+    if init is not None and num_workers == 0:
+        raise ValueError("worker_init is for worker processes, and num_workers=0 has none")
+    return init
 
 
 def checked_count(name: str, count: Any) -> int:
@@ -326,6 +423,22 @@ def existing_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
     if len(np.unique(envs)) < len(envs):
         raise ValueError(f"env_id names an env twice: {envs.tolist()}")
     return envs
+
+
+def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
+    """The value for each env: one of a list or tuple, or the same for all.
+
+    Raises:
+        ValueError: There are more or fewer.
+    """
+    if not isinstance(values, (list, tuple)):
+        values = [values] * len(envs)
+    if len(values) != len(envs):
+        raise ValueError(
+            "Values must be a list or tuple with length equal to the number of environments. "
+            f"Got `{len(values)}` values for {len(envs)} environments."
+        )
+    return dict(zip(envs, values, strict=True))
 
 
 def given_actions(space: Any, actions: Any, envs: npt.NDArray[np.intp]) -> Any:

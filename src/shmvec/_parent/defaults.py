@@ -42,6 +42,7 @@ _OF_WORKERS: dict[str, Callable[[str], Any]] = {
 _OF_VECTOR_ENVS: dict[str, Callable[[str], Any]] = {
     **_OF_WORKERS,
     "context": str,
+    "preload": lambda text: [name.strip() for name in text.split(",")],
     "shared_memory": _flag,
     "step_timeout": float,
     "reset_timeout": float,
@@ -76,7 +77,7 @@ def with_defaults(init: Callable[P, None]) -> Callable[P, None]:
         given = {name for name, value in bound.arguments.items() if value is not None}
         # What the program gives must not be made an error by what it does not.
         if bound.arguments.get("num_workers") == 0:
-            given |= {"step_timeout", "reset_timeout", "faults"}
+            given |= {"step_timeout", "reset_timeout", "faults", "worker_environ", "worker_init"}
         elif "faults" in given:
             given |= {"step_timeout", "reset_timeout"}
         defaults = {**_from_environment(_OF_VECTOR_ENVS), **_installed}

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from shmvec._parent.arguments import (
     AutoresetMode,
+    WorkerEnviron,
     checked_autoreset_mode,
+    checked_context,
     checked_count,
+    checked_environs,
     checked_limits,
     checked_max_concurrency,
     checked_num_workers,
     checked_observation_mode,
+    checked_preload,
     checked_threads,
     checked_wait_policy,
+    checked_worker_init,
     given_once,
 )
 from shmvec._shared.scheduling import usable_cores
@@ -28,6 +34,8 @@ class Settings:
     """Options of ``ShmVectorEnv``, by their names there, and what follows from them.
 
     Attributes:
+        method: How processes are started, as ``context`` says.
+        environs: Each worker's own environment variables.
         limits: Seconds that a step and a reset of one env may take.
         threads: Threads that libraries may start in a worker; 0: as many as they like.
     """
@@ -35,8 +43,11 @@ class Settings:
     num_envs: int
     shared_memory: bool = True
     copy: bool = True
-    context: str | None = None
+    context: InitVar[Any] = None
     daemon: bool = True
+    preload: Sequence[str] = ()
+    worker_environ: InitVar[WorkerEnviron] = None
+    worker_init: Callable[[int], object] | None = None
     observation_mode: Any = "same"
     autoreset_mode: Any = AutoresetMode.NEXT_STEP
     max_concurrency: int | None = None
@@ -48,11 +59,15 @@ class Settings:
     reset_timeout: InitVar[float | None] = None
     faults: Any = None
     recycle_after: int | None = None
+    method: str = field(init=False)
+    environs: list[dict[str, str]] = field(init=False)
     limits: tuple[float | None, float | None] = field(init=False)
     threads: int = field(init=False)
 
     def __post_init__(
         self,
+        context: Any,
+        worker_environ: WorkerEnviron,
         threads_per_worker: int | None,
         step_timeout: float | None,
         reset_timeout: float | None,
@@ -63,6 +78,7 @@ class Settings:
             ValueError: One of them is out of range, or no such word.
             TypeError: One of them is of another kind.
         """
+        self.method = checked_context(context)
         self.autoreset_mode = checked_autoreset_mode(self.autoreset_mode)
         checked_observation_mode(self.observation_mode)
         checked_max_concurrency(self.max_concurrency)
@@ -71,6 +87,9 @@ class Settings:
         self.num_workers = checked_num_workers(
             self.num_workers, self.num_envs, cores, self.max_concurrency
         )
+        self.environs = checked_environs(worker_environ, self.num_workers)
+        self.preload = checked_preload(self.preload)
+        checked_worker_init(self.worker_init, self.num_workers)
         if self.faults is None:
             self.faults = FaultPolicy()
         if not isinstance(self.faults, FaultPolicy):

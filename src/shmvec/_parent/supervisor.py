@@ -8,7 +8,6 @@ leaves no process and no descriptor behind.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import signal
@@ -16,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing import process as mp_process
-from multiprocessing.connection import wait as wait_for_any
 from pickle import loads
 from typing import Any, Protocol
 
@@ -33,7 +31,6 @@ __all__ = ["Launcher", "Supervisor", "Workers"]
 _KILL_AFTER_S = 2.0  # what a process gets to obey SIGTERM
 _LAST_WORDS_S = 1.0  # what one gets to end whose channel is broken
 _SLICE_S = 0.05  # between two looks or reminders
-_UNKNOWN = 255  # the exit code of a process that somebody else has waited for
 
 
 class Launcher(Protocol):
@@ -145,10 +142,10 @@ class Supervisor:
         self._rollouts: tuple[tuple[int, int], int] | None = None
         try:
             for index in range(len(self.ranges)):
-                process, channel, pidfd = self._launched(index)
+                process, channel = self._launcher.start(index)
                 self.processes.append(process)
                 self.channels.append(channel)
-                self._pidfds.append(pidfd)
+                self._pidfds.append(process.sentinel)
         except BaseException:
             self.stop(timeout=0.0)
             raise
@@ -192,20 +189,9 @@ class Supervisor:
 
     def begin(self, index: int) -> None:
         """Starts a worker in place of one that has ended."""
-        process, channel, pidfd = self._launched(index)
-        self.processes[index], self.channels[index] = process, channel
-        self._pidfds[index] = pidfd
-
-    def _launched(self, index: int) -> tuple[Any, Channel, int]:
-        """Starts a process that can be watched over, or leaves none."""
         process, channel = self._launcher.start(index)
-        try:
-            return process, channel, _pidfd_of(process)
-        except BaseException:
-            channel.close()
-            process.kill()
-            process.join()
-            raise
+        self.processes[index], self.channels[index] = process, channel
+        self._pidfds[index] = process.sentinel
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
         """Waits until it is built and attached; returns what building its envs has raised."""
@@ -286,7 +272,7 @@ class Supervisor:
                 why = f"its control channel: {self.channels[index].broken}; it was killed"
                 _send(self._pidfds[index], signal.SIGKILL)
                 _ended(self._pidfds[index], _KILL_AFTER_S)
-            found.append((index, self.ranges[index], why or _reaped(self.processes[index])))
+            found.append((index, self.ranges[index], why or self.processes[index].exitcode))
         return crash(found, self.doing)
 
     def interrupt(self, index: int) -> None:
@@ -326,11 +312,9 @@ class Supervisor:
 
     def _release(self, index: int) -> None:
         """Closes what belongs to a process that has ended."""
-        _reaped(self.processes[index])
         self.channels[index].close()
-        pidfd, self._pidfds[index] = self._pidfds[index], -1
-        if pidfd >= 0:
-            os.close(pidfd)
+        self._pidfds[index] = -1
+        self.processes[index].release()
 
     def dismiss(self) -> None:
         """Tells workers that wait for the segment that there will be none."""
@@ -399,28 +383,12 @@ class Supervisor:
         self.stopped = True
         for channel in self.channels:
             channel.close()
-        for pidfd in self._pidfds:
-            if pidfd >= 0:
-                os.close(pidfd)
         self._pidfds = []
         self._close_descriptors()
         # Or multiprocessing would terminate daemonic ones when this process ends.
         mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]
-
-
-def _pidfd_of(process: Any) -> int:
-    """A descriptor that tells of a process's end."""
-    try:
-        return os.pidfd_open(process.pid)
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EPERM):
-            raise OSError(
-                error.errno,
-                "workers are watched over by pidfd_open, which this system lacks (it is there from "
-                "Linux 5.3) or forbids (a sandbox's seccomp filter). num_workers=0 steps the envs "
-                "in this process",
-            ) from error
-        raise
+        for process in self.processes:
+            process.close_here()
 
 
 def _ended(pidfd: int, timeout: float | None) -> bool:
@@ -437,16 +405,3 @@ def _send(pidfd: int, number: int) -> None:
     if pidfd >= 0:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, number)
-
-
-def _reaped(process: Any) -> int | None:
-    """The exit code of a process that has ended; nobody waits for it any more."""
-    if process.exitcode is None:  # a fork server tells a moment later
-        wait_for_any([process.sentinel], _LAST_WORDS_S)
-    code: int | None = process.exitcode
-    if code is None:
-        # A stranger has waited for it, or ignores SIGCHLD. multiprocessing must not go on to think
-        # that it lives: at exit it would signal whoever has the number by then.
-        process._popen.returncode = _UNKNOWN
-    process.join()
-    return code

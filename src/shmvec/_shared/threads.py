@@ -13,8 +13,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["limit_threads", "loaded_openmp", "pin_to_core", "thread_variables"]
@@ -30,23 +30,16 @@ _VARIABLES = (
 )
 
 
-@contextmanager
-def thread_variables(threads: int) -> Iterator[None]:
-    """Sets the libraries' environment variables, for processes that are started inside.
+def thread_variables(threads: int) -> dict[str, str]:
+    """The libraries' environment variables, for processes that are started.
 
     Libraries read them when they are loaded, which in a spawned process is before any code of ours
-    runs. What the user has set stays as it is.
+    runs. What the user has set should stay as it is.
 
     Args:
-        threads: How many; 0 leaves everything alone.
+        threads: How many; 0: there are none to set.
     """
-    ours = [name for name in _VARIABLES if threads > 0 and name not in os.environ]
-    os.environ.update(dict.fromkeys(ours, str(threads)))
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
+    return dict.fromkeys(_VARIABLES, str(threads)) if threads > 0 else {}
 
 
 def loaded_openmp() -> list[str]:

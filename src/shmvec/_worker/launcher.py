@@ -1,24 +1,39 @@
-"""Starts worker processes, by one of multiprocessing's start methods."""
+"""Starts worker processes: by a fork, by a fork of a server's, or in a fresh interpreter."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from collections.abc import Sequence
-from multiprocessing.context import BaseContext
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from io import BytesIO
+from multiprocessing import resource_tracker
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.process import current_process
+from multiprocessing.reduction import ForkingPickler
+from pickle import dumps
 from socket import socketpair
 from typing import Any
 
 import cloudpickle
-from gymnasium.vector.utils import clear_mpi_env_vars
 
 from shmvec._core.channel import Channel
+from shmvec._shared.registry import packed_registry
 from shmvec._shared.threads import thread_variables
+from shmvec._worker import interpreter
+from shmvec._worker.fork_server import ForkServer, fork_server
 from shmvec._worker.generators import state_of_generators
 from shmvec._worker.host import EnvFn
-from shmvec._worker.process import run_worker
+from shmvec._worker.interpreter import Start, preparation, start_interpreter
+from shmvec._worker.process import Task, run_forked
+from shmvec._worker.worker_process import WorkerProcess, child_status
 
 __all__ = ["Launcher"]
+
+# MPI's, which a process that is none of its ranks must not see.
+_MPI = ("OMPI_", "PMI_")
+_TRIES = 3  # to find a fork server that lives
 
 
 class Launcher:
@@ -28,72 +43,88 @@ class Launcher:
         self,
         env_fns: Sequence[EnvFn],
         ranges: Sequence[range],
-        context: BaseContext,
+        *,
+        method: str,
         daemon: bool,
         name: str,
         threads: int,
         pinned: bool,
+        modules: Sequence[str],
+        environs: Sequence[Mapping[str, str]],
+        init: Callable[[int], object] | None,
     ) -> None:
         """Prepares to start a process for each range of envs.
 
         Args:
             env_fns: One for each env.
             ranges: The envs of each worker.
-            context: How processes are started.
-            daemon: Whether they are daemonic.
+            method: "fork", "forkserver" or "spawn".
+            daemon: What the processes say of themselves.
             name: Part of the processes' names.
             threads: Threads that libraries may start in each process; 0: as many as they like.
             pinned: Whether each process stays on one core.
+            modules: What is imported before workers are forked.
+            environs: Each worker's own environment variables.
+            init: Called first in each worker, with its index.
 
         Raises:
-            TypeError: An env_fn cannot be pickled (spawn and forkserver).
-            RuntimeError: This process is daemonic, and may start none.
+            TypeError: An env_fn, or ``init``, cannot be pickled (spawn and forkserver).
         """
-        if multiprocessing.current_process().daemon:
-            raise RuntimeError(
-                "This process is daemonic (a worker of multiprocessing.Pool or of another vector "
-                "env, for example), and such a process may not start others. num_workers=0 steps "
-                "the envs in this process; or make this process one that is not daemonic: "
-                "daemon=False of the outer vector env, concurrent.futures.ProcessPoolExecutor in "
-                "place of a Pool."
-            )
         self._ranges = ranges
-        self._context = context
+        self._method = method
         self._daemon = daemon
         self._name = name
         self._threads = threads
         self._pinned = pinned
+        self._modules = list(modules)
+        self._environs = environs
         self._state = state_of_generators()
         self._starts = [0] * len(ranges)
+        self._registry: bytes | None = None
+        self._server: ForkServer | None = None
+        self._init: Any = init
+        self._carried = _Carried()
         loads = [list(env_fns[envs.start : envs.stop]) for envs in ranges]
-        self._loads: list[Any] = (
-            loads
-            if context.get_start_method() == "fork"
-            else [_pickled(fns, envs) for fns, envs in zip(loads, ranges, strict=True)]
-        )
+        self._loads: list[Any] = loads
+        if method == "fork":
+            for module in modules:  # once, for all
+                import_module(module)
+        else:
+            with self._carried:
+                self._loads = [_pickled(fns, envs) for fns, envs in zip(loads, ranges, strict=True)]
+                if init is not None:
+                    self._init = _pickled_init(init)
+            self._registry = packed_registry()
 
-    def start(self, index: int) -> tuple[Any, Channel]:
+    def start(self, index: int) -> tuple[WorkerProcess, Channel]:
         """Starts the process of a worker; returns it and the parent's end of its channel."""
+        task = Task(
+            index=index,
+            first_env=self._ranges[index].start,
+            env_fns=self._loads[index],
+            init=self._init,
+            registry=self._registry,
+            environ={**self._environ(), **self._environs[index]},
+            threads=self._threads,
+            pinned=self._pinned,
+            seeds=(self._state, self._ranges[index].start, self._starts[index]),
+            forked=self._method != "spawn",
+        )
         mine, theirs = socketpair()
         channel = Channel(mine.detach())
         try:
-            process = self._context.Process(  # type: ignore[attr-defined]
-                target=run_worker,
+            process = WorkerProcess(
+                target=run_forked,
                 name=f"Worker<{self._name}>-{index}",
-                args=(
-                    index,
-                    self._ranges[index].start,
-                    self._loads[index],
-                    theirs,
-                    os.getpid(),
-                    self._threads,
-                    self._pinned,
-                    (self._state, self._ranges[index].start, self._starts[index]),
-                ),
+                args=(task, theirs.fileno(), os.getpid()),
                 daemon=self._daemon,
             )
-            with clear_mpi_env_vars(), thread_variables(self._threads):
-                process.start()
+            vars(process)["_start_method"] = self._method  # what env's own processes are started by
+            if self._method == "fork":
+                process.fork()
+            else:
+                self._tell(channel, process, task)
+                self._start_elsewhere(process, theirs.fileno(), task.environ)
             self._starts[index] += 1
         except BaseException:
             channel.close()
@@ -102,14 +133,98 @@ class Launcher:
             theirs.close()
         return process, channel
 
+    def _environ(self) -> dict[str, str]:
+        """The environment variables of workers, but for their own."""
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(_MPI)}
+        return {**thread_variables(self._threads), **mine}
+
+    def _tell(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
+        """Sends what becomes a worker what it needs for that, when it is there to read it."""
+        start = Start(
+            task=task,
+            name=process.name,
+            identity={
+                "_identity": process._identity,
+                "_parent_pid": os.getpid(),
+                "_parent_name": current_process().name,
+                "_start_method": self._method,
+            },
+            preparation=preparation(process.name),
+            cores=os.sched_getaffinity(0),
+        )
+        tracker = resource_tracker.getfd()
+        assert tracker is not None
+        channel.put(0, dumps(start), [tracker, *self._carried.descriptors])
+
+    def _start_elsewhere(
+        self, process: WorkerProcess, descriptor: int, environ: Mapping[str, str]
+    ) -> None:
+        if self._method == "spawn":
+            spawned = start_interpreter("work", (descriptor, os.getpid()), [descriptor], environ)
+            spawned.returncode = 0  # it is waited for here, not there
+            process.started(spawned.pid, child_status)
+            return
+        for _ in range(_TRIES):
+            if self._server is None or not self._server.usable:
+                self._server = fork_server(self._modules, self._environ())
+            pid = self._server.fork(descriptor)
+            if pid is not None:
+                process.started(pid, self._server.status)
+                return
+        raise OSError(
+            "no fork server could be started: each ended before it had forked a worker; what it "
+            "said is on stderr. context='spawn' does without."
+        )
+
+
+class _Carried:
+    """What is pickled inside may be multiprocessing's: queues, locks, pipes.
+
+    It stands for the process that is started, whom they ask to take their descriptors along.
+    """
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def __enter__(self) -> None:
+        self._before = get_spawning_popen()
+        set_spawning_popen(self)  # type: ignore[arg-type]
+
+    def __exit__(self, *details: object) -> None:
+        set_spawning_popen(self._before)
+
+    def __del__(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """Takes a descriptor along; its place among those."""
+        self.descriptors.append(os.dup(descriptor))
+        return len(self.descriptors) - 1
+
+    def DupFd(self, place: int) -> _Inherited:  # noqa: N802
+        """Finds it in the worker."""
+        return _Inherited(place)
+
+
+class _Inherited:
+    """A descriptor that came with what was pickled."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def detach(self) -> int:
+        """The descriptor, in the worker."""
+        return os.dup(interpreter.inherited[self._place])
+
 
 def _pickled(env_fns: Sequence[EnvFn], envs: range) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(env_fns))
+        return _by_value(env_fns)
     except Exception as error:
         for index, env_fn in zip(envs, env_fns, strict=True):
             try:
-                cloudpickle.dumps(env_fn)
+                _by_value(env_fn)
             except Exception as cause:
                 raise TypeError(
                     f"env_fns[{index}] cannot be pickled to send it to a worker: {cause}. Make "
@@ -117,3 +232,33 @@ def _pickled(env_fns: Sequence[EnvFn], envs: range) -> bytes:
                     "context='fork'."
                 ) from cause
         raise TypeError(f"env_fns cannot be pickled to send them to a worker: {error}") from error
+
+
+def _pickled_init(init: Callable[[int], object]) -> bytes:
+    try:
+        return _by_value(init)
+    except Exception as error:
+        raise TypeError(
+            f"worker_init cannot be pickled to send it to workers: {error}. Use a function of a "
+            "module or script, or context='fork'."
+        ) from error
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Knows what multiprocessing's own pickler knows: connections, shared values."""
+
+    dispatch_table = ChainMap(
+        cloudpickle.Pickler.dispatch_table,
+        ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
+    )
+
+
+def _by_value(payload: Any) -> bytes:
+    """Pickles it, and with it what it uses of the program's main module, which no worker has."""
+    # The name of that module in a process that multiprocessing has spawned.
+    alias = sys.modules.get("__mp_main__")
+    if alias is not None and getattr(alias, "__name__", None) == "__mp_main__":
+        cloudpickle.register_pickle_by_value(alias)
+    with BytesIO() as file:
+        _Pickler(file).dump(payload)
+        return file.getvalue()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pickle import loads
-from socket import socket
 from typing import Any
 
 import cloudpickle
@@ -20,21 +21,51 @@ from shmvec._core.segment import Segment
 from shmvec._core.worker import watch_forks
 from shmvec._shared.memory import map_memory
 from shmvec._shared.parcels import Depot, Parcel
+from shmvec._shared.registry import join_registry, kept_registry
 from shmvec._shared.threads import limit_threads, loaded_openmp, pin_to_core
 from shmvec._worker.generators import seed_generators
 from shmvec._worker.host import EnvFn, EnvHost
 from shmvec.faults import Failure
 
-__all__ = ["run_worker"]
+__all__ = ["Orphaned", "Parent", "Task", "run_forked", "run_worker", "take_environ"]
 
 _SLICE_MS = 50
 
 
-class _Orphaned(BaseException):
+class Orphaned(BaseException):
     """The parent is gone."""
 
 
-class _Parent:
+@dataclass
+class Task:
+    """What a worker is to do, and how.
+
+    Attributes:
+        index: The worker's index.
+        first_env: Index of its first env.
+        env_fns: Make its envs; cloudpickled unless they were inherited by a fork.
+        init: Called first, with the worker's index; cloudpickled likewise. None: nothing is.
+        registry: The parent's registry of envs, packed; None: it was inherited.
+        environ: The worker's environment variables, all of them.
+        threads: Threads that libraries may start in its process; 0: as many as they like.
+        pinned: Whether the process stays on one core.
+        seeds: For ``seed_generators``.
+        forked: Whether its process is a fork.
+    """
+
+    index: int
+    first_env: int
+    env_fns: Sequence[EnvFn] | bytes
+    init: Callable[[int], object] | bytes | None
+    registry: bytes | None
+    environ: Mapping[str, str]
+    threads: int
+    pinned: bool
+    seeds: tuple[int, int, int]
+    forked: bool
+
+
+class Parent:
     """The parent as a worker sees it: whether it lives, and messages from and to it."""
 
     # Bound here: an env may patch the modules.
@@ -50,10 +81,14 @@ class _Parent:
             # server started is the server.
             self._descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            raise _Orphaned from None
+            raise Orphaned from None
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
         watchdog.start(self._descriptor)
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self._channel.close()
 
     def alive(self) -> bool:
         """Whether it lives."""
@@ -82,13 +117,13 @@ class _Parent:
 
     def _wait(self, events: int) -> None:
         if self._channel.broken is not None:
-            raise _Orphaned
+            raise Orphaned
         poll = select.poll()
         poll.register(self._channel, events)
         poll.register(self._descriptor, select.POLLIN)
         for descriptor, _ in poll.poll(_SLICE_MS):
             if descriptor == self._descriptor:
-                raise _Orphaned
+                raise Orphaned
 
     def doze_on(self, alarm: int) -> Callable[[], None]:
         """A function that sleeps until there is something on ``alarm``, or the parent is gone."""
@@ -104,28 +139,15 @@ class _Parent:
         return doze
 
 
-def run_worker(
-    index: int,
-    first_env: int,
-    env_fns: Sequence[EnvFn] | bytes,
-    connection: socket,
-    parent_pid: int,
-    threads: int,
-    pinned: bool,
-    seeds: tuple[int, int, int],
-) -> None:
-    """The main function of a worker process.
+def run_forked(task: Task, descriptor: int, parent_pid: int) -> None:
+    """The main function of a worker that the parent has forked; ``descriptor`` is its channel."""
+    with contextlib.suppress(Orphaned):
+        take_environ(task.environ)
+        run_worker(task, Parent(parent_pid, Channel(descriptor)))
 
-    Args:
-        index: The worker's index.
-        first_env: Index of its first env.
-        env_fns: Make its envs; cloudpickled unless they were inherited by a fork.
-        connection: The worker's end of its control channel.
-        parent_pid: Process id of the parent.
-        threads: Threads that libraries may start in this process; 0: as many as they like.
-        pinned: Whether the process stays on one core.
-        seeds: For ``seed_generators``.
-    """
+
+def run_worker(task: Task, parent: Parent) -> None:
+    """The main function of a worker process."""
     # A group of its own: what its envs start goes with it, and Ctrl-C, Ctrl-Z and the like are for
     # the parent, which decides what becomes of them.
     os.setpgid(0, 0)
@@ -135,39 +157,49 @@ def run_worker(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # In a group of its own it is in the background: an env that sets the terminal would be stopped.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    if task.forked:
+        gc.freeze()  # its collections must not touch, and so copy, the parent's pages
     watch_forks()
-    if pinned:
-        pin_to_core(index)
-    forked = not isinstance(env_fns, bytes)
-    inherited = loaded_openmp() if forked else []
-    limit_threads(threads, inherited)
-    channel = Channel(connection.detach())
-    with contextlib.suppress(_Orphaned):
-        parent = _Parent(parent_pid, channel)
-        host = EnvHost(index, first_env, parent)
+    if task.pinned:
+        pin_to_core(task.index)
+    inherited = loaded_openmp() if task.forked else []
+    limit_threads(task.threads, inherited)
+    host = EnvHost(task.index, task.first_env, parent)
+    with contextlib.suppress(Orphaned):
         try:
-            _serve(host, parent, env_fns, seeds, partial(limit_threads, threads, inherited))
+            _serve(host, parent, task, partial(limit_threads, task.threads, inherited))
         finally:
             failures = host.close()
             parent.send(0, parent.pack(failures), goodbye=True)
-    channel.close()
+    parent.close()
 
 
-def _serve(
-    host: EnvHost,
-    parent: _Parent,
-    env_fns: Sequence[EnvFn] | bytes,
-    seeds: tuple[int, int, int],
-    limit: Callable[[], None],
-) -> None:
+def take_environ(environ: Mapping[str, str]) -> None:
+    """Makes these the environment variables of this process."""
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    os.environ.update(environ)
+
+
+def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None]) -> None:
+    doing = "worker_init"
     try:
+        if task.registry is not None:
+            join_registry(task.registry)
+        init = loads(task.init) if isinstance(task.init, bytes) else task.init
+        if init is not None:
+            init(task.index)
+        doing = "unpickle env_fns"  # which runs imports of the user's modules
+        env_fns = task.env_fns
         if isinstance(env_fns, bytes):
-            env_fns = loads(env_fns)
-        seed_generators(*seeds)  # now: modules of the user's, which were imported, seed them, too
-        report: Any = host.build(env_fns)  # type: ignore[arg-type]
+            with kept_registry():
+                env_fns = loads(env_fns)
+        # Now: modules of the user's, which were imported, seed them, too.
+        seed_generators(*task.seeds)
+        report: Any = host.build(env_fns)
         limit()  # again: what building the envs has loaded
-    except BaseException as error:  # unpickling env_fns runs imports of the user's modules
-        report = Failure.of(error, host.first_env, host.index, "unpickle env_fns")
+    except BaseException as error:
+        report = Failure.of(error, host.first_env, host.index, doing)
     parent.send(0, parent.pack(report))
     if isinstance(report, Failure):
         return

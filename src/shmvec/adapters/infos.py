@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shmvec.exchange import Answers
-from shmvec.faults import log_as_gymnasium_does, raise_failures
+from shmvec.faults import raise_as_gymnasium_does
 
 __all__ = ["delivered"]
 
@@ -15,8 +15,7 @@ def delivered(answers: Answers) -> Answers:
         Exception: Whatever an env has raised, with the worker's traceback as its cause.
     """
     if answers.failures:
-        log_as_gymnasium_does(answers.failures)
-        raise_failures(answers.failures)
+        raise_as_gymnasium_does(answers.failures)
     for env, told in answers.told.items():
         answers.infos[answers.envs.tolist().index(env)].update(told.info)
     return answers

@@ -1,0 +1,140 @@
+"""Fork servers, as their parent sees them: interpreters that have imported what workers need.
+
+A worker of theirs costs a fork of a small process without threads, whatever the parent has imported
+and started. There is one for each set of modules and of environment variables, kept for the next
+vector env that needs the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from multiprocessing.util import Finalize
+from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socketpair
+from typing import Any
+
+from shmvec._worker.interpreter import FORK, REAP, STALE, start_interpreter
+
+__all__ = ["ForkServer", "fork_server", "servers"]
+
+_MOST_SERVERS = 4
+_VOLATILE = ("PYTEST_CURRENT_TEST",)  # says nothing to what is imported
+_STOP_S = 1.0
+_UNKNOWN = 255
+
+_servers: OrderedDict[Any, ForkServer] = OrderedDict()
+
+
+class ForkServer:
+    """One of them. It ends when nothing refers to it, or with this process.
+
+    Attributes:
+        pid: Its process's number.
+        usable: Whether it may be asked for workers.
+    """
+
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Starts it; it imports the modules meanwhile."""
+        mine, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        with theirs:
+            try:
+                number = theirs.fileno()
+                arguments = (number, os.getpid(), list(modules))
+                server = start_interpreter("serve", arguments, [number], environ)
+            except BaseException:
+                mine.close()
+                raise
+        self._socket = mine
+        self.pid = server.pid
+        self.usable = True
+        # After the workers of vector envs that are open at exit have ended.
+        self.stop = Finalize(self, _stop, (mine, server, os.getpid()), exitpriority=-100)
+
+    def fork(self, channel: int) -> int | None:
+        """Has it fork a worker.
+
+        Args:
+            channel: The worker's end of its control channel.
+
+        Returns:
+            The worker's number; None if there is none, and this server is of no more use: it has
+            ended, or files that it has imported have changed since.
+        """
+        open_streams = [number for number in (0, 1, 2) if _is_open(number)]
+        request = FORK + "".join(map(str, open_streams)).encode()
+        answer = self._ask(request, [channel, *open_streams])
+        self.usable = answer not in (b"", STALE)
+        return int(answer) if self.usable else None
+
+    def status(self, pid: int) -> int:
+        """The exit code of a worker that has ended; its number is free then."""
+        return int(self._ask(REAP + str(pid).encode(), []) or _UNKNOWN)
+
+    def fileno(self) -> int:
+        """The descriptor of the socket to it."""
+        return self._socket.fileno()
+
+    def _ask(self, request: bytes, descriptors: Sequence[int]) -> bytes:
+        """Its answer; empty if it has ended."""
+        # A pipe for each answer: one that nobody waits for any more is not taken for another's.
+        answer, reply = os.pipe()
+        try:
+            try:
+                send_fds(self._socket, [request], [reply, *descriptors])
+            except (BrokenPipeError, ConnectionResetError):
+                return b""
+            finally:
+                os.close(reply)
+            return os.read(answer, 64)
+        finally:
+            os.close(answer)
+
+
+def fork_server(modules: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
+    """A server that has these modules, and had these environment variables when it began."""
+    fixed = {name: value for name, value in environ.items() if name not in _VOLATILE}
+    key = frozenset(modules), frozenset(fixed.items())
+    server = _servers.pop(key, None)
+    if server is None or not server.usable:
+        server = ForkServer(modules, environ)
+    _servers[key] = server
+    while len(_servers) > _MOST_SERVERS:
+        _servers.popitem(last=False)
+    return server
+
+
+def servers() -> list[ForkServer]:
+    """Those that are kept."""
+    return list(_servers.values())
+
+
+def _stop(mine: Any, server: subprocess.Popen[bytes], owner: int) -> None:
+    mine.close()
+    if os.getpid() != owner:
+        server.returncode = 0  # it is not this process's child
+        return
+    try:
+        server.wait(_STOP_S)
+    except subprocess.TimeoutExpired:  # it is importing
+        server.kill()
+        server.wait()
+
+
+def _forget_all() -> None:
+    """In a fork of this process: they are the parent's."""
+    for server in _servers.values():
+        server.stop()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,242 @@
+"""Fresh Python interpreters: one becomes a worker (spawn), or a server that forks workers.
+
+Unlike ``multiprocessing``'s they never run the program's script again: what is defined there
+travels by value. So a script needs no ``if __name__ == "__main__"``, and a notebook, ``python -c``
+or standard input will do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import subprocess
+import sys
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import process, resource_tracker, spawn, util
+from pickle import loads
+from socket import recv_fds, socket
+from typing import Any
+
+from shmvec._core.channel import Channel
+from shmvec._worker.process import Orphaned, Parent, Task, run_worker, take_environ
+from shmvec._worker.worker_process import WorkerProcess, child_status
+
+__all__ = [
+    "FORK",
+    "REAP",
+    "STALE",
+    "Start",
+    "inherited",
+    "preparation",
+    "serve",
+    "start_interpreter",
+    "work",
+]
+
+FORK, REAP, STALE = b"fork", b"reap", b"stale"
+
+# Descriptors that came with what was pickled for this worker; see ``carried``.
+inherited: list[int] = []
+_MOST = 64  # bytes of a request
+_STREAMS = (0, 1, 2)
+
+
+@dataclass
+class Start:
+    """What a fresh interpreter, or a fork of the server, needs to become a worker.
+
+    Attributes:
+        task: What it does then.
+        name: The process's.
+        identity: Attributes that ``multiprocessing`` gives a process in the parent.
+        preparation: For ``multiprocessing.spawn.prepare``.
+        cores: Those that the parent may use.
+    """
+
+    task: Task
+    name: str
+    identity: dict[str, Any]
+    preparation: dict[str, Any]
+    cores: set[int]
+
+
+def start_interpreter(
+    function: str, arguments: Sequence[Any], descriptors: Sequence[int], environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts an interpreter that runs a function of this module.
+
+    Args:
+        function: Its name.
+        arguments: With a ``repr`` that makes them again.
+        descriptors: What it inherits, by the same numbers.
+        environ: Its environment.
+    """
+    path = [entry or process.ORIGINAL_DIR or os.getcwd() for entry in sys.path]  # type: ignore[attr-defined]
+    call = ", ".join(map(repr, arguments))
+    # A group of its own: Ctrl-C is for the parent.
+    code = (
+        f"import os, sys; os.setpgid(0, 0); sys.path[:] = {path!r}; "
+        f"import {__name__} as it; it.{function}({call})"
+    )
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [spawn.get_executable(), *flags, "-c", code]
+    return subprocess.Popen(command, pass_fds=descriptors, env=dict(environ))
+
+
+def preparation(name: str) -> dict[str, Any]:
+    """What a fresh interpreter should know of this process, for ``multiprocessing.spawn``."""
+    found = {
+        "name": name,
+        "authkey": bytes(process.current_process().authkey),
+        "log_to_stderr": vars(util)["_log_to_stderr"],
+        "sys_path": [entry or process.ORIGINAL_DIR for entry in sys.path],  # type: ignore[attr-defined]
+        "sys_argv": sys.argv,
+        "orig_dir": process.ORIGINAL_DIR,  # type: ignore[attr-defined]
+    }
+    if vars(util)["_logger"] is not None:
+        found["log_level"] = util.get_logger().getEffectiveLevel()
+    with contextlib.suppress(FileNotFoundError):  # it was removed
+        found["dir"] = os.getcwd()
+    return found
+
+
+def work(descriptor: int, parent: int) -> None:
+    """Becomes a worker.
+
+    Args:
+        descriptor: The worker's end of its control channel.
+        parent: Process id of the parent.
+    """
+    with contextlib.suppress(Orphaned):
+        sys.exit(_told(descriptor, parent).run_here())
+
+
+def _told(descriptor: int, parent_pid: int) -> WorkerProcess:
+    """Waits for the parent to say which process this one is to become."""
+    parent = Parent(parent_pid, Channel(descriptor))
+    packed, descriptors = parent.receive(0)
+    start: Start = loads(packed)
+    take_environ(start.task.environ)
+    os.sched_setaffinity(0, start.cores)
+    spawn.prepare(start.preparation)
+    # One for the whole program: one of its own would remove what others still use.
+    resource_tracker._resource_tracker._fd = descriptors[0]  # type: ignore[attr-defined]
+    inherited[:] = descriptors[1:]
+    told = WorkerProcess(target=run_worker, args=(start.task, parent), name=start.name)
+    told.__dict__.update(start.identity)
+    return told
+
+
+# ---- the fork server ---------------------------------------------------------------------------
+
+
+def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
+    """Imports modules, once, and forks workers that have them until the parent is gone.
+
+    A request is a packet with descriptors: a pipe for the answer first. What cannot be imported is
+    left to the workers; so is what starts threads, which no fork survives.
+
+    Args:
+        descriptor: A socket of packets.
+        parent: Process id of the parent.
+        modules: Their names.
+    """
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    _import(modules, descriptor)
+    files = dict(_sources())
+    gc.collect()
+    gc.freeze()  # collections in the workers must not touch, and so copy, the pages
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    with contextlib.suppress(ProcessLookupError):
+        poll.register(os.pidfd_open(parent), select.POLLIN)
+    with socket(fileno=descriptor) as connection:
+        while [number for number, _ in poll.poll()] == [descriptor]:
+            request, descriptors, _, _ = recv_fds(connection, _MOST, 2 + len(_STREAMS))
+            if not request:
+                return
+            reply, *others = descriptors
+            if request.startswith(FORK) and files == {name: _changed(name) for name in files}:
+                answer = b"%d" % _forked(request[len(FORK) :], reply, others, connection, parent)
+            elif request.startswith(FORK):
+                answer = STALE
+            else:
+                answer = _status(int(request[len(REAP) :]))
+            with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+                os.write(reply, answer)
+            for number in descriptors:
+                os.close(number)
+            if answer == STALE:
+                return
+
+
+def _import(modules: Collection[str], descriptor: int) -> None:
+    refused = sys.argv[1:]
+    before = _threads()
+    for name in modules:
+        if name in refused:
+            continue
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit):
+            continue
+        if _threads() > before:
+            os.set_inheritable(descriptor, True)
+            os.execv(sys.executable, [*sys.orig_argv, name])
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _sources() -> Iterator[tuple[str, int]]:
+    """Files of modules that may be edited while this process runs, and when that was."""
+    paths = sysconfig.get_paths()
+    fixed = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(name, str) and not name.startswith(fixed):
+            yield name, _changed(name)
+
+
+def _changed(name: str) -> int:
+    try:
+        return os.stat(name).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _forked(
+    streams: bytes, reply: int, descriptors: Sequence[int], connection: socket, parent: int
+) -> int:
+    """Forks a worker; its number."""
+    pid = os.fork()
+    if pid > 0:
+        return pid
+    try:
+        gc.enable()
+        connection.close()
+        os.close(reply)
+        channel, *given = descriptors
+        for stream, number in zip(streams, given, strict=True):
+            os.dup2(number, int(chr(stream)))
+            os.close(number)
+        _told(channel, parent).run_and_exit()
+    except Orphaned:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _status(pid: int) -> bytes:
+    """The exit code of a worker that has ended."""
+    return b"%d" % child_status(pid)

@@ -1,0 +1,185 @@
+"""A worker's process, as ``multiprocessing`` shows its processes, but started by us."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import select
+import signal
+from collections.abc import Callable
+from multiprocessing import process, util
+from typing import Any, NoReturn
+
+__all__ = ["WorkerProcess", "child_status"]
+
+_UNKNOWN = 255  # the exit code of a process that somebody else has waited for
+
+
+def child_status(pid: int) -> int:
+    """The exit code of a child that has ended; it is waited for."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return _UNKNOWN
+
+
+class Handle:
+    """What ``multiprocessing`` asks about a process: its ``_popen``.
+
+    Attributes:
+        pid: Its number.
+        sentinel: Its pidfd, which tells of its end; -1 once released.
+        returncode: Its exit code; None while it runs.
+    """
+
+    def __init__(self, pid: int, status: Callable[[int], int]) -> None:
+        """Watches over a process.
+
+        Args:
+            pid: Its number.
+            status: Waits for it once it has ended, and says its exit code.
+
+        Raises:
+            OSError: This system has no pidfds, or forbids them. The process was killed.
+        """
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+        try:
+            self.sentinel = os.pidfd_open(pid)
+        except BaseException as error:
+            os.kill(pid, signal.SIGKILL)
+            status(pid)
+            raise _explained(error) from error
+
+    def __del__(self) -> None:
+        self.release()
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """Its exit code, if it has ended."""
+        return self.wait(0.0)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Waits for its end, and says its exit code; None after ``timeout`` seconds."""
+        if self.returncode is None and self.has_ended(timeout):
+            code = self._status(self.pid)
+            if self.returncode is None:  # another thread has asked, too
+                self.returncode = code
+        return self.returncode
+
+    def has_ended(self, timeout: float | None) -> bool:
+        """Whether it ends within so many seconds. It is not waited for: its number stays its."""
+        if self.sentinel < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.sentinel, select.POLLIN)
+        return bool(poll.poll(None if timeout is None else 1000 * timeout))
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal, if it runs."""
+        if self.returncode is None and self.sentinel >= 0:
+            try:
+                signal.pidfd_send_signal(self.sentinel, number)
+            except ProcessLookupError:
+                pass
+
+    def interrupt(self) -> None:
+        """Sends SIGINT."""
+        self.send_signal(signal.SIGINT)
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def release(self) -> None:
+        """Closes the descriptor; of what has ended the exit code is kept."""
+        sentinel, self.sentinel = getattr(self, "sentinel", -1), -1
+        if sentinel >= 0:
+            os.close(sentinel)
+
+    close = release
+
+
+class WorkerProcess(process.BaseProcess):
+    """A process of multiprocessing's in all that it shows and does, but for how it is started.
+
+    It may be started by a daemonic process, and may start processes itself: it ends with its
+    parent by other means than multiprocessing's, which work also when the parent is killed.
+    """
+
+    _popen: Handle | None
+    _config: dict[str, Any]
+    _parent_pid: int
+    _target: Any
+    _args: Any
+    _kwargs: Any
+
+    def fork(self) -> None:
+        """Starts it by a fork of this process."""
+        util._flush_std_streams()  # type: ignore[attr-defined]
+        pid = os.fork()
+        if pid == 0:
+            self.run_and_exit()
+        self.started(pid, child_status)
+
+    def run_and_exit(self) -> NoReturn:
+        """Runs, in a fork that becomes this process."""
+        code = 1
+        try:
+            atexit._clear()  # the hooks are the parent's; an env's are run
+            code = self.run_here()
+        finally:
+            atexit._run_exitfuncs()
+            util._flush_std_streams()  # type: ignore[attr-defined]
+            os._exit(code)
+
+    def run_here(self) -> int:
+        """Runs in this process, which becomes it; returns its exit code."""
+        # The descriptor is for multiprocessing.parent_process().
+        parent = os.pidfd_open(self._parent_pid)
+        code: int = self._bootstrap(parent_sentinel=parent)  # type: ignore[attr-defined]
+        return code
+
+    def started(self, pid: int, status: Callable[[int], int]) -> None:
+        """Notes that it runs; the arguments are those of ``Handle``."""
+        process._cleanup()  # type: ignore[attr-defined]
+        self._popen = Handle(pid, status)
+        self._sentinel = self._popen.sentinel  # as close() expects
+        del self._target, self._args, self._kwargs
+        process._children.add(self)  # type: ignore[attr-defined]
+
+    @property
+    def sentinel(self) -> int:
+        """Ready when the process has ended; -1 after the vector env has closed it."""
+        return self._popen.sentinel if self._popen is not None else -1
+
+    def release(self) -> None:
+        """Waits for it, which has ended, and closes its descriptor."""
+        self.join()
+        self.close_here()
+
+    def close_here(self) -> None:
+        """Closes this process's descriptor of it."""
+        assert self._popen is not None
+        self._popen.release()
+
+    def run(self) -> None:
+        """Runs in the new process."""
+        self._config["daemon"] = False
+        super().run()
+
+
+def _explained(error: BaseException) -> BaseException:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSYS, errno.EPERM):
+        return OSError(
+            error.errno,
+            "workers are watched over by pidfd_open, which this system lacks (it is there from "
+            "Linux 5.3) or forbids (a sandbox's seccomp filter). num_workers=0 steps the envs in "
+            "this process",
+        )
+    return error

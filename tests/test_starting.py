@@ -1,0 +1,518 @@
+"""A vector env starts wherever Python code runs, and no script is run a second time."""
+
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import zipfile
+from contextlib import closing
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter
+
+from shmvec import ShmVectorEnv
+
+DEADLINE_S = 60
+CONTEXTS = ["fork", "spawn", "forkserver", None]
+
+# A script as people write them: nothing is guarded, all is defined where it is used.
+SCRIPT = """
+    import os, sys
+    import gymnasium as gym
+    import numpy as np
+    from gymnasium.spaces import Box, Discrete
+    from shmvec import ShmVectorEnv
+
+    print("the script runs", flush=True)
+
+    class Told(dict):
+        pass
+
+    class Mine(gym.Env):
+        observation_space, action_space = Box(0, 99, (3,)), Discrete(2)
+
+        def __init__(self, start=1.0):
+            self.count = self.start = start
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.count = self.start
+            return np.full(3, self.count, np.float32), {}
+
+        def step(self, action):
+            self.count += action
+            return np.full(3, self.count, np.float32), 1.0, False, False, {"told": Told(a=1)}
+
+        def told(self):
+            return Told(b=2)
+
+        def spec_of(self, name):
+            return gym.spec(name).entry_point
+
+    gym.register("Mine-v0", Mine)
+    gym.register("space/Named-v3", "__main__:Mine", kwargs=dict(start=7.0), max_episode_steps=9)
+    gym.register("Fast-v0", Mine, vector_entry_point=Mine)
+
+    made = [lambda: gym.make("Mine-v0"), lambda: gym.make("space/Named-v3"), Mine]
+    envs = ShmVectorEnv(made * 2, num_workers=3, context=CONTEXT)
+    observations, _ = envs.reset(seed=1)
+    assert observations[:, 0].tolist() == [1, 7, 1] * 2, observations
+    observations, _, _, _, infos = envs.step(np.ones(6, int))
+    assert observations[:, 0].tolist() == [2, 8, 2] * 2, observations
+    assert all(type(told).__name__ == "Told" for told in envs.call("told"))
+    assert envs.call("spec_of", "space/Named-v3") == ("__main__:Mine",) * 6
+    envs.close()
+    print("all is well", flush=True)
+"""
+SAID = "the script runs\nall is well\n"
+
+
+def script(context):
+    return textwrap.dedent(SCRIPT).replace("CONTEXT", repr(context))
+
+
+def said(*command, **options):
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"},
+        **options,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_script_without_a_main_guard(context, tmp_path):
+    (tmp_path / "script.py").write_text(script(context))
+    assert said(tmp_path / "script.py") == SAID
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_command_and_standard_input(context):
+    assert said("-c", script(context)) == SAID
+    assert said("-", input=script(context)) == SAID
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_module_that_is_run(context, tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "other.py").write_text("start = 1.0")
+    text = script(context).replace("import os, sys", "import os, sys\nfrom . import other")
+    text = text.replace(
+        "def reset(self", "def other(self): return other.start\n\n    def reset(self"
+    )
+    (package / "run.py").write_text(text)
+    assert said("-m", "package.run", cwd=tmp_path) == SAID
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_zipped_app(context, tmp_path):
+    with zipfile.ZipFile(tmp_path / "app.zip", "w") as app:
+        app.writestr("beside.py", "start = 5.0\n")
+        text = script(context).replace("import os, sys", "import os, sys, beside")
+        app.writestr("__main__.py", text.replace("start=1.0", "start=beside.start - 4"))
+    assert said(tmp_path / "app.zip", cwd="/") == SAID
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_thread(context, tmp_path):
+    text = textwrap.indent(script(context), "    ").replace(
+        "class Mine", "global Mine, Told\n    class Mine"
+    )
+    text = (
+        "def everything():\n"
+        + text
+        + textwrap.dedent(
+            """
+        import threading
+        thread = threading.Thread(target=everything)
+        thread.start()
+        thread.join()
+        """
+        )
+    )
+    text = text.replace("    class Told", "    global Told\n    class Told").replace(
+        "global Mine, Told", "global Mine"
+    )
+    assert said("-c", text) == SAID
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_process_that_multiprocessing_has_spawned(context, tmp_path):
+    """There the script is __mp_main__, which no worker knows."""
+    text = script(context).replace('print("the script runs", flush=True)', "")
+    before, _, after = text.partition("made = ")
+    text = (
+        before
+        + "def everything():\n"
+        + textwrap.indent("made = " + after, "    ")
+        + "\nif __name__ == '__main__':\n"
+        + "    import multiprocessing\n"
+        + "    process = multiprocessing.get_context('spawn').Process(target=everything)\n"
+        + "    process.start(); process.join(); sys.exit(process.exitcode)\n"
+    )
+    text = text.replace("__main__:Mine", "__mp_main__:Mine")
+    (tmp_path / "script.py").write_text(text)
+    assert said(tmp_path / "script.py") == "all is well\n"
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_what_is_loaded_in_the_program_is_not_loaded_in_workers(context, tmp_path):
+    (tmp_path / "heavy.py").write_text("import os; os.write(1, b'loaded\\n')")
+    (tmp_path / "script.py").write_text("import heavy\n" + script(context))
+    assert said(tmp_path / "script.py") == "loaded\n" + SAID
+
+
+def test_a_notebook(tmp_path):
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("nbclient")
+    define, _, use = textwrap.dedent(SCRIPT).partition("made = ")
+    cells = [define]
+    cells += [f"made = {use}".replace("CONTEXT", repr(context)) for context in CONTEXTS]
+    run = f"""if True:
+        import nbclient, nbformat
+        notebook = nbformat.v4.new_notebook()
+        notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in {cells!r}]
+        nbclient.NotebookClient(notebook, timeout={DEADLINE_S}).execute()
+        for cell in notebook.cells[1:]:
+            assert "all is well" in str(cell["outputs"]), cell
+    """
+    assert said("-c", run, cwd=tmp_path) == ""
+
+
+def test_pytest_xdist(tmp_path):
+    pytest.importorskip("xdist")
+    (tmp_path / "test_it.py").write_text(
+        textwrap.dedent(
+            """
+            import gymnasium as gym, pytest
+            from shmvec import ShmVectorEnv
+
+            class Mine(gym.Env):
+                observation_space = action_space = gym.spaces.Discrete(3)
+                def reset(self, *, seed=None, options=None): return 1, {}
+                def step(self, action): return action, 0.0, False, False, {}
+
+            @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver", None])
+            def test_it(context):
+                envs = ShmVectorEnv([Mine, lambda: Mine()], num_workers=2, context=context)
+                envs.reset()
+                assert envs.step([2, 1])[0].tolist() == [2, 1]
+                envs.close()
+            """
+        )
+    )
+    out = said("-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", cwd=tmp_path)
+    assert "4 passed" in out
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "starting.md").read_text()
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+def test_the_page(code):
+    said("-c", code)
+
+
+# ---- what is given for context=, and Python's default ------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_context_object(method):
+    context = multiprocessing.get_context(method)
+    with closing(ShmVectorEnv([lambda: Counter(9)] * 2, context=context)) as envs:
+        assert envs.context is context
+        envs.reset()
+        assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "context, error", [("thread", ValueError), (3, TypeError), (object(), TypeError)]
+)
+def test_no_such_context(context, error):
+    with pytest.raises(error, match="context"):
+        ShmVectorEnv([lambda: Counter(9)], context=context)
+
+
+def test_the_programs_own_start_method_is_not_fixed():
+    body = """
+        import multiprocessing
+        from shmvec import ShmVectorEnv
+        import gymnasium as gym
+        ShmVectorEnv([lambda: gym.make("CartPole-v1")]).close()
+        multiprocessing.set_start_method("spawn")  # an error, had one been chosen
+        envs = ShmVectorEnv([lambda: gym.make("CartPole-v1")])
+        print(envs.call("get_wrapper_attr", "spec")[0].id)
+        envs.close()
+    """
+    assert said("-c", textwrap.dedent(body)) == "CartPole-v1\n"
+
+
+# ---- the registry ------------------------------------------------------------------------------
+
+
+class Registering(Counter):
+    def spec_of(self, name):
+        return gym.spec(name)
+
+
+@pytest.fixture
+def registered():
+    """Registers; what was there is put back."""
+    before = dict(gym.registry)
+    yield gym.register
+    gym.registry.clear()
+    gym.registry.update(before)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers_know_what_the_parent_has_registered(context, registered):
+    registered("space/Mine-v2", Registering, kwargs={"length": 3}, max_episode_steps=5)
+    registered("Theirs-v0", vector_entry_point=lambda **kwargs: None)
+    gym.registry["CartPole-v1"].max_episode_steps = 3
+    try:
+        made = [lambda: gym.make("space/Mine-v2"), lambda: gym.make("space/Mine-v2", length=4)]
+        with closing(ShmVectorEnv(made, context=context)) as envs:
+            assert envs.call("spec_of", "space/Mine-v2")[0].max_episode_steps == 5
+            assert envs.call("spec_of", "CartPole-v1")[1].max_episode_steps == 3
+            assert callable(envs.call("spec_of", "Theirs-v0")[0].vector_entry_point)
+    finally:
+        gym.registry["CartPole-v1"].max_episode_steps = 500
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_an_id_that_cannot_be_sent_is_named_when_it_is_needed(context, registered):
+    unpicklable = threading.Lock()
+    registered("Stuck-v0", lambda: unpicklable)
+    registered("Fine-v0", Registering, kwargs={"length": 3})
+    with closing(ShmVectorEnv([lambda: gym.make("Fine-v0")], context=context)) as envs:
+        envs.reset()
+    with pytest.raises(RuntimeError, match="'Stuck-v0' .* cannot be pickled.*context='fork'"):
+        ShmVectorEnv([lambda: gym.make("Stuck-v0")], context=context)
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_module_that_registers_again_replaces_nothing(context, tmp_path, monkeypatch, registered):
+    """The parent has changed what the module registered; a worker imports it, and knows."""
+    (tmp_path / "registers_it.py").write_text(
+        "import gymnasium\n"
+        "from envs import Counter\n"
+        "gymnasium.register('Again-v0', 'envs:Counter', kwargs=dict(length=3))\n"
+        "def make():\n"
+        "    return gymnasium.make('Again-v0')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import registers_it
+
+    gym.registry["Again-v0"].kwargs["length"] = 8
+    with closing(ShmVectorEnv([registers_it.make], context=context)) as envs:
+        assert envs.get_attr("length") == (8,)
+    del sys.modules["registers_it"]
+
+
+# ---- options of workers ------------------------------------------------------------------------
+
+
+class Asked(Counter):
+    """Says what its process has."""
+
+    variables = {name: os.environ.get(name) for name in ("MINE", "OTHER")}
+
+    def variable(self, name):
+        return os.environ.get(name)
+
+    def imported_with(self):
+        import environ_reader
+
+        return environ_reader.found
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_variables_of_workers(context, monkeypatch, tmp_path):
+    (tmp_path / "environ_reader.py").write_text("import os\nfound = os.environ.get('MINE')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("OTHER", "theirs")
+
+    def of(worker):
+        return {"MINE": f"of {worker}"}
+
+    made = [lambda: Asked(9)] * 3
+    with closing(ShmVectorEnv(made, num_workers=3, context=context, worker_environ=of)) as envs:
+        assert envs.call("variable", "MINE") == ("of 0", "of 1", "of 2")
+        assert envs.call("imported_with") == ("of 0", "of 1", "of 2")
+        assert envs.call("variable", "OTHER") == ("theirs",) * 3
+        assert "MINE" not in os.environ
+        monkeypatch.setenv("OTHER", "changed")
+        envs.restart([1])  # with its own, and what the parent has now
+        envs.reset()
+        assert envs.call("variable", "MINE") == ("of 0", "of 1", "of 2")
+        assert envs.call("variable", "OTHER") == ("theirs", "changed", "theirs")
+    with closing(ShmVectorEnv(made, context=context, worker_environ={"MINE": "all"})) as envs:
+        assert envs.call("variable", "MINE") == ("all",) * 3
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_a_function_that_is_called_first(context):
+    def init(worker):
+        os.environ["MINE"] = f"first {worker}"
+
+    def make():
+        assert os.environ["MINE"].startswith("first")
+        return Asked(9)
+
+    with closing(
+        ShmVectorEnv([make] * 2, context=context, num_workers=2, worker_init=init)
+    ) as envs:
+        assert envs.call("variable", "MINE") == ("first 0", "first 1")
+    assert "MINE" not in os.environ
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_what_that_function_raises(context):
+    def init(worker):
+        raise KeyError("not today")
+
+    with pytest.raises(KeyError, match="not today") as caught:
+        ShmVectorEnv([lambda: Counter(9)] * 2, context=context, num_workers=2, worker_init=init)
+    assert "worker_init" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        ({"worker_environ": {"MINE": 3}}, TypeError),
+        ({"worker_environ": ["MINE"]}, TypeError),
+        ({"worker_environ": lambda worker: None}, TypeError),
+        ({"worker_environ": {"MINE": "x"}, "num_workers": 0}, ValueError),
+        ({"worker_init": 3}, TypeError),
+        ({"worker_init": print, "num_workers": 0}, ValueError),
+        ({"preload": "no_such_module"}, ModuleNotFoundError),
+        ({"preload": ["numpy", 3]}, TypeError),
+    ],
+)
+def test_bad_options(options, error):
+    with pytest.raises(error, match=next(iter(options))):
+        ShmVectorEnv([lambda: Counter(9)], **options)
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_env_fns_that_hold_what_multiprocessing_shares(context):
+    """Queues and locks travel only while a process is started."""
+    shared = multiprocessing.get_context(context)
+    queue, value = shared.SimpleQueue(), shared.Value("i", 0)
+    queue.put("from the parent")
+
+    class Sharing(Counter):
+        def exchange(self):
+            with value.get_lock():
+                value.value += 1
+            got = queue.get()
+            queue.put("from the env")
+            return got
+
+    with closing(ShmVectorEnv([lambda: Sharing(9)] * 2, num_workers=2, context=context)) as envs:
+        assert envs.call_some([0], "exchange") == ("from the parent",)
+        assert envs.call_some([1], "exchange") == ("from the env",)
+        assert (queue.get(), value.value) == ("from the env", 2)
+        envs.restart([0])
+        envs.reset()
+        queue.put("again")
+        assert envs.call_some([0], "exchange") == ("again",)
+        assert queue.get() == "from the env"
+    queue.close()
+
+
+def test_preloaded_modules_are_imported_once(tmp_path, monkeypatch):
+    (tmp_path / "slow_to_load.py").write_text("import os\nloaded_by = os.getpid()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    class Loading(Counter):
+        def loaded_by(self):
+            import slow_to_load
+
+            return slow_to_load.loaded_by, os.getpid()
+
+    def loaders(**options):
+        with closing(ShmVectorEnv([lambda: Loading(9)] * 3, num_workers=3, **options)) as envs:
+            return [list(each) for each in zip(*envs.call("loaded_by"), strict=True)]
+
+    by, pids = loaders(context="forkserver")
+    assert by == pids  # each for itself
+    by, pids = loaders(context="forkserver", preload=["slow_to_load"])
+    assert len(set(by)) == 1 and by[0] not in pids and by[0] != os.getpid()
+    again, _ = loaders(context="forkserver", preload=["slow_to_load"])
+    assert again == by  # the server is kept
+    (tmp_path / "slow_to_load.py").write_text("import os\nloaded_by = -os.getpid()\n")
+    changed, _ = loaders(context="forkserver", preload=["slow_to_load"])
+    assert len(set(changed)) == 1 and changed[0] < 0  # and not when its files have changed
+    by, pids = loaders(context="spawn", preload=["slow_to_load"])
+    assert [-pid for pid in by] == pids
+    by, pids = loaders(context="fork", preload=["slow_to_load"])
+    assert by == [-os.getpid()] * 3
+    del sys.modules["slow_to_load"]
+
+
+def test_a_module_that_starts_threads_is_left_to_the_workers(tmp_path, monkeypatch):
+    (tmp_path / "starts_threads.py").write_text(
+        "import os, threading\n"
+        "loaded_by = os.getpid()\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    (tmp_path / "starts_none.py").write_text("import os\nloaded_by = os.getpid()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    class Loading(Counter):
+        def loaded_by(self, name):
+            return __import__(name).loaded_by, os.getpid()
+
+    modules = ["starts_threads", "starts_none"]
+    made = [lambda: Loading(9)] * 2
+    with closing(ShmVectorEnv(made, num_workers=2, context="forkserver", preload=modules)) as envs:
+        assert all(by == pid for by, pid in envs.call("loaded_by", "starts_threads"))
+        assert all(by != pid for by, pid in envs.call("loaded_by", "starts_none"))
+
+
+def test_streams_and_cores_are_the_parents_of_now(capfd):
+    """And not those that it had when the fork server began."""
+
+    class Saying(Counter):
+        def say(self, words):
+            os.write(1, words)
+            return sorted(os.sched_getaffinity(0)), os.getcwd()
+
+    cores = sorted(os.sched_getaffinity(0))
+    for turn in range(2):
+        if turn:
+            os.sched_setaffinity(0, cores[-1:])
+        try:
+            made = [lambda: Saying(9)]
+            with closing(ShmVectorEnv(made, context="forkserver")) as envs:
+                expected = cores[-1:] if turn else cores
+                assert envs.call("say", b"hear me\n") == ((expected, os.getcwd()),)
+        finally:
+            os.sched_setaffinity(0, cores)
+        assert capfd.readouterr().out == "hear me\n"
+
+
+def test_results_equal_whatever_the_start_method():
+    results = []
+    for context in CONTEXTS:
+        made = [lambda: gym.make("CartPole-v1")] * 4
+        with closing(ShmVectorEnv(made, num_workers=2, context=context)) as envs:
+            envs.action_space.seed(3)
+            rows = [envs.reset(seed=3)[0]]
+            rows += [envs.step(envs.action_space.sample())[0] for _ in range(50)]
+        results.append(np.array(rows))
+    assert all((each == results[0]).all() for each in results)
