@@ -4,16 +4,20 @@
 ``gymnasium.make_vec``. ``install`` puts the former in that place for code that cannot be changed.
 """
 
-from shmvec._ways_in.install import install, uninstall
-from shmvec._ways_in.make_vec import make_vec
-from shmvec.faults import (
-    EnvTimeoutError,
-    FaultPolicy,
-    RemoteTraceback,
-    TooManyFaultsError,
-    WorkerCrashError,
-)
-from shmvec.vector_env import ShmVectorEnv
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shmvec._ways_in.install import install, uninstall
+    from shmvec._ways_in.make_vec import make_vec
+    from shmvec.faults import (
+        EnvTimeoutError,
+        FaultPolicy,
+        RemoteTraceback,
+        TooManyFaultsError,
+        WorkerCrashError,
+    )
+    from shmvec.vector_env import ShmVectorEnv
 
 __version__ = "0.1.0"
 
@@ -29,3 +33,24 @@ __all__ = [
     "make_vec",
     "uninstall",
 ]
+
+# Imported when they are asked for: a worker needs none of them, and begins the sooner.
+_WHERE = {
+    "ShmVectorEnv": "shmvec.vector_env",
+    "install": "shmvec._ways_in.install",
+    "make_vec": "shmvec._ways_in.make_vec",
+    "uninstall": "shmvec._ways_in.install",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("exchange", "faults", "spaces", "stats", "vector_env"):
+        return import_module(f"shmvec.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_WHERE.get(name, "shmvec.faults")), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

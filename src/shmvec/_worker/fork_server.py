@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from multiprocessing.util import Finalize
-from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socketpair
+from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 from typing import Any
 
 from shmvec._worker.interpreter import FORK, REAP, STALE, start_interpreter
@@ -24,7 +25,8 @@ _VOLATILE = ("PYTEST_CURRENT_TEST",)  # says nothing to what is imported
 _STOP_S = 1.0
 _UNKNOWN = 255
 
-_servers: OrderedDict[Any, ForkServer] = OrderedDict()
+_servers: OrderedDict[Any, ForkServer] = OrderedDict()  # those that are kept for the next
+_running: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 
 
 class ForkServer:
@@ -47,10 +49,12 @@ class ForkServer:
                 mine.close()
                 raise
         self._socket = mine
+        self._server = server
         self.pid = server.pid
         self.usable = True
         # After the workers of vector envs that are open at exit have ended.
-        self.stop = Finalize(self, _stop, (mine, server, os.getpid()), exitpriority=-100)
+        Finalize(self, _stop, (mine, server), exitpriority=-100)
+        _running.add(self)
 
     def fork(self, channel: int) -> int | None:
         """Has it fork a worker.
@@ -75,6 +79,12 @@ class ForkServer:
     def fileno(self) -> int:
         """The descriptor of the socket to it."""
         return self._socket.fileno()
+
+    def disown(self) -> None:
+        """Lets go of it: this process is a fork of the one whose it is."""
+        self._socket.close()
+        self._server.returncode = 0  # it is no child of this process
+        self.usable = False
 
     def _ask(self, request: bytes, descriptors: Sequence[int]) -> bytes:
         """Its answer; empty if it has ended."""
@@ -110,11 +120,8 @@ def servers() -> list[ForkServer]:
     return list(_servers.values())
 
 
-def _stop(mine: Any, server: subprocess.Popen[bytes], owner: int) -> None:
+def _stop(mine: socket, server: subprocess.Popen[bytes]) -> None:
     mine.close()
-    if os.getpid() != owner:
-        server.returncode = 0  # it is not this process's child
-        return
     try:
         server.wait(_STOP_S)
     except subprocess.TimeoutExpired:  # it is importing
@@ -122,14 +129,14 @@ def _stop(mine: Any, server: subprocess.Popen[bytes], owner: int) -> None:
         server.wait()
 
 
-def _forget_all() -> None:
-    """In a fork of this process: they are the parent's."""
-    for server in _servers.values():
-        server.stop()
+def _disown_all() -> None:
+    for server in list(_running):
+        server.disown()
+    _running.clear()
     _servers.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def _is_open(descriptor: int) -> bool:

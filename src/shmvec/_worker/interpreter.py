@@ -221,7 +221,6 @@ def _forked(
     if pid > 0:
         return pid
     try:
-        gc.enable()
         connection.close()
         os.close(reply)
         channel, *given = descriptors
