@@ -8,10 +8,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "shmvec"
 # What each folder may import of this package besides itself; "" are the public modules it may.
 MAY_IMPORT = {
-    "_core": {"_shared.layout", "faults"},  # types only, and an exception
-    "_shared": {"_core", "faults"},
-    "_worker": {"_core", "_shared", "faults", "_parent.arguments"},  # a name for annotations
-    "_parent": {"_core", "_shared", "faults", "spaces", "exchange"},  # the last for annotations
+    "_core": {"_classes", "_shared.layout", "faults"},  # types only, and an exception
+    "_shared": {"_classes", "_core", "faults"},
+    "_worker": {"_classes", "_core", "_shared", "faults", "_parent.arguments"},  # for annotations
+    # The last for annotations.
+    "_parent": {"_classes", "_core", "_shared", "faults", "spaces", "exchange"},
 }
 TRANSLATIONS = sorted([*PACKAGE.glob("adapters/**/*.py"), *PACKAGE.glob("planning/**/*.py")])
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
+from shmvec._classes import share_classes
 from shmvec._core.frames import Frames
 from shmvec._core.lease import Lease
 from shmvec._core.ledger import Ledger
@@ -195,6 +196,8 @@ class Exchange:
                 environs=settings.environs,
                 init=settings.worker_init,
             )
+            if settings.method == "fork":
+                share_classes()
             self._workers = Supervisor(launcher, ranges)
         self.ranges = self._workers.ranges
         # Ends the workers of an exchange that is forgotten, and of one that is open at exit: before

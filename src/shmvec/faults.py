@@ -17,8 +17,9 @@ from pickle import PickleError, loads
 from typing import Any
 
 import numpy as np
-from cloudpickle import dumps  # bound here: an env may patch the module
 from gymnasium import logger
+
+from shmvec._classes import dumps  # bound here: an env may patch the module
 
 __all__ = [
     "EnvTimeoutError",

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import wrappers
 
+from shmvec import _classes
 from shmvec.spaces import Anything
 
 __all__ = ["StateAccess"]
@@ -709,7 +709,7 @@ class _Pickled(_Part):
                     own.setdefault(id(value), (i, name))
         file = io.BytesIO()
 
-        class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        class Pickler(_classes.Pickler):
             def persistent_id(self, value: Any) -> Any:
                 return own.get(id(value)) if value is not None else None
 

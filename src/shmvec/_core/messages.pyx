@@ -56,7 +56,8 @@ from pickle import HIGHEST_PROTOCOL, loads
 from pickle import dumps as pickled_as_known
 
 import numpy as np
-from cloudpickle import dumps as pickled_by_value  # bound here: an env may patch the module
+
+from shmvec._classes import dumps as pickled_by_value  # bound here: an env may patch the module
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1

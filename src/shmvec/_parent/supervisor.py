@@ -18,8 +18,7 @@ from multiprocessing import process as mp_process
 from pickle import loads
 from typing import Any, Protocol
 
-import cloudpickle
-
+from shmvec import _classes
 from shmvec._core.channel import Channel
 from shmvec._core.segment import Segment
 from shmvec._shared.parcels import Depot, Parcel
@@ -120,7 +119,7 @@ class Supervisor:
 
     inline = None
     # Bound here: somebody may patch the modules.
-    pack = staticmethod(cloudpickle.dumps)
+    pack = staticmethod(_classes.dumps)
     unpack = staticmethod(loads)
 
     def __init__(self, launcher: Launcher, ranges: Sequence[range]) -> None:

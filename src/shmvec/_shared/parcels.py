@@ -20,8 +20,9 @@ from pickle import PickleBuffer, dumps, loads
 from sys import getrefcount
 from typing import Any
 
-import cloudpickle
 import numpy as np
+
+from shmvec._classes import dumps as dumps_by_value
 
 __all__ = ["Depot", "Parcel"]
 
@@ -31,7 +32,7 @@ _LEAST = 1 << 20
 
 # Of these pickle makes what cloudpickle does, in a third of the time.
 _PLAIN = frozenset({np.ndarray, bool, bytes, float, int, str, type(None)})
-_pickle, _cloudpickle = dumps, cloudpickle.dumps  # bound here: an env may patch the modules
+_pickle, _cloudpickle = dumps, dumps_by_value  # bound here: an env may patch the modules
 
 Span = tuple[int, int]  # where in the depot something lies, and how many bytes it has
 

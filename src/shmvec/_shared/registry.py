@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pickle import loads
 from typing import Any
 
-import cloudpickle
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, registry
+
+from shmvec._classes import dumps
 
 __all__ = ["join_registry", "kept_registry", "packed_registry"]
 
@@ -48,7 +49,7 @@ def packed_registry() -> bytes:
 
 def _packed(specs: dict[str, EnvSpec]) -> bytes:
     found = {name: vars(sys.modules["__main__"]).get(name) for name in _names_of_main(specs)}
-    return bytes(cloudpickle.dumps((specs, found)))
+    return dumps((specs, found))
 
 
 def _names_of_main(specs: dict[str, EnvSpec]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import cloudpickle
 
+from shmvec import _classes
 from shmvec._core.channel import Channel
 from shmvec._shared.registry import packed_registry
 from shmvec._shared.threads import thread_variables
@@ -244,7 +245,7 @@ def _pickled_init(init: Callable[[int], object]) -> bytes:
         ) from error
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(_classes.Pickler):
     """Knows what multiprocessing's own pickler knows: connections, shared values."""
 
     dispatch_table = ChainMap(

@@ -13,8 +13,7 @@ from functools import partial
 from pickle import loads
 from typing import Any
 
-import cloudpickle
-
+from shmvec import _classes
 from shmvec._core import watchdog
 from shmvec._core.channel import Channel
 from shmvec._core.segment import Segment
@@ -69,7 +68,7 @@ class Parent:
     """The parent as a worker sees it: whether it lives, and messages from and to it."""
 
     # Bound here: an env may patch the modules.
-    pack = staticmethod(cloudpickle.dumps)
+    pack = staticmethod(_classes.dumps)
     unpack = staticmethod(loads)
 
     def __init__(self, pid: int, channel: Channel) -> None:

@@ -1,0 +1,113 @@
+"""cloudpickle, with one identity in all processes for classes that cannot be imported.
+
+Classes of ``__main__``, of notebooks and of functions travel by value, with an id by which
+cloudpickle finds the class again in a process that has it. A class gets its id when it is first
+pickled: two forked workers that do so each invent one, and the parent finds neither. So it gets one
+before the forks, by ``share_classes``.
+
+What comes back is then the parent's own class, and stays as it is: cloudpickle would set all
+attributes of the sender's on it, that is its counters as they are in the worker, and methods that
+see copies of the module's globals. ``dumps`` has these filled in only where the class is new.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID, _get_or_create_tracker_id
+
+__all__ = ["Pickler", "dumps", "share_classes"]
+
+_unfilled: weakref.WeakSet[type] = weakref.WeakSet()  # made here, by what is just being unpickled
+
+# Of the class itself, whatever its metaclass says.
+_module_of = type.__dict__["__module__"].__get__
+_qualname_of = type.__dict__["__qualname__"].__get__
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's; a class that the other side has is not changed there."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How an object is pickled, if not as usual."""
+        reduced = super().reducer_override(obj)
+        if issubclass(type(obj), type) and type(reduced) is tuple and len(reduced) == 6:
+            make, arguments, state, _, _, fill = reduced
+            return _found_or_made, (make, arguments), (fill, state), None, None, _fill_if_made
+        return reduced
+
+
+def dumps(
+    value: Any,
+    protocol: int | None = None,
+    buffer_callback: Callable[[Any], object] | None = None,
+) -> bytes:
+    """Pickles a value; ``pickle.loads`` reads it.
+
+    Args:
+        value: Anything that cloudpickle takes.
+        protocol: Of pickle.
+        buffer_callback: As for ``pickle.dumps``.
+
+    Returns:
+        The pickle.
+    """
+    with io.BytesIO() as file:
+        Pickler(file, protocol=protocol, buffer_callback=buffer_callback).dump(value)
+        return file.getvalue()
+
+
+def _found_or_made(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    """The class of this process, or an empty one."""
+    found: type | None = _DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
+    if found is None:
+        found = make(*arguments)
+        _unfilled.add(found)
+    return found
+
+
+def _fill_if_made(kind: type, content: tuple[Callable[[type, Any], object], Any]) -> None:
+    fill, state = content
+    if kind in _unfilled:
+        fill(kind, state)
+        _unfilled.discard(kind)
+
+
+def share_classes() -> None:
+    """Gives each class that cannot be imported its id, for processes that are forked from now on.
+
+    All classes there are are looked at, in a few milliseconds: an env may put any of them into its
+    infos. Nothing of theirs is called.
+    """
+    by_value: set[str] = cloudpickle.list_registry_pickle_by_value()
+    for kind in _classes():
+        module, name = _module_of(kind), _qualname_of(kind)
+        if type(module) is not str or (
+            module != "__main__"
+            and "<locals>" not in name
+            and module in sys.modules
+            and not (by_value and any(f"{module}.".startswith(f"{each}.") for each in by_value))
+        ):
+            continue
+        with suppress(Exception):  # its metaclass says how it is hashed, or not at all
+            _get_or_create_tracker_id(kind)
+
+
+def _classes() -> Iterator[type]:
+    """Every class of this process."""
+    subclasses: Callable[[type], list[type]] = type.__subclasses__
+    seen = {id(object)}
+    found: list[type] = [object]
+    while found:
+        kind = found.pop()
+        yield kind
+        for each in subclasses(kind):
+            if id(each) not in seen:
+                seen.add(id(each))
+                found.append(each)

@@ -1,0 +1,136 @@
+"""Classes that cannot be imported are the same ones in the parent and all its workers."""
+
+from contextlib import closing
+
+import pytest
+from envs import Counter
+from processes import run_script
+
+from shmvec import ShmVectorEnv
+
+CONTEXTS = ["fork", "spawn", "forkserver"]
+
+SCRIPT = """
+    import gymnasium as gym
+    import numpy as np
+    from shmvec import ShmVectorEnv
+    from shmvec.states import StateAccess
+
+    total = 0
+
+    class Token:
+        made = 0
+
+        def __init__(self):
+            type(self).made += 1
+
+        def count(self):
+            global total
+            total += 1
+
+    class Mistake(Exception):
+        pass
+
+    def inside():
+        class Token:
+            made = 0
+
+            def __init__(self):
+                type(self).made += 1
+
+            def count(self):
+                global total
+                total += 1
+
+        class Mistake(Exception):
+            pass
+
+        return Token, Mistake
+
+    def check(Token, Mistake, context):
+        class Env(gym.Env):
+            observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+            action_space = gym.spaces.Discrete(2)
+            token = None
+
+            def reset(self, *, seed=None, options=None):
+                self.token = Token()
+                return np.zeros(1, np.float32), {"token": self.token}
+
+            def step(self, action):
+                return np.zeros(1, np.float32), 0.0, False, False, {"token": Token()}
+
+            def give(self):
+                return {"tokens": [self.token]}
+
+            def holds_one(self):
+                return type(self.token) is Token
+
+            def fail(self):
+                raise Mistake("so")
+
+            def take_state(self):
+                return StateAccess(self, True).get()
+
+            def set_state_of(self, state):
+                StateAccess(self, True).set(state)
+
+        global total
+        total = 0
+        envs = ShmVectorEnv([Env] * 2, num_workers=2, context=context)
+        method = Token.count
+        infos = envs.reset()[1], envs.step([0, 0])[4]
+        tokens = [token for info in infos for token in info["token"]]
+        tokens += [token for given in envs.call("give") for token in given["tokens"]]
+        assert len(tokens) == 6 and all(type(token) is Token for token in tokens), tokens
+        # It is still as it was, and knows its globals.
+        assert Token.made == 0 and Token.count is method
+        tokens[0].count()
+        assert total == 1
+
+        states = envs.call("take_state")
+        envs.call_some([0], "set_state_of", states[1])
+        envs.set_attr("token", [tokens[0]] * 2)
+        assert envs.call("holds_one") == (True, True)
+        try:
+            envs.call("fail")
+        except Mistake as error:
+            assert error.args == ("so",)
+        envs.close()
+
+    if __name__ == "__main__":
+        check(Token, Mistake, {context!r})
+        check(*inside(), {context!r})
+        print("all are the same")
+"""
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_classes_of_scripts_and_functions_are_the_same_everywhere(context, tmp_path):
+    script = run_script(SCRIPT.replace("{context!r}", repr(context)))
+    output, errors = script.communicate(timeout=60)
+    assert output == "all are the same\n", errors
+    assert "Error" not in errors
+
+
+class Base:
+    known = []
+
+    def __init_subclass__(cls):
+        Base.known.append(cls.__name__)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_classes_that_are_known_are_not_made_again(context):
+    class Told(Base):
+        pass
+
+    class Env(Counter):
+        def tell(self):
+            return [Told()]
+
+    Base.known.clear()
+    with closing(ShmVectorEnv([Env] * 2, context=context, num_workers=2)) as envs:
+        for _ in range(3):
+            assert all(type(told) is Told for (told,) in envs.call("tell"))
+    assert Base.known == []
