@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
-from shmvec._classes import share_classes
 from shmvec._core.frames import Frames
 from shmvec._core.lease import Lease
 from shmvec._core.ledger import Ledger
@@ -47,6 +46,7 @@ from shmvec._parent.assembly import agree, assemble
 from shmvec._parent.defaults import of_workers
 from shmvec._parent.late import Unreadable, read_late
 from shmvec._parent.leases import Leases
+from shmvec._parent.needs import ready_to_fork
 from shmvec._parent.ownership import caller, own
 from shmvec._parent.recovery import Recovery
 from shmvec._parent.settings import Settings
@@ -196,9 +196,11 @@ class Exchange:
                 environs=settings.environs,
                 init=settings.worker_init,
             )
-            if settings.method == "fork":
-                share_classes()
-            self._workers = Supervisor(launcher, ranges)
+            # What is to see a worker's own variables must not be imported before these are set.
+            calls = () if any(settings.environs) else (*functions, settings.worker_init)
+            forked = settings.method == "fork"
+            with ready_to_fork(calls) if forked else contextlib.nullcontext():
+                self._workers = Supervisor(launcher, ranges)
         self.ranges = self._workers.ranges
         # Ends the workers of an exchange that is forgotten, and of one that is open at exit: before
         # multiprocessing waits for its children there, which weakref.finalize does not promise.

@@ -92,3 +92,51 @@ def test_torch():
         return float(torch.floor(torch.arange(1_000_000) / 2).double().sum() + square.sum())
     """
     succeeds(work, BODY)
+
+
+def test_a_library_that_is_first_loaded_for_the_workers(tmp_path, monkeypatch):
+    """It has not been used when they are forked: it is as if they had loaded it themselves."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (tmp_path / "sum.c").write_text(SUM)
+    library = tmp_path / "sum.so"
+    command = ["gcc", "-shared", "-fPIC", "-fopenmp", "-o", library, tmp_path / "sum.c"]
+    if subprocess.run(command, capture_output=True, timeout=60).returncode:
+        pytest.skip("gcc has no OpenMP here")
+    (tmp_path / "sums.py").write_text(
+        f"import ctypes\nlibrary = ctypes.CDLL({str(library)!r})\n"
+        "library.sum.restype = ctypes.c_double"
+    )
+    work = f"""
+    import sys
+    sys.path.insert(0, {str(tmp_path)!r})
+
+    def work():
+        import sums
+
+        return sums.library.threads() if sums.library.sum() == 499500 else -1
+    """
+    threads = """
+    import contextlib
+    import gymnasium as gym
+    import numpy as np
+    from shmvec import FaultPolicy, ShmVectorEnv
+
+    class Env(gym.Env):
+        observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            return np.full(1, work()), {}
+
+    policy = FaultPolicy(on_crash="restart")
+    envs = ShmVectorEnv(
+        [Env], num_workers=1, context="fork", threads_per_worker=COUNT, faults=policy
+    )
+    with contextlib.closing(envs):
+        assert envs.reset()[0] == COUNT
+        sys.modules["sums"].library.sum()  # now this process has threads of it
+        envs.restart([0])
+        assert envs.reset()[0] == 1
+    """
+    for count in (1, 3):
+        succeeds(work, threads.replace("COUNT", str(count)))

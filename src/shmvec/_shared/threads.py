@@ -13,11 +13,18 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["limit_threads", "loaded_openmp", "pin_to_core", "thread_variables"]
+__all__ = [
+    "fresh_openmp",
+    "inherited_openmp",
+    "limit_threads",
+    "loaded_openmp",
+    "pin_to_core",
+    "thread_variables",
+]
 
 _VARIABLES = (
     "OMP_NUM_THREADS",
@@ -49,6 +56,25 @@ def loaded_openmp() -> list[str]:
     return [f"/{path}" for path in sorted(paths) if Path(path).name.startswith("libgomp")]
 
 
+_used_openmp: list[str] | None = None  # copies that the program may have used; None: all of them
+
+
+@contextmanager
+def fresh_openmp() -> Iterator[None]:
+    """Copies of OpenMP that are loaded inside have no threads yet when processes are forked."""
+    global _used_openmp
+    _used_openmp = loaded_openmp()
+    try:
+        yield
+    finally:
+        _used_openmp = None
+
+
+def inherited_openmp() -> list[str]:
+    """Copies of OpenMP that this process, forked just now, must not use with threads."""
+    return loaded_openmp() if _used_openmp is None else _used_openmp
+
+
 def limit_threads(threads: int, inherited: Sequence[str] = ()) -> None:
     """Limits libraries that are loaded in this process, as far as they let us.
 
@@ -59,16 +85,22 @@ def limit_threads(threads: int, inherited: Sequence[str] = ()) -> None:
     if threads > 0:
         _limit_loaded(threads)
     for path in inherited:
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_NOW).omp_set_num_threads(1)
+        _limit_openmp(path, 1)
     if inherited and "torch" in sys.modules:  # MKL inside it has a number of its own
         sys.modules["torch"].set_num_threads(1)
+
+
+def _limit_openmp(path: str, threads: int) -> None:
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_NOW).omp_set_num_threads(threads)
 
 
 def _limit_loaded(threads: int) -> None:
     for name in _VARIABLES:  # for libraries loaded later, and for programs that envs start
         os.environ.setdefault(name, str(threads))
     threads = int(os.environ["OMP_NUM_THREADS"]) if _is_count("OMP_NUM_THREADS") else threads
+    for path in loaded_openmp():  # before a fork, it may be, where the variables were others
+        _limit_openmp(path, threads)
     with suppress(ImportError):
         from threadpoolctl import threadpool_limits  # optional; scikit-learn brings it
 

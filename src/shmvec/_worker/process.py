@@ -21,7 +21,7 @@ from shmvec._core.worker import watch_forks
 from shmvec._shared.memory import map_memory
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.registry import join_registry, kept_registry
-from shmvec._shared.threads import limit_threads, loaded_openmp, pin_to_core
+from shmvec._shared.threads import inherited_openmp, limit_threads, pin_to_core
 from shmvec._worker.generators import seed_generators
 from shmvec._worker.host import EnvFn, EnvHost
 from shmvec.faults import Failure
@@ -161,7 +161,7 @@ def run_worker(task: Task, parent: Parent) -> None:
     watch_forks()
     if task.pinned:
         pin_to_core(task.index)
-    inherited = loaded_openmp() if task.forked else []
+    inherited = inherited_openmp() if task.forked else []
     limit_threads(task.threads, inherited)
     host = EnvHost(task.index, task.first_env, parent)
     with contextlib.suppress(Orphaned):
