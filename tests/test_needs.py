@@ -1,6 +1,7 @@
 """What env_fns will import is seen without running them, and imported once, before forks."""
 
 import functools
+import gc
 import importlib
 import os
 import sys
@@ -396,6 +397,21 @@ def test_generators_of_the_program_are_left_alone(module):
     with closing(ShmVectorEnv([make], context="fork", num_workers=1)):
         assert "seeds" in sys.modules
         assert np.random.random() == expected
+
+
+class Collects(Counter):
+    def collect(self):
+        before = gc.get_freeze_count()
+        gc.collect()
+        return before
+
+
+def test_workers_leave_shared_objects_shared():
+    """A collection would write to all of them, and so copy them."""
+    objects = len(gc.get_objects())
+    with closing(ShmVectorEnv([Collects], context="fork", num_workers=1)) as envs:
+        assert envs.call("collect")[0] >= 0.9 * objects
+    assert gc.get_freeze_count() == 0  # of this process nothing is frozen
 
 
 def test_nothing_is_imported_if_workers_must_come_first(module):
