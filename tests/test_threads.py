@@ -1,7 +1,10 @@
 """Workers keep to their share of the cores."""
 
 import os
+import sys
+import types
 from contextlib import closing
+from unittest.mock import MagicMock
 
 import pytest
 from envs import Counter
@@ -98,3 +101,12 @@ def test_pinning():
 def test_bad_numbers_of_threads(threads, error, message):
     with pytest.raises(error, match=message):
         ShmVectorEnv([Counter], threads_per_worker=threads)
+
+
+@pytest.mark.parametrize("stub", [None, types.ModuleType("stub"), MagicMock()], ids=repr)
+def test_what_stands_in_the_place_of_a_library(stub, monkeypatch):
+    """None: a program that forbids it. A module, or a mock: tests and documentation of others."""
+    for name in ("torch", "cv2"):
+        monkeypatch.setitem(sys.modules, name, stub)
+    with closing(ShmVectorEnv([Counter] * 2, num_workers=1, context="fork")) as envs:
+        envs.reset()

@@ -86,8 +86,8 @@ def limit_threads(threads: int, inherited: Sequence[str] = ()) -> None:
         _limit_loaded(threads)
     for path in inherited:
         _limit_openmp(path, 1)
-    if inherited and "torch" in sys.modules:  # MKL inside it has a number of its own
-        sys.modules["torch"].set_num_threads(1)
+    if inherited:  # MKL inside it has a number of its own
+        _set_in("torch", "set_num_threads", 1)
 
 
 def _limit_openmp(path: str, threads: int) -> None:
@@ -105,10 +105,14 @@ def _limit_loaded(threads: int) -> None:
         from threadpoolctl import threadpool_limits  # optional; scikit-learn brings it
 
         threadpool_limits(threads)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
-    if "cv2" in sys.modules:
-        sys.modules["cv2"].setNumThreads(threads)
+    _set_in("torch", "set_num_threads", threads)
+    _set_in("cv2", "setNumThreads", threads)
+
+
+def _set_in(module: str, function: str, threads: int) -> None:
+    """Calls a function of a module that is loaded; what stands in its place may not have it."""
+    with suppress(AttributeError):
+        getattr(sys.modules.get(module), function)(threads)
 
 
 def _is_count(name: str) -> bool:

@@ -11,6 +11,7 @@ import pickle
 import random
 import sys
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,9 @@ def state_of_generators() -> int:
     """A number made of the states that they have in this process. Nothing is drawn from them."""
     states = pickle.dumps((random.getstate(), np.random.get_state(legacy=False)), protocol=4)
     digest = hashlib.sha256(states)
-    if "torch" in sys.modules:
-        digest.update(sys.modules["torch"].get_rng_state().numpy().tobytes())
+    generator = _of_torch()
+    if generator is not None:
+        digest.update(generator.get_state().numpy().tobytes())
     return int.from_bytes(digest.digest(), "little")
 
 
@@ -38,5 +40,14 @@ def seed_generators(state: int, first_env: int, starts: int) -> None:
     random.seed(seeds.tobytes())
     with suppress(TypeError):  # the program has put a generator there that takes no seeds
         np.random.seed(seeds)
-    if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.manual_seed(int(seeds[0]))
+    generator = _of_torch()
+    if generator is not None:
+        generator.manual_seed(int(seeds[0]))
+
+
+def _of_torch() -> Any:
+    """The generator of torch; None if that is not loaded, or something else in its place."""
+    torch = sys.modules.get("torch")
+    generator = getattr(torch, "default_generator", None)
+    kind = getattr(torch, "Generator", None)
+    return generator if isinstance(kind, type) and isinstance(generator, kind) else None
