@@ -1,5 +1,6 @@
 """Ours in the place of AsyncVectorEnv: install, ids with a prefix, vector entry points."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -62,6 +63,20 @@ def test_modules_that_imported_the_name_before(monkeypatch):
     shmvec.uninstall()
     assert early.AsyncVectorEnv is late.AsyncVectorEnv is ORIGINAL
     assert gym.vector.async_vector_env.AsyncVectorEnv is ORIGINAL
+
+
+def test_a_module_that_is_loaded_lazily_is_left_alone(monkeypatch, tmp_path):
+    (tmp_path / "lazy.py").write_text("raise ImportError('no GPU')")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.util.find_spec("lazy")
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    lazy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lazy)
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    with shmvec.install():
+        assert gym.vector.AsyncVectorEnv is ShmVectorEnv
+    with pytest.raises(ImportError, match="no GPU"):
+        lazy.anything  # noqa: B018
 
 
 def test_installing_twice_and_nested():
@@ -146,6 +161,17 @@ def test_options_add_up_and_end_with_their_block():
         assert envs.num_workers == min(3, shmvec.exchange.usable_cores())
 
 
+def test_installations_that_do_not_end_in_order():
+    first = shmvec.install(num_workers=1)
+    second = shmvec.install(wait_policy="park")
+    first.__exit__(None, None, None)
+    assert gym.vector.AsyncVectorEnv is ORIGINAL
+    second.__exit__(None, None, None)
+    with shmvec.install(), made() as envs:
+        cores = shmvec.exchange.usable_cores()
+        assert (envs.num_workers, envs.wait_policy) == (min(3, cores), "adaptive")
+
+
 def test_the_page_that_says_so():
     page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
@@ -186,7 +212,7 @@ def test_options_by_environment_variables(environment):
         SHARED_MEMORY="0",
         STEP_TIMEOUT="7.5",
         RESET_TIMEOUT="60",
-        FAULTS="on_crash=restart, on_error=reset,max_restarts=3,window_s=1.5",
+        FAULTS="on_crash=restart, on_error = reset,max_restarts=3,window_s=1.5,backoff_s=.5,",
         RECYCLE_AFTER="9",
         UNKNOWN="1",
     )
@@ -195,7 +221,9 @@ def test_options_by_environment_variables(environment):
         assert (envs.num_workers, envs.wait_policy, envs.context) == (3, "park", "fork")
         assert (settings.threads, settings.pin_workers, settings.recycle_after) == (3, True, 9)
         assert (envs.shared_memory, settings.limits) == (False, (7.5, 60.0))
-        assert envs.faults == shmvec.FaultPolicy("restart", "reset", max_restarts=3, window_s=1.5)
+        assert envs.faults == shmvec.FaultPolicy(
+            "restart", "reset", max_restarts=3, window_s=1.5, backoff_s=0.5
+        )
 
 
 def test_what_a_program_gives_is_not_made_an_error_by_defaults(environment):
@@ -204,25 +232,49 @@ def test_what_a_program_gives_is_not_made_an_error_by_defaults(environment):
         assert envs.exchange._settings.limits == (None, None)
     with made(faults=shmvec.FaultPolicy(step_timeout=2)) as envs:
         assert envs.exchange._settings.limits == (2, None)
-    with shmvec.install(num_workers=1), made() as envs:  # goes before the environment
+    environment(FAULTS="on_timeout=restart,step_timeout=5", NUM_WORKERS="2")
+    with made(step_timeout=2) as envs:
+        assert envs.exchange._settings.limits == (2, None)
+        assert envs.faults == shmvec.FaultPolicy(on_timeout="restart", step_timeout=2)
+
+
+def test_what_install_is_given_goes_before_the_environment(environment):
+    environment(STEP_TIMEOUT="60", FAULTS="on_timeout=restart,reset_timeout=5", NUM_WORKERS="2")
+    with shmvec.install(num_workers=1), made() as envs:
         assert envs.num_workers == 1
+    with shmvec.install(faults=shmvec.FaultPolicy(step_timeout=3)), made() as envs:
+        assert envs.exchange._settings.limits == (3, None)
+    with shmvec.install(reset_timeout=6), made() as envs:
+        assert envs.exchange._settings.limits == (60, 6)
+        with shmvec.install(num_workers=0), made() as others:  # and the last call before others
+            assert others.exchange._settings.limits == (None, None)
+            assert others.faults == shmvec.FaultPolicy()
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
+    ("variable", "value", "why"),
     [
-        ("NUM_WORKERS", "x"),
-        ("NUM_WORKERS", "-1"),
-        ("PIN_WORKERS", "yes"),
-        ("FAULTS", "on_crash=explode"),
-        ("FAULTS", "on_cash=restart"),
-        ("FAULTS", "max_restarts=3x"),
-        ("STEP_TIMEOUT", "long"),
+        ("NUM_WORKERS", "x", "invalid literal"),
+        ("NUM_WORKERS", "-1", "must not be negative"),
+        ("THREADS_PER_WORKER", "-1", "must not be negative"),
+        ("WAIT_POLICY", "fast", "must be one of 'adaptive'"),
+        ("CONTEXT", "forks", "cannot find context"),
+        ("PIN_WORKERS", "yes", "0 or 1"),
+        ("FAULTS", "on_crash=explode", "one of 'raise', 'restart'"),
+        ("FAULTS", "on_cash=restart", "unexpected .* 'on_cash'"),
+        ("FAULTS", "max_restarts=3x", "invalid literal"),
+        ("FAULTS", "max_restarts=-1", "must not be negative"),
+        ("FAULTS", "on_timeout=restart,step_timeout=-.5", "must be positive"),
+        ("STEP_TIMEOUT", "long", "could not convert"),
+        ("STEP_TIMEOUT", "-1", "must be positive"),
+        ("RESET_TIMEOUT", "nan", "must be positive"),
+        ("RECYCLE_AFTER", "0", "at least 1"),
     ],
 )
-def test_variables_that_make_no_sense(environment, variable, value):
+def test_variables_that_make_no_sense(environment, variable, value, why):
     environment(**{variable: value})
-    with pytest.raises(ValueError, match=f"SHMVEC_{variable}='{value}' in the environment: "):
+    where = f"SHMVEC_{variable}='{value}' in the environment: "
+    with pytest.raises(ValueError, match=f"{where}.*{why}"):
         made()
 
 

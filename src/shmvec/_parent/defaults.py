@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import inspect
 import os
-from ast import literal_eval
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec
 
-from shmvec._parent.arguments import AtMost
+from shmvec._parent.arguments import (
+    AtMost,
+    checked_context,
+    checked_count,
+    checked_limits,
+    checked_threads,
+    checked_wait_policy,
+)
 from shmvec.faults import FaultPolicy
 
-__all__ = ["installed", "of_workers", "set_installed", "with_defaults"]
+__all__ = ["add_installed", "end_installed", "of_workers", "with_defaults"]
 
 P = ParamSpec("P")
 
@@ -26,45 +33,69 @@ def _flag(text: str) -> bool:
 def _policy(text: str) -> FaultPolicy:
     """Of ``on_crash=restart,max_restarts=3``."""
     fields: dict[str, Any] = {}
-    for field in text.split(","):
-        name, _, value = field.partition("=")
-        fields[name.strip()] = literal_eval(value) if value[:1].isdigit() else value.strip()
-    return FaultPolicy(**fields)
+    for field in filter(None, map(str.strip, text.split(","))):
+        name, _, value = (part.strip() for part in field.partition("="))
+        kind = str if name.startswith("on_") else int if name == "max_restarts" else float
+        fields[name] = kind(value)
+    policy = FaultPolicy(**fields)
+    checked_limits(policy.step_timeout, policy.reset_timeout, 1)
+    return policy
+
+
+def _limit(name: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        checked_limits(**{**dict.fromkeys(_LIMITS), name: float(text)}, num_workers=1)
+        return float(text)
+
+    return parse
+
+
+def _word(check: Callable[[str], object]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        check(text)
+        return text
+
+    return parse
 
 
 # How workers run, which is nobody's concern but theirs: for all that stands on an Exchange.
 _OF_WORKERS: dict[str, Callable[[str], Any]] = {
     "num_workers": AtMost,
-    "threads_per_worker": int,
-    "wait_policy": str,
+    "threads_per_worker": lambda text: checked_threads(int(text), 1, 1),
+    "wait_policy": _word(checked_wait_policy),
     "pin_workers": _flag,
 }
+_LIMITS = ("step_timeout", "reset_timeout")
 _OF_VECTOR_ENVS: dict[str, Callable[[str], Any]] = {
     **_OF_WORKERS,
-    "context": str,
+    "context": _word(checked_context),
     "preload": lambda text: [name.strip() for name in text.split(",")],
     "shared_memory": _flag,
-    "step_timeout": float,
-    "reset_timeout": float,
+    "step_timeout": _limit("step_timeout"),
+    "reset_timeout": _limit("reset_timeout"),
     "faults": _policy,
-    "recycle_after": int,
+    "recycle_after": lambda text: checked_count("recycle_after", int(text)),
 }
 
-_installed: dict[str, Any] = {}
+_installed: list[dict[str, Any]] = []  # those of each call of install
 
 
-def installed() -> dict[str, Any]:
-    """The options of ``install``."""
-    return dict(_installed)
+def add_installed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds the options of a call of ``install``, and returns what was added."""
+    added = dict(options)
+    if added.get("num_workers") is not None:
+        added["num_workers"] = AtMost(added["num_workers"])
+    _installed.append(added)
+    return added
 
 
-def set_installed(options: Mapping[str, Any]) -> None:
-    """Replaces them."""
-    checked = dict(options)
-    if checked.get("num_workers") is not None:
-        checked["num_workers"] = AtMost(checked["num_workers"])
-    _installed.clear()
-    _installed.update(checked)
+def end_installed(added: dict[str, Any] | None = None) -> bool:
+    """Takes away what was added, with what was added later; None: all. Whether nothing is left."""
+    for index, options in enumerate(_installed):
+        if added is None or options is added:
+            del _installed[index:]
+            return not _installed
+    return False
 
 
 def with_defaults(init: Callable[P, None]) -> Callable[P, None]:
@@ -74,17 +105,30 @@ def with_defaults(init: Callable[P, None]) -> Callable[P, None]:
     @wraps(init)
     def filled(*args: P.args, **kwargs: P.kwargs) -> None:
         bound = signature.bind_partial(*args, **kwargs)
-        given = {name for name, value in bound.arguments.items() if value is not None}
-        # What the program gives must not be made an error by what it does not.
-        if bound.arguments.get("num_workers") == 0:
-            given |= {"step_timeout", "reset_timeout", "faults", "worker_environ", "worker_init"}
-        elif "faults" in given:
-            given |= {"step_timeout", "reset_timeout"}
-        defaults = {**_from_environment(_OF_VECTOR_ENVS), **_installed}
-        bound.arguments.update({name: defaults[name] for name in defaults.keys() - given})
+        options = _from_environment(_OF_VECTOR_ENVS)
+        for later in (*_installed, bound.arguments):
+            given = {name: value for name, value in later.items() if value is not None}
+            options = {**_without_conflicts(options, given), **given}
+        bound.arguments.update(options)
         init(*bound.args, **bound.kwargs)
 
     return filled
+
+
+def _without_conflicts(defaults: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults that do not make an error of what is given, which goes before them."""
+    left_out: tuple[str, ...] = ()
+    if given.get("num_workers") == 0:
+        left_out = *_LIMITS, "faults", "worker_environ", "worker_init"
+    elif "faults" in given:
+        left_out = _LIMITS
+    kept = {name: value for name, value in defaults.items() if name not in left_out}
+    policy = kept.get("faults")
+    if isinstance(policy, FaultPolicy):
+        doubled = [name for name in _LIMITS if getattr(policy, name) is not None]
+        limits = {name: given[name] for name in doubled if name in given}
+        kept["faults"] = replace(policy, **limits) if limits else policy
+    return kept
 
 
 def of_workers(options: Mapping[str, Any]) -> dict[str, Any]:

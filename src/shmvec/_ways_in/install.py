@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium.vector
 
-from shmvec._parent.defaults import installed, set_installed
+from shmvec._parent.defaults import add_installed, end_installed
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Installation", "install", "uninstall"]
@@ -26,10 +26,9 @@ _ORIGINAL = gymnasium.vector.AsyncVectorEnv
 class Installation:
     """What :func:`install` returns: a context manager that ends what it began."""
 
-    def __init__(self, began: bool, before: dict[str, Any]) -> None:
-        """Remembers whether there was anything to install, and the options before."""
-        self._began = began
-        self._before = before
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Takes the options, among those that are installed."""
+        self._options = options
 
     def __enter__(self) -> Installation:
         """Does nothing more."""
@@ -41,10 +40,9 @@ class Installation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Uninstalls, unless it was installed before; the options are again what they were."""
-        if self._began:
-            uninstall()
-        set_installed(self._before)
+        """Ends this installation, and those that came after it; uninstalls with the first."""
+        if end_installed(self._options):
+            _rebind(ShmVectorEnv, _ORIGINAL)
 
 
 def install(**options: Any) -> Installation:
@@ -79,25 +77,25 @@ def install(**options: Any) -> Installation:
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
         raise TypeError(f"ShmVectorEnv has no option {', '.join(map(repr, unknown))}")
-    before = installed()
-    set_installed({**before, **options})
-    return Installation(_rebind(_ORIGINAL, ShmVectorEnv), before)
+    added = add_installed(options)
+    _rebind(_ORIGINAL, ShmVectorEnv)
+    return Installation(added)
 
 
 def uninstall() -> None:
     """Undoes :func:`install`; harmless if nothing is installed."""
-    set_installed({})
+    end_installed()
     _rebind(ShmVectorEnv, _ORIGINAL)
 
 
-def _rebind(old: type[Any], new: type[Any]) -> bool:
-    """Replaces the class wherever it goes by the name; says whether it was anywhere."""
-    found = False
+def _rebind(old: type[Any], new: type[Any]) -> None:
+    """Replaces the class wherever it goes by the name."""
     for name, module in list(sys.modules.items()):
-        namespace = getattr(module, "__dict__", None)
+        try:  # without asking the module: one that is loaded lazily would load
+            namespace = object.__getattribute__(module, "__dict__")
+        except AttributeError:
+            continue
         if name.split(".")[0] == "shmvec" or not isinstance(namespace, dict):
             continue
         if namespace.get(_NAME) is old:
             namespace[_NAME] = new
-            found = True
-    return found
