@@ -305,9 +305,9 @@ def test_wrong_actions_are_not_sent(num_workers, actions, error, message):
 
 @WORKERS
 @pytest.mark.parametrize("shape", [(3,), (3, 1, 1), (3, 2)])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("how", ["all", "masked", "after a restart"])
 def test_actions_of_another_shape_are_given_to_the_envs_as_gymnasium_gives_them(
-    num_workers, shape, masked
+    num_workers, shape, how
 ):
     box = gym.spaces.Box(-9, 9, (1,))
     actions = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -318,13 +318,20 @@ def test_actions_of_another_shape_are_given_to_the_envs_as_gymnasium_gives_them(
         envs.reset(seed=1)
         expected.reset(seed=1)
         expected.step(actions.copy())
-        mask = np.array([True, False, True])
-        envs.step(actions, mask=mask) if masked else envs.step(actions)
+        if how == "masked":
+            envs.step(actions, mask=np.array([True, False, True]))
+        elif how == "after a restart":
+            envs.restart()
+            assert envs.step(actions)[3].all()
+            envs.reset(seed=1)
+            envs.step(actions)
+        else:
+            envs.step(actions)
         actions[:] = -1  # envs may keep theirs
         for vector_env in (envs, expected):
             vector_env.step(np.ones((3, 1), np.float32))
         theirs = list(expected.get_attr("actions"))
-        if masked:
+        if how == "masked":
             theirs[1] = theirs[1][1:]
         assert same(list(envs.get_attr("actions")), theirs)
     finally:

@@ -286,7 +286,7 @@ cdef class Ledger:
             self.choose_frames(envs, False)
         self.links.sequence += <uint32_t>envs.shape[0]  # what fails below was of no later one
         if self.encoders is None:
-            each = self.write_actions(envs, actions, rollout_frame is None)
+            each = self.write_actions(envs, actions, rollout_frame is None or rollout_frame < 0)
             if each is not None:
                 late = {envs[i]: pack([(envs[i], each[i])]) for i in range(envs.shape[0])}
         else:
