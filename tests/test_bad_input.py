@@ -170,6 +170,20 @@ def test_spaces_that_exist_only_after_a_reset(num_workers, says_none):
         assert envs.step([2, 1])[0].tolist() == [[1, 2], [1, 1]]
     with pytest.raises(TypeError, match=r"env_fns\[0\]\(\) returned a NoneType without reset"):
         ShmVectorEnv([partial(HostedEnv.made_by, lambda: None)] * 2, num_workers=num_workers)
+    one = make()
+    with pytest.raises(ValueError, match="returned the same env twice.*`lambda: gym.make"):
+        ShmVectorEnv([partial(HostedEnv.made_by, lambda: one)] * 2, num_workers=num_workers)
+
+
+def test_an_env_that_cannot_make_its_first_reset_is_closed():
+    class Fails(Late):
+        def reset(self, *, seed=None, options=None):
+            raise OSError("no display")
+
+    env = Fails(False)
+    with pytest.raises(OSError, match="no display"):
+        HostedEnv.made_by(lambda: env)
+    assert env.closed
 
 
 class Box:  # as gym's, which need not be installed

@@ -37,6 +37,9 @@ class HostedEnv:
         Returns:
             An instance; or the env itself if it is none, of which the core says what is wrong.
 
+        Raises:
+            ValueError: The env_fn made no other env.
+
         Example:
             >>> import gymnasium as gym
             >>> from functools import partial
@@ -57,10 +60,19 @@ class HostedEnv:
             return env
         spaces = _spaces_of(env)
         if any(space is None for space in spaces):
-            env.reset()
-            spaces = _spaces_of(env)
-            env.close()
+            used = env
+            try:
+                used.reset()
+                spaces = _spaces_of(used)
+            finally:
+                used.close()
             env = env_fn()
+            if env is used:
+                raise ValueError(
+                    "the env_fn returned the same env twice, whose spaces exist only after its "
+                    "first reset: it was reset to learn them, and closed. Make an env in the "
+                    "function: write `lambda: gym.make(...)`, not `lambda: env`."
+                )
         return cls(env, observation_space=spaces[0], action_space=spaces[1], **arguments)
 
     def __init__(self, env: Any, observation_space: Any = None, action_space: Any = None) -> None:
