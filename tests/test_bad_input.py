@@ -92,8 +92,12 @@ def test_an_env_that_is_not_gymnasiums_need_not_say_what_it_wraps(num_workers):
         def unwrapped(self):
             raise NotImplementedError
 
-    with closing(ShmVectorEnv([lambda: Silent(9)] * 4, num_workers=num_workers)) as envs:
-        assert envs.reset()[0].shape == (4, 4)
+    class SaysNone(Counter):
+        unwrapped = None
+
+    for kind in (Silent, SaysNone):
+        with closing(ShmVectorEnv([partial(kind, 9)] * 4, num_workers=num_workers)) as envs:
+            assert envs.reset()[0].shape == (4, 4)
 
 
 @WORKERS

@@ -256,9 +256,10 @@ class EnvHost:
 def _unwrapped(env: Any) -> Any:
     """The env without its wrappers; itself if it does not say."""
     try:
-        return env.unwrapped
+        itself = env.unwrapped
     except Exception:  # it need not be Gymnasium's
-        return env
+        itself = None
+    return env if itself is None else itself
 
 
 def _what_is_wrong(env: Any) -> str:
