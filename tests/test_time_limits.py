@@ -101,6 +101,17 @@ def test_partial_batches_go_on_without_it():
         assert sorted(patiently(envs.recv)[-1]["env_id"]) == [0, 1]
 
 
+@pytest.mark.parametrize("limit", [float("inf"), 1e300])
+def test_limits_that_are_none(limit):
+    with gated(step_timeout=limit, reset_timeout=limit) as (envs, _):
+        envs.reset()
+        assert envs.step([1] * 4)[0].tolist() == [[1]] * 4
+        envs.step_async([1] * 4)
+        assert envs.step_wait(timeout=limit)[0].tolist() == [[2]] * 4
+        envs.send([1, 1], [0, 1])
+        assert len(envs.recv(min_envs=1, timeout=limit)[0]) in (1, 2)
+
+
 @pytest.mark.parametrize("name", ["step_timeout", "reset_timeout"])
 @pytest.mark.parametrize(
     ("limit", "options", "error", "message"),

@@ -56,6 +56,7 @@ from gymnasium.error import ClosedEnvironmentError
 
 from shmvec.faults import EnvTimeoutError
 
+cdef double FOR_EVER_S = 1e9
 cdef int64_t SLICE_NS = 50_000_000
 cdef int64_t TALK_NS = 1_000_000        # the slice while there is something on the channels
 cdef int64_t BEGIN_NS = 1_000_000_000   # in which a worker should begin what it was asked
@@ -209,7 +210,9 @@ cdef class Links:
                 and sv_completion_reached(self.answered(), target)):
             return True
         cdef int64_t begun = sv_now_ns()
-        cdef int64_t deadline = -1 if timeout is None else begun + <int64_t>(timeout * 1e9)
+        cdef int64_t deadline = -1  # none; also where its nanoseconds do not fit
+        if timeout is not None and timeout < FOR_EVER_S:
+            deadline = begun + <int64_t>(timeout * 1e9)
         cdef int64_t reminded = begun
         cdef int64_t slice_ns
         cdef int64_t now

@@ -63,6 +63,8 @@ __all__ = [
     "reset_arguments",
 ]
 
+_FOR_EVER = 1e9  # seconds: the nanoseconds of more do not fit into 64 bits
+
 # For reset: the same for all envs, or one for each.
 Options: TypeAlias = dict[str, Any] | Sequence[dict[str, Any] | None] | None
 # Environment variables of all workers, or, by its index, of each.
@@ -280,6 +282,8 @@ def checked_limits(
                     f"{name} needs worker processes: with num_workers=0 the env runs in this one, "
                     "and nobody is left to look at the clock"
                 )
+            if limit > _FOR_EVER:
+                limit = None
         limits.append(limit)
     return limits[0], limits[1]
 
