@@ -1,6 +1,8 @@
 """Large results of commands: they come as they were returned, through memory that is lent again."""
 
+import fcntl
 import os
+import resource
 import signal
 from contextlib import closing
 
@@ -39,8 +41,19 @@ class Painter(Counter):
             raise LookupError("no paint")
         return self.paint()
 
+    def paint_without_descriptors(self):
+        _limit_descriptors(3)  # and for ever: the result is packed later
+        return self.paint()
+
     def end(self):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _limit_descriptors(limit):
+    """Lets this process open no more than it has, if it has so many; returns the limit before."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    return before
 
 
 def painters(count=4):
@@ -153,6 +166,34 @@ def test_no_more_is_read_than_there_is(sides, span):
     for parcel in (parcels.Parcel(span, []), parcels.Parcel(b"", [span])):
         with pytest.raises(ValueError, match="memory for results"):
             parent.collect([parcel])
+
+
+def test_a_program_that_has_no_descriptor_left_gets_its_results_later():
+    with closing(ShmVectorEnv(painters(2), num_workers=1)) as envs:
+        before = _limit_descriptors(3)
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                envs.call("paint")
+        finally:
+            _limit_descriptors(before)
+        np.testing.assert_equal(envs.call("paint", 3), tuple(painted([3, 4])))
+
+
+def test_a_worker_that_has_no_descriptor_left_sends_its_results_with_the_message():
+    with closing(ShmVectorEnv(painters(2), num_workers=1)) as envs:
+        result = envs.call("paint_without_descriptors")
+        np.testing.assert_equal(result, tuple(painted([0, 1])))
+
+
+def test_memory_that_takes_no_seals(monkeypatch):
+    def none(*_):
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "fcntl", none)
+        depot = Depot.create()
+    with closing(depot):
+        assert "memfd:shmvec" in os.readlink(f"/proc/self/fd/{depot.descriptor}")
 
 
 def test_a_sandbox_without_memfd(monkeypatch):
@@ -268,3 +309,5 @@ def test_no_more_memory_is_kept_than_two_calls_need(sides):
     assert len(parent._blocks) == 2
     assert parent.collect([worker.pack(3)])[0].open() == 3
     assert len(parent._blocks) == 2
+    parent.close()  # a vector env that is closed may live for long
+    assert not parent._blocks

@@ -33,11 +33,15 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
 
     Raises:
         Unreadable: It makes no sense.
+        OSError: This process has no room for it: it can be read again.
+        MemoryError: Likewise.
     """
     late, error = _tried(partial(workers.unpack, content))
     results = None
     if error is None and late.results is not None:
         results, error = _tried(partial(workers.collect, index, late.results))
+    if isinstance(error, (OSError, MemoryError)):
+        raise error
     if error is not None:
         raise Unreadable(repr(error))
     messages, failures = [], list(late.failures)

@@ -15,12 +15,11 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pickle import PickleBuffer, dumps, loads
 from sys import getrefcount
 from typing import Any
-
-import numpy as np
 
 from shmvec._classes import dumps as dumps_by_value
 
@@ -30,9 +29,9 @@ _LARGE = 1 << 14  # what is smaller costs less in the message itself
 _MOST = 1 << 26  # bytes of a depot, which it keeps: envs' pictures fit, a rare giant need not
 _LEAST = 1 << 20
 
-# Of these pickle makes what cloudpickle does, in a third of the time.
-_PLAIN = frozenset({np.ndarray, bool, bytes, float, int, str, type(None)})
-_pickle, _cloudpickle = dumps, dumps_by_value  # bound here: an env may patch the modules
+# The second makes by value what the first does not find by its name. Bound here: an env may patch
+# the modules.
+_PICKLES = dumps, dumps_by_value
 
 Span = tuple[int, int]  # where in the depot something lies, and how many bytes it has
 
@@ -61,11 +60,12 @@ class Depot:
         """Makes the memory, which is empty and grows with use."""
         try:
             descriptor = os.memfd_create("shmvec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            # Or whoever has mapped it would be killed for a look at what is not there any more.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         except OSError:  # a sandbox forbids it
             with tempfile.TemporaryFile() as file:
-                descriptor = os.dup(file.fileno())
+                return cls(os.dup(file.fileno()))
+        with suppress(OSError):
+            # Or whoever has mapped it would be killed for a look at what is not there any more.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return cls(descriptor)
 
     def __init__(self, descriptor: int) -> None:
@@ -76,9 +76,10 @@ class Depot:
         self._blocks: deque[bytearray] = deque()
 
     def close(self) -> None:
-        """Closes the descriptor."""
+        """Closes the descriptor, and lets go of all memory."""
         descriptor, self.descriptor = self.descriptor, -1
         self._memory = memoryview(b"")
+        self._blocks.clear()
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -100,15 +101,15 @@ class Depot:
                 spans.append(span)
             return span is None
 
-        plain = type(result) in _PLAIN
-        if type(result) is np.ndarray:
-            plain = not result.dtype.hasobject
-        pickle = _pickle if plain else _cloudpickle
-        try:
-            pickled = pickle(result, protocol=5, buffer_callback=keep)
-        except BaseException:
-            self._used = begin
-            raise
+        for pickle in _PICKLES:
+            try:
+                pickled = pickle(result, protocol=5, buffer_callback=keep)
+                break
+            except BaseException as error:
+                self._used = begin
+                spans.clear()
+                if pickle is _PICKLES[-1] or not isinstance(error, Exception):
+                    raise
         return Parcel(self._put(memoryview(pickled)) or pickled, spans)
 
     def _put(self, content: memoryview) -> Span | None:
@@ -124,14 +125,14 @@ class Depot:
         """Maps the depot so far, and makes it larger if it must be; False: there is no memory."""
         if end > len(self._memory):
             size = os.fstat(self.descriptor).st_size
-            if size < end:
-                size = min(_MOST, max(_LEAST, 2 * len(self._memory), end))
-                try:
+            try:
+                if size < end:
+                    size = min(_MOST, max(_LEAST, 2 * len(self._memory), end))
                     # Reserved: to write where the kernel has no page would be fatal.
                     os.posix_fallocate(self.descriptor, 0, size)
-                except OSError:
-                    return False
-            self._memory = memoryview(mmap.mmap(self.descriptor, size))
+                self._memory = memoryview(mmap.mmap(self.descriptor, size))
+            except OSError:  # or no descriptor, of which a mapping takes one
+                return False
         return True
 
     # ---- the parent's side -------------------------------------------------------------------
