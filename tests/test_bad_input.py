@@ -545,6 +545,7 @@ CAMERA = gym.spaces.Dict(camera=gym.spaces.Tuple([BOX, gym.spaces.Discrete(3)]))
     ("space", "observation", "expected"),
     [
         (gym.spaces.Discrete(5), np.array([3]), 3),
+        (gym.spaces.Discrete(5), [3], 3),
         (gym.spaces.Box(0, 9, (1,)), 3.0, [3.0]),
         (gym.spaces.Box(0, 9, (1,)), np.float32(3), [3.0]),
         (gym.spaces.Box(0, 9, ()), np.array([3.0]), 3.0),

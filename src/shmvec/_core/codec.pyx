@@ -148,7 +148,7 @@ cdef class ArrayCodec(Codec):
             elif self.rows.copy_from(value, self.rows.base + env * self.rows.row_bytes,
                                      self.rows.row_bytes):
                 return 0
-        except (BufferError, ValueError):
+        except (BufferError, ValueError, TypeError):
             pass  # not contiguous, of a dtype without a buffer format, or a list
         if value is None:  # which NumPy takes for nan
             raise TypeError("None is no observation of this space")
