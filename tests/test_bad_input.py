@@ -401,6 +401,29 @@ def test_wrong_seeds(num_workers, seed, error, message):
     envs.close()
 
 
+@WORKERS
+@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize(
+    ("actions", "error", "message"),
+    [
+        ([1, 2], ValueError, "there are 2, and 3 envs"),
+        (np.zeros((1, 3), int), ValueError, "there are 1, and 3 envs"),
+        (np.zeros(4, int), ValueError, "there are 4, and 3 envs"),
+        (1, TypeError, "they are one int"),
+        (np.array(1), TypeError, "they are one ndarray"),
+        (None, TypeError, "they are one NoneType"),
+    ],
+)
+def test_wrong_actions_with_a_mask(num_workers, shared_memory, actions, error, message):
+    envs = ShmVectorEnv([make_counter] * 3, num_workers=num_workers, shared_memory=shared_memory)
+    with closing(envs):
+        envs.reset()
+        mask = np.array([True, False, False])
+        with pytest.raises(error, match=f"wrong actions: {message}.*Nothing was sent"):
+            envs.step(actions, mask=mask)
+        assert envs.step([1, 2, 3], mask=mask)[0][0, :2].tolist() == [1, 1]
+
+
 def test_wrong_masks():
     envs = ShmVectorEnv([make_counter] * 2, num_workers=1)
     for mask, error in (

@@ -411,7 +411,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             envs = masked_env_ids(mask, self.num_envs, "`mask`")
             with self.exchange.turn:
                 exchange = self._ready("step")
-                actions = given_actions(self.single_action_space, actions, envs)
+                actions = given_actions(self.single_action_space, actions, envs, self.num_envs)
                 self._in_call = True
                 exchange.ask(envs, actions)
                 return self._taken(exchange)

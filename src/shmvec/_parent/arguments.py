@@ -445,10 +445,36 @@ def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
     return dict(zip(envs, values, strict=True))
 
 
-def given_actions(space: Any, actions: Any, envs: npt.NDArray[np.intp]) -> Any:
-    """The actions of some envs, out of those of all; ``space`` is that of one env."""
+def given_actions(
+    space: Any, actions: Any, envs: npt.NDArray[np.intp], num_envs: int | None = None
+) -> Any:
+    """The actions of some envs, out of those of all.
+
+    Args:
+        space: That of one env.
+        actions: Of all.
+        envs: Which are wanted.
+        num_envs: How many there must be. None: at least those.
+
+    Raises:
+        ValueError: There are more or fewer.
+        TypeError: What should be many is one.
+    """
 
     def given(part: Any) -> Any:
+        if num_envs is not None:
+            try:
+                count = len(part)
+            except TypeError:
+                raise TypeError(
+                    f"wrong actions: they are one {type(part).__name__}, and there are "
+                    f"{num_envs} envs. Nothing was sent to any env."
+                ) from None
+            if count != num_envs:
+                raise ValueError(
+                    f"wrong actions: there are {count}, and {num_envs} envs, those included that "
+                    "the mask leaves out. Nothing was sent to any env."
+                )
         return part[envs] if isinstance(part, np.ndarray) else [part[env] for env in envs]
 
     return mapped(space, given, actions)
