@@ -178,8 +178,11 @@ static void remember(sv_tee *tee, const char *bytes, size_t count)
     tee->taken += count;
 }
 
-static void take_in(sv_tee *tee, int64_t now)
+/* Takes what is in the pipe.  The thread alone, which may be polling it, closes it. */
+static void take_in(sv_tee *tee, int64_t now, bool is_thread)
 {
+    if (tee->source < 0)
+        return;
     if (!is_still(tee->source, tee->source_is)) {
         tee->source = -1; /* somebody has closed it */
         return;
@@ -197,6 +200,8 @@ static void take_in(sv_tee *tee, int64_t now)
         if (count < 0 && (errno == EAGAIN || errno == EINTR))
             return;
         if (count <= 0) { /* the last writer is gone */
+            if (!is_thread)
+                return;
             close(tee->source);
             tee->source = -1;
             return;
@@ -343,7 +348,7 @@ static void work(void)
     int64_t now = sv_now_ns();
     for (sv_tee *tee = tees.first; tee != NULL; tee = tee->next)
         if (tee->readable)
-            take_in(tee, now);
+            take_in(tee, now, true);
     for (sv_tee *tee = tees.first; tee != NULL; tee = tee->next)
         if (is_in_midline(tee))
             pass_on(tee, now);
@@ -478,6 +483,9 @@ size_t sv_tee_last(sv_tee *tee, char *bytes, size_t most)
     if (!is_here())
         return 0;
     pthread_mutex_lock(&tees.lock);
+    take_in(tee, sv_now_ns(), false);
+    if (tees.running)
+        wake();
     size_t there = tee->taken < SV_TEE_LAST ? (size_t)tee->taken : SV_TEE_LAST;
     size_t count = there < most ? there : most;
     for (size_t i = 0; i < count; i++)
@@ -516,12 +524,26 @@ bool sv_tee_settle(sv_tee *tee, int64_t patience_ns)
     return done;
 }
 
+/* Whether nothing is left to do but for the thread to close it, and itself if it was the last. */
+static bool is_at_its_end(const sv_tee *tee)
+{
+    struct pollfd source = {.fd = tee->source, .events = POLLIN};
+    if (!tee->listed)
+        return tees.first == NULL && tees.running;
+    if (!tees.running || tee->begin < tee->end)
+        return false;
+    return tee->source < 0 || (poll(&source, 1, 0) == 1 && source.revents == POLLHUP);
+}
+
 void sv_tee_close(sv_tee *tee)
 {
     bool mine = is_here();
     if (mine) {
         pthread_mutex_lock(&tees.lock);
         hurry(tee);
+        int64_t deadline = sv_now_ns() + STOP_NS;
+        while (is_at_its_end(tee) && wait_until(deadline))
+            ;
         tee->kept = false;
     }
     bool gone = mine && !tee->listed;

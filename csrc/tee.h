@@ -49,14 +49,15 @@ typedef struct sv_tee sv_tee;
  * errno: there can be no more descriptors, memory or threads.  Not for two threads at once. */
 int sv_tee_open(int target, sv_tee **tee, int *end);
 
-/* The last bytes that were written, `most` of them at most; returns how many. */
+/* The last bytes that were written before this call, `most` of them at most; returns how many. */
 size_t sv_tee_last(sv_tee *tee, char *bytes, size_t most);
 
 /* Waits until what was written before this call is passed on, or remembered and dropped.  False: the
  * target has taken nothing for so long, or somebody else's fork has. */
 bool sv_tee_settle(sv_tee *tee, int64_t patience_ns);
 
-/* The caller is done with it.  It goes once its last writer has, and all is passed on. */
+/* The caller is done with it.  It goes once its last writer has, and all is passed on; where that is
+ * so already it is gone when this returns. */
 void sv_tee_close(sv_tee *tee);
 
 /* Around a fork: the thread is gone, in the kernel's eyes, too, until as many calls of resume. */

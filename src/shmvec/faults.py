@@ -10,10 +10,11 @@ import multiprocessing
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pickle import PickleError, loads
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 
+_ENOUGH = 8192  # characters of workers' last lines in a message, where many have ended
+
+
 class WorkerCrashError(RuntimeError):
     """A worker process ended without being told to, and the policy does not restart it.
 
@@ -45,11 +49,13 @@ class WorkerCrashError(RuntimeError):
         workers: Indices of the workers that ended.
         envs: Their envs.
         summary: What happened, without advice.
+        stderr: The last lines that each of these workers has written to stderr.
     """
 
     summary = ""
     workers: tuple[int, ...] = ()
     envs: tuple[int, ...] = ()
+    stderr: tuple[str, ...] = ()
 
 
 class TooManyFaultsError(WorkerCrashError):
@@ -69,7 +75,10 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
         env: Its index.
         operation: "step" or "reset".
         limit: Seconds that it may take.
+        stderr: The last lines that its worker has written to stderr, if that was ended for it.
     """
+
+    stderr = ""
 
     def __init__(self, env: int, operation: str, limit: float) -> None:
         """Says so."""
@@ -83,6 +92,11 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
         self.limit = limit
         self.began = 0  # by the monotonic clock, in ns
 
+    def take_last_words(self, stderr: str) -> None:
+        """Its worker, which has written this, is ended because of it."""
+        self.stderr = stderr
+        self.args = (f"{self.args[0]}{told_last_words({None: stderr})}",)
+
     @property
     def summary(self) -> str:
         """What happened, without advice."""
@@ -95,9 +109,10 @@ class FaultPolicy:
 
     The step in which a fault happens returns for its env the last observation, reward 0 and
     ``truncated=True``, so that no learner bootstraps across the break, and says what it was in
-    ``infos["fault"]``: ``type``, ``message``, ``restarts`` of its worker so far. The next step goes
-    on as after any truncation in the autoreset mode in force. A worker that is restarted takes its
-    other envs with it: they are truncated as well, in the same step or in their next one.
+    ``infos["fault"]``: ``type``, ``message``, ``restarts`` of its worker so far, and in ``stderr``
+    the last lines that a worker which crashed has written there. The next step goes on as after any
+    truncation in the autoreset mode in force. A worker that is restarted takes its other envs with
+    it: they are truncated as well, in the same step or in their next one.
 
     A restarted env is built by its ``env_fn`` and reset with :func:`restart_seed`, so a run with
     the same faults in the same places is the same run.
@@ -170,6 +185,8 @@ class Fault:
         done: "reset" or "restart".
         at: When, in seconds since the epoch.
         restarts: How often the worker had been restarted by then, this time included.
+        stderr: The last lines that the worker had written to stderr, if its process has crashed or
+            was ended because of a time limit. A crash in C says there where in Python it was.
     """
 
     env: int
@@ -179,11 +196,17 @@ class Fault:
     done: str
     at: float
     restarts: int
+    stderr: str = ""
 
     @property
     def info(self) -> dict[str, Any]:
         """What ``infos["fault"]`` says."""
-        return {"type": self.type, "message": self.message, "restarts": self.restarts}
+        return {
+            "type": self.type,
+            "message": self.message,
+            "restarts": self.restarts,
+            "stderr": self.stderr,
+        }
 
 
 def restart_seed(seed: int | None, restarts: int) -> int | None:
@@ -335,25 +358,52 @@ def describe_exit(code: int | str | None) -> str:
     return f"exit code {code}"
 
 
-def crash(workers: Sequence[tuple[int, Any, int | str | None]], doing: str) -> WorkerCrashError:
+def last_words(cause: object, worker: int) -> str:
+    """The last lines of a worker's stderr that the cause of a restart has; empty: it has none."""
+    if isinstance(cause, WorkerCrashError):
+        return dict(zip(cause.workers, cause.stderr, strict=False)).get(worker, "")
+    return cause.stderr if isinstance(cause, EnvTimeoutError) else ""
+
+
+def told_last_words(stderr: Mapping[int | None, str]) -> str:
+    """What an error's message says, at its end, of the last lines of workers."""
+    told = ""
+    for worker, text in stderr.items():
+        if text and len(told) < _ENOUGH:
+            who = "its worker" if worker is None else f"worker {worker}"
+            told += f"\nThe last lines of {who} on stderr:\n{indent(text, '    ')}"
+    return told
+
+
+def crash(
+    workers: Sequence[tuple[int, Any, int | str | None, str]], doing: str
+) -> WorkerCrashError:
     """The error for workers that ended on their own.
 
     Args:
-        workers: Index, envs (a range) and exit code of each, or what else befell it.
+        workers: Index, envs (a range) and exit code of each, or what else befell it, and the last
+            lines that it has written to stderr.
         doing: The last command.
     """
     lines = [
         f"worker {index} (envs {envs.start} to {envs.stop - 1}) {describe_exit(code)}"
-        for index, envs, code in workers
+        for index, envs, code, _ in workers
     ]
+    stderr = {index: text for index, _, _, text in workers}
+    silent = (
+        "Look at the worker's output above; the OOM killer of the system leaves none. "
+        if not any(stderr.values())
+        else ""
+    )
     error = WorkerCrashError(
         f"A worker process ended unexpectedly; the last command was {doing!r}: "
         f"{'; '.join(lines)}. The vector env "
-        "is closed. Look at the worker's output above; a segfault or the OOM killer of the "
-        "system leaves none. num_workers=0 runs the envs in this process, for a debugger; "
+        f"is closed. {silent}num_workers=0 runs the envs in this process, for a debugger; "
         "faults=FaultPolicy(on_crash='restart') goes on without this one."
+        f"{told_last_words(stderr)}"
     )
     error.summary = f"{'; '.join(lines)}, in {doing!r}"
-    error.workers = tuple(index for index, _, _ in workers)
-    error.envs = tuple(env for _, envs, _ in workers for env in envs)
+    error.workers = tuple(index for index, *_ in workers)
+    error.envs = tuple(env for _, envs, *_ in workers for env in envs)
+    error.stderr = tuple(stderr.values())
     return error

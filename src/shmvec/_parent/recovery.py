@@ -24,7 +24,9 @@ from shmvec.faults import (
     FaultPolicy,
     TooManyFaultsError,
     WorkerCrashError,
+    last_words,
     restart_seed,
+    told_last_words,
 )
 
 __all__ = ["Recovery"]
@@ -128,6 +130,7 @@ class Recovery:
             if time.monotonic() < until:
                 return
         self.counts["timeouts"] += 1
+        error.take_last_words(self._workers.last_words(worker))
         self._replace({worker: error}, error.env)
 
     def mend(self) -> None:
@@ -266,7 +269,8 @@ class Recovery:
             kind, why = "Restart", cause
         else:
             kind, why = type(cause).__name__, getattr(cause, "summary", "") or str(cause)
-        fault = Fault(env, worker, kind, why, done, time.time(), self._restarts[worker])
+        words = last_words(cause, worker)
+        fault = Fault(env, worker, kind, why, done, time.time(), self._restarts[worker], words)
         if done == "reset":
             self.counts["resets"] += 1
         # What was asked for is no reason to warn.
@@ -293,10 +297,12 @@ class Recovery:
             f"{len(recent)} faults of worker {worker} within {self.policy.window_s:g} s, and "
             f"max_restarts={self.policy.max_restarts}. The vector env is closed. They were:\n"
             + "\n".join(lines)
+            + told_last_words({worker: recent[-1].stderr})
         )
         error.history = tuple(recent)
         error.workers = (worker,)
         error.envs = tuple(self._workers.ranges[worker])
+        error.stderr = (recent[-1].stderr,)
         raise error from (cause.exception() if isinstance(cause, Failure) else cause)
 
     def _wait_before(self, worker: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from shmvec import _classes
 from shmvec._core.channel import Channel
 from shmvec._core.segment import Segment
+from shmvec._parent.last_words import LastWords
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.records import Attachment, Report, Resets
 from shmvec.faults import Failure, crash
@@ -90,6 +91,9 @@ class Workers(Protocol):
     def is_up(self, index: int) -> bool:
         """Whether it is attached, and was not ended."""
 
+    def last_words(self, index: int) -> str:
+        """The last lines that a worker has written to stderr so far."""
+
     def interrupt(self, index: int) -> None:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
 
@@ -132,6 +136,7 @@ class Supervisor:
         self._launcher = launcher
         self._owner = os.getpid()
         self._pidfds: list[int] = []
+        self._words: list[LastWords] = []
         self._up = [False] * len(self.ranges)
         self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
         # What a worker that is started later needs, too.
@@ -145,6 +150,7 @@ class Supervisor:
                 self.processes.append(process)
                 self.channels.append(channel)
                 self._pidfds.append(process.sentinel)
+                self._words.append(LastWords(channel))
         except BaseException:
             self.stop(timeout=0.0)
             raise
@@ -191,6 +197,7 @@ class Supervisor:
         process, channel = self._launcher.start(index)
         self.processes[index], self.channels[index] = process, channel
         self._pidfds[index] = process.sentinel
+        self._words[index] = LastWords(channel)
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
         """Waits until it is built and attached; returns what building its envs has raised."""
@@ -271,8 +278,13 @@ class Supervisor:
                 why = f"its control channel: {self.channels[index].broken}; it was killed"
                 _send(self._pidfds[index], signal.SIGKILL)
                 _ended(self._pidfds[index], _KILL_AFTER_S)
-            found.append((index, self.ranges[index], why or self.processes[index].exitcode))
+            how = why or self.processes[index].exitcode
+            found.append((index, self.ranges[index], how, self.last_words(index)))
         return crash(found, self.doing)
+
+    def last_words(self, index: int) -> str:
+        """The last lines that a worker has written to stderr so far."""
+        return self._words[index].text()
 
     def interrupt(self, index: int) -> None:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
@@ -312,6 +324,8 @@ class Supervisor:
     def _release(self, index: int) -> None:
         """Closes what belongs to a process that has ended."""
         self.channels[index].close()
+        for words in self._words[index : index + 1]:  # there are none if there was no room
+            words.close()
         self._pidfds[index] = -1
         self.processes[index].release()
 
@@ -382,6 +396,8 @@ class Supervisor:
         self.stopped = True
         for channel in self.channels:
             channel.close()
+        for words in self._words:
+            words.disown()
         self._pidfds = []
         self._close_descriptors()
         # Or multiprocessing would terminate daemonic ones when this process ends.

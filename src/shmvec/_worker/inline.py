@@ -163,6 +163,10 @@ class InlineWorker:
         """Whether there is a loop to serve requests."""
         return self._loop is not None
 
+    def last_words(self, index: int) -> str:
+        """None: what envs write is the calling process's."""
+        return ""
+
     def interrupt(self, index: int) -> None:
         """Nobody can: there are no time limits here."""
 

@@ -24,6 +24,7 @@ from shmvec._shared.registry import join_registry, kept_registry
 from shmvec._shared.threads import inherited_openmp, limit_threads, pin_to_core
 from shmvec._worker.generators import seed_generators
 from shmvec._worker.host import EnvFn, EnvHost
+from shmvec._worker.output import finish_output, take_output
 from shmvec.faults import Failure
 
 __all__ = ["Orphaned", "Parent", "Task", "run_forked", "run_worker", "take_environ"]
@@ -159,6 +160,7 @@ def run_worker(task: Task, parent: Parent) -> None:
     if task.forked:
         gc.freeze()  # its collections must not touch, and so copy, the parent's pages
     watch_forks()
+    take_output(task.forked, parent.receive(0)[1])
     if task.pinned:
         pin_to_core(task.index)
     inherited = inherited_openmp() if task.forked else []
@@ -170,6 +172,7 @@ def run_worker(task: Task, parent: Parent) -> None:
         finally:
             failures = host.close()
             parent.send(0, parent.pack(failures), goodbye=True)
+            finish_output()
     parent.close()
 
 

@@ -1,0 +1,79 @@
+"""What workers print: copies of their stderr (csrc/tee.h), and the buffer of C's stdout.
+
+While this process forks the thread that copies is away: the fork is one of a process that has no
+other threads than the program's own. In the fork nothing is copied.
+"""
+
+from shmvec._core.csrc cimport (
+    SV_TEE_LAST, sv_tee, sv_tee_close, sv_tee_forget, sv_tee_last, sv_tee_open, sv_tee_pause,
+    sv_tee_resume, sv_tee_settle)
+
+from libc.stdint cimport int64_t
+from libc.stdio cimport BUFSIZ, _IOLBF, fflush, setvbuf, stdout
+
+import os
+
+cdef bint _follows = False   # forks, by the hooks below
+
+
+cdef class Tee:
+    cdef sv_tee *tee
+    cdef readonly int end
+
+    def __init__(self, int target):
+        global _follows
+        if self.tee != NULL:
+            raise RuntimeError("it is open")
+        if not _follows:
+            os.register_at_fork(before=_pause, after_in_parent=_resume, after_in_child=_forget)
+            _follows = True
+        cdef int error = sv_tee_open(target, &self.tee, &self.end)
+        if error != 0:
+            raise OSError(error, f"cannot copy what a worker writes: {os.strerror(error)}")
+
+    def __dealloc__(self):
+        if self.tee != NULL:
+            sv_tee_close(self.tee)
+
+    def last(self):
+        cdef char text[SV_TEE_LAST]
+        cdef size_t count = 0
+        if self.tee != NULL:
+            count = sv_tee_last(self.tee, text, SV_TEE_LAST)
+        return text[:count]
+
+    def settle(self, double patience):
+        cdef int64_t patience_ns = <int64_t>(1e9 * patience)
+        cdef bint settled = True
+        if self.tee != NULL:
+            with nogil:
+                settled = sv_tee_settle(self.tee, patience_ns)
+        return settled
+
+    def close(self):
+        if self.tee != NULL:
+            sv_tee_close(self.tee)
+            self.tee = NULL
+
+
+def _pause():
+    with nogil:
+        sv_tee_pause()
+
+
+def _resume():
+    sv_tee_resume()
+
+
+def _forget():
+    sv_tee_forget()
+
+
+def buffer_c_lines():
+    """C's stdout passes on whole lines; what is in its buffer goes out first."""
+    fflush(stdout)
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ)
+
+
+def flush_c():
+    fflush(stdout)

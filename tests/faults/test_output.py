@@ -1,0 +1,495 @@
+"""What workers print arrives whole, once, at once; their last lines are in errors and records."""
+
+import gc
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from printing import Printing
+from scripts import succeeds
+
+from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
+from shmvec._parent.last_words import excerpt
+
+CONTEXTS = ["fork", "spawn", "forkserver"]
+FOLDER = Path(__file__).parent
+
+START = f"""
+import os, sys
+sys.path[:0] = [{str(FOLDER)!r}, {str(FOLDER.parent)!r}]
+from functools import partial
+from printing import Printing
+from shmvec import FaultPolicy, ShmVectorEnv
+"""
+
+
+def vector_env(count, num_workers, context="fork", faults=None, **does):
+    functions = [partial(Printing, number, **does) for number in range(count)]
+    envs = ShmVectorEnv(functions, num_workers=num_workers, context=context, faults=faults)
+    envs.reset(seed=0)
+    return envs
+
+
+def read_to_the_end(descriptor):
+    parts = []
+    while True:
+        try:
+            part = os.read(descriptor, 1 << 16)
+        except OSError:  # a terminal that nobody has any more
+            part = b""
+        if not part:
+            return b"".join(parts).decode()
+        parts.append(part)
+
+
+def printed_to(kind, body, tmp_path, stream="stdout"):
+    """What a script prints to a file, a pipe, or a terminal."""
+    given = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    file = None
+    if kind == "file":
+        mine, theirs = None, os.open(tmp_path / "printed", os.O_WRONLY | os.O_CREAT)
+        file = tmp_path / "printed"
+    else:
+        mine, theirs = pty.openpty() if kind == "terminal" else os.pipe()
+    given[stream] = theirs
+    command = [sys.executable, "-c", START + textwrap.dedent(body)]
+    with subprocess.Popen(command, **given) as script:
+        os.close(theirs)
+        try:
+            text = "" if mine is None else read_to_the_end(mine)
+            assert script.wait(60) == 0
+        finally:
+            script.kill()
+            if mine is not None:
+                os.close(mine)
+    return (file.read_text() if file else text).replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("stream, what", [("stdout", "words"), ("stderr", "error_words")])
+@pytest.mark.parametrize("kind", ["pipe", "file", "terminal"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_lines_are_never_mixed(context, kind, stream, what, tmp_path):
+    body = f"""
+    envs = ShmVectorEnv(
+        [partial(Printing, number, step=[{what!r}]) for number in range(6)],
+        num_workers=6, context={context!r},
+    )
+    envs.reset(seed=0)
+    for _ in range(20):
+        envs.step([1] * 6)
+    envs.close()
+    """
+    lines = printed_to(kind, body, tmp_path, stream).splitlines()
+    expected = sorted(" ".join(["<", *[str(n)] * 50, ">"]) for n in range(6) for _ in range(20))
+    assert sorted(lines) == expected
+
+
+@pytest.mark.parametrize("what", ["c_words", "some_kilobytes"])
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_long_lines_and_those_of_c_are_whole(kind, what, tmp_path):
+    body = f"""
+    envs = ShmVectorEnv(
+        [partial(Printing, number, step=[{what!r}]) for number in range(4)], num_workers=4
+    )
+    envs.reset(seed=0)
+    for _ in range(20):
+        envs.step([1] * 4)
+    envs.close()
+    """
+    lines = printed_to(kind, body, tmp_path).splitlines()
+    length = 50 if what == "c_words" else 3000
+    expected = sorted(" ".join(["<", *[str(n)] * length, ">"]) for n in range(4) for _ in range(20))
+    assert sorted(lines) == expected
+
+
+@pytest.mark.parametrize("stand_in", ["sys.stdout", "io.StringIO()", "Tee(sys.stdout)"])
+def test_what_the_parent_holds_is_printed_once(stand_in):
+    """And what workers print is printed, whatever sys.stdout was."""
+    out = succeeds(
+        START,
+        f"""
+        import ctypes, io
+
+        class Tee:
+            def __init__(self, stream):
+                self.stream = stream
+            def write(self, text):
+                self.stream.write(text)
+            def flush(self):
+                pass  # so that what it holds is still there when workers are forked
+
+        libc = ctypes.CDLL(None)
+        libc.printf(b"C has this once\\n")
+        sys.stdout.write("Python has this once\\n")
+        original, sys.stdout = sys.stdout, {stand_in}
+        original.flush = lambda: None
+        envs = ShmVectorEnv(
+            [partial(Printing, number, step=["words", "c_words"]) for number in range(2)],
+            num_workers=2, context="fork",
+        )
+        envs.reset(seed=0)
+        envs.step([1] * 2)
+        envs.close()
+        del original.flush
+        sys.stdout = original
+        libc.fflush(None)
+        """,
+    )
+    lines = out.splitlines()
+    assert lines.count("C has this once") == lines.count("Python has this once") == 1
+    words = [line for line in lines if line.startswith("< ")]
+    assert sorted(words) == sorted(" ".join(["<", *[str(n)] * 50, ">"]) for n in [0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_whole_lines_survive_a_kill(context, tmp_path):
+    body = f"""
+    envs = ShmVectorEnv(
+        [partial(Printing, step=["words", "kill"])], context={context!r},
+    )
+    envs.reset(seed=0)
+    try:
+        envs.step([1])
+    except RuntimeError:
+        pass
+    """
+    assert printed_to("pipe", body, tmp_path).splitlines() == [" ".join(["<", *["0"] * 50, ">"])]
+
+
+def test_pytest_captures_it(capfd):
+    envs = vector_env(3, 3, step=["words", "tell"])
+    envs.step([1] * 3)
+    envs.close()
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == [" ".join(["<", *[str(n)] * 50, ">"]) for n in range(3)]
+    assert sorted(err.splitlines()) == [f"env {n} in step 1" for n in range(3)]
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("crash", ["segfault", "abort"])
+def test_a_crash_says_where_in_python_it_was(crash, context, capfd):
+    envs = vector_env(3, 2, context, step=["tell", crash])
+    with pytest.raises(WorkerCrashError) as raised:
+        envs.step([0, 0, 1])
+    (said,) = raised.value.stderr
+    what = "Segmentation fault" if crash == "segfault" else "Aborted"
+    head, fatal, thread, *stack = said.splitlines()
+    assert (head, fatal) == ("env 2 in step 1", f"Fatal Python error: {what}")
+    assert re.match(r"(Current thread|Stack) .*most recent call first", thread)
+    assert "printing.py" in stack[-1] and stack[-1].endswith("in step")
+    assert textwrap.indent(said, "    ") in str(raised.value)
+    assert "The last lines of worker 1 on stderr:" in str(raised.value)
+    err = capfd.readouterr().err
+    assert err.count("env 2 in step 1\n") == err.count(f"{fatal}\n") == 1
+
+
+def test_the_user_disables_faulthandler(monkeypatch, capfd):
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "0")
+    import faulthandler
+
+    enabled = faulthandler.is_enabled()
+    faulthandler.disable()
+    try:
+        envs = vector_env(1, 1, step=["segfault"])
+        with pytest.raises(WorkerCrashError) as raised:
+            envs.step([1])
+    finally:
+        if enabled:
+            faulthandler.enable()
+    assert raised.value.stderr == ("",)
+    assert "Look at the worker's output above" in str(raised.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_whoever_writes_it(context, capfd):
+    ways = ["tell_by_python", "tell_by_c", "tell_by_a_program", "half_a_line", "kill"]
+    envs = vector_env(1, 1, context, step=ways)
+    with pytest.raises(WorkerCrashError) as raised:
+        envs.step([1])
+    expected = "by Python\nby C\nby a program\nhalf a line"
+    assert raised.value.stderr == (expected,)
+    assert capfd.readouterr().err == expected
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_while_envs_are_built(context, capfd):
+    with pytest.raises(WorkerCrashError) as raised:
+        vector_env(1, 1, context, make=["tell", "exit"])
+    assert "exit code 3" in str(raised.value)
+    assert raised.value.stderr == ("env 0 in step 0",)
+    assert capfd.readouterr().err == "env 0 in step 0\n"
+
+
+def test_many_at_once(capfd):
+    """Nothing is lost of what 64 workers write at last, and each has its own last lines."""
+    envs = vector_env(64, 64, step=["much", "tell", "kill"], faults=FaultPolicy(on_crash="restart"))
+    infos = envs.step([1] * 64)[-1]
+    envs.close()
+    said = infos["fault"]["stderr"]
+    for number, text in enumerate(said):
+        assert text.splitlines()[-1] == f"env {number} in step 1"
+        assert len(text.splitlines()) <= 20 and len(text) <= 4096
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 64 * 1001
+    whole = re.compile(r"line \d+: x{300}|env \d+ in step 1")
+    assert all(whole.fullmatch(line) for line in lines)
+
+
+def test_all_has_arrived_when_close_returns(capfd):
+    for context in CONTEXTS:
+        vector_env(4, 2, context, close=["much", "words"]).close()
+        out, err = capfd.readouterr()
+        assert len(out.splitlines()) == 4 and len(err.splitlines()) == 4000
+
+
+def test_records_of_faults(caplog):
+    policy = FaultPolicy(on_crash="restart", max_restarts=2)
+    envs = vector_env(4, 2, step=["tell", "kill"], faults=policy)
+    infos = envs.step([0, 0, 0, 1])[-1]
+    assert infos["fault"]["stderr"].tolist() == [None, None, *["env 3 in step 1"] * 2]
+    envs.step([0] * 4)
+    assert envs.step([0, 0, 1, 0])[-1]["fault"]["stderr"][2] == "env 2 in step 1"
+    envs.step([0] * 4)
+    with pytest.raises(TooManyFaultsError) as raised:
+        envs.step([0, 0, 1, 0])
+    assert [fault.stderr for fault in raised.value.history] == [
+        "env 3 in step 1",
+        "env 2 in step 1",
+        "env 2 in step 1",
+    ]
+    assert str(raised.value).endswith("    env 2 in step 1")
+
+
+def test_an_env_that_takes_too_long():
+    policy = FaultPolicy(on_timeout="restart", step_timeout=0.3, max_restarts=1, backoff_s=0)
+    envs = vector_env(1, 1, step=["tell", "hang"], faults=policy)
+    infos = envs.step([1])[-1]
+    assert infos["fault"]["type"] == ["EnvTimeoutError"]
+    assert infos["fault"]["stderr"] == ["env 0 in step 1"]
+    envs.step([0])
+    with pytest.raises(TooManyFaultsError) as raised:
+        envs.step([1])
+    late = raised.value.__cause__
+    assert isinstance(late, EnvTimeoutError) and late.stderr == "env 0 in step 1"
+    assert "The last lines of its worker on stderr:\n    env 0 in step 1" in str(late)
+
+
+def test_ordinary_errors_are_not_told_twice(capfd):
+    envs = vector_env(2, 1, step=["tell", "fail"], faults=FaultPolicy(on_error="restart"))
+    infos = envs.step([1, 0])[-1]
+    assert infos["fault"]["message"][0] == "an ordinary error"
+    assert infos["fault"]["stderr"][0] == ""
+    envs.close()
+    assert capfd.readouterr().err == "env 0 in step 1\n"
+    envs = vector_env(1, 1, step=["fail"])
+    with pytest.raises(LookupError) as raised:
+        envs.step([1])
+    assert raised.value.args == ("an ordinary error",)
+    envs.close()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("what", ["close_stderr", "redirect_stderr"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_an_env_that_has_other_plans_with_its_stderr(context, what, capfd):
+    envs = vector_env(1, 1, context, step=["tell", what])
+    envs.step([1])
+    envs.step([0])
+    envs.close()
+    assert capfd.readouterr().err == "env 0 in step 1\n"
+    envs = vector_env(1, 1, context, step=["tell", what, "kill"])
+    with pytest.raises(WorkerCrashError) as raised:
+        envs.step([1])
+    assert raised.value.stderr == ("env 0 in step 1",)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("stand_in", ["io.StringIO()", "None", "open(os.devnull, 'w')"])
+def test_a_program_that_has_another_stderr(stand_in, context):
+    succeeds(
+        START,
+        f"""
+        import io
+        shown, shows = os.pipe()
+        os.dup2(shows, 2)
+        os.close(shows)
+        original, sys.stderr = sys.stderr, {stand_in}
+        envs = ShmVectorEnv(
+            [partial(Printing, step=["tell", "tell_by_c", "kill"])], context={context!r}
+        )
+        envs.reset(seed=0)
+        try:
+            envs.step([1])
+        except RuntimeError as error:
+            said = error.stderr
+        sys.stderr = original
+        expected = "env 0 in step 1\\nby C"
+        if "devnull" in {stand_in!r} and {context!r} == "fork":
+            expected = "by C"  # a file of the program's own
+        assert said == (expected,), said
+        assert os.read(shown, 1000).decode() == expected + "\\n"
+        """,
+    )
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_program_without_stderr(context):
+    succeeds(
+        START,
+        f"""
+        os.close(2)
+        sys.stderr = None
+        envs = ShmVectorEnv(
+            [partial(Printing, step=["tell_by_c", "kill"])], context={context!r}
+        )
+        envs.reset(seed=0)
+        try:
+            envs.step([1])
+        except RuntimeError as error:
+            assert error.stderr == ("by C",), error
+        """,
+    )
+
+
+def test_a_stderr_that_nobody_reads():
+    """Nobody waits for it, and nothing is lost."""
+    out = succeeds(
+        START,
+        """
+        import logging, time
+        logging.disable()  # this process would wait
+        shown, shows = os.pipe()
+        os.set_blocking(shows, False)
+        try:
+            while True:
+                os.write(shows, bytes(1))
+        except BlockingIOError:
+            pass
+        os.set_blocking(shows, True)
+        errors = os.dup(2)
+        os.dup2(shows, 2)
+        envs = ShmVectorEnv(
+            [partial(Printing, number, step=["tell", "kill"]) for number in range(8)],
+            num_workers=8, context="fork", faults=FaultPolicy(on_crash="restart", backoff_s=0),
+        )
+        envs.reset(seed=0)
+        began = time.monotonic()
+        for _ in range(3):
+            said = envs.step([1] * 8)[-1]["fault"]["stderr"]
+            assert [*said] == [f"env {n} in step 1" for n in range(8)], said
+            envs.step([0] * 8)
+        envs.close()
+        os.dup2(errors, 2)
+        os.close(shows)
+        assert time.monotonic() - began < 15
+        text = b""
+        while part := os.read(shown, 1 << 16):
+            text += part
+        lines = text.lstrip(bytes(1)).decode().splitlines()
+        assert sorted(lines) == sorted(f"env {n} in step 1" for n in range(8) for _ in range(3))
+        print("all is well")
+        """,
+    )
+    assert "all is well" in out
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_what_outlives_its_worker_goes_on_writing(context, tmp_path, capfd):
+    enough = str(tmp_path / "enough")
+    envs = vector_env(1, 1, context, step=["leave_a_process", "kill"], until=enough)
+    with pytest.raises(WorkerCrashError):
+        envs.step([1])
+    (tmp_path / "enough").touch()
+    written, deadline = "", threading.Event()
+    for _ in range(600):
+        written += capfd.readouterr().err
+        if written.endswith("child ends\n"):
+            break
+        deadline.wait(0.05)
+    *lines, last = written.splitlines()
+    assert last == "child ends"
+    assert lines == [f"child {number}" for number in range(len(lines))]
+
+
+def test_few_descriptors_and_one_thread():
+    def count():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    before = count()
+    policy = FaultPolicy(on_crash="restart", max_restarts=100, backoff_s=0)
+    envs = vector_env(4, 4, step=["tell", "kill"], faults=policy)
+    during = count()
+    assert during[1] == before[1] + 1
+    for _ in range(5):
+        envs.step([1] * 4)
+        envs.step([0] * 4)
+    assert count() == during
+    envs.close()
+    del envs
+    gc.collect()  # the process objects of multiprocessing
+    assert count() == before
+
+
+def test_the_parent_forks_without_another_thread():
+    succeeds(
+        "import os; os.environ['OPENBLAS_NUM_THREADS'] = '1'\n",
+        START,
+        """
+        counts = []
+
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+
+        os.register_at_fork(before=lambda: counts.append(threads()))  # the first is run last
+        envs = ShmVectorEnv([Printing] * 2, num_workers=2, context="fork")
+        envs.reset(seed=0)
+        assert threads() == 2
+        child = os.fork()
+        if child == 0:
+            held = [os.readlink(f"/proc/self/fd/{number}") for number in range(3, 64)
+                    if os.path.exists(f"/proc/self/fd/{number}")]
+            os._exit(any("eventfd" in target for target in held))
+        assert os.waitpid(child, 0)[1] == 0
+        assert counts == [1, 1, 1], counts
+        assert threads() == 2
+        envs.step([1] * 2)
+        envs.close()
+        """,
+    )
+
+
+def test_excerpt():
+    assert excerpt(b"") == ""
+    assert excerpt(b"one\ntwo\n\n") == "one\ntwo"
+    assert excerpt(b"%d\n" * 100 % tuple(range(100))).splitlines() == [*map(str, range(80, 100))]
+    assert excerpt(b"50%\r100%\r\nend") == "50%\n100%\n\nend"
+    assert excerpt(b"x" * 1000) == "x" * 199 + "…"
+    assert len(excerpt((b"y" * 190 + b"\xc3\xa4\n") * 100).encode()) <= 4096 * 2
+    crash = [
+        "before",
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Thread 0x1 (most recent call first):",
+        *[f'  File "other.py", line {n} in other' for n in range(30)],
+        "",
+        "Current thread 0x2 (most recent call first):",
+        '  File "env.py", line 1 in step',
+        '  File "/somewhere/shmvec/_worker/process.py", line 192 in _serve',
+        '  File "script.py", line 1 in <module>',
+        "",
+        "Extension modules: numpy._core._multiarray_umath, ...",
+    ]
+    assert excerpt("\n".join(crash).encode()).splitlines() == [
+        "before",
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x2 (most recent call first):",
+        '  File "env.py", line 1 in step',
+    ]
