@@ -365,7 +365,7 @@ def last_words(cause: object, worker: int) -> str:
     return cause.stderr if isinstance(cause, EnvTimeoutError) else ""
 
 
-def told_last_words(stderr: Mapping[int | None, str]) -> str:
+def told_last_words(stderr: Mapping[Any, str]) -> str:
     """What an error's message says, at its end, of the last lines of workers."""
     told = ""
     for worker, text in stderr.items():

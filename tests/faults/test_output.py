@@ -19,6 +19,7 @@ from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsErro
 from shmvec._parent.last_words import excerpt
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
+KINDS = ["pipe", "file", "terminal"]
 FOLDER = Path(__file__).parent
 
 START = f"""
@@ -73,8 +74,10 @@ def printed_to(kind, body, tmp_path, stream="stdout"):
 
 
 @pytest.mark.parametrize("stream, what", [("stdout", "words"), ("stderr", "error_words")])
-@pytest.mark.parametrize("kind", ["pipe", "file", "terminal"])
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize(
+    "context, kind",
+    [*[("fork", kind) for kind in KINDS], ("spawn", "pipe"), ("forkserver", "terminal")],
+)
 def test_lines_are_never_mixed(context, kind, stream, what, tmp_path):
     body = f"""
     envs = ShmVectorEnv(
@@ -311,8 +314,15 @@ def test_an_env_that_has_other_plans_with_its_stderr(context, what, capfd):
     assert raised.value.stderr == ("env 0 in step 1",)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("stand_in", ["io.StringIO()", "None", "open(os.devnull, 'w')"])
+@pytest.mark.parametrize(
+    "context, stand_in",
+    [
+        ("fork", "io.StringIO()"),
+        ("fork", "None"),
+        ("fork", "open(os.devnull, 'w')"),
+        ("spawn", "io.StringIO()"),
+    ],
+)
 def test_a_program_that_has_another_stderr(stand_in, context):
     succeeds(
         START,

@@ -2,7 +2,7 @@
 
 ``segment`` maps the shared memory, ``codec`` reads and writes values of spaces in it, ``infos``
 packs infos, ``worker`` and ``parent`` are the loops of the two sides, ``watchdog`` ends a worker
-whose parent is gone.
+whose parent is gone, ``output`` passes on what workers print.
 """
 
 try:
