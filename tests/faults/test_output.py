@@ -61,7 +61,9 @@ def printed_to(kind, body, tmp_path, stream="stdout"):
         mine, theirs = pty.openpty() if kind == "terminal" else os.pipe()
     given[stream] = theirs
     command = [sys.executable, "-c", START + textwrap.dedent(body)]
-    with subprocess.Popen(command, **given) as script:
+    # As python -u, which a line is to survive.
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1" if kind == "pipe" else ""}
+    with subprocess.Popen(command, env=environ, **given) as script:
         os.close(theirs)
         try:
             text = "" if mine is None else read_to_the_end(mine)

@@ -14,6 +14,7 @@ from libc.stdio cimport BUFSIZ, _IOLBF, fflush, setvbuf, stdout
 import os
 
 cdef bint _follows = False   # forks, by the hooks below
+cdef char _lines[BUFSIZ]     # C's stdout has its buffer here for as long as the process lives
 
 
 cdef class Tee:
@@ -72,7 +73,8 @@ def _forget():
 def buffer_c_lines():
     """C's stdout passes on whole lines; what is in its buffer goes out first."""
     fflush(stdout)
-    setvbuf(stdout, NULL, _IOLBF, BUFSIZ)
+    # Its own, if it had none (python -u), has room for one byte.
+    setvbuf(stdout, _lines, _IOLBF, BUFSIZ)
 
 
 def flush_c():
