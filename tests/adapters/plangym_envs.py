@@ -70,6 +70,16 @@ class Walk:
         self.is_open = False
 
 
+class Fickle(Walk):
+    """After a step its states and observations have another dtype than after a reset."""
+
+    def get_state(self):
+        return np.array([self.count, self.last], np.float64 if self.count else np.float32)
+
+    def observe(self):
+        return np.array([self.count + 0.5 if self.count else 0])
+
+
 class Words(Walk):
     """Has no spaces: its observations, actions and states are words."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
-from plangym_envs import Raises, Walk, Words
+from plangym_envs import Fickle, Raises, Walk, Words
 
 from shmvec.adapters.plangym import GymnasiumEnv, ParallelEnv, make
 from shmvec.faults import FaultPolicy
@@ -155,6 +155,19 @@ def test_envs_without_spaces(n_workers):
         assert env.step_batch(["four"], return_state=True)[0] == [{"count": 34}]
         if n_workers:
             assert env.reset(indices=[0])[0] == [{"count": 0}]
+
+
+@WORKERS
+def test_states_and_observations_that_change_their_dtype(n_workers):
+    with parallel(Fickle, n_workers=n_workers) as env:
+        state, observation, _ = env.reset()
+        assert state.dtype == np.float32 and observation.dtype == np.int64
+        states, observations, *_ = env.step_batch([env.sample_action()] * 3, [state] * 3)
+        assert [each.dtype for each in states] == [np.float64] * 3
+        assert [seen.tolist() for seen in observations] == [[1.5]] * 3
+        mixed = [state, states[0], state]
+        states, *_ = env.step_batch([env.sample_action()] * 3, mixed)
+        assert [each[0] for each in states] == [1, 2, 1]
 
 
 def test_dt_that_is_no_number_of_steps():
@@ -530,6 +543,7 @@ def test_what_plangym_lacks_is_no_secret(monkeypatch):
     ("env_class", "name"),
     [
         ("control:ClassicControl", "CartPole-v1"),
+        ("control:ClassicControl", "MountainCarContinuous-v0"),
         ("control:MujocoEnv", "HalfCheetah-v5"),
         ("videogames:AtariEnv", "ALE/MsPacman-v5"),
     ],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
@@ -44,14 +45,30 @@ class HostedPlanEnv(HostedEnv):
         )
         self._state: Any = None  # that the last step came to, if that was wanted
         self._was_reset = False  # by its last step
+        self._in_arrays: bool | None = None  # whether states are; None: never reset
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Resets the env, which knows of no seed and no options."""
+        if self._in_arrays is None:
+            self._try_out()
         observation, info = self.env.reset(return_state=False)
         self._state, self._was_reset = None, False
-        if isinstance(self.observation_space, Anything):
-            self.observation_space = _space_like(observation)
         return observation, info
+
+    def _try_out(self) -> None:
+        """Learns what states and observations are like.
+
+        After a step they may be of another dtype than after a reset, as those of plangym's Acrobot
+        and MountainCarContinuous are: no array has room for both.
+        """
+        state, observation, _ = self.env.reset(return_state=True)
+        seen = [(state, observation)]
+        with suppress(Exception):  # an env that has no action to offer; others fail again
+            seen.append(self.env.step(self.env.sample_action(), return_state=True)[:2])
+        states, observations = zip(*seen, strict=True)
+        self._in_arrays = all(map(_is_numbers, states)) and _are_alike(states)
+        if _are_alike(observations):
+            self.observation_space = _space_like(observation)
 
     def step(self, action: Any) -> tuple[Any, ...]:
         """Makes a step; the env resets itself after the last one of an episode."""
@@ -69,8 +86,7 @@ class HostedPlanEnv(HostedEnv):
     def get_state(self) -> Any:
         """The state that the last step came to, before the env was reset."""
         state = self.env.get_state() if self._state is None else self._state
-        numbers = isinstance(state, np.ndarray) and state.dtype.kind in "fiub" and state.size
-        return state if numbers else (state,)
+        return state if self._in_arrays else (state,)
 
     def set_state(self, state: Any) -> None:
         """Sets a state that ``get_state`` gave."""
@@ -80,6 +96,16 @@ class HostedPlanEnv(HostedEnv):
     def get_wrapper_attr(self, name: str) -> Any:
         """What ``call`` finds."""
         return getattr(self.env, name)
+
+
+def _is_numbers(state: Any) -> bool:
+    return isinstance(state, np.ndarray) and state.dtype.kind in "fiub" and state.size > 0
+
+
+def _are_alike(values: Iterable[Any]) -> bool:
+    """Whether arrays have one shape and dtype."""
+    kinds = {(getattr(each, "shape", None), getattr(each, "dtype", None)) for each in values}
+    return len(kinds) == 1
 
 
 def _space_like(observation: Any) -> gym.Space[Any]:
