@@ -280,11 +280,22 @@ def test_close():
     env.close()
     env.close()
     assert not local.is_open
-    for use in (env.reset, env.setup, lambda: env.step_batch([]), lambda: env.obs_shape):
-        with pytest.raises(ClosedEnvironmentError):
+    for use in (env.reset, lambda: env.step_batch([]), lambda: env.obs_shape):
+        with pytest.raises(ClosedEnvironmentError, match="setup"):
             use()
     with pytest.raises(ClosedEnvironmentError):
         _ = env.plan_env
+
+
+def test_setup_after_close_starts_anew():
+    with parallel(Walk, n_workers=2) as env:
+        state, *_ = env.reset()
+        first = env.plan_env
+        for _ in range(2):
+            env.close()
+            env.setup()
+            assert len(env.step_batch([env.sample_action()] * 3, [state] * 3)) == 6
+        assert env.plan_env is not first and not first.is_open
 
 
 def test_an_env_that_is_forgotten_closes_itself():

@@ -101,22 +101,25 @@ class ParallelEnv:
             common["render_mode"] = None
         make = partial(env_class, **common, autoreset=True, delay_setup=False)
         env_fn: Any = partial(HostedPlanEnv, make)
-        self._planning = PlanningVectorEnv(
+        self._make_planning = partial(
+            PlanningVectorEnv,
             env_fn,
             n_workers,
             autoreset=False,  # they do that themselves
-            delay_setup=delay_setup,
             list_infos=True,
             **(worker_options or {}),
         )
+        self._planning = self._make_planning(delay_setup=delay_setup)
 
     def setup(self) -> None:
-        """Starts the workers, unless they have been; only needed with ``delay_setup``."""
-        self._open().setup()
+        """Starts the workers, unless they have been; anew after ``close``."""
+        if self._planning is None:
+            self._planning = self._make_planning()
+        self._planning.setup()
 
     def _open(self) -> PlanningVectorEnv:
-        if self._planning is None or self._planning.closed:
-            raise ClosedEnvironmentError("This ParallelEnv is closed: make another one.")
+        if self._planning is None:
+            raise ClosedEnvironmentError("This ParallelEnv is closed: setup() starts it anew.")
         return self._planning
 
     @property
