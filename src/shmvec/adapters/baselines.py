@@ -238,6 +238,7 @@ class SubprocVecEnv:
             actions = batched(self.action_space, actions)
         if self._exchange.num_asked:  # of a step that was broken off
             self._exchange.drop()
+        self._exchange.recycle()
         self._exchange.ask(None, actions)
         self.waiting = True
 

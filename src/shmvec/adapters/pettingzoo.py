@@ -602,6 +602,7 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
             for index, agent in enumerate(parallel.possible_agents)
         }
         everyone = np.arange(parallel.num_envs)
+        exchange.recycle()
         exchange.ask(None, parallel._batched(by_agent, everyone, np.ones(len(everyone), np.bool_)))
         self.waiting = True
 

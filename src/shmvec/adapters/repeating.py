@@ -99,6 +99,7 @@ class RepeatingEnvs:
             TypeError: Their dtype is. Nothing was sent.
         """
         self.exchange.drop()  # what an interrupted call has left
+        self.exchange.recycle()
         self._send(requests)
 
     def _send(self, requests: Mapping[int, Step | Reset]) -> None:

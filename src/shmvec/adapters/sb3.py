@@ -233,6 +233,7 @@ class ShmVecEnv(VecEnv):
             TypeError: Their dtype is. Nothing was sent.
         """
         exchange = self._idle("step_async")
+        exchange.recycle()
         exchange.ask(None, _batched(self.action_space, actions))
         self.waiting = True
 

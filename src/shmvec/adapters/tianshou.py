@@ -236,6 +236,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         envs = self._ids(env_id)
         self._check_ready(envs)
         asked = self._asked(envs)
+        self._exchange.recycle()  # before an episode begins, if one is over
         self._exchange.ask_reset(asked, *_reset_arguments(kwargs, len(envs)))
         observations, *_, infos = self._results(self._exchange.take(asked))
         return observations, infos
@@ -276,6 +277,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         asked = self._asked(envs)
         if action is not None:
             self._check_ready(envs)
+            self._exchange.recycle()
             self._exchange.ask(asked, self._actions(action, len(envs)))
         elif not self.is_async:
             raise ValueError("action must not be None: it is for wait_num= or timeout= only")
