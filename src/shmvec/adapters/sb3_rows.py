@@ -52,8 +52,19 @@ class AgentVecEnv(VecEnv):
         self.num_envs = rows.num_envs  # the base class asks the envs for attributes
         super().__init__(rows.num_envs, rows.single_observation_space, rows.single_action_space)
 
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Seeds the next reset: env ``e`` with ``seed + e``, as the rows of Gymnasium's are.
+
+        Returns:
+            For each row the seed of its env.
+        """
+        first: Any = super().seed(seed)[0]
+        count = self.rows.parallel.num_agents
+        self._seeds = [first + row // count for row in range(self.num_envs)]
+        return self._seeds
+
     def reset(self) -> VecEnvObs:
-        """Resets all envs, each with the seed and options of its first row."""
+        """Resets all envs, with the seeds that ``seed`` has set, and the options of first rows."""
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
         options: Any = self._options if any(self._options) else None
         self.rows.waiting = False
