@@ -371,6 +371,21 @@ def test_sb3_rows_are_what_gymnasiums_are():
                 assert info == told
 
 
+def test_infos_of_sb3_rows_tell_of_a_fault():
+    pytest.importorskip("stable_baselines3")
+    policy = FaultPolicy(on_error="reset")
+    with herd(Broken, 2, num_workers=2, faults=policy, autoreset_mode="SameStep") as envs:
+        rows = envs.as_rows("stable_baselines3")
+        rows.reset()
+        rows.step(np.zeros(6, np.int64))
+        _, _, dones, infos = rows.step(np.zeros(6, np.int64))
+        assert dones.tolist() == [False] * 3 + [True] * 3
+        for row, info in enumerate(infos):
+            assert ("fault" in info) == dones[row]
+            if dones[row]:
+                assert info["fault"]["type"] == "KeyError"
+
+
 def test_sb3_rows_are_asked_through_their_envs():
     pytest.importorskip("stable_baselines3")
     with herd(num_workers=0) as envs, pytest.raises(ValueError, match="SameStep"):

@@ -715,12 +715,12 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
         rows = []
         for info in infos:
             final, last = info.pop("final_obs", None), info.pop("final_info", {})
-            own = [info.pop(OF_AGENT + key, {}) for key in keys]
-            for key, one in zip(keys, own, strict=True):
+            own = [(info.pop(OF_AGENT + key, {}), last.pop(OF_AGENT + key, {})) for key in keys]
+            for key, (one, final_one) in zip(keys, own, strict=True):
                 row = {**one, **info}
                 if final is not None:
                     row["final_obs"] = final[AGENTS][key]
-                    row["final_info"] = last.get(OF_AGENT + key, {})
+                    row["final_info"] = {**final_one, **last}
                 rows.append(row)
         return rows
 
