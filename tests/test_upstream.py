@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_what_has_no_tests_in_its_distribution_says_what_to_clone():
     ran = script("run.py", "gymnasium")
     assert ran.returncode == 1
     assert "https://github.com/Farama-Foundation/Gymnasium" in ran.stderr
+
+
+@pytest.mark.skipif(find_spec("baselines") is not None, reason="baselines is installed")
+def test_a_system_that_is_not_installed_is_asked_for():
+    ran = script("run.py", "baselines")
+    assert ran.returncode == 1
+    assert "pip install baselines" in ran.stderr and "Traceback" not in ran.stderr
 
 
 def test_a_kind_of_env_becomes_a_row_of_the_page(tmp_path):

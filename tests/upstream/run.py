@@ -162,7 +162,13 @@ def download(system: System, version: str, folder: Path) -> Path:
 def run(name: str, source: Path | None, arguments: list[str], seconds: float) -> int:
     """Runs one system's tests in their root; the plugin `swap` prints what has come of them."""
     system = SYSTEMS[name]
-    version = importlib.metadata.version(system.distribution)
+    try:
+        version = importlib.metadata.version(system.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        raise SystemExit(
+            f"{system.distribution} is not installed beside shmvec: pip install "
+            f"{system.distribution}, with the Python that runs this, {sys.executable}"
+        ) from None
     with tempfile.TemporaryDirectory() as temporary:
         if source is None and system.source:
             raise SystemExit(
