@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 import peers
+from processes import cpu_s, descendants
 from workloads import WORKLOADS, arguments
 
 from shmvec._commands.measuring import (
@@ -63,9 +64,9 @@ class Watched:
 
     def __init__(self, start: Callable[[], Stepper]) -> None:
         """Starts it."""
-        before = _children()
+        before = descendants()
         self._stepper = start()
-        self._processes = _children() - before
+        self._processes = descendants() - before
         self._step, self._stepper.step = self._stepper.step, self._timed
         self._times: list[float] = []
         self._figures: list[tuple[float, ...]] = []
@@ -96,29 +97,7 @@ class Watched:
 
     def cpu_s(self) -> float:
         """What its processes, other than this one, have used so far."""
-        total = 0
-        for pid in self._processes:
-            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                try:
-                    total += int(path.read_text().split()[0])
-                except OSError:
-                    continue
-        return 1e-9 * total
-
-
-def _children() -> set[int]:
-    """Living processes that this one has started, and that those have."""
-    found: set[int] = set()
-    parents = ["self"]
-    while parents:
-        for path in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
-            try:
-                pids = {int(pid) for pid in path.read_text().split()}
-            except OSError:
-                continue
-            parents += [str(pid) for pid in pids - found]
-            found |= pids
-    return found
+        return cpu_s(self._processes)
 
 
 def contenders(workload: str, n: int, options: argparse.Namespace) -> dict[str, peers.Start]:

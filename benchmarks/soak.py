@@ -25,6 +25,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from processes import memory
 
 import shmvec
 from shmvec._commands.measuring import described, machine
@@ -51,20 +52,14 @@ def make() -> gym.Env[Any, Any]:
 def reading(envs: shmvec.ShmVectorEnv) -> dict[str, float]:
     """What may not grow."""
     gc.collect()
-    workers = [private_mb(process.pid) for process in envs.processes]
+    workers = [memory(process.pid).private for process in envs.processes]
     return {
-        "memory, MB": private_mb(os.getpid()),
+        "memory, MB": memory(os.getpid()).private,
         "workers, MB": statistics.mean(workers),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "processes": len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()),
         "/dev/shm": len(os.listdir("/dev/shm")),
     }
-
-
-def private_mb(pid: int) -> float:
-    """Memory that is only this process's."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 def bursts(envs: shmvec.ShmVectorEnv, actions: np.ndarray, length: int) -> int:

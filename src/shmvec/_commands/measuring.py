@@ -12,7 +12,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -41,6 +41,8 @@ __all__ = [
     "line",
     "machine",
     "race",
+    "spread",
+    "turns",
     "vector_env",
 ]
 
@@ -91,8 +93,7 @@ class Result:
     @property
     def spread(self) -> float:
         """How far the turns' batch times lie apart: (largest - smallest) / median."""
-        times = [one.batch_us for one in self.slices]
-        return (max(times) - min(times)) / statistics.median(times)
+        return spread([one.batch_us for one in self.slices])
 
     def ratio(self, reference: Result, figure: str = "steps_per_s") -> float:
         """The median ratio of a figure to that of the same round: what disturbed both cancels."""
@@ -120,6 +121,21 @@ def line(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def spread(values: Sequence[float]) -> float:
+    """How far values lie apart: (largest - smallest) / median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def turns(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
+    """The order of each round.
+
+    It changes from round to round, the same in each race: nobody always follows another.
+    """
+    everybody = list(names)
+    for number in range(rounds):
+        yield random.Random(number).sample(everybody, len(everybody))
+
+
 def race(
     contenders: Mapping[Any, Callable[[], Contender]],
     seconds: float,
@@ -131,8 +147,6 @@ def race(
     started: Callable[[Mapping[Any, Contender]], object] = lambda running: None,
 ) -> dict[Any, Result]:
     """Starts contenders, lets them take turns in slices, and closes them.
-
-    The order changes from round to round, the same in each race: nobody always follows another.
 
     Args:
         contenders: From names to what starts them.
@@ -163,9 +177,9 @@ def race(
         for contender in running.values():
             contender.run(_WARM_UP_S)
         slices: dict[Any, list[Slice]] = {name: [] for name in running}
-        for turn in range(rounds):
-            say(f"round {turn + 1} of {rounds}")
-            for name in random.Random(turn).sample(list(running), len(running)):
+        for number, order in enumerate(turns(running, rounds), 1):
+            say(f"round {number} of {rounds}")
+            for name in order:
                 slices[name].append(running[name].run(seconds / rounds))
     return {name: Result(turns) for name, turns in slices.items()}
 
