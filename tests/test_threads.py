@@ -1,5 +1,6 @@
 """Workers keep to their share of the cores."""
 
+import importlib.util
 import os
 import sys
 import types
@@ -110,3 +111,28 @@ def test_what_stands_in_the_place_of_a_library(stub, monkeypatch):
         monkeypatch.setitem(sys.modules, name, stub)
     with closing(ShmVectorEnv([Counter] * 2, num_workers=1, context="fork")) as envs:
         envs.reset()
+
+
+class Searches:
+    """Stands among what finds modules; notes what was looked for, and finds nothing."""
+
+    def __init__(self):
+        self.names = []
+
+    def find_spec(self, name, path=None, target=None):
+        self.names.append(name)
+
+
+class Searched(Counter):
+    def __init__(self, searches):
+        super().__init__()
+        self.names = searches.names
+
+
+def test_forked_workers_do_not_search_for_what_is_not_installed(monkeypatch):
+    if importlib.util.find_spec("threadpoolctl") is not None:
+        pytest.skip("threadpoolctl is installed")
+    searches = Searches()
+    monkeypatch.setattr(sys, "meta_path", [searches, *sys.meta_path])
+    with closing(ShmVectorEnv([lambda: Searched(searches)], context="fork")) as envs:
+        assert "threadpoolctl" not in envs.get_attr("names")[0]

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from importlib.util import find_spec
 
 __all__ = [
     "fresh_openmp",
@@ -35,6 +35,9 @@ _VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
+# Optional; scikit-learn brings it. Looked for here, once: a search that finds nothing writes to a
+# quarter megabyte of pages, which a forked worker then shares with its parent no more.
+_THREADPOOLCTL = find_spec("threadpoolctl") is not None
 
 
 def thread_variables(threads: int) -> dict[str, str]:
@@ -53,7 +56,7 @@ def loaded_openmp() -> list[str]:
     """Paths of the copies of GNU's OpenMP runtime in this process; torch brings one of its own."""
     with open("/proc/self/maps") as maps:
         paths = {line.rstrip("\n").partition("/")[2] for line in maps if "libgomp" in line}
-    return [f"/{path}" for path in sorted(paths) if Path(path).name.startswith("libgomp")]
+    return [f"/{path}" for path in sorted(paths) if os.path.basename(path).startswith("libgomp")]
 
 
 _used_openmp: list[str] | None = None  # copies that the program may have used; None: all of them
@@ -101,10 +104,11 @@ def _limit_loaded(threads: int) -> None:
     threads = int(os.environ["OMP_NUM_THREADS"]) if _is_count("OMP_NUM_THREADS") else threads
     for path in loaded_openmp():  # before a fork, it may be, where the variables were others
         _limit_openmp(path, threads)
-    with suppress(ImportError):
-        from threadpoolctl import threadpool_limits  # optional; scikit-learn brings it
+    if _THREADPOOLCTL:
+        with suppress(ImportError):
+            from threadpoolctl import threadpool_limits
 
-        threadpool_limits(threads)
+            threadpool_limits(threads)
     _set_in("torch", "set_num_threads", threads)
     _set_in("cv2", "setNumThreads", threads)
 

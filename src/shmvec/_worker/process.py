@@ -180,7 +180,7 @@ def take_environ(environ: Mapping[str, str]) -> None:
     """Makes these the environment variables of this process."""
     for name in os.environ.keys() - environ.keys():
         del os.environ[name]
-    os.environ.update(environ)
+    os.environ.update(environ.items() - os.environ.items())  # a fork has most of them
 
 
 def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None]) -> None:
