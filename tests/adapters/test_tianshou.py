@@ -504,9 +504,10 @@ def test_others_can_be_reset_and_asked_meanwhile():
         assert envs.get_env_attr("index", [2, 0]) == [0, 0]
         envs.set_env_attr("index", 7, [0])
         assert envs.waiting_id == [1, 3]  # their results are kept
-        observations, *_, infos = envs.step([RIGHT], [0])
+        observations, *_, infos = envs.step([GATED], [0])
         assert sorted(ids_of(infos)) == [1, 3]
         assert observations[:, 0].tolist() == [1, 1]
+        gates[0].set()
         observations, *_, infos = envs.step(None)
         assert ids_of(infos) == [0] and observations.tolist() == [[8]]
 
