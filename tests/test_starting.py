@@ -65,7 +65,7 @@ SCRIPT = """
     assert observations[:, 0].tolist() == [1, 7, 1] * 2, observations
     observations, _, _, _, infos = envs.step(np.ones(6, int))
     assert observations[:, 0].tolist() == [2, 8, 2] * 2, observations
-    assert all(type(told).__name__ == "Told" for told in envs.call("told"))
+    assert all(type(told) is Told for told in envs.call("told"))
     assert envs.call("spec_of", "space/Named-v3") == ("__main__:Mine",) * 6
     envs.close()
     print("all is well", flush=True)
@@ -462,6 +462,35 @@ def test_preloaded_modules_are_imported_once(tmp_path, monkeypatch):
     by, pids = loaders(context="fork", preload=["slow_to_load"])
     assert by == [-os.getpid()] * 3
     del sys.modules["slow_to_load"]
+
+
+def test_a_fork_server_imports_what_the_envs_need(tmp_path, monkeypatch, registered):
+    text = "import os\nfrom envs import Counter\nloaded_by = os.getpid()\n"
+    text += "class Its(Counter):\n    def loaded_by(self): return loaded_by\n"
+    for name in ("its_module", "of_its_spec"):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registered("Its-v0", "of_its_spec:Its", kwargs={"length": 9})
+
+    def by_module():
+        from its_module import Its
+
+        return Its(9)
+
+    def loaded_by(**options):
+        made = [by_module, lambda: gym.make("Its-v0")]
+        options = {"num_workers": 2, "context": "forkserver", **options}
+        with closing(ShmVectorEnv(made, **options)) as envs:
+            return envs.call("loaded_by"), tuple(process.pid for process in envs.processes)
+
+    by, pids = loaded_by()
+    assert by[0] == by[1] and by[0] not in (*pids, os.getpid())
+    assert loaded_by()[0] == by  # once
+    assert loaded_by(preload=["of_its_spec"])[0] == by  # by a server that has more than is needed
+    # What an env imports is to see the variables of its worker.
+    by, pids = loaded_by(worker_environ={"MINE": "x"})
+    assert by == pids
+    assert not {"its_module", "of_its_spec"} & set(sys.modules)
 
 
 def test_a_module_that_starts_threads_is_left_to_the_workers(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ from shmvec._parent.assembly import agree, assemble
 from shmvec._parent.defaults import of_workers
 from shmvec._parent.late import Unreadable, read_late
 from shmvec._parent.leases import Leases
-from shmvec._parent.needs import ready_to_fork
+from shmvec._parent.needs import needed_modules, ready_to_fork
 from shmvec._parent.ownership import caller, own
 from shmvec._parent.recovery import Recovery
 from shmvec._parent.settings import Settings
@@ -184,6 +184,9 @@ class Exchange:
             self._workers = InlineWorker(functions)
         else:
             ranges = split_evenly(self.num_envs, self.num_workers)
+            # What is to see a worker's own variables must not be imported before these are set.
+            calls = () if any(settings.environs) else (*functions, settings.worker_init)
+            forked, served = (settings.method == each for each in ("fork", "forkserver"))
             launcher = Launcher(
                 functions,
                 ranges,
@@ -192,13 +195,11 @@ class Exchange:
                 name=name,
                 threads=settings.threads,
                 pinned=settings.pin_workers,
-                modules=settings.preload,
+                preload=settings.preload,
+                needed=needed_modules(calls) if served else (),
                 environs=settings.environs,
                 init=settings.worker_init,
             )
-            # What is to see a worker's own variables must not be imported before these are set.
-            calls = () if any(settings.environs) else (*functions, settings.worker_init)
-            forked = settings.method == "fork"
             with ready_to_fork(calls) if forked else contextlib.nullcontext():
                 self._workers = Supervisor(launcher, ranges)
         self.ranges = self._workers.ranges

@@ -26,7 +26,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 from shmvec._classes import share_classes
 from shmvec._shared.imports import import_ahead
-from shmvec._shared.threads import fresh_openmp
+from shmvec._shared.threads import fresh_openmp, loaded_openmp
 
 __all__ = ["needed_modules", "ready_to_fork"]
 
@@ -70,6 +70,7 @@ def ready_to_fork(env_fns: Sequence[Any]) -> Iterator[None]:
         random.setstate(before)
         np.random.set_state(arrays_before)
         share_classes()
+        loaded_openmp()
         yield
 
 

@@ -52,11 +52,22 @@ def thread_variables(threads: int) -> dict[str, str]:
     return dict.fromkeys(_VARIABLES, str(threads)) if threads > 0 else {}
 
 
+_read: tuple[int, list[str]] = (-1, [])  # how many modules there were, and what was found then
+
+
 def loaded_openmp() -> list[str]:
-    """Paths of the copies of GNU's OpenMP runtime in this process; torch brings one of its own."""
-    with open("/proc/self/maps") as maps:
-        paths = {line.rstrip("\n").partition("/")[2] for line in maps if "libgomp" in line}
-    return [f"/{path}" for path in sorted(paths) if os.path.basename(path).startswith("libgomp")]
+    """Paths of the copies of GNU's OpenMP runtime in this process; torch brings one of its own.
+
+    Reading them takes milliseconds: a fork knows what was read before it.
+    """
+    global _read
+    if _read[0] != len(sys.modules):
+        with open("/proc/self/maps") as maps:
+            lines = {line.rstrip("\n").partition("/")[2] for line in maps if "libgomp" in line}
+        paths = [f"/{path}" for path in sorted(lines)]
+        found = [path for path in paths if os.path.basename(path).startswith("libgomp")]
+        _read = len(sys.modules), found
+    return _read[1]
 
 
 _used_openmp: list[str] | None = None  # copies that the program may have used; None: all of them
@@ -64,7 +75,10 @@ _used_openmp: list[str] | None = None  # copies that the program may have used; 
 
 @contextmanager
 def fresh_openmp() -> Iterator[None]:
-    """Copies of OpenMP that are loaded inside have no threads yet when processes are forked."""
+    """Copies of OpenMP that are loaded inside have no threads yet when processes are forked.
+
+    ``loaded_openmp()`` after the last of them spares each process that.
+    """
     global _used_openmp
     _used_openmp = loaded_openmp()
     try:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import subprocess
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from multiprocessing.util import Finalize
 from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
-from typing import Any
 
 from shmvec._worker.interpreter import FORK, REAP, STALE, start_interpreter
 
@@ -25,7 +23,7 @@ _VOLATILE = ("PYTEST_CURRENT_TEST",)  # says nothing to what is imported
 _STOP_S = 1.0
 _UNKNOWN = 255
 
-_servers: OrderedDict[Any, ForkServer] = OrderedDict()  # those that are kept for the next
+_servers: list[ForkServer] = []  # those that are kept, the one that was used last at the end
 _running: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 
 
@@ -34,11 +32,21 @@ class ForkServer:
 
     Attributes:
         pid: Its process's number.
+        modules: What it has imported.
+        environ: Environment variables that it had when it began.
         usable: Whether it may be asked for workers.
     """
 
-    def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Starts it; it imports the modules meanwhile."""
+    def __init__(
+        self, modules: Sequence[str], environ: Mapping[str, str], fixed: Mapping[str, str]
+    ) -> None:
+        """Starts it; it imports the modules meanwhile.
+
+        Args:
+            modules: Their names.
+            environ: Its environment variables.
+            fixed: Those of them that matter.
+        """
         mine, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
             try:
@@ -52,6 +60,7 @@ class ForkServer:
         self._server = server
         self.pid = server.pid
         self.usable = True
+        self.modules, self.environ = set(modules), fixed
         # After the workers of vector envs that are open at exit have ended.
         Finalize(self, _stop, (mine, server), exitpriority=-100)
         _running.add(self)
@@ -63,13 +72,15 @@ class ForkServer:
             channel: The worker's end of its control channel.
 
         Returns:
-            The worker's number; None if there is none, and this server is of no more use: it has
+            The worker's number; None if there is none, and this server will fork no more: it has
             ended, or files that it has imported have changed since.
         """
         open_streams = [number for number in (0, 1, 2) if _is_open(number)]
         request = FORK + "".join(map(str, open_streams)).encode()
         answer = self._ask(request, [channel, *open_streams])
         self.usable = answer not in (b"", STALE)
+        if not self.usable and self in _servers:
+            _servers.remove(self)  # it goes with the last of its workers
         return int(answer) if self.usable else None
 
     def status(self, pid: int) -> int:
@@ -102,22 +113,30 @@ class ForkServer:
             os.close(answer)
 
 
-def fork_server(modules: Sequence[str], environ: Mapping[str, str]) -> ForkServer:
-    """A server that has these modules, and had these environment variables when it began."""
+def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: bool) -> ForkServer:
+    """A server that is kept, or a new one.
+
+    Args:
+        modules: What it has imported.
+        environ: What it had as environment variables when it began.
+        no_others: Whether it must have been asked for no other modules.
+    """
     fixed = {name: value for name, value in environ.items() if name not in _VOLATILE}
-    key = frozenset(modules), frozenset(fixed.items())
-    server = _servers.pop(key, None)
-    if server is None or not server.usable:
-        server = ForkServer(modules, environ)
-    _servers[key] = server
-    while len(_servers) > _MOST_SERVERS:
-        _servers.popitem(last=False)
+    for server in reversed(_servers):
+        enough = server.modules == set(modules) if no_others else server.modules >= set(modules)
+        if enough and server.environ == fixed:
+            _servers.remove(server)
+            break
+    else:
+        server = ForkServer(modules, environ, fixed)
+    _servers.append(server)
+    del _servers[:-_MOST_SERVERS]
     return server
 
 
 def servers() -> list[ForkServer]:
     """Those that are kept."""
-    return list(_servers.values())
+    return list(_servers)
 
 
 def _stop(mine: socket, server: subprocess.Popen[bytes]) -> None:

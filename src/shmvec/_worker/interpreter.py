@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import select
 import subprocess
@@ -25,6 +24,8 @@ from socket import recv_fds, socket
 from typing import Any
 
 from shmvec._core.channel import Channel
+from shmvec._shared.imports import import_ahead
+from shmvec._shared.threads import fresh_openmp, loaded_openmp
 from shmvec._worker.process import Orphaned, Parent, Task, run_worker, take_environ
 from shmvec._worker.worker_process import WorkerProcess, child_status
 
@@ -149,7 +150,13 @@ def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
         modules: Their names.
     """
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    _import(modules, descriptor)
+    with fresh_openmp():
+        _import(modules, descriptor)
+        loaded_openmp()
+        _serve(descriptor, parent)
+
+
+def _serve(descriptor: int, parent: int) -> None:
     files = dict(_sources())
     gc.collect()
     gc.freeze()  # collections in the workers must not touch, and so copy, the pages
@@ -173,8 +180,6 @@ def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
                 os.write(reply, answer)
             for number in descriptors:
                 os.close(number)
-            if answer == STALE:
-                return
 
 
 def _import(modules: Collection[str], descriptor: int) -> None:
@@ -183,10 +188,7 @@ def _import(modules: Collection[str], descriptor: int) -> None:
     for name in modules:
         if name in refused:
             continue
-        try:
-            importlib.import_module(name)
-        except (Exception, SystemExit):
-            continue
+        import_ahead([name])
         if _threads() > before:
             os.set_inheritable(descriptor, True)
             os.execv(sys.executable, [*sys.orig_argv, name])

@@ -50,7 +50,8 @@ class Launcher:
         name: str,
         threads: int,
         pinned: bool,
-        modules: Sequence[str],
+        preload: Sequence[str],
+        needed: Sequence[str],
         environs: Sequence[Mapping[str, str]],
         init: Callable[[int], object] | None,
     ) -> None:
@@ -64,7 +65,9 @@ class Launcher:
             name: Part of the processes' names.
             threads: Threads that libraries may start in each process; 0: as many as they like.
             pinned: Whether each process stays on one core.
-            modules: What is imported before workers are forked.
+            preload: Modules that are imported before workers are forked.
+            needed: What a fork server imports besides, if it may; none if workers are to see
+                variables of their own when they import.
             environs: Each worker's own environment variables.
             init: Called first in each worker, with its index.
 
@@ -77,7 +80,8 @@ class Launcher:
         self._name = name
         self._threads = threads
         self._pinned = pinned
-        self._modules = list(modules)
+        self._modules = [*preload, *needed]
+        self._no_others = not needed
         self._environs = environs
         self._state = state_of_generators()
         self._starts = [0] * len(ranges)
@@ -88,7 +92,7 @@ class Launcher:
         loads = [list(env_fns[envs.start : envs.stop]) for envs in ranges]
         self._loads: list[Any] = loads
         if method == "fork":
-            for module in modules:  # once, for all
+            for module in preload:  # once, for all
                 import_module(module)
         else:
             with self._carried:
@@ -167,7 +171,7 @@ class Launcher:
             return
         for _ in range(_TRIES):
             if self._server is None or not self._server.usable:
-                self._server = fork_server(self._modules, self._environ())
+                self._server = fork_server(self._modules, self._environ(), self._no_others)
             pid = self._server.fork(descriptor)
             if pid is not None:
                 process.started(pid, self._server.status)
