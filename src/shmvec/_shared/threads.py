@@ -108,6 +108,8 @@ def limit_threads(threads: int, inherited: Sequence[str] = ()) -> None:
 
 
 def _limit_openmp(path: str, threads: int) -> None:
+    if "/torch/" in path and hasattr(sys.modules.get("torch"), "set_num_threads"):
+        return  # which tells its own copy, with less ado
     with suppress(OSError, AttributeError):
         ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_NOW).omp_set_num_threads(threads)
 

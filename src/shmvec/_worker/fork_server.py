@@ -33,20 +33,12 @@ class ForkServer:
     Attributes:
         pid: Its process's number.
         modules: What it has imported.
-        environ: Environment variables that it had when it began.
+        environ: Environment variables that it began with, and has.
         usable: Whether it may be asked for workers.
     """
 
-    def __init__(
-        self, modules: Sequence[str], environ: Mapping[str, str], fixed: Mapping[str, str]
-    ) -> None:
-        """Starts it; it imports the modules meanwhile.
-
-        Args:
-            modules: Their names.
-            environ: Its environment variables.
-            fixed: Those of them that matter.
-        """
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Starts it; it imports the modules meanwhile."""
         mine, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
             try:
@@ -60,7 +52,7 @@ class ForkServer:
         self._server = server
         self.pid = server.pid
         self.usable = True
-        self.modules, self.environ = set(modules), fixed
+        self.modules, self.environ = set(modules), dict(environ)
         # After the workers of vector envs that are open at exit have ended.
         Finalize(self, _stop, (mine, server), exitpriority=-100)
         _running.add(self)
@@ -121,17 +113,22 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
         environ: What it had as environment variables when it began.
         no_others: Whether it must have been asked for no other modules.
     """
-    fixed = {name: value for name, value in environ.items() if name not in _VOLATILE}
+    fixed = _lasting(environ)
     for server in reversed(_servers):
         enough = server.modules == set(modules) if no_others else server.modules >= set(modules)
-        if enough and server.environ == fixed:
+        if enough and _lasting(server.environ) == fixed:
             _servers.remove(server)
             break
     else:
-        server = ForkServer(modules, environ, fixed)
+        server = ForkServer(modules, environ)
     _servers.append(server)
     del _servers[:-_MOST_SERVERS]
     return server
+
+
+def _lasting(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that may matter to what is imported."""
+    return {name: value for name, value in environ.items() if name not in _VOLATILE}
 
 
 def servers() -> list[ForkServer]:

@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["seed_generators", "state_of_generators"]
+__all__ = ["seed_generators", "state_of_generators", "worker_seeds"]
 
 
 def state_of_generators() -> int:
@@ -28,15 +29,19 @@ def state_of_generators() -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def seed_generators(state: int, first_env: int, starts: int) -> None:
-    """Seeds those of this process, a worker.
+def worker_seeds(state: int, first_env: int, starts: int) -> npt.NDArray[np.uint32]:
+    """Seeds for a worker's generators, uint32 ``(8,)``.
 
     Args:
         state: That of the parent's.
         first_env: Index of the worker's first env.
         starts: How often it was started before.
     """
-    seeds = np.random.SeedSequence([state, first_env, starts]).generate_state(8)
+    return np.random.SeedSequence([state, first_env, starts]).generate_state(8).astype(np.uint32)
+
+
+def seed_generators(seeds: npt.NDArray[np.uint32]) -> None:
+    """Seeds those of this process, a worker."""
     random.seed(seeds.tobytes())
     with suppress(TypeError):  # the program has put a generator there that takes no seeds
         np.random.seed(seeds)

@@ -24,7 +24,7 @@ from shmvec._shared.registry import packed_registry
 from shmvec._shared.threads import thread_variables
 from shmvec._worker import interpreter
 from shmvec._worker.fork_server import ForkServer, fork_server
-from shmvec._worker.generators import state_of_generators
+from shmvec._worker.generators import state_of_generators, worker_seeds
 from shmvec._worker.host import EnvFn
 from shmvec._worker.interpreter import Start, preparation, start_interpreter
 from shmvec._worker.process import Task, run_forked
@@ -109,10 +109,10 @@ class Launcher:
             env_fns=self._loads[index],
             init=self._init,
             registry=self._registry,
-            environ={**self._environ(), **self._environs[index]},
+            environ={},
             threads=self._threads,
             pinned=self._pinned,
-            seeds=(self._state, self._ranges[index].start, self._starts[index]),
+            seeds=worker_seeds(self._state, self._ranges[index].start, self._starts[index]),
             forked=self._method != "spawn",
         )
         mine, theirs = socketpair()
@@ -125,11 +125,16 @@ class Launcher:
                 daemon=self._daemon,
             )
             vars(process)["_start_method"] = self._method  # what env's own processes are started by
+            environ = {**self._environ(), **self._environs[index]}
             if self._method == "fork":
+                task.environ = _changes(os.environ, environ)
                 process.fork()
+            elif self._method == "spawn":
+                self._spawn(process, theirs.fileno(), environ)
             else:
+                task.environ = _changes(self._serve(process, theirs.fileno()), environ)
+            if self._method != "fork":
                 self._tell(channel, process, task)
-                self._start_elsewhere(process, theirs.fileno(), task.environ)
             self._starts[index] += 1
         except BaseException:
             channel.close()
@@ -144,7 +149,7 @@ class Launcher:
         return {**thread_variables(self._threads), **mine}
 
     def _tell(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
-        """Sends what becomes a worker what it needs for that, when it is there to read it."""
+        """Sends what becomes a worker what it needs for that."""
         start = Start(
             task=task,
             name=process.name,
@@ -161,25 +166,31 @@ class Launcher:
         assert tracker is not None
         channel.put(0, dumps(start), [tracker, *self._carried.descriptors])
 
-    def _start_elsewhere(
-        self, process: WorkerProcess, descriptor: int, environ: Mapping[str, str]
-    ) -> None:
-        if self._method == "spawn":
-            spawned = start_interpreter("work", (descriptor, os.getpid()), [descriptor], environ)
-            spawned.returncode = 0  # it is waited for here, not there
-            process.started(spawned.pid, child_status)
-            return
+    def _spawn(self, process: WorkerProcess, descriptor: int, environ: Mapping[str, str]) -> None:
+        """Starts an interpreter for a process."""
+        spawned = start_interpreter("work", (descriptor, os.getpid()), [descriptor], environ)
+        spawned.returncode = 0  # it is waited for here, not there
+        process.started(spawned.pid, child_status)
+
+    def _serve(self, process: WorkerProcess, descriptor: int) -> Mapping[str, str]:
+        """Has a server fork a process; returns the environment variables that it has."""
         for _ in range(_TRIES):
             if self._server is None or not self._server.usable:
                 self._server = fork_server(self._modules, self._environ(), self._no_others)
             pid = self._server.fork(descriptor)
             if pid is not None:
                 process.started(pid, self._server.status)
-                return
+                return self._server.environ
         raise OSError(
             "no fork server could be started: each ended before it had forked a worker; what it "
             "said is on stderr. context='spawn' does without."
         )
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
+    """What to set, and (None) what to remove."""
+    changed: dict[str, str | None] = dict(after.items() - before.items())
+    return {**changed, **dict.fromkeys(before.keys() - after.keys())}
 
 
 class _Carried:

@@ -13,9 +13,12 @@ from functools import partial
 from pickle import loads
 from typing import Any
 
-from shmvec import _classes
+import numpy as np
+import numpy.typing as npt
+
 from shmvec._core import watchdog
 from shmvec._core.channel import Channel
+from shmvec._core.messages import dumps
 from shmvec._core.segment import Segment
 from shmvec._core.worker import watch_forks
 from shmvec._shared.memory import map_memory
@@ -46,7 +49,8 @@ class Task:
         env_fns: Make its envs; cloudpickled unless they were inherited by a fork.
         init: Called first, with the worker's index; cloudpickled likewise. None: nothing is.
         registry: The parent's registry of envs, packed; None: it was inherited.
-        environ: The worker's environment variables, all of them.
+        environ: Environment variables that the process has not, or has otherwise; None: it is to
+            have none of that name.
         threads: Threads that libraries may start in its process; 0: as many as they like.
         pinned: Whether the process stays on one core.
         seeds: For ``seed_generators``.
@@ -58,10 +62,10 @@ class Task:
     env_fns: Sequence[EnvFn] | bytes
     init: Callable[[int], object] | bytes | None
     registry: bytes | None
-    environ: Mapping[str, str]
+    environ: Mapping[str, str | None]
     threads: int
     pinned: bool
-    seeds: tuple[int, int, int]
+    seeds: npt.NDArray[np.uint32]
     forked: bool
 
 
@@ -69,7 +73,7 @@ class Parent:
     """The parent as a worker sees it: whether it lives, and messages from and to it."""
 
     # Bound here: an env may patch the modules.
-    pack = staticmethod(_classes.dumps)
+    pack = staticmethod(dumps)
     unpack = staticmethod(loads)
 
     def __init__(self, pid: int, channel: Channel) -> None:
@@ -176,11 +180,13 @@ def run_worker(task: Task, parent: Parent) -> None:
     parent.close()
 
 
-def take_environ(environ: Mapping[str, str]) -> None:
-    """Makes these the environment variables of this process."""
-    for name in os.environ.keys() - environ.keys():
-        del os.environ[name]
-    os.environ.update(environ.items() - os.environ.items())  # a fork has most of them
+def take_environ(changes: Mapping[str, str | None]) -> None:
+    """Changes environment variables; None removes one."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None]) -> None:
@@ -197,7 +203,7 @@ def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None])
             with kept_registry():
                 env_fns = loads(env_fns)
         # Now: modules of the user's, which were imported, seed them, too.
-        seed_generators(*task.seeds)
+        seed_generators(task.seeds)
         report: Any = host.build(env_fns)
         limit()  # again: what building the envs has loaded
     except BaseException as error:
