@@ -135,6 +135,11 @@ cdef extern from "wait.h" nogil:
                            int64_t slice_ns)
 
 
+cdef extern from "family.h" nogil:
+    int sv_family_lead(uint64_t mark)
+    uint32_t sv_family_signal(const uint64_t *marks, uint32_t count, int number, int spared)
+
+
 cdef extern from "watchdog.h" nogil:
     int sv_watchdog_start(int parent_pidfd)
     void sv_watchdog_stop()

@@ -1,0 +1,112 @@
+/* family.c — see family.h. */
+#include "family.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "platform.h"
+
+#define PATIENCE_NS (SV_NS_PER_S / 2)
+#define PAUSE_NS (SV_NS_PER_S / 1000)
+
+_Static_assert(sizeof(rlim_t) == 8, "a mark has 62 bits");
+
+int sv_family_lead(uint64_t mark)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_LOCKS, &limit) != 0)
+        return errno;
+    limit.rlim_cur = mark;
+    return setrlimit(RLIMIT_LOCKS, &limit) == 0 ? 0 : errno;
+}
+
+static bool is_marked(pid_t process, const uint64_t *marks, uint32_t count)
+{
+    struct rlimit limit;
+    if (prlimit(process, RLIMIT_LOCKS, NULL, &limit) != 0)
+        return false;
+    for (uint32_t i = 0; i < count; i++)
+        if (limit.rlim_cur == marks[i])
+            return true;
+    return false;
+}
+
+/* Sends it to a marked process; whether that lives. */
+static bool signal_if_marked(pid_t process, const uint64_t *marks, uint32_t count, int number)
+{
+    if (!is_marked(process, marks, count))
+        return false;
+    int pidfd = (int)syscall(SYS_pidfd_open, process, 0);
+    if (pidfd < 0)
+        return errno != ESRCH && errno != EINVAL; /* out of descriptors: it may live */
+    struct pollfd end = {.fd = pidfd, .events = POLLIN};
+    bool lives = is_marked(process, marks, count) && poll(&end, 1, 0) == 0;
+    if (lives && number != 0)
+        syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0);
+    close(pidfd);
+    return lives;
+}
+
+/* The number that a name consists of; 0 if it is none. */
+static pid_t number_of(const char *name)
+{
+    pid_t number = 0;
+    for (; *name != '\0'; name++) {
+        if (*name < '0' || *name > '9')
+            return 0;
+        number = number * 10 + (*name - '0');
+    }
+    return number;
+}
+
+/* Passes over all processes once. */
+static uint32_t pass_over(const uint64_t *marks, uint32_t count, int number, pid_t spared)
+{
+    /* getdents64, since opendir allocates: whoever has the allocator's lock may be stuck. */
+    struct entry {
+        uint64_t inode;
+        int64_t next;
+        uint16_t bytes;
+        uint8_t type;
+        char name[];
+    };
+    /* Small: who is listed and then starts another and ends, before we come to it, hides that one
+     * from us.  The list goes on at the next number, and new ones have higher ones, mostly. */
+    alignas(8) char entries[1024];
+    uint32_t living = 0;
+    pid_t self = getpid();
+    int processes = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (processes < 0)
+        return 0;
+    for (;;) {
+        long bytes = syscall(SYS_getdents64, processes, entries, sizeof entries);
+        if (bytes <= 0)
+            break;
+        for (long at = 0; at < bytes;) {
+            uint16_t length;
+            memcpy(&length, entries + at + offsetof(struct entry, bytes), sizeof length);
+            pid_t process = number_of(entries + at + offsetof(struct entry, name));
+            if (process > 0 && process != self && process != spared)
+                living += signal_if_marked(process, marks, count, number);
+            at += length;
+        }
+    }
+    close(processes);
+    return living;
+}
+
+uint32_t sv_family_signal(const uint64_t *marks, uint32_t count, int number, pid_t spared)
+{
+    uint32_t living = pass_over(marks, count, number, spared);
+    return living > 0 ? living : pass_over(marks, count, number, spared);
+}
+
+void sv_family_kill(uint64_t mark)
+{
+    int64_t deadline = sv_now_ns() + PATIENCE_NS;
+    while (sv_family_signal(&mark, 1, SIGKILL, 0) > 0 && sv_now_ns() < deadline)
+        nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+}
