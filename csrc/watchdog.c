@@ -12,6 +12,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "family.h"
+
 #define STACK_BYTES (64 * 1024) /* a poll needs little, sanitizers some more */
 
 static struct {
@@ -19,6 +21,7 @@ static struct {
     pthread_t thread;
     pid_t thread_id;
     int parent;
+    uint64_t mark;
 } watchdog;
 
 /* Whether the kernel takes it for a pidfd.  Where it does not say, it is one. */
@@ -43,8 +46,10 @@ static void *watch(void *unused)
     keep_alone((unsigned)parent.fd);
     while (poll(&parent, 1, -1) < 0) /* where a stop cancels it */
         ;
-    if (parent.revents & POLLIN && is_pidfd(parent.fd))
+    if (parent.revents & POLLIN && is_pidfd(parent.fd)) {
+        sv_family_kill(watchdog.mark);
         kill(getpgrp() == getpid() ? 0 : getpid(), SIGKILL);
+    }
     return NULL;
 }
 
@@ -66,13 +71,14 @@ static int start_thread(void)
     return error;
 }
 
-int sv_watchdog_start(int parent_pidfd)
+int sv_watchdog_start(int parent_pidfd, uint64_t mark)
 {
     if (watchdog.owner == getpid())
         return EBUSY;
     if (!is_pidfd(parent_pidfd))
         return EBADF;
     watchdog.parent = parent_pidfd;
+    watchdog.mark = mark;
     int error = start_thread();
     if (error == 0)
         watchdog.owner = getpid();

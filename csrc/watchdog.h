@@ -1,12 +1,11 @@
-/* watchdog.h — when the parent is gone, so is this process and its group, whatever it is doing.
+/* watchdog.h — when the parent is gone, so is this process and its family, whatever it is doing.
  *
  * A worker that waits for requests looks after its parent between two slices.  One that is inside
  * env.step cannot: it may hold the GIL in a loop of C, or be deep in a simulator.  So a thread of
  * its own looks: it sleeps in poll() on a pidfd of the parent, costs nothing while the parent
- * lives, and takes no lock that anybody else has.  When the parent is gone it sends SIGKILL to the
- * process group if this process leads it (the worker sees to that), so what the env has started
- * goes, too; else to this process alone, since the group is somebody else's.  What has left the
- * group (setsid, setpgid) lives on.
+ * lives, and takes no lock that anybody else has.  When the parent is gone it kills what the env has
+ * started, by its mark (family.h).  Then it sends SIGKILL to the process group if this process leads
+ * it (the worker sees to that); else to this process alone, since the group is somebody else's.
  *
  * Why a pidfd: it means one process, for ever, also after its number is used again, and also if
  * that process is not the one that forked us (a fork server did).  It is ready once all threads of
@@ -34,10 +33,13 @@
 #ifndef SHMVEC_WATCHDOG_H
 #define SHMVEC_WATCHDOG_H
 
-/* Starts watching the process of a pidfd, which stays the caller's and open until the stop.
+#include <stdint.h>
+
+/* Starts watching the process of a pidfd, which stays the caller's and open until the stop; `mark`
+ * is that of this process's family.
  * Returns 0 or an errno: EBADF if it is no pidfd, EBUSY if a watchdog runs, EAGAIN if there can be
  * no more threads. */
-int sv_watchdog_start(int parent_pidfd);
+int sv_watchdog_start(int parent_pidfd, uint64_t mark);
 
 /* Stops watching; its thread is gone when this returns, in the kernel's eyes, too: Python warns of
  * forks by the number of threads in /proc.  Nothing happens where none was started, or in a child of

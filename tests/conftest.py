@@ -46,8 +46,10 @@ def _children() -> dict[int, str]:
 
 
 def _shared_memory() -> set[str]:
+    """Files of shared memory, but multiprocessing's semaphores: shmvec has none, others do."""
     folder = Path("/dev/shm")
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in names if not name.startswith("sem.mp-")}
 
 
 def _settled(look, allowed):

@@ -1,4 +1,4 @@
-/* test_watchdog.c — the parent is killed, and a worker in a busy loop and its group are gone. */
+/* test_watchdog.c — the parent is killed, and a worker in a busy loop and its family are gone. */
 #include "watchdog.h"
 
 #include <dirent.h>
@@ -10,6 +10,9 @@
 #include <sys/syscall.h>
 
 #include "check.h"
+#include "family.h"
+
+#define MARK ((UINT64_C(1) << 62) + 54321)
 
 /* What the processes of a family tell each other.  The test is grandparent and great-grandparent:
  * orphans become its children (PR_SET_CHILD_SUBREAPER), so it sees how they end. */
@@ -18,7 +21,9 @@ struct family {
     _Atomic int helper;
     _Atomic bool watched; /* the watchdog runs */
     _Atomic bool orphan;  /* the parent is gone; who waits for it goes on */
+    _Atomic bool left;    /* the helper has left the worker's group, if it was to */
     bool leads;           /* the worker, a group of its own */
+    bool leaves;          /* the helper, that group */
     void (*live)(struct family *family, int parent); /* what the worker does; returns no more */
 };
 
@@ -53,13 +58,17 @@ static void be_worker(struct family *family)
     start_deadline();
     CHECK(parent >= 0);
     if (family->leads)
-        CHECK(setpgid(0, 0) == 0);
+        CHECK(setpgid(0, 0) == 0 && sv_family_lead(MARK) == 0);
     pid_t helper = fork();
     CHECK(helper >= 0);
     if (helper == 0) {
         start_deadline();
+        if (family->leaves)
+            CHECK(setsid() == getpid());
+        atomic_store(&family->left, true);
         be_stuck();
     }
+    wait_for(&family->left);
     atomic_store(&family->helper, helper);
     atomic_store(&family->worker, getpid());
     family->live(family, parent);
@@ -89,7 +98,7 @@ static pid_t orphan(struct family *family)
 
 static void watched_and_stuck(struct family *family, int parent)
 {
-    CHECK(sv_watchdog_start(parent) == 0);
+    CHECK(sv_watchdog_start(parent, MARK) == 0);
     atomic_store(&family->watched, true);
     be_stuck();
 }
@@ -106,18 +115,18 @@ static void blocking_signals(struct family *family, int parent)
 /* As around a fork: the parent goes while nobody watches. */
 static void stopped_meanwhile(struct family *family, int parent)
 {
-    CHECK(sv_watchdog_start(parent) == 0);
+    CHECK(sv_watchdog_start(parent, MARK) == 0);
     sv_watchdog_stop();
     atomic_store(&family->watched, true);
     wait_for(&family->orphan);
-    CHECK(sv_watchdog_start(parent) == 0);
+    CHECK(sv_watchdog_start(parent, MARK) == 0);
     be_stuck();
 }
 
 /* A child inherits no watchdog, and stopping it there does nothing to the one of its parent. */
 static void with_a_child(struct family *family, int parent)
 {
-    CHECK(sv_watchdog_start(parent) == 0);
+    CHECK(sv_watchdog_start(parent, MARK) == 0);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
@@ -125,7 +134,7 @@ static void with_a_child(struct family *family, int parent)
         _exit(0);
     }
     CHECK(end_of(child) == 0);
-    CHECK(sv_watchdog_start(parent) == EBUSY);
+    CHECK(sv_watchdog_start(parent, MARK) == EBUSY);
     atomic_store(&family->watched, true);
     be_stuck();
 }
@@ -160,7 +169,7 @@ static bool is_apart(void)
 /* An env that closes what is not its own. */
 static void without_descriptor(struct family *family, int parent)
 {
-    CHECK(sv_watchdog_start(parent) == 0);
+    CHECK(sv_watchdog_start(parent, MARK) == 0);
     while (!is_apart())
         sv_yield();
     close(parent);
@@ -173,7 +182,7 @@ static void test_other_descriptors(void)
 {
     int ends[2], self = open_pidfd(getpid());
     char byte;
-    CHECK(pipe(ends) == 0 && sv_watchdog_start(self) == 0);
+    CHECK(pipe(ends) == 0 && sv_watchdog_start(self, MARK) == 0);
     while (!is_apart())
         sv_yield();
     close(ends[1]);
@@ -183,10 +192,11 @@ static void test_other_descriptors(void)
     close(self);
 }
 
-static void test_group(void (*live)(struct family *, int))
+static void test_family(void (*live)(struct family *, int), bool leaves)
 {
     struct family *family = shared_memory(sizeof *family);
     family->leads = true;
+    family->leaves = leaves;
     family->live = live;
     orphan(family);
     CHECK(end_of(family->worker) == SIGKILL);
@@ -221,17 +231,17 @@ static void test_states(uint32_t rounds)
     int self = open_pidfd(getpid());
     CHECK(self >= 0);
     sv_watchdog_stop(); /* none runs */
-    CHECK(sv_watchdog_start(-1) == EBADF);
-    CHECK(sv_watchdog_start(STDOUT_FILENO) == EBADF);
+    CHECK(sv_watchdog_start(-1, MARK) == EBADF);
+    CHECK(sv_watchdog_start(STDOUT_FILENO, MARK) == EBADF);
     nlink_t threads = count_threads();
     for (uint32_t round = 0; round < rounds; round++) {
-        CHECK(sv_watchdog_start(self) == 0);
+        CHECK(sv_watchdog_start(self, MARK) == 0);
         CHECK(count_threads() == threads + 1);
-        CHECK(sv_watchdog_start(self) == EBUSY);
+        CHECK(sv_watchdog_start(self, MARK) == EBUSY);
         sv_watchdog_stop();
         CHECK(count_threads() == threads);
     }
-    CHECK(sv_watchdog_start(self) == 0);
+    CHECK(sv_watchdog_start(self, MARK) == 0);
     close(self); /* an env may close what is not its own */
     sv_watchdog_stop();
     sigset_t now;
@@ -242,12 +252,13 @@ int main(int argc, char **argv)
 {
     start_deadline();
     CHECK(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
-    test_group(watched_and_stuck);
-    test_group(blocking_signals);
-    test_group(stopped_meanwhile);
-    test_group(with_a_child);
+    test_family(watched_and_stuck, false);
+    test_family(watched_and_stuck, true);
+    test_family(blocking_signals, false);
+    test_family(stopped_meanwhile, false);
+    test_family(with_a_child, false);
     if (syscall(SYS_close_range, INT_MAX, INT_MAX, 0) == 0) {
-        test_group(without_descriptor);
+        test_family(without_descriptor, false);
         test_other_descriptors();
     }
     test_foreign_group();

@@ -137,7 +137,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 is overwritten that you still hold: see ``recv``.
             context: How processes are started: "fork", "spawn", "forkserver", one of
                 multiprocessing's contexts, or None for Python's default. No script is run again.
-            daemon: What the processes say of themselves; they end with this one in any case.
+            daemon: What the processes say of themselves; they may start others in any case.
             worker: A worker function for ``AsyncVectorEnv``, which takes over how an env is
                 stepped and reset. It runs as it is, in a thread for each env, and is fed by
                 pipes: slower than the default.

@@ -10,6 +10,8 @@ from processes import gone, run_script
 
 from shmvec._core import watchdog
 
+MARK = 2**62 + 1  # nobody's
+
 
 def threads(pid="self"):
     return len(os.listdir(f"/proc/{pid}/task"))
@@ -28,10 +30,10 @@ def parent():
 def test_start_and_stop(parent):
     before = threads()
     for _ in range(3):
-        watchdog.start(parent)
+        watchdog.start(parent, MARK)
         assert threads() == before + 1
         with pytest.raises(OSError, match="cannot watch over the parent: Device or resource busy"):
-            watchdog.start(parent)
+            watchdog.start(parent, MARK)
         watchdog.stop()
         assert threads() == before
     watchdog.stop()
@@ -39,9 +41,9 @@ def test_start_and_stop(parent):
 
 def test_what_is_no_pidfd():
     with pytest.raises(OSError, match="cannot watch over the parent: Bad file descriptor"):
-        watchdog.start(-1)
+        watchdog.start(-1, MARK)
     with open(os.devnull) as file, pytest.raises(OSError, match="Bad file descriptor"):
-        watchdog.start(file.fileno())
+        watchdog.start(file.fileno(), MARK)
 
 
 def test_a_fork_sees_the_threads_of_the_env_alone():
@@ -58,7 +60,7 @@ def test_a_fork_sees_the_threads_of_the_env_alone():
 
         signal.alarm(60)
         os.register_at_fork(before=lambda: say("before"))  # the last registered is run first
-        watchdog.start(os.pidfd_open(os.getppid()))
+        watchdog.start(os.pidfd_open(os.getppid()), 2**62)
         say("watched")
         child = os.fork()
         if child == 0:
@@ -93,7 +95,7 @@ def test_a_worker_that_keeps_the_gil_goes_with_its_parent():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.alarm(60)
             os.setpgid(0, 0)
-            watchdog.start(os.pidfd_open(os.getppid()))
+            watchdog.start(os.pidfd_open(os.getppid()), 2**62)
             helper = subprocess.Popen(["sleep", "60"])
             print(os.getpid(), helper.pid, flush=True)
             sum(range(10**12))  # one call: the GIL is not given up

@@ -141,7 +141,7 @@ cdef extern from "family.h" nogil:
 
 
 cdef extern from "watchdog.h" nogil:
-    int sv_watchdog_start(int parent_pidfd)
+    int sv_watchdog_start(int parent_pidfd, uint64_t mark)
     void sv_watchdog_stop()
 
 

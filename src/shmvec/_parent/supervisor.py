@@ -22,6 +22,7 @@ from shmvec import _classes
 from shmvec._core.channel import Channel
 from shmvec._core.segment import Segment
 from shmvec._parent.last_words import LastWords
+from shmvec._shared.family import end_families, new_mark
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.records import Attachment, Report, Resets
 from shmvec.faults import Failure, crash
@@ -30,14 +31,15 @@ __all__ = ["Launcher", "Supervisor", "Workers"]
 
 _KILL_AFTER_S = 2.0  # what a process gets to obey SIGTERM
 _LAST_WORDS_S = 1.0  # what one gets to end whose channel is broken
+_ORPHANS_PATIENCE_S = 0.1  # what those get whose worker has gone before them
 _SLICE_S = 0.05  # between two looks or reminders
 
 
 class Launcher(Protocol):
     """What starts processes."""
 
-    def start(self, index: int) -> tuple[Any, Channel]:
-        """Starts the process of a worker; returns it and this end of its channel."""
+    def start(self, index: int, mark: int) -> tuple[Any, Channel]:
+        """Starts the process of a worker, with a mark; returns it and this end of its channel."""
 
 
 class Workers(Protocol):
@@ -137,6 +139,7 @@ class Supervisor:
         self._owner = os.getpid()
         self._pidfds: list[int] = []
         self._words: list[LastWords] = []
+        self._marks = [0] * len(self.ranges)  # of those that may have started something
         self._up = [False] * len(self.ranges)
         self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
         # What a worker that is started later needs, too.
@@ -146,7 +149,7 @@ class Supervisor:
         self._rollouts: tuple[tuple[int, int], int] | None = None
         try:
             for index in range(len(self.ranges)):
-                process, channel = self._launcher.start(index)
+                process, channel = self._launched(index)
                 self.processes.append(process)
                 self.channels.append(channel)
                 self._pidfds.append(process.sentinel)
@@ -194,10 +197,15 @@ class Supervisor:
 
     def begin(self, index: int) -> None:
         """Starts a worker in place of one that has ended."""
-        process, channel = self._launcher.start(index)
+        process, channel = self._launched(index)
         self.processes[index], self.channels[index] = process, channel
         self._pidfds[index] = process.sentinel
         self._words[index] = LastWords(channel)
+
+    def _launched(self, index: int) -> tuple[Any, Channel]:
+        """Starts a process, whose family is known by a new mark."""
+        self._marks[index] = new_mark()
+        return self._launcher.start(index, self._marks[index])
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
         """Waits until it is built and attached; returns what building its envs has raised."""
@@ -271,13 +279,17 @@ class Supervisor:
 
     def _crash(self, indices: Iterable[int]) -> Exception:
         """The error for workers that have ended, or whose channel is broken."""
-        found = []
+        reasons = {}
         for index in indices:
-            why = ""
+            reasons[index] = ""
             if not _ended(self._pidfds[index], _LAST_WORDS_S):
-                why = f"its control channel: {self.channels[index].broken}; it was killed"
+                broken = self.channels[index].broken
+                reasons[index] = f"its control channel: {broken}; it was killed"
                 _send(self._pidfds[index], signal.SIGKILL)
                 _ended(self._pidfds[index], _KILL_AFTER_S)
+        self._end_families(reasons)
+        found = []
+        for index, why in reasons.items():
             how = why or self.processes[index].exitcode
             found.append((index, self.ranges[index], how, self.last_words(index)))
         return crash(found, self.doing)
@@ -311,15 +323,24 @@ class Supervisor:
             _send(self._pidfds[index], signal.SIGTERM)
         stubborn = time.monotonic() + _KILL_AFTER_S
         for index in indices:
-            if self._pidfds[index] < 0:  # it was ended before
-                continue
-            _ended(self._pidfds[index], max(0.0, stubborn - time.monotonic()))
-            # The group is that of the process, whose number nobody else has until it is reaped.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.processes[index].pid, signal.SIGKILL)
-            _send(self._pidfds[index], signal.SIGKILL)
-            _ended(self._pidfds[index], None)
-            self._release(index)
+            if not _ended(self._pidfds[index], max(0.0, stubborn - time.monotonic())):
+                _send(self._pidfds[index], signal.SIGKILL)
+                _ended(self._pidfds[index], None)
+        self._end_families(indices)
+        for index in indices:
+            if self._pidfds[index] >= 0:  # else it was ended before
+                self._release(index)
+
+    def _end_families(self, indices: Iterable[int]) -> None:
+        """Ends what was started by processes that have ended, and did not say that they would."""
+        marks = {index: self._marks[index] for index in indices if self._marks[index]}
+        if marks:
+            end_families(list(marks.values()), _ORPHANS_PATIENCE_S)
+        for index in marks:
+            if _is_unreaped(self._pidfds[index]):  # nobody else has the number of its group
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.processes[index].pid, signal.SIGKILL)
+            self._marks[index] = 0
 
     def _release(self, index: int) -> None:
         """Closes what belongs to a process that has ended."""
@@ -366,12 +387,17 @@ class Supervisor:
                     farewell = self.channels[index].farewell
                     if ended:
                         waiting.remove(index)
+                        if farewell is None:
+                            continue
+                        self._marks[index] = 0  # it has ended its family itself
                         with contextlib.suppress(Exception):
-                            failures += self.unpack(farewell) if farewell is not None else ()
+                            failures += self.unpack(farewell)
                 if remind is not None:
                     remind()
-            for index in range(len(self._pidfds)):
-                if self._pidfds[index] >= 0 and index not in waiting:
+            gone = [index for index in range(len(self._pidfds)) if index not in waiting]
+            self._end_families(gone)
+            for index in gone:
+                if self._pidfds[index] >= 0:
                     self._release(index)
         finally:
             self._end([index for index, pidfd in enumerate(self._pidfds) if pidfd >= 0])
@@ -413,6 +439,14 @@ def _ended(pidfd: int, timeout: float | None) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout is None else 1000 * timeout))
+
+
+def _is_unreaped(pidfd: int) -> bool:
+    """Whether a process that has ended is our child, for which nobody has waited yet."""
+    with contextlib.suppress(OSError):
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PIDFD, pidfd, options) is not None
+    return False
 
 
 def _send(pidfd: int, number: int) -> None:

@@ -101,8 +101,13 @@ class Launcher:
                     self._init = _pickled_init(init)
             self._registry = packed_registry()
 
-    def start(self, index: int) -> tuple[WorkerProcess, Channel]:
-        """Starts the process of a worker; returns it and the parent's end of its channel."""
+    def start(self, index: int, mark: int) -> tuple[WorkerProcess, Channel]:
+        """Starts the process of a worker; returns it and the parent's end of its channel.
+
+        Args:
+            index: The worker's index.
+            mark: By which what it starts is known.
+        """
         task = Task(
             index=index,
             first_env=self._ranges[index].start,
@@ -114,6 +119,7 @@ class Launcher:
             pinned=self._pinned,
             seeds=worker_seeds(self._state, self._ranges[index].start, self._starts[index]),
             forked=self._method != "spawn",
+            mark=mark,
         )
         mine, theirs = socketpair()
         channel = Channel(mine.detach())

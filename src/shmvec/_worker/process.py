@@ -21,6 +21,7 @@ from shmvec._core.channel import Channel
 from shmvec._core.messages import dumps
 from shmvec._core.segment import Segment
 from shmvec._core.worker import watch_forks
+from shmvec._shared.family import end_own_family, lead_family
 from shmvec._shared.memory import map_memory
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.registry import join_registry, kept_registry
@@ -33,6 +34,8 @@ from shmvec.faults import Failure
 __all__ = ["Orphaned", "Parent", "Task", "run_forked", "run_worker", "take_environ"]
 
 _SLICE_MS = 50
+_WATCHDOG_MS = 5_000  # more than the watchdog takes
+_PATIENCE_S = 1.0  # what processes that envs have left behind get to obey SIGTERM
 
 
 class Orphaned(BaseException):
@@ -55,6 +58,7 @@ class Task:
         pinned: Whether the process stays on one core.
         seeds: For ``seed_generators``.
         forked: Whether its process is a fork.
+        mark: By which what it starts is known.
     """
 
     index: int
@@ -67,6 +71,7 @@ class Task:
     pinned: bool
     seeds: npt.NDArray[np.uint32]
     forked: bool
+    mark: int
 
 
 class Parent:
@@ -88,7 +93,10 @@ class Parent:
             raise Orphaned from None
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
-        watchdog.start(self._descriptor)
+
+    def watch(self, mark: int) -> None:
+        """From now on this process, and what is known by the mark, ends with the parent."""
+        watchdog.start(self._descriptor, mark)
 
     def close(self) -> None:
         """Closes the channel."""
@@ -97,6 +105,14 @@ class Parent:
     def alive(self) -> bool:
         """Whether it lives."""
         return not self._poll.poll(0)
+
+    def end_with_it(self) -> None:
+        """If it is gone, waits for the watchdog, which ends this process and its family.
+
+        What this process did for its end meanwhile would be broken off in the middle.
+        """
+        if not self.alive():
+            select.poll().poll(_WATCHDOG_MS)
 
     def packer(self, lent: bool) -> Callable[[Any], Parcel]:
         """What packs the results of a request; whether the depot is lent to it."""
@@ -152,8 +168,10 @@ def run_forked(task: Task, descriptor: int, parent_pid: int) -> None:
 
 def run_worker(task: Task, parent: Parent) -> None:
     """The main function of a worker process."""
-    # A group of its own: what its envs start goes with it, and Ctrl-C, Ctrl-Z and the like are for
-    # the parent, which decides what becomes of them.
+    lead_family(task.mark)
+    parent.watch(task.mark)
+    # A group of its own: Ctrl-C, Ctrl-Z and the like are for the parent, which decides what becomes
+    # of it and of what its envs start.
     os.setpgid(0, 0)
     # A handler, not SIG_IGN: what an env executes must not inherit deafness.
     signal.signal(signal.SIGINT, lambda number, frame: None)
@@ -174,7 +192,9 @@ def run_worker(task: Task, parent: Parent) -> None:
         try:
             _serve(host, parent, task, partial(limit_threads, task.threads, inherited))
         finally:
+            parent.end_with_it()
             failures = host.close()
+            end_own_family(task.mark, _PATIENCE_S)
             parent.send(0, parent.pack(failures), goodbye=True)
             finish_output()
     parent.close()

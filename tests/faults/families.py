@@ -1,0 +1,149 @@
+"""What envs start, in all the ways in which it may get away from its worker."""
+
+import ctypes
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import time
+
+from echoing import Echo
+from processes import gone
+
+RLIMIT_LOCKS = 10
+
+
+def sleeping():
+    time.sleep(90)
+    os._exit(0)
+
+
+def forked():
+    """A fork."""
+    pid = os.fork()
+    if pid == 0:
+        sleeping()
+    return pid
+
+
+def in_another_session():
+    return subprocess.Popen(["sleep", "90"], start_new_session=True).pid
+
+
+def with_no_environment():
+    return subprocess.Popen(["/bin/sleep", "90"], env={}, start_new_session=True).pid
+
+
+def told_by(pipe):
+    """The number that a process has written."""
+    number = os.read(pipe, 20)
+    os.close(pipe)
+    return int(number)
+
+
+def daemon(become=sleeping):
+    """A fork of a fork, in a session of its own, without a parent."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(theirs, str(os.getpid()).encode())
+            become()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(theirs)
+    return told_by(ours)
+
+
+def daemon_with_no_environment():
+    return daemon(lambda: os.execve("/bin/sleep", ["sleep", "90"], {}))
+
+
+def background():
+    """As shells do."""
+    return int(subprocess.check_output("sleep 90 >/dev/null & echo $!", shell=True))
+
+
+def deaf_daemon():
+    def be_deaf():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sleeping()
+
+    return daemon(be_deaf)
+
+
+def of_multiprocessing():
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(90,))
+    process.start()
+    return process.pid
+
+
+WAYS = [
+    forked,
+    in_another_session,
+    with_no_environment,
+    daemon,
+    daemon_with_no_environment,
+    background,
+    deaf_daemon,
+    of_multiprocessing,
+]
+
+
+def outliving():
+    """What is to live on says so."""
+
+    def reset():
+        resource.setrlimit(RLIMIT_LOCKS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    return subprocess.Popen(["sleep", "90"], start_new_session=True, preexec_fn=reset).pid
+
+
+class Starting(Echo):
+    """Starts something in each way; `started` tells what."""
+
+    ways = WAYS
+
+    def __init__(self, *arguments):
+        super().__init__()
+        self.pids = [way() for way in self.ways]
+
+    def started(self):
+        return [os.getpid(), *self.pids]
+
+    def step(self, action):
+        if action == 9:
+            time.sleep(60)
+        if action == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == 7:
+            ctypes.string_at(0)
+        return super().step(action)
+
+
+class Failing(Starting):
+    """Tells what it has started, and is not made."""
+
+    def __init__(self):
+        super().__init__()
+        raise RuntimeError(*self.pids)
+
+
+def started_by(envs):
+    """What the envs have started, and their workers."""
+    return [pid for pids in envs.call("started") for pid in pids]
+
+
+def check_lives(pids):
+    for pid in pids:
+        assert not gone([pid], 0.0), f"{pid} has ended: {pids}"
+
+
+def check_gone(pids, deadline_s=5):
+    """They are, or it says so and they are."""
+    left = [pid for pid in pids if not gone([pid], deadline_s)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"{left} are left of {pids}"

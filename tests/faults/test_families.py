@@ -1,0 +1,385 @@
+"""What envs start ends with their worker, however that ends; nothing else does."""
+
+import signal
+
+import families
+import pytest
+from scripts import DEADLINE_S, running, succeeds
+
+CONTEXTS = ["fork", "spawn", "forkserver"]
+
+FAMILIES = """
+    import multiprocessing, signal, subprocess, time
+    from families import *
+    from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
+
+    def made(env=Starting, workers=2, **options):
+        envs = ShmVectorEnv([env] * 2, num_workers=workers, **options)
+        envs.reset(seed=0)
+        return envs
+
+    def check_crash(envs, actions):
+        pids = started_by(envs)
+        try:
+            envs.step(actions)
+        except WorkerCrashError as error:
+            assert error.workers == (0,), error
+        else:
+            raise AssertionError("it was not noticed")
+        half = len(pids) // 2
+        check_gone(pids[:half])
+        check_lives(pids[half:])
+        envs.close()
+        check_gone(pids[half:])
+
+    def check_restart(envs, actions):
+        before = started_by(envs)
+        envs.step(actions)
+        after = started_by(envs)
+        half = len(before) // 2
+        assert not set(before[:half]) & set(after[:half]) and before[half:] == after[half:]
+        check_gone(before[:half])
+        check_lives(after)
+        envs.close()
+        check_gone(after)
+"""
+
+ENDS = {
+    "close": """
+        envs = made({options})
+        pids = started_by(envs)
+        check_lives(pids)
+        envs.close()
+        check_gone(pids, 0.1)
+    """,
+    "close(terminate=True)": """
+        envs = made({options})
+        pids = started_by(envs)
+        envs.close(terminate=True)
+        check_gone(pids, 0.1)
+    """,
+    "forgotten": """
+        import warnings
+        warnings.simplefilter("ignore")
+        envs = made({options})
+        pids = started_by(envs)
+        del envs
+        check_gone(pids)
+    """,
+    "restart": """
+        envs = made({options})
+        before = started_by(envs)
+        envs.restart([0])
+        after = started_by(envs)
+        half = len(before) // 2
+        assert before[half:] == after[half:]
+        check_gone(before[:half], 0.1)
+        check_lives(after)
+        envs.close()
+        check_gone(after)
+    """,
+    "a step that takes too long": """
+        policy = FaultPolicy(on_timeout="restart", step_timeout=0.5, backoff_s=0)
+        check_restart(made(faults=policy, {options}), [9, 1])
+    """,
+    "a crash that is mended": """
+        check_restart(made(faults=FaultPolicy(on_crash="restart", backoff_s=0), {options}), [8, 1])
+    """,
+    "a segfault": """
+        check_crash(made({options}), [7, 1])
+    """,
+    "SIGKILL": """
+        check_crash(made({options}), [8, 1])
+    """,
+    "SIGKILL, found by close": """
+        envs = made({options})
+        pids = started_by(envs)
+        os.kill(envs.processes[0].pid, signal.SIGKILL)
+        envs.close()
+        check_gone(pids)
+    """,
+    "an env_fn that fails": """
+        try:
+            made(Failing, {options})
+        except RuntimeError as error:
+            check_gone(error.args)
+        else:
+            raise AssertionError("it was made")
+    """,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_what_envs_have_started_ends_with_their_worker(context, end):
+    succeeds(FAMILIES, ENDS[end].replace("{options}", f"context={context!r}"))
+
+
+ORPHANS = {
+    "idle": """
+        envs = made(context={context!r})
+        print(*started_by(envs), flush=True)
+        time.sleep(60)
+    """,
+    "in a step": """
+        envs = made(context={context!r})
+        print(*started_by(envs), flush=True)
+        envs.step([9, 9])
+    """,
+    "while they are made": """
+        def make():
+            env = Starting()
+            os.write(1, " ".join(map(str, env.started())).encode() + b"\\n")
+            time.sleep(60)
+
+        ShmVectorEnv([make], num_workers=1, context={context!r})
+    """,
+}
+
+
+@pytest.mark.parametrize("when", ORPHANS)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_what_envs_have_started_ends_with_a_killed_parent(context, when):
+    with running(FAMILIES, ORPHANS[when].format(context=context)) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) > len(families.WAYS), parent.stderr.read()
+        families.check_lives(pids)
+        parent.kill()
+        parent.wait(DEADLINE_S)
+        families.check_gone(pids)
+
+
+# ---- nobody else --------------------------------------------------------------------------------
+
+LIVING = """
+    def living():
+        return subprocess.Popen(["sleep", "90"], start_new_session=True)
+
+    class Opting(Echo):
+        def __init__(self):
+            super().__init__()
+            self.pid = outliving()
+
+        def started(self):
+            return [self.pid]
+
+        def step(self, action):
+            os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("end", ["close()", "close(terminate=True)", "step([8, 8])"])
+def test_others_live_on(end):
+    succeeds(
+        FAMILIES,
+        LIVING,
+        f"""
+        own = living()
+        other = made()
+        envs = made()
+        ours = started_by(envs)
+        try:
+            envs.{end}
+        except WorkerCrashError:
+            envs.close()
+        check_gone(ours)
+        check_lives([own.pid, *started_by(other)])
+        other.step([1, 1])
+        other.close()
+        own.kill()
+        own.wait()
+        """,
+    )
+
+
+@pytest.mark.parametrize("end", ["close()", "close(terminate=True)", "step([1, 1])"])
+def test_what_sets_its_limit_anew_lives_on(end):
+    succeeds(
+        FAMILIES,
+        LIVING,
+        f"""
+        envs = made(Opting)
+        pids = started_by(envs)
+        try:
+            envs.{end}
+        except WorkerCrashError:
+            envs.close()
+        check_lives(pids)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        """,
+    )
+
+
+# ---- multiprocessing in envs --------------------------------------------------------------------
+
+POOLING = """
+    class Pooling(Echo):
+        pool = None
+
+        def __init__(self, how="fork", closes=True):
+            super().__init__()
+            context = multiprocessing.get_context(how)
+            self.closes = closes
+            self.pool = context.Pool(2)
+            self.process = context.Process(target=time.sleep, args=(90,))  # not daemonic
+            self.process.start()
+            self.queue = context.SimpleQueue()
+
+        def step(self, action):
+            process = multiprocessing.get_context("fork").Process(target=self.queue.put, args=(7,))
+            process.start()
+            assert self.queue.get() == 7
+            process.join()
+            assert process.exitcode == 0
+            assert self.pool.map(abs, [-1, -2]) == [1, 2]
+            return super().step(action)
+
+        def started(self):
+            return [self.process.pid, *(process.pid for process in self.pool._pool)]
+
+        def close(self):
+            if self.closes:
+                self.process.kill()
+                self.process.join()
+                self.pool.terminate()
+                self.pool.join()
+"""
+
+
+@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize("daemon", [True, False])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_an_env_uses_multiprocessing(context, daemon, closes):
+    succeeds(
+        FAMILIES,
+        POOLING,
+        f"""
+        envs = made(lambda: Pooling(closes={closes}), context={context!r}, daemon={daemon})
+        assert all(process.daemon == {daemon} for process in envs.processes)
+        envs.step([1, 1])
+        pids = started_by(envs)
+        check_lives(pids)
+        envs.close()
+        check_gone(pids, 0.1)
+        """,
+    )
+
+
+@pytest.mark.parametrize("end", ["close", "crash", "orphan"])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_vector_env_in_an_env_ends_with_its_worker(context, end):
+    body = f"""
+        class Outer(Starting):
+            def __init__(self):
+                super().__init__()
+                self.inner = made(context={context!r})
+                self.inner.step([1, 1])
+
+            def started(self):
+                return super().started() + started_by(self.inner)
+
+        envs = made(Outer, context={context!r})
+        pids = started_by(envs)
+        print(*pids, flush=True)
+        check_lives(pids)
+        if {end!r} == "orphan":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if {end!r} == "crash":
+            try:
+                envs.step([8, 8])
+            except WorkerCrashError:
+                pass
+        envs.close()
+        check_gone(pids)
+    """
+    with running(FAMILIES, body) as script:
+        pids = [int(pid) for pid in script.stdout.readline().split()]
+        assert len(pids) > 6 * len(families.WAYS), script.stderr.read()
+        script.wait(DEADLINE_S)
+        families.check_gone(pids)
+        assert script.returncode == (-signal.SIGKILL if end == "orphan" else 0)
+        assert not script.stderr.read()
+
+
+# ---- the dead -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_thousands_of_short_lived_daemons_leave_no_zombies_and_the_envs_children_their_status(
+    context,
+):
+    succeeds(
+        FAMILIES,
+        f"""
+        from pathlib import Path
+
+        class Breeding(Echo):
+            def __init__(self):
+                super().__init__()
+                self.child = subprocess.Popen(["sh", "-c", "exit 7"])
+
+            def step(self, action):
+                subprocess.run(["sh", "-c", "for i in $(seq 1000); do (true &); done"])
+                return super().step(action)
+
+            def zombies(self):
+                threads = Path("/proc/self/task").glob("*/children")
+                return sum(len(children.read_text().split()) for children in threads)
+
+            def status(self):
+                return self.child.wait()
+
+        envs = made(Breeding, context={context!r})
+        envs.step([1, 1])
+        assert envs.call("zombies") == (1, 1), envs.call("zombies")  # the env's own
+        assert envs.call("status") == (7, 7)
+        envs.close()
+        """,
+    )
+
+
+# ---- how the end is found -----------------------------------------------------------------------
+
+
+def test_a_worker_that_has_started_nothing_looks_for_nobody():
+    out = succeeds("""
+        import signal, subprocess
+        from shmvec._shared.family import _has_started_nothing
+
+        def say():
+            os.write(1, f"{_has_started_nothing()} ".encode())
+
+        say()
+        child = subprocess.Popen(["sleep", "60"])
+        say()
+        child.kill()
+        say()
+        child.wait()
+        say()
+        child = os.fork()
+        if child == 0:
+            say()
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            say()
+            os._exit(0)
+        os.waitpid(child, 0)
+    """)
+    assert out.split() == ["True", "False", "False", "False", "True", "False"]
+
+
+def test_where_processes_cannot_be_marked_the_group_ends_with_its_worker():
+    succeeds(
+        FAMILIES,
+        """
+        class Grouped(Starting):
+            ways = [forked, background]
+
+        resource.setrlimit(RLIMIT_LOCKS, (1000, 1000))
+        envs = made(Grouped)
+        pids = started_by(envs)
+        envs.step([1, 1])
+        envs.close(terminate=True)
+        check_gone(pids)
+        """,
+    )
