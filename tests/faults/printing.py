@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -95,9 +96,11 @@ class Printing(gym.Env):
         os.close(null)
 
     def leave_a_process(self):
-        """One that goes on writing, in a session of its own, until there is a file."""
+        """One that goes on writing, until there is a file, and outlives its worker."""
         if os.fork() == 0:
             os.setsid()
+            # The mark by which it would end with the worker: see docs/reliability.md.
+            resource.setrlimit(10, (resource.RLIM_INFINITY, resource.getrlimit(10)[1]))
             for number in range(10000):
                 os.write(2, b"child %d\n" % number)
                 time.sleep(0.001 if number < 1000 else 0.02)
