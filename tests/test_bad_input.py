@@ -453,7 +453,8 @@ def test_wrong_masks():
 def test_an_env_raises(num_workers, operation, error):
     error = copy.deepcopy(error) if type(error) is not TwoArguments else TwoArguments(1, "two")
     make = [make_counter, lambda: Failing(operation, error), make_counter]
-    envs = ShmVectorEnv(make, num_workers=num_workers)
+    # By a fork: pickle would want a constructor that takes the exception's args.
+    envs = ShmVectorEnv(make, num_workers=num_workers, context="fork")
     envs.reset(seed=1)
     with pytest.raises(type(error)) as caught:
         envs.step([0, 0, 0])

@@ -344,6 +344,8 @@ def test_what_cannot_be_imported_is_left_to_the_worker(module, capfd):
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        # faulthandler's, which waits to end a test that hangs; from Python 3.12 on.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         with pytest.raises(KeyError, match="halfway"):
             ShmVectorEnv([make], context="fork", num_workers=1)
     assert caught == []  # it is the worker's
@@ -377,6 +379,8 @@ def test_warnings_are_shown_once(module, capfd):
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        # faulthandler's, which waits to end a test that hangs; from Python 3.12 on.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         with closing(ShmVectorEnv([make], context="fork", num_workers=1)):
             pass
     assert [str(each.message) for each in caught] == ["said at import"]
