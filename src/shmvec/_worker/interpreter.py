@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import select
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -79,7 +80,9 @@ def start_interpreter(
         descriptors: What it inherits, by the same numbers.
         environ: Its environment.
     """
-    path = [entry or process.ORIGINAL_DIR or os.getcwd() for entry in sys.path]  # type: ignore[attr-defined]
+    # What is no string there (people append a Path) is passed over by imports.
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    path = [entry or process.ORIGINAL_DIR or os.getcwd() for entry in entries]  # type: ignore[attr-defined]
     call = ", ".join(map(repr, arguments))
     # A group of its own: Ctrl-C is for the parent.
     code = (
@@ -87,8 +90,16 @@ def start_interpreter(
         f"import {__name__} as it; it.{function}({call})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    command = [spawn.get_executable(), *flags, "-c", code]
-    return subprocess.Popen(command, pass_fds=descriptors, env=dict(environ))
+    executable = spawn.get_executable()
+    if not executable:  # Python is embedded in a program
+        raise OSError(
+            "workers cannot be started: Python does not know its interpreter (sys.executable is "
+            "empty). Name it with multiprocessing.set_executable(), or use context='fork'."
+        )
+    command = [executable, *flags, "-c", code]
+    # Here as well, where it can be said: the interpreter needs a while until it runs any code.
+    group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
+    return subprocess.Popen(command, pass_fds=descriptors, env=dict(environ), **group)
 
 
 def preparation(name: str) -> dict[str, Any]:
@@ -150,6 +161,8 @@ def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
         modules: Their names.
     """
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    # The program may ignore it, and that is inherited: nobody would learn how a worker has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with fresh_openmp():
         _import(modules, descriptor)
         loaded_openmp()
