@@ -180,13 +180,15 @@ class Exchange:
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
         self._gatherer = Batch(self.num_envs)
 
+        calls: Sequence[Any] = ()
+        forked = self.num_workers > 0 and settings.method == "fork"
         if self.num_workers == 0:
             self._workers = InlineWorker(functions)
         else:
             ranges = split_evenly(self.num_envs, self.num_workers)
             # What is to see a worker's own variables must not be imported before these are set.
             calls = () if any(settings.environs) else (*functions, settings.worker_init)
-            forked, served = (settings.method == each for each in ("fork", "forkserver"))
+            served = settings.method == "forkserver"
             launcher = Launcher(
                 functions,
                 ranges,
@@ -200,8 +202,7 @@ class Exchange:
                 environs=settings.environs,
                 init=settings.worker_init,
             )
-            with ready_to_fork(calls) if forked else contextlib.nullcontext():
-                self._workers = Supervisor(launcher, ranges)
+            self._workers = Supervisor(launcher, ranges)
         self.ranges = self._workers.ranges
         # Ends the workers of an exchange that is forgotten, and of one that is open at exit: before
         # multiprocessing waits for its children there, which weakref.finalize does not promise.
@@ -209,8 +210,14 @@ class Exchange:
             self, _finalize, (self._workers, weakref.ref(self)), exitpriority=100
         )
         self.initialized = False
-        if wait:
-            self.initialize()
+        try:
+            with ready_to_fork(calls) if forked else contextlib.nullcontext():
+                self._workers.start()
+            if wait:
+                self.initialize()
+        except BaseException:
+            self._abandon()
+            raise
 
     # ---- starting ----------------------------------------------------------------------------
 

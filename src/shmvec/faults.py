@@ -313,12 +313,17 @@ def raise_failures(failures: Sequence[Failure]) -> None:
         return
     first, *others = sorted(failures, key=lambda failure: failure.env)
     error = first.exception()
+    note_failures(error, others)
+    raise error
+
+
+def note_failures(error: BaseException, others: Sequence[Failure]) -> None:
+    """Names in an exception's notes what else went wrong."""
     if others and hasattr(error, "add_note"):  # Python 3.11
         error.add_note(
             "At the same time: "
             + "; ".join(f"env {other.env}: {other.summary}" for other in others)
         )
-    raise error
 
 
 def raise_as_gymnasium_does(failures: Sequence[Failure]) -> None:

@@ -8,6 +8,7 @@ leaves no process and no descriptor behind.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -25,21 +26,29 @@ from shmvec._parent.last_words import LastWords
 from shmvec._shared.family import end_families, new_mark
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.records import Attachment, Report, Resets
-from shmvec.faults import Failure, crash
+from shmvec.faults import Failure, crash, note_failures
 
 __all__ = ["Launcher", "Supervisor", "Workers"]
 
 _KILL_AFTER_S = 2.0  # what a process gets to obey SIGTERM
 _LAST_WORDS_S = 1.0  # what one gets to end whose channel is broken
 _ORPHANS_PATIENCE_S = 0.1  # what those get whose worker has gone before them
+_OTHERS_FAIL_S = 5.0  # what others get, when one could not build its envs, to say the same
 _SLICE_S = 0.05  # between two looks or reminders
 
 
 class Launcher(Protocol):
     """What starts processes."""
 
-    def start(self, index: int, mark: int) -> tuple[Any, Channel]:
-        """Starts the process of a worker, with a mark; returns it and this end of its channel."""
+    def start(self, index: int, mark: int, keep: Callable[[Any, Channel], None]) -> None:
+        """Starts the process of a worker.
+
+        Args:
+            index: The worker's.
+            mark: By which what it starts is known.
+            keep: Takes the process, before it runs, and this end of its channel: whatever a signal
+                handler raises meanwhile, there is somebody to end it.
+        """
 
 
 class Workers(Protocol):
@@ -68,6 +77,9 @@ class Workers(Protocol):
 
     def unpack(self, packed: Any) -> Any:
         """The message that was packed."""
+
+    def start(self) -> None:
+        """Starts them."""
 
     def reports(self) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker."""
@@ -129,7 +141,7 @@ class Supervisor:
     unpack = staticmethod(loads)
 
     def __init__(self, launcher: Launcher, ranges: Sequence[range]) -> None:
-        """Starts one process for each range of envs."""
+        """Will start one process for each range of envs."""
         self.ranges = list(ranges)
         self.doing = "start"
         self.stopped = False
@@ -137,7 +149,6 @@ class Supervisor:
         self.channels: list[Any] = []
         self._launcher = launcher
         self._owner = os.getpid()
-        self._pidfds: list[int] = []
         self._words: list[LastWords] = []
         self._marks = [0] * len(self.ranges)  # of those that may have started something
         self._up = [False] * len(self.ranges)
@@ -147,22 +158,50 @@ class Supervisor:
         self._attachment: Attachment | None = None
         self._descriptor = -1
         self._rollouts: tuple[tuple[int, int], int] | None = None
-        try:
-            for index in range(len(self.ranges)):
-                process, channel = self._launched(index)
-                self.processes.append(process)
-                self.channels.append(channel)
-                self._pidfds.append(process.sentinel)
-                self._words.append(LastWords(channel))
-        except BaseException:
-            self.stop(timeout=0.0)
-            raise
 
     # ---- starting ----------------------------------------------------------------------------
 
+    def start(self) -> None:
+        """Starts the processes. If that fails, it is for the caller to stop them."""
+        for index in range(len(self.ranges)):
+            self._launch(index, self._keep)
+            self._words.append(LastWords(self.channels[index]))
+
+    def _keep(self, process: Any, channel: Channel) -> None:
+        self.channels.append(channel)
+        self.processes.append(process)
+
     def reports(self) -> list[Report | Failure]:
-        """Waits until every worker has built its envs; one report a worker."""
-        return [self._receive(index) for index in range(len(self.ranges))]
+        """Waits until every worker has built its envs; one report a worker.
+
+        Once one has failed, the others get a while to say that they have, too; not longer: they may
+        be waiting for that one.
+
+        Raises:
+            WorkerCrashError: Some have died instead; it names what the envs of others raised.
+        """
+        reports: dict[int, Report | Failure] = {}
+        dead: list[int] = []
+        waiting = list(range(len(self.ranges)))
+        end = math.inf
+        while waiting and time.monotonic() < end:
+            self.listen(waiting, _SLICE_S)
+            for index in list(waiting):
+                message, lost = self._heard(index)
+                if message is not None:
+                    reports[index] = self.unpack(message.content)
+                elif lost:
+                    dead.append(index)
+                else:
+                    continue
+                waiting.remove(index)
+                if index not in reports or isinstance(reports[index], Failure):
+                    end = min(end, time.monotonic() + _OTHERS_FAIL_S)
+        if dead:
+            error = self._crash(dead)
+            note_failures(error, [each for each in reports.values() if isinstance(each, Failure)])
+            raise error
+        return [report for _, report in sorted(reports.items())]
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to the workers and waits until all have attached."""
@@ -197,15 +236,17 @@ class Supervisor:
 
     def begin(self, index: int) -> None:
         """Starts a worker in place of one that has ended."""
-        process, channel = self._launched(index)
-        self.processes[index], self.channels[index] = process, channel
-        self._pidfds[index] = process.sentinel
-        self._words[index] = LastWords(channel)
 
-    def _launched(self, index: int) -> tuple[Any, Channel]:
+        def keep(process: Any, channel: Channel) -> None:
+            self.channels[index], self.processes[index] = channel, process
+
+        self._launch(index, keep)
+        self._words[index] = LastWords(self.channels[index])
+
+    def _launch(self, index: int, keep: Callable[[Any, Channel], None]) -> None:
         """Starts a process, whose family is known by a new mark."""
         self._marks[index] = new_mark()
-        return self._launcher.start(index, self._marks[index])
+        self._launcher.start(index, self._marks[index], keep)
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
         """Waits until it is built and attached; returns what building its envs has raised."""
@@ -234,22 +275,34 @@ class Supervisor:
             WorkerCrashError: It has died instead, and said nothing.
         """
         while True:
-            # Dead or not first: what it has said before it died is read in any case.
-            dead = self._has_ended(index)
-            message = self.channels[index].take(0)
+            message, lost = self._heard(index)
             if message is not None:
                 return self.unpack(message.content)
-            if dead or self.channels[index].broken is not None:
+            if lost:
                 raise self._crash([index])
-            self.channels[index].pump()
             self.listen([index], _SLICE_S)
+
+    def _heard(self, index: int) -> tuple[Any, bool]:
+        """What a worker that starts has said, if anything; and whether no more is to come."""
+        # Dead or not first: what it has said before it died is read in any case.
+        dead = self._has_ended(index)
+        channel = self.channels[index]
+        message = channel.take(0)
+        channel.pump()
+        return message, dead or channel.broken is not None
+
+    def _pidfd(self, index: int) -> int:
+        """A worker's; -1 if it does not run yet, or was released."""
+        sentinel: int = self.processes[index].sentinel
+        return sentinel
 
     # ---- watching ----------------------------------------------------------------------------
 
     def look(self) -> None:
         """Raises WorkerCrashError if one has ended, or cannot be spoken to."""
         poll = select.poll()
-        for pidfd in self._pidfds:
+        pidfds = [process.sentinel for process in self.processes]
+        for pidfd in pidfds:
             if pidfd >= 0:  # else it is being replaced
                 poll.register(pidfd, select.POLLIN)
         ended = poll.poll(0)
@@ -258,7 +311,7 @@ class Supervisor:
         dead = {pidfd for pidfd, _ in ended}
         indices = [
             index
-            for index, (pidfd, channel) in enumerate(zip(self._pidfds, self.channels, strict=True))
+            for index, (pidfd, channel) in enumerate(zip(pidfds, self.channels, strict=True))
             if pidfd >= 0 and (pidfd in dead or channel.broken is not None)
         ]
         if indices:
@@ -271,22 +324,22 @@ class Supervisor:
             channel = self.channels[index]
             if channel.broken is None:
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
-            poll.register(self._pidfds[index], select.POLLIN)
+            poll.register(self._pidfd(index), select.POLLIN)
         poll.poll(1000 * min(timeout, _SLICE_S))
 
     def _has_ended(self, index: int) -> bool:
-        return _ended(self._pidfds[index], 0.0)
+        return _ended(self._pidfd(index), 0.0)
 
     def _crash(self, indices: Iterable[int]) -> Exception:
         """The error for workers that have ended, or whose channel is broken."""
         reasons = {}
         for index in indices:
             reasons[index] = ""
-            if not _ended(self._pidfds[index], _LAST_WORDS_S):
+            if not _ended(self._pidfd(index), _LAST_WORDS_S):
                 broken = self.channels[index].broken
                 reasons[index] = f"its control channel: {broken}; it was killed"
-                _send(self._pidfds[index], signal.SIGKILL)
-                _ended(self._pidfds[index], _KILL_AFTER_S)
+                _send(self._pidfd(index), signal.SIGKILL)
+                _ended(self._pidfd(index), _KILL_AFTER_S)
         self._end_families(reasons)
         found = []
         for index, why in reasons.items():
@@ -300,7 +353,7 @@ class Supervisor:
 
     def interrupt(self, index: int) -> None:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
-        _send(self._pidfds[index], signal.SIGUSR1)
+        _send(self._pidfd(index), signal.SIGUSR1)
 
     def rouse(self, mask: int) -> None:
         """Wakes workers that have dozed off: those of these bits of the bell."""
@@ -320,16 +373,15 @@ class Supervisor:
         """Terminates processes, and kills those that do not obey, with what they have started."""
         for index in indices:
             self._up[index] = False
-            _send(self._pidfds[index], signal.SIGTERM)
+            _send(self._pidfd(index), signal.SIGTERM)
         stubborn = time.monotonic() + _KILL_AFTER_S
         for index in indices:
-            if not _ended(self._pidfds[index], max(0.0, stubborn - time.monotonic())):
-                _send(self._pidfds[index], signal.SIGKILL)
-                _ended(self._pidfds[index], None)
+            if not _ended(self._pidfd(index), max(0.0, stubborn - time.monotonic())):
+                _send(self._pidfd(index), signal.SIGKILL)
+                _ended(self._pidfd(index), None)
         self._end_families(indices)
         for index in indices:
-            if self._pidfds[index] >= 0:  # else it was ended before
-                self._release(index)
+            self._release(index)
 
     def _end_families(self, indices: Iterable[int]) -> None:
         """Ends what was started by processes that have ended, and did not say that they would."""
@@ -337,7 +389,7 @@ class Supervisor:
         if marks:
             end_families(list(marks.values()), _ORPHANS_PATIENCE_S)
         for index in marks:
-            if _is_unreaped(self._pidfds[index]):  # nobody else has the number of its group
+            if _is_unreaped(self._pidfd(index)):  # nobody else has the number of its group
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.processes[index].pid, signal.SIGKILL)
             self._marks[index] = 0
@@ -347,7 +399,6 @@ class Supervisor:
         self.channels[index].close()
         for words in self._words[index : index + 1]:  # there are none if there was no room
             words.close()
-        self._pidfds[index] = -1
         self.processes[index].release()
 
     def dismiss(self) -> None:
@@ -374,7 +425,7 @@ class Supervisor:
         self.stopped = True
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
-        waiting = [index for index, pidfd in enumerate(self._pidfds) if pidfd >= 0]
+        waiting = [index for index in range(len(self.processes)) if self._pidfd(index) >= 0]
         try:
             while waiting:
                 left = _SLICE_S if deadline is None else deadline - time.monotonic()
@@ -394,13 +445,12 @@ class Supervisor:
                             failures += self.unpack(farewell)
                 if remind is not None:
                     remind()
-            gone = [index for index in range(len(self._pidfds)) if index not in waiting]
+            gone = [index for index in range(len(self.processes)) if index not in waiting]
             self._end_families(gone)
             for index in gone:
-                if self._pidfds[index] >= 0:
-                    self._release(index)
+                self._release(index)
         finally:
-            self._end([index for index, pidfd in enumerate(self._pidfds) if pidfd >= 0])
+            self._end(range(len(self.processes)))
             self._close_descriptors()
         return failures
 
@@ -424,7 +474,6 @@ class Supervisor:
             channel.close()
         for words in self._words:
             words.disown()
-        self._pidfds = []
         self._close_descriptors()
         # Or multiprocessing would terminate daemonic ones when this process ends.
         mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]

@@ -8,13 +8,16 @@ vector env that needs the same.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 
 from shmvec._worker.interpreter import FORK, REAP, STALE, start_interpreter
+from shmvec._worker.worker_process import at_once
 
 __all__ = ["ForkServer", "fork_server", "servers"]
 
@@ -22,6 +25,7 @@ _MOST_SERVERS = 4
 _VOLATILE = ("PYTEST_CURRENT_TEST",)  # says nothing to what is imported
 _STOP_S = 1.0
 _UNKNOWN = 255
+_LONGEST = 64  # bytes of an answer
 
 _servers: list[ForkServer] = []  # those that are kept, the one that was used last at the end
 _running: weakref.WeakSet[ForkServer] = weakref.WeakSet()
@@ -57,23 +61,20 @@ class ForkServer:
         Finalize(self, _stop, (mine, server), exitpriority=-100)
         _running.add(self)
 
-    def fork(self, channel: int) -> int | None:
+    def fork(self, channel: int, numbers: list[int]) -> None:
         """Has it fork a worker.
 
         Args:
             channel: The worker's end of its control channel.
-
-        Returns:
-            The worker's number; None if there is none, and this server will fork no more: it has
-            ended, or files that it has imported have changed since.
+            numbers: Gets the worker's number. None if there is none, and this server will fork no
+                more: it has ended, or files that it has imported have changed since.
         """
-        open_streams = [number for number in (0, 1, 2) if _is_open(number)]
-        request = FORK + "".join(map(str, open_streams)).encode()
-        answer = self._ask(request, [channel, *open_streams])
+        answer = self._ask(FORK, [channel, 0, 1, 2])
         self.usable = answer not in (b"", STALE)
-        if not self.usable and self in _servers:
-            _servers.remove(self)  # it goes with the last of its workers
-        return int(answer) if self.usable else None
+        if not self.usable:
+            _drop(self)  # it goes with the last of its workers
+        else:
+            numbers.append(int(answer))
 
     def status(self, pid: int) -> int:
         """The exit code of a worker that has ended; its number is free then."""
@@ -92,6 +93,7 @@ class ForkServer:
     def _ask(self, request: bytes, descriptors: Sequence[int]) -> bytes:
         """Its answer; empty if it has ended."""
         # A pipe for each answer: one that nobody waits for any more is not taken for another's.
+        found: list[bytes] = []
         answer, reply = os.pipe()
         try:
             try:
@@ -100,9 +102,17 @@ class ForkServer:
                 return b""
             finally:
                 os.close(reply)
-            return os.read(answer, 64)
+            at_once(os.read, answer, _LONGEST, found)
+        except BaseException:
+            # Broken off with the number of a worker, which only this process knows now. Nobody
+            # Broken off when the number was there: nobody else will hear of that worker.
+            if request == FORK and found and found[0].isdigit():
+                os.kill(int(found[0]), signal.SIGKILL)
+                self._ask(REAP + found[0], [])
+            raise
         finally:
             os.close(answer)
+        return found[0]
 
 
 def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: bool) -> ForkServer:
@@ -117,7 +127,7 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
     for server in reversed(_servers):
         enough = server.modules == set(modules) if no_others else server.modules >= set(modules)
         if enough and _lasting(server.environ) == fixed:
-            _servers.remove(server)
+            _drop(server)
             break
     else:
         server = ForkServer(modules, environ)
@@ -134,6 +144,11 @@ def _lasting(environ: Mapping[str, str]) -> dict[str, str]:
 def servers() -> list[ForkServer]:
     """Those that are kept."""
     return list(_servers)
+
+
+def _drop(server: ForkServer) -> None:
+    with suppress(ValueError):  # another thread has done so
+        _servers.remove(server)
 
 
 def _stop(mine: socket, server: subprocess.Popen[bytes]) -> None:
@@ -153,11 +168,3 @@ def _disown_all() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_all)
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True

@@ -115,6 +115,9 @@ class InlineWorker:
     pack = staticmethod(_InlineChannel().pack)
     unpack = pack
 
+    def start(self) -> None:
+        """Nothing is to be started."""
+
     def reports(self) -> list[Report | Failure]:
         """Builds the envs."""
         return [self._host.build(self._env_fns)]

@@ -47,7 +47,7 @@ FORK, REAP, STALE = b"fork", b"reap", b"stale"
 # Descriptors that came with what was pickled for this worker; see ``carried``.
 inherited: list[int] = []
 _MOST = 64  # bytes of a request
-_STREAMS = (0, 1, 2)
+_MOST_DESCRIPTORS = 5  # that come with one: for the answer, of the channel, standard streams
 
 
 @dataclass
@@ -179,18 +179,24 @@ def _serve(descriptor: int, parent: int) -> None:
         poll.register(os.pidfd_open(parent), select.POLLIN)
     with socket(fileno=descriptor) as connection:
         while [number for number, _ in poll.poll()] == [descriptor]:
-            request, descriptors, _, _ = recv_fds(connection, _MOST, 2 + len(_STREAMS))
+            request, descriptors, _, _ = recv_fds(connection, _MOST, _MOST_DESCRIPTORS)
             if not request:
                 return
             reply, *others = descriptors
-            if request.startswith(FORK) and files == {name: _changed(name) for name in files}:
-                answer = b"%d" % _forked(request[len(FORK) :], reply, others, connection, parent)
-            elif request.startswith(FORK):
+            forked = 0
+            if request == FORK and files == {name: _changed(name) for name in files}:
+                forked = _forked(reply, others, connection, parent)
+                answer = b"%d" % forked
+            elif request == FORK:
                 answer = STALE
             else:
-                answer = _status(int(request[len(REAP) :]))
-            with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+                answer = b"%d" % child_status(int(request[len(REAP) :]))
+            try:
                 os.write(reply, answer)
+            except BrokenPipeError:  # nobody waits any more
+                if forked:  # nor will ask for its exit code
+                    os.kill(forked, signal.SIGKILL)
+                    child_status(forked)
             for number in descriptors:
                 os.close(number)
 
@@ -228,9 +234,7 @@ def _changed(name: str) -> int:
         return 0
 
 
-def _forked(
-    streams: bytes, reply: int, descriptors: Sequence[int], connection: socket, parent: int
-) -> int:
+def _forked(reply: int, descriptors: Sequence[int], connection: socket, parent: int) -> int:
     """Forks a worker; its number."""
     pid = os.fork()
     if pid > 0:
@@ -238,9 +242,9 @@ def _forked(
     try:
         connection.close()
         os.close(reply)
-        channel, *given = descriptors
-        for stream, number in zip(streams, given, strict=True):
-            os.dup2(number, int(chr(stream)))
+        channel, *streams = descriptors
+        for stream, number in enumerate(streams):
+            os.dup2(number, stream)
             os.close(number)
         _told(channel, parent).run_and_exit()
     except Orphaned:
@@ -249,8 +253,3 @@ def _forked(
         traceback.print_exc()
     finally:
         os._exit(1)
-
-
-def _status(pid: int) -> bytes:
-    """The exit code of a worker that has ended."""
-    return b"%d" % child_status(pid)

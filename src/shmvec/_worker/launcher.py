@@ -6,6 +6,7 @@ import os
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from io import BytesIO
 from multiprocessing import resource_tracker
@@ -28,12 +29,13 @@ from shmvec._worker.generators import state_of_generators, worker_seeds
 from shmvec._worker.host import EnvFn
 from shmvec._worker.interpreter import Start, preparation, start_interpreter
 from shmvec._worker.process import Task, run_forked
-from shmvec._worker.worker_process import WorkerProcess, child_status
+from shmvec._worker.worker_process import WorkerProcess
 
 __all__ = ["Launcher"]
 
 # MPI's, which a process that is none of its ranks must not see.
 _MPI = ("OMPI_", "PMI_")
+_STDERR = 2
 _TRIES = 3  # to find a fork server that lives
 
 
@@ -101,12 +103,13 @@ class Launcher:
                     self._init = _pickled_init(init)
             self._registry = packed_registry()
 
-    def start(self, index: int, mark: int) -> tuple[WorkerProcess, Channel]:
-        """Starts the process of a worker; returns it and the parent's end of its channel.
+    def start(self, index: int, mark: int, keep: Callable[[WorkerProcess, Channel], None]) -> None:
+        """Starts the process of a worker.
 
         Args:
-            index: The worker's index.
+            index: The worker's.
             mark: By which what it starts is known.
+            keep: Takes the process, before it runs, and the parent's end of its channel.
         """
         task = Task(
             index=index,
@@ -121,6 +124,7 @@ class Launcher:
             forked=self._method != "spawn",
             mark=mark,
         )
+        _occupy_streams()
         mine, theirs = socketpair()
         channel = Channel(mine.detach())
         try:
@@ -131,12 +135,13 @@ class Launcher:
                 daemon=self._daemon,
             )
             vars(process)["_start_method"] = self._method  # what env's own processes are started by
+            keep(process, channel)
             environ = {**self._environ(), **self._environs[index]}
             if self._method == "fork":
                 task.environ = _changes(os.environ, environ)
                 process.fork()
             elif self._method == "spawn":
-                self._spawn(process, theirs.fileno(), environ)
+                process.start_by(partial(_spawn, theirs.fileno(), environ))
             else:
                 task.environ = _changes(self._serve(process, theirs.fileno()), environ)
             if self._method != "fork":
@@ -147,7 +152,6 @@ class Launcher:
             raise
         finally:
             theirs.close()
-        return process, channel
 
     def _environ(self) -> dict[str, str]:
         """The environment variables of workers, but for their own."""
@@ -172,20 +176,12 @@ class Launcher:
         assert tracker is not None
         channel.put(0, dumps(start), [tracker, *self._carried.descriptors])
 
-    def _spawn(self, process: WorkerProcess, descriptor: int, environ: Mapping[str, str]) -> None:
-        """Starts an interpreter for a process."""
-        spawned = start_interpreter("work", (descriptor, os.getpid()), [descriptor], environ)
-        spawned.returncode = 0  # it is waited for here, not there
-        process.started(spawned.pid, child_status)
-
     def _serve(self, process: WorkerProcess, descriptor: int) -> Mapping[str, str]:
         """Has a server fork a process; returns the environment variables that it has."""
         for _ in range(_TRIES):
             if self._server is None or not self._server.usable:
                 self._server = fork_server(self._modules, self._environ(), self._no_others)
-            pid = self._server.fork(descriptor)
-            if pid is not None:
-                process.started(pid, self._server.status)
+            if process.start_by(partial(self._server.fork, descriptor), self._server.status):
                 return self._server.environ
         raise OSError(
             "no fork server could be started: each ended before it had forked a worker; what it "
@@ -197,6 +193,22 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
     """What to set, and (None) what to remove."""
     changed: dict[str, str | None] = dict(after.items() - before.items())
     return {**changed, **dict.fromkeys(before.keys() - after.keys())}
+
+
+def _occupy_streams() -> None:
+    """Where the program has closed a standard stream, its number is not for what is opened here.
+
+    What is printed would be written into that. So it is /dev/null's, as with any daemon.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
+def _spawn(descriptor: int, environ: Mapping[str, str], numbers: list[int]) -> None:
+    spawned = start_interpreter("work", (descriptor, os.getpid()), [descriptor], environ)
+    spawned.returncode = 0  # it is waited for here, not there
+    numbers.append(spawned.pid)
 
 
 class _Carried:

@@ -167,7 +167,12 @@ def run_forked(task: Task, descriptor: int, parent_pid: int) -> None:
 
 
 def run_worker(task: Task, parent: Parent) -> None:
-    """The main function of a worker process."""
+    """The main function of a worker process. It ends without a word if its parent is gone."""
+    with contextlib.suppress(Orphaned):
+        _run(task, parent)
+
+
+def _run(task: Task, parent: Parent) -> None:
     lead_family(task.mark)
     parent.watch(task.mark)
     # A group of its own: Ctrl-C, Ctrl-Z and the like are for the parent, which decides what becomes

@@ -8,10 +8,12 @@ import os
 import select
 import signal
 from collections.abc import Callable
+from functools import partial
+from itertools import starmap
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
-__all__ = ["WorkerProcess", "child_status"]
+__all__ = ["WorkerProcess", "at_once", "child_status"]
 
 _UNKNOWN = 255  # the exit code of a process that somebody else has waited for
 
@@ -22,6 +24,15 @@ def child_status(pid: int) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
         return _UNKNOWN
+
+
+def at_once(function: Callable[..., Any], *arguments: Any) -> None:
+    """Calls a function, and appends what it returns to the last argument, a list.
+
+    Both in one bytecode: what a signal's handler raises comes before or after that.
+    """
+    *given, found = arguments
+    found.extend(starmap(function, [given]))
 
 
 class Handle:
@@ -41,16 +52,14 @@ class Handle:
             status: Waits for it once it has ended, and says its exit code.
 
         Raises:
-            OSError: This system has no pidfds, or forbids them. The process was killed.
+            OSError: This system has no pidfds, or forbids them.
         """
         self.pid = pid
         self.returncode: int | None = None
         self._status = status
         try:
             self.sentinel = os.pidfd_open(pid)
-        except BaseException as error:
-            os.kill(pid, signal.SIGKILL)
-            status(pid)
+        except OSError as error:
             raise _explained(error) from error
 
     def __del__(self) -> None:
@@ -119,13 +128,38 @@ class WorkerProcess(process.BaseProcess):
     _args: Any
     _kwargs: Any
 
+    def start_by(
+        self, begin: Callable[[list[int]], object], status: Callable[[int], int] = child_status
+    ) -> bool:
+        """Starts it; if that is broken off, by what a signal's handler raises, it is no more.
+
+        Args:
+            begin: Appends its number to a list; 0 in the process itself, which then runs.
+            status: Waits for it once it has ended, and says its exit code.
+
+        Returns:
+            Whether it was started: ``begin`` has appended something.
+        """
+        numbers: list[int] = []
+        try:
+            begin(numbers)
+            if numbers == [0]:
+                self.run_and_exit()
+            if numbers:
+                self.started(numbers[0], status)
+        except BaseException:
+            if numbers == [0]:
+                os._exit(1)  # or it would go on as the program does
+            if numbers and self._popen is None:
+                os.kill(numbers[0], signal.SIGKILL)
+                status(numbers[0])
+            raise
+        return bool(numbers)
+
     def fork(self) -> None:
         """Starts it by a fork of this process."""
         util._flush_std_streams()  # type: ignore[attr-defined]
-        pid = os.fork()
-        if pid == 0:
-            self.run_and_exit()
-        self.started(pid, child_status)
+        self.start_by(partial(at_once, os.fork))
 
     def run_and_exit(self) -> NoReturn:
         """Runs, in a fork that becomes this process."""
@@ -159,14 +193,15 @@ class WorkerProcess(process.BaseProcess):
         return self._popen.sentinel if self._popen is not None else -1
 
     def release(self) -> None:
-        """Waits for it, which has ended, and closes its descriptor."""
-        self.join()
+        """Waits for it, which has ended if it ever ran, and closes its descriptor."""
+        if self._popen is not None:
+            self.join()
         self.close_here()
 
     def close_here(self) -> None:
         """Closes this process's descriptor of it."""
-        assert self._popen is not None
-        self._popen.release()
+        if self._popen is not None:
+            self._popen.release()
 
     def run(self) -> None:
         """Runs in the new process."""
@@ -174,8 +209,8 @@ class WorkerProcess(process.BaseProcess):
         super().run()
 
 
-def _explained(error: BaseException) -> BaseException:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSYS, errno.EPERM):
+def _explained(error: OSError) -> OSError:
+    if error.errno in (errno.ENOSYS, errno.EPERM):
         return OSError(
             error.errno,
             "workers are watched over by pidfd_open, which this system lacks (it is there from "

@@ -1,0 +1,235 @@
+"""What goes wrong while workers start: everybody is told what, and nothing is left."""
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+from envs import Counter
+from scripts import succeeds
+
+from shmvec import ShmVectorEnv, WorkerCrashError
+from shmvec._parent import supervisor
+from shmvec._worker.fork_server import servers
+
+DEADLINE_S = 60
+METHODS = ["fork", "forkserver", "spawn"]
+
+
+def dies(code=4):
+    os._exit(code)
+
+
+def refuses():
+    raise ValueError("no such ROM")
+
+
+# ---- several at once -----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize("make", [[dies, refuses], [refuses, dies]])
+def test_one_dies_and_another_raises(make):
+    with pytest.raises(WorkerCrashError, match="exit code 4") as caught:
+        ShmVectorEnv(make, num_workers=2, context="fork")
+    assert caught.value.envs == (make.index(dies),)
+    assert "ValueError: no such ROM" in caught.value.__notes__[0]
+
+
+def test_all_that_die_are_named():
+    with pytest.raises(WorkerCrashError, match=r"exit code 5.*exit code 6") as caught:
+        ShmVectorEnv([Counter, partial(dies, 5), partial(dies, 6)], num_workers=3, context="fork")
+    assert caught.value.workers == (1, 2)
+
+
+def test_a_death_is_told_though_another_waits_for_ever(monkeypatch):
+    monkeypatch.setattr(supervisor, "_OTHERS_FAIL_S", 0.2)
+    stop = supervisor.Supervisor.stop
+    monkeypatch.setattr(supervisor.Supervisor, "stop", lambda self, timeout: stop(self, 0.0))
+    with pytest.raises(WorkerCrashError, match="worker 1"):
+        ShmVectorEnv([threading.Event().wait, dies], num_workers=2, context="fork")
+
+
+def meet(barrier, data):
+    barrier.wait(DEADLINE_S / 4)
+    return Counter()
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_all_build_at_once_however_much_they_are_sent(context):
+    barrier = multiprocessing.get_context(context).Barrier(3)
+    make = [partial(meet, barrier, bytes([number]) * 3_000_000) for number in range(3)]
+    with closing(ShmVectorEnv(make, num_workers=3, context=context)) as envs:
+        envs.reset()
+
+
+# ---- a signal's handler raises -------------------------------------------------------------------
+
+
+class Break(BaseException):
+    pass
+
+
+STARTING = (
+    "launcher.py", "worker_process.py", "fork_server.py", "supervisor.py", "assembly.py",
+    "exchange.py",
+)  # fmt: skip
+
+
+class Breaking:
+    """Raises at the given bytecode of those that start workers; counts them."""
+
+    def __init__(self, at):
+        self.at, self.count, self.owner = at, 0, os.getpid()
+
+    def __enter__(self):
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *details):
+        sys.settrace(None)
+
+    def trace(self, frame, event, argument):
+        path = Path(frame.f_code.co_filename)
+        if path.name not in STARTING or "shmvec" not in path.parts:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and os.getpid() == self.owner:
+            self.count += 1
+            if self.count == self.at:
+                sys.settrace(None)  # what is broken off while it tidies up is another matter
+                raise Break
+        return self.trace
+
+
+def start(context):
+    return ShmVectorEnv([Counter] * 2, num_workers=2, context=context)
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_broken_off_at_any_bytecode(context):
+    """In a process of its own: a descriptor may be lost with the bytecode that opened it."""
+    succeeds(f"import test_start_faults as it; it.break_off({context!r}, turns=25)")
+
+
+def break_off(context, turns):
+    start(context).close()  # the server is there, all is imported
+    with Breaking(0) as counting:
+        envs = start(context)
+    envs.close()
+    parents = [os.getpid(), *(server.pid for server in servers() if context == "forkserver")]
+    kept = children(parents)
+    for turn in range(turns):
+        try:
+            with Breaking(1 + turn * counting.count // turns):
+                start(context)
+        except Break:
+            pass
+        else:
+            raise AssertionError("it was not broken off")
+        end = time.monotonic() + DEADLINE_S / 6
+        while (left := children(parents) - kept) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not left, f"turn {turn}: processes run, or were not buried: {left}"
+    with closing(start(context)) as envs:
+        envs.reset()
+
+
+def children(parents):
+    return {
+        child
+        for parent in parents
+        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    }
+
+
+def test_a_fork_that_is_interrupted_does_not_go_on_as_the_program(monkeypatch):
+    owner = os.getpid()
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_name == "run_and_exit" and os.getpid() != owner:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return None
+
+    sys.settrace(trace)
+    try:
+        with pytest.raises(WorkerCrashError, match="exit code 1"):
+            ShmVectorEnv([Counter], num_workers=1, context="fork")
+    finally:
+        if os.getpid() != owner:
+            os._exit(77)
+        sys.settrace(None)
+
+
+# ---- what the program is like --------------------------------------------------------------------
+
+ODD = """
+    from envs import Counter
+    from shmvec import ShmVectorEnv
+
+    envs = ShmVectorEnv([Counter] * 2, num_workers=2, context=CONTEXT)
+    envs.reset()
+    envs.step([1, 1])
+    envs.close()
+"""
+
+
+@pytest.mark.parametrize("context", METHODS)
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import pathlib; sys.path += [pathlib.Path('/nowhere'), b'/nowhere', None]",
+        "os.close(1); os.close(2)",
+        "os.close(0); os.close(1); os.close(2)",
+    ],
+)
+def test_odd_programs(context, before):
+    succeeds(f"import os, sys; {before}\n", ODD.replace("CONTEXT", repr(context)))
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize("name", ["", None])
+def test_python_does_not_know_its_interpreter(context, name, monkeypatch):
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", name)
+    with pytest.raises(OSError, match=r"sys.executable is empty.*set_executable"):
+        ShmVectorEnv([Counter], context=context, preload=["colorsys"], num_workers=1)
+
+
+def test_a_program_that_ignores_the_end_of_children():
+    succeeds(
+        """
+        import signal
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        import os
+        from functools import partial
+        from shmvec import ShmVectorEnv
+
+        try:
+            ShmVectorEnv([partial(os._exit, 7)], num_workers=1, context="forkserver")
+        except RuntimeError as error:
+            assert "exit code 7" in str(error), error
+        """
+    )
+
+
+def test_threads_that_start_by_the_same_server():
+    def run():
+        try:
+            for _ in range(3):
+                start("forkserver").close()
+        except BaseException as error:
+            errors.append(error)
+
+    errors = []
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not errors
