@@ -486,7 +486,6 @@ def test_excerpt():
     assert excerpt(b"x" * 1000) == "x" * 199 + "…"
     assert len(excerpt((b"y" * 190 + b"\xc3\xa4\n") * 100).encode()) <= 4096 * 2
     crash = [
-        "before",
         "Fatal Python error: Segmentation fault",
         "",
         "Thread 0x1 (most recent call first):",
@@ -499,9 +498,11 @@ def test_excerpt():
         "",
         "Extension modules: numpy._core._multiarray_umath, ...",
     ]
-    assert excerpt("\n".join(crash).encode()).splitlines() == [
-        "before",
-        "Fatal Python error: Segmentation fault",
-        "Current thread 0x2 (most recent call first):",
-        '  File "env.py", line 1 in step',
-    ]
+    for separator in ("\n", ""):  # the env was in the middle of a line: a bar that shows progress
+        written = f"before{separator}" + "\n".join(crash)
+        assert excerpt(written.encode()).splitlines() == [
+            "before",
+            "Fatal Python error: Segmentation fault",
+            "Current thread 0x2 (most recent call first):",
+            '  File "env.py", line 1 in step',
+        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from shmvec._core.channel import Channel
 from shmvec._core.output import Tee
@@ -14,6 +15,7 @@ _MOST_LINES = 20
 _MOST_BYTES = 4096
 _LONGEST_LINE = 200
 _FATAL = "Fatal Python error"
+_UNENDED = re.compile(rf"(?<=[^\n]){_FATAL}: ")  # a line that it was written behind
 _OURS = f"{os.sep}shmvec{os.sep}_worker{os.sep}"
 _HEADS = ("Current thread", "Stack (")
 
@@ -55,9 +57,10 @@ def excerpt(written: bytes) -> str:
     The last lines; of faulthandler's words the first, where the crash is: no other threads, and not
     how the worker has come to the env.
     """
+    whole = _UNENDED.sub("\n\\g<0>", written.decode(errors="replace").replace("\r", "\n"))
     lines = [
         line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 1] + "…"
-        for line in written.decode(errors="replace").replace("\r", "\n").splitlines()
+        for line in whole.splitlines()
     ]
     fatal = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
     if fatal:
