@@ -1,6 +1,8 @@
 """Classes that cannot be imported are the same ones in the parent and all its workers."""
 
+import sys
 from contextlib import closing
+from types import ModuleType
 
 import pytest
 from envs import Counter
@@ -134,3 +136,27 @@ def test_classes_that_are_known_are_not_made_again(context):
         for _ in range(3):
             assert all(type(told) is Told for (told,) in envs.call("tell"))
     assert Base.known == []
+
+
+def test_classes_that_have_another_name_where_they_are_said_to_be(monkeypatch):
+    elsewhere = ModuleType("elsewhere")
+    monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
+    exec(
+        "from collections import namedtuple\n"
+        "Point = namedtuple('P', 'x y')\n"
+        "class Kept:\n    class Inner:\n        pass\n"
+        "first = Kept\n"
+        "class Kept:\n    pass\n",
+        vars(elsewhere),
+    )
+    nameless = {}
+    exec("Nameless = type('Nameless', (), {})", nameless)  # it has no __module__ at all
+    kinds = [elsewhere.first, elsewhere.first.Inner, nameless["Nameless"]]
+
+    class Env(Counter):
+        def tell(self):
+            return [elsewhere.Point(1, 2), *(kind() for kind in kinds)]
+
+    with closing(ShmVectorEnv([Env] * 2, context="fork", num_workers=2)) as envs:
+        for told in envs.call("tell"):
+            assert [type(each) for each in told] == [elsewhere.Point, *kinds]

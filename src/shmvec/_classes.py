@@ -15,8 +15,9 @@ from __future__ import annotations
 import io
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -29,6 +30,10 @@ _unfilled: weakref.WeakSet[type] = weakref.WeakSet()  # made here, by what is ju
 # Of the class itself, whatever its metaclass says.
 _module_of = type.__dict__["__module__"].__get__
 _qualname_of = type.__dict__["__qualname__"].__get__
+_attributes_of = type.__dict__["__dict__"].__get__
+_flags_of = type.__dict__["__flags__"].__get__
+_content_of = vars(ModuleType)["__dict__"].__get__
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: no other one can be made again
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -87,16 +92,36 @@ def share_classes() -> None:
     """
     by_value: set[str] = cloudpickle.list_registry_pickle_by_value()
     for kind in _classes():
-        module, name = _module_of(kind), _qualname_of(kind)
-        if type(module) is not str or (
-            module != "__main__"
-            and "<locals>" not in name
-            and module in sys.modules
-            and not (by_value and any(f"{module}.".startswith(f"{each}.") for each in by_value))
-        ):
-            continue
         with suppress(Exception):  # its metaclass says how it is hashed, or not at all
-            _get_or_create_tracker_id(kind)
+            if _goes_by_value(kind, by_value):
+                _get_or_create_tracker_id(kind)
+
+
+def _goes_by_value(kind: type, by_value: set[str]) -> bool:
+    """Whether a class has another name in its module than it says, or none, or is meant to."""
+    if not _flags_of(kind) & _HEAP_TYPE:
+        return False
+    try:
+        module = _module_of(kind)
+    except AttributeError:  # what made it has no __name__: exec(source, {})
+        return True
+    if type(module) is not str:
+        return False
+    if module == "__main__" or (
+        by_value and any(f"{module}.".startswith(f"{each}.") for each in by_value)
+    ):
+        return True
+    home = sys.modules.get(module)
+    if not isinstance(home, ModuleType):
+        return False
+    namespace: Mapping[str, Any] = _content_of(home)
+    *outer, name = _qualname_of(kind).split(".")
+    for each in outer:
+        found = namespace.get(each)
+        if not issubclass(type(found), type):
+            return True
+        namespace = _attributes_of(found)
+    return namespace.get(name) is not kind
 
 
 def _classes() -> Iterator[type]:
