@@ -353,20 +353,26 @@ def test_a_program_that_has_another_stderr(stand_in, context):
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_a_program_without_stderr(context):
+@pytest.mark.parametrize("closed", [[2], [1, 2], [0, 1, 2]])
+def test_a_program_without_streams(closed, context):
     succeeds(
         START,
         f"""
-        os.close(2)
-        sys.stderr = None
+        import signal
+        for number in {closed}:
+            os.close(number)
+            setattr(sys, ["stdin", "stdout", "stderr"][number], None)
+        signal.alarm(60)
         envs = ShmVectorEnv(
-            [partial(Printing, step=["tell_by_c", "kill"])], context={context!r}
+            [partial(Printing, n, step=["words", "tell", "tell_by_c", "kill"]) for n in range(2)],
+            num_workers=2, context={context!r},
         )
         envs.reset(seed=0)
         try:
-            envs.step([1])
+            envs.step([1, 1])
         except RuntimeError as error:
-            assert error.stderr == ("by C",), error
+            said = error.stderr
+        assert said and {{*said}} <= {{f"env {{n}} in step 1\\nby C" for n in range(2)}}, said
         """,
     )
 
