@@ -161,7 +161,8 @@ class AsyncSubprocessEnvManager:
 
     def _described(self) -> Any:
         """That env and its spaces; if these do not exist yet, it is reset, and closed again."""
-        return HostedEnv.made_by(lambda: self.env_ref)
+        reference = [self.env_ref]
+        return HostedEnv.made_by(lambda: reference.pop() if reference else self._env_fn[0]())
 
     def _of_one(self, name: str) -> Any:
         if self._machine is None:
