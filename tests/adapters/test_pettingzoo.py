@@ -791,7 +791,7 @@ def unlucky(how):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_keeps_its_type_and_names_the_env(num_workers):
     fns, _ = unlucky("raise")
-    with vector_env(fns, num_workers=num_workers) as envs:
+    with vector_env(fns, num_workers=num_workers, context="fork") as envs:
         envs.reset()
         with pytest.raises(ZeroDivisionError, match="unlucky") as raised:
             for _ in range(9):
@@ -803,7 +803,7 @@ def test_an_exception_keeps_its_type_and_names_the_env(num_workers):
 
 def test_a_worker_that_dies_is_an_error_not_a_hang():
     fns, _ = unlucky("kill")
-    with vector_env(fns, num_workers=2) as envs:
+    with vector_env(fns, num_workers=2, context="fork") as envs:
         envs.reset()
         with pytest.raises(WorkerCrashError, match="exit code 3"):
             for _ in range(9):
@@ -825,7 +825,8 @@ def test_a_hung_env_is_an_error():
 def test_a_policy_truncates_the_agents_of_an_env_that_failed(how, mode):
     policy = FaultPolicy(on_error="reset", on_crash="restart")
     fns, _ = unlucky(how)
-    with vector_env(fns, num_workers=2, faults=policy, autoreset_mode=mode) as envs:
+    options = {"faults": policy, "autoreset_mode": mode, "context": "fork"}
+    with vector_env(fns, num_workers=2, **options) as envs:
         envs.reset(seed=1)
         for _ in range(9):
             over = ~(envs.alive["ann"] | envs.alive["bob"])
