@@ -20,7 +20,6 @@
 #define STACK_BYTES (64 * 1024)
 #define ROUNDS 8                   /* reads of one pipe before the others' turn */
 #define STOP_NS SV_NS_PER_S        /* for the thread to end before a fork */
-#define GONE_NS (SV_NS_PER_S / 10) /* and for the kernel to see that */
 #define NS_PER_MS INT64_C(1000000)
 
 /* What a descriptor meant when it was opened. */
@@ -63,6 +62,7 @@ static struct {
     bool running, stopping;
     pid_t thread_id;
     int alarm; /* an eventfd that ends the thread's poll; -1: none */
+    struct file alarm_is;
 } tees = {.alarm = -1};
 
 static void set_up(void)
@@ -95,13 +95,6 @@ static bool wait_until(int64_t deadline)
     return pthread_cond_timedwait(&tees.moved, &tees.lock, &until) != ETIMEDOUT;
 }
 
-static void wake(void)
-{
-    const uint64_t one = 1;
-    ssize_t ignored = write(tees.alarm, &one, sizeof one); /* full: it is awake */
-    (void)ignored;
-}
-
 /* ---- files ----------------------------------------------------------------------------------- */
 
 static bool look_at(int descriptor, struct file *file, mode_t *mode)
@@ -126,6 +119,34 @@ static void close_if_still(int descriptor, struct file file)
 {
     if (is_still(descriptor, file))
         close(descriptor);
+}
+
+static bool has_alarm(void)
+{
+    return is_still(tees.alarm, tees.alarm_is);
+}
+
+/* Returns 0, or an errno. */
+static int open_alarm(void)
+{
+    mode_t mode;
+    if (has_alarm())
+        return 0;
+    tees.alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return look_at(tees.alarm, &tees.alarm_is, &mode) ? 0 : errno;
+}
+
+static void close_alarm(void)
+{
+    close_if_still(tees.alarm, tees.alarm_is);
+    tees.alarm = -1;
+}
+
+static void wake(void)
+{
+    const uint64_t one = 1;
+    ssize_t ignored = has_alarm() ? write(tees.alarm, &one, sizeof one) : 0; /* full: it is awake */
+    (void)ignored;
 }
 
 /* A descriptor of ours for what the caller's means. */
@@ -339,7 +360,7 @@ static void sleep_in_poll(struct pollfd *polled, nfds_t count, int64_t until)
         tee->polled = false;
     }
     uint64_t ignored;
-    while (read(tees.alarm, &ignored, sizeof ignored) < 0 && errno == EINTR)
+    while (has_alarm() && read(tees.alarm, &ignored, sizeof ignored) < 0 && errno == EINTR)
         ;
 }
 
@@ -387,16 +408,15 @@ static void *copy(void *unused)
             polled = larger;
             room = needed;
         }
+        (void)open_alarm(); /* somebody may have closed it */
         int64_t until;
         nfds_t count = what_to_wait_for(polled, &until);
         sleep_in_poll(polled, count, until);
         work();
     }
     free(polled);
-    if (tees.first == NULL) {
-        close(tees.alarm);
-        tees.alarm = -1;
-    }
+    if (tees.first == NULL)
+        close_alarm();
     tees.running = false;
     pthread_cond_broadcast(&tees.moved);
     pthread_mutex_unlock(&tees.lock);
@@ -410,11 +430,10 @@ static int start_thread(void)
     sigset_t all, before;
     if (tees.running || tees.pauses > 0 || tees.first == NULL)
         return 0;
-    if (tees.alarm < 0)
-        tees.alarm = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (tees.alarm < 0)
-        return errno;
-    int error = pthread_attr_init(&small);
+    int error = open_alarm();
+    if (error != 0)
+        return error;
+    error = pthread_attr_init(&small);
     if (error != 0)
         return error;
     pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
@@ -568,8 +587,8 @@ void sv_tee_pause(void)
     pid_t thread = tees.running ? 0 : tees.thread_id;
     tees.thread_id = tees.running ? tees.thread_id : 0;
     pthread_mutex_unlock(&tees.lock);
-    /* The kernel counts it for a moment longer. */
-    deadline = sv_now_ns() + GONE_NS;
+    /* The kernel counts it for a moment longer: until it has run once more, where cores are few. */
+    deadline = sv_now_ns() + STOP_NS;
     while (thread != 0 && syscall(SYS_tgkill, tees.owner, thread, 0) == 0
            && sv_now_ns() < deadline)
         sv_yield();
@@ -600,7 +619,6 @@ void sv_tee_forget(void)
         if (!tee->kept)
             free(tee);
     }
-    if (tees.alarm >= 0)
-        close(tees.alarm);
+    close_alarm();
     set_up();
 }
