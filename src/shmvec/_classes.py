@@ -87,8 +87,8 @@ def _fill_if_made(kind: type, content: tuple[Callable[[type, Any], object], Any]
 def share_classes() -> None:
     """Gives each class that cannot be imported its id, for processes that are forked from now on.
 
-    All classes there are are looked at, in a few milliseconds: an env may put any of them into its
-    infos. Nothing of theirs is called.
+    All classes there are are looked at, which takes some 30 ms with torch loaded: an env may put
+    any of them into its infos. Nothing of theirs is called.
     """
     by_value: set[str] = cloudpickle.list_registry_pickle_by_value()
     for kind in _classes():
