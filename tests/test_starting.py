@@ -226,6 +226,32 @@ def test_the_page(code):
     said("-c", code)
 
 
+def test_an_actor_of_ray(tmp_path):
+    pytest.importorskip("ray")
+    code = """if True:
+        import gymnasium as gym
+        import ray
+        from shmvec import ShmVectorEnv
+
+        @ray.remote(num_cpus=2)
+        class Actor:
+            def rewards(self, context):
+                made = [lambda: gym.make("CartPole-v1")] * 2
+                envs = ShmVectorEnv(made, num_workers=2, context=context)
+                envs.reset(seed=1)
+                rewards = envs.step([0, 1])[1].tolist()
+                envs.close()
+                return rewards
+
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        actor = Actor.remote()
+        for context in ("fork", "spawn", "forkserver", None):
+            assert ray.get(actor.rewards.remote(context)) == [1.0, 1.0], context
+        ray.shutdown()
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=2 * DEADLINE_S, cwd=tmp_path)
+
+
 # ---- what is given for context=, and Python's default ------------------------------------------
 
 
