@@ -66,7 +66,9 @@ def test_an_env_fn_raises(num_workers):
 
 @WORKERS
 @pytest.mark.parametrize(
-    "wrapped", [lambda env: env, gym.wrappers.OrderEnforcing, HostedEnv], ids=str
+    "wrapped",
+    [lambda env: env, gym.wrappers.OrderEnforcing, HostedEnv],
+    ids=["as it is", "wrapped", "hosted"],
 )
 def test_env_fns_that_return_the_same_env(num_workers, wrapped):
     env = Counter(9)

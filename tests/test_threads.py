@@ -104,7 +104,9 @@ def test_bad_numbers_of_threads(threads, error, message):
         ShmVectorEnv([Counter], threads_per_worker=threads)
 
 
-@pytest.mark.parametrize("stub", [None, types.ModuleType("stub"), MagicMock()], ids=repr)
+@pytest.mark.parametrize(
+    "stub", [None, types.ModuleType("stub"), MagicMock()], ids=["None", "module", "mock"]
+)
 def test_what_stands_in_the_place_of_a_library(stub, monkeypatch):
     """None: a program that forbids it. A module, or a mock: tests and documentation of others."""
     for name in ("torch", "cv2"):
