@@ -92,7 +92,7 @@ def test_readme_commands():
     """CI runs the test command of the README, to the letter."""
     readme = (ROOT / "README.md").read_text()
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    (command,) = [line for line in lines if "-m pytest -n" in line]
+    (command,) = [line for line in lines if line.startswith("python3")]
     assert command in readme
     assert ".venv/bin/python -m shmvec bench" in readme
 

@@ -7,6 +7,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shmvec import _core  # noqa: F401  # says what to do if it was never built
+
 if TYPE_CHECKING:
     from shmvec._ways_in.install import install, uninstall
     from shmvec._ways_in.make_vec import make_vec

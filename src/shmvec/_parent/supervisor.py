@@ -198,7 +198,7 @@ class Supervisor:
                 if index not in reports or isinstance(reports[index], Failure):
                     end = min(end, time.monotonic() + _OTHERS_FAIL_S)
         if dead:
-            error = self._crash(dead)
+            error = self._crash(sorted(dead))
             note_failures(error, [each for each in reports.values() if isinstance(each, Failure)])
             raise error
         return [report for _, report in sorted(reports.items())]
