@@ -501,13 +501,13 @@ def test_delay_setup():
             made.value += 1
         return cartpole()
 
-    with planning(make, delay_setup=True) as env:
+    with planning(make, delay_setup=True, context="fork") as env:
         assert made.value == 0
         env.setup()
         assert made.value == 2
         env.setup()
         assert made.value == 2
-    with planning(make, delay_setup=True) as env:
+    with planning(make, delay_setup=True, context="fork") as env:
         assert env.action_space.n == 2  # the first use sets up
     with planning(make, delay_setup=True):
         pass
