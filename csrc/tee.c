@@ -16,8 +16,8 @@
 #include <sys/stat.h>
 
 #include "platform.h"
+#include "thread.h"
 
-#define STACK_BYTES (64 * 1024)
 #define ROUNDS 8                   /* reads of one pipe before the others' turn */
 #define STOP_NS SV_NS_PER_S        /* for the thread to end before a fork */
 #define NS_PER_MS INT64_C(1000000)
@@ -423,32 +423,16 @@ static void *copy(void *unused)
     return NULL;
 }
 
-static int start_thread(void)
+static int start_copying(void)
 {
     pthread_t thread;
-    pthread_attr_t small;
-    sigset_t all, before;
     if (tees.running || tees.pauses > 0 || tees.first == NULL)
         return 0;
     int error = open_alarm();
-    if (error != 0)
-        return error;
-    error = pthread_attr_init(&small);
-    if (error != 0)
-        return error;
-    pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&small, STACK_BYTES);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the thread inherits it */
-    error = pthread_create(&thread, &small, copy, NULL);
-    if (error == EINVAL) { /* libraries with many thread-local variables: these lie on the stack */
-        pthread_attr_destroy(&small);
-        pthread_attr_init(&small);
-        pthread_attr_setdetachstate(&small, PTHREAD_CREATE_DETACHED);
-        error = pthread_create(&thread, &small, copy, NULL);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&small);
+    if (error == 0)
+        error = sv_thread_start(&thread, copy);
+    if (error == 0)
+        pthread_detach(thread);
     tees.running = error == 0;
     return error;
 }
@@ -477,7 +461,7 @@ int sv_tee_open(int target, sv_tee **opened, int *end)
         tee->next = tees.first;
         tees.first = tee;
         tees.count++;
-        error = start_thread();
+        error = start_copying();
         if (error != 0) {
             tees.first = tee->next;
             tees.count--;
@@ -601,7 +585,7 @@ void sv_tee_resume(void)
     pthread_mutex_lock(&tees.lock);
     if (tees.pauses > 0 && --tees.pauses == 0) {
         tees.stopping = false;
-        start_thread();
+        start_copying();
     }
     pthread_mutex_unlock(&tees.lock);
 }

@@ -13,8 +13,7 @@
 #include <unistd.h>
 
 #include "family.h"
-
-#define STACK_BYTES (64 * 1024) /* a poll needs little, sanitizers some more */
+#include "thread.h"
 
 static struct {
     pid_t owner; /* the process that has started it; a child inherits this, not the thread */
@@ -53,24 +52,6 @@ static void *watch(void *unused)
     return NULL;
 }
 
-static int start_thread(void)
-{
-    pthread_attr_t small;
-    sigset_t all, before;
-    int error = pthread_attr_init(&small);
-    if (error != 0)
-        return error;
-    pthread_attr_setstacksize(&small, STACK_BYTES);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the thread inherits it */
-    error = pthread_create(&watchdog.thread, &small, watch, NULL);
-    if (error == EINVAL) /* libraries with many thread-local variables: these lie on the stack */
-        error = pthread_create(&watchdog.thread, NULL, watch, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&small);
-    return error;
-}
-
 int sv_watchdog_start(int parent_pidfd, uint64_t mark)
 {
     if (watchdog.owner == getpid())
@@ -79,7 +60,7 @@ int sv_watchdog_start(int parent_pidfd, uint64_t mark)
         return EBADF;
     watchdog.parent = parent_pidfd;
     watchdog.mark = mark;
-    int error = start_thread();
+    int error = sv_thread_start(&watchdog.thread, watch);
     if (error == 0)
         watchdog.owner = getpid();
     return error;
