@@ -78,6 +78,8 @@ def _import_needed(env_fns: Sequence[Any]) -> None:
     tried: set[str] = set()
     for _ in range(3):  # what was imported has registered ids, which say more
         names = [name for name in needed_modules(env_fns) if name not in tried]
+        if not names:
+            break
         tried.update(names)
         import_ahead(names)
 

@@ -285,16 +285,11 @@ class Supervisor:
     def _heard(self, index: int) -> tuple[Any, bool]:
         """What a worker that starts has said, if anything; and whether no more is to come."""
         # Dead or not first: what it has said before it died is read in any case.
-        dead = self._has_ended(index)
+        dead: bool = self.processes[index].has_ended()
         channel = self.channels[index]
         message = channel.take(0)
         channel.pump()
         return message, dead or channel.broken is not None
-
-    def _pidfd(self, index: int) -> int:
-        """A worker's; -1 if it does not run yet, or was released."""
-        sentinel: int = self.processes[index].sentinel
-        return sentinel
 
     # ---- watching ----------------------------------------------------------------------------
 
@@ -324,22 +319,20 @@ class Supervisor:
             channel = self.channels[index]
             if channel.broken is None:
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
-            poll.register(self._pidfd(index), select.POLLIN)
+            poll.register(self.processes[index].sentinel, select.POLLIN)
         poll.poll(1000 * min(timeout, _SLICE_S))
-
-    def _has_ended(self, index: int) -> bool:
-        return _ended(self._pidfd(index), 0.0)
 
     def _crash(self, indices: Iterable[int]) -> Exception:
         """The error for workers that have ended, or whose channel is broken."""
         reasons = {}
         for index in indices:
             reasons[index] = ""
-            if not _ended(self._pidfd(index), _LAST_WORDS_S):
+            process = self.processes[index]
+            if not process.has_ended(_LAST_WORDS_S):
                 broken = self.channels[index].broken
                 reasons[index] = f"its control channel: {broken}; it was killed"
-                _send(self._pidfd(index), signal.SIGKILL)
-                _ended(self._pidfd(index), _KILL_AFTER_S)
+                process.send_signal(signal.SIGKILL)
+                process.has_ended(_KILL_AFTER_S)
         self._end_families(reasons)
         found = []
         for index, why in reasons.items():
@@ -353,7 +346,7 @@ class Supervisor:
 
     def interrupt(self, index: int) -> None:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
-        _send(self._pidfd(index), signal.SIGUSR1)
+        self.processes[index].send_signal(signal.SIGUSR1)
 
     def rouse(self, mask: int) -> None:
         """Wakes workers that have dozed off: those of these bits of the bell."""
@@ -373,12 +366,13 @@ class Supervisor:
         """Terminates processes, and kills those that do not obey, with what they have started."""
         for index in indices:
             self._up[index] = False
-            _send(self._pidfd(index), signal.SIGTERM)
+            self.processes[index].send_signal(signal.SIGTERM)
         stubborn = time.monotonic() + _KILL_AFTER_S
         for index in indices:
-            if not _ended(self._pidfd(index), max(0.0, stubborn - time.monotonic())):
-                _send(self._pidfd(index), signal.SIGKILL)
-                _ended(self._pidfd(index), None)
+            process = self.processes[index]
+            if not process.has_ended(max(0.0, stubborn - time.monotonic())):
+                process.send_signal(signal.SIGKILL)
+                process.has_ended(None)
         self._end_families(indices)
         for index in indices:
             self._release(index)
@@ -389,7 +383,7 @@ class Supervisor:
         if marks:
             end_families(list(marks.values()), _ORPHANS_PATIENCE_S)
         for index in marks:
-            if _is_unreaped(self._pidfd(index)):  # nobody else has the number of its group
+            if self.processes[index].is_unreaped():  # nobody else has the number of its group
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.processes[index].pid, signal.SIGKILL)
             self._marks[index] = 0
@@ -425,7 +419,7 @@ class Supervisor:
         self.stopped = True
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
-        waiting = [index for index in range(len(self.processes)) if self._pidfd(index) >= 0]
+        waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
         try:
             while waiting:
                 left = _SLICE_S if deadline is None else deadline - time.monotonic()
@@ -433,7 +427,7 @@ class Supervisor:
                     break
                 self.listen(waiting, left)
                 for index in list(waiting):
-                    ended = self._has_ended(index)
+                    ended = self.processes[index].has_ended()
                     self.channels[index].pump()  # a worker must not block on a full socket
                     farewell = self.channels[index].farewell
                     if ended:
@@ -445,10 +439,6 @@ class Supervisor:
                             failures += self.unpack(farewell)
                 if remind is not None:
                     remind()
-            gone = [index for index in range(len(self.processes)) if index not in waiting]
-            self._end_families(gone)
-            for index in gone:
-                self._release(index)
         finally:
             self._end(range(len(self.processes)))
             self._close_descriptors()
@@ -479,27 +469,3 @@ class Supervisor:
         mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]
         for process in self.processes:
             process.close_here()
-
-
-def _ended(pidfd: int, timeout: float | None) -> bool:
-    """Whether a process has ended, or does so within a time."""
-    if pidfd < 0:
-        return True
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(None if timeout is None else 1000 * timeout))
-
-
-def _is_unreaped(pidfd: int) -> bool:
-    """Whether a process that has ended is our child, for which nobody has waited yet."""
-    with contextlib.suppress(OSError):
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PIDFD, pidfd, options) is not None
-    return False
-
-
-def _send(pidfd: int, number: int) -> None:
-    """Sends a signal to a process, if there is one."""
-    if pidfd >= 0:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, number)

@@ -17,14 +17,13 @@ from multiprocessing.util import Finalize
 from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 
 from shmvec._worker.interpreter import FORK, REAP, STALE, start_interpreter
-from shmvec._worker.worker_process import at_once
+from shmvec._worker.worker_process import UNKNOWN, at_once
 
 __all__ = ["ForkServer", "fork_server", "servers"]
 
 _MOST_SERVERS = 4
 _VOLATILE = ("PYTEST_CURRENT_TEST",)  # says nothing to what is imported
 _STOP_S = 1.0
-_UNKNOWN = 255
 _LONGEST = 64  # bytes of an answer
 
 _servers: list[ForkServer] = []  # those that are kept, the one that was used last at the end
@@ -66,8 +65,8 @@ class ForkServer:
 
         Args:
             channel: The worker's end of its control channel.
-            numbers: Gets the worker's number. None if there is none, and this server will fork no
-                more: it has ended, or files that it has imported have changed since.
+            numbers: The worker's number is appended. If none is, this server will fork no more: it
+                has ended, or files that it has imported have changed since.
         """
         answer = self._ask(FORK, [channel, 0, 1, 2])
         self.usable = answer not in (b"", STALE)
@@ -78,7 +77,7 @@ class ForkServer:
 
     def status(self, pid: int) -> int:
         """The exit code of a worker that has ended; its number is free then."""
-        return int(self._ask(REAP + str(pid).encode(), []) or _UNKNOWN)
+        return int(self._ask(REAP + str(pid).encode(), []) or UNKNOWN)
 
     def fileno(self) -> int:
         """The descriptor of the socket to it."""
@@ -104,7 +103,6 @@ class ForkServer:
                 os.close(reply)
             at_once(os.read, answer, _LONGEST, found)
         except BaseException:
-            # Broken off with the number of a worker, which only this process knows now. Nobody
             # Broken off when the number was there: nobody else will hear of that worker.
             if request == FORK and found and found[0].isdigit():
                 os.kill(int(found[0]), signal.SIGKILL)

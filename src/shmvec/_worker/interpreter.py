@@ -44,7 +44,7 @@ __all__ = [
 
 FORK, REAP, STALE = b"fork", b"reap", b"stale"
 
-# Descriptors that came with what was pickled for this worker; see ``carried``.
+# Descriptors that came with what was pickled for this worker; see ``_Carried`` in launcher.py.
 inherited: list[int] = []
 _MOST = 64  # bytes of a request
 _MOST_DESCRIPTORS = 5  # that come with one: for the answer, of the channel, standard streams

@@ -193,15 +193,14 @@ def _run(task: Task, parent: Parent) -> None:
     inherited = inherited_openmp() if task.forked else []
     limit_threads(task.threads, inherited)
     host = EnvHost(task.index, task.first_env, parent)
-    with contextlib.suppress(Orphaned):
-        try:
-            _serve(host, parent, task, partial(limit_threads, task.threads, inherited))
-        finally:
-            parent.end_with_it()
-            failures = host.close()
-            end_own_family(task.mark, _PATIENCE_S)
-            parent.send(0, parent.pack(failures), goodbye=True)
-            finish_output()
+    try:
+        _serve(host, parent, task, partial(limit_threads, task.threads, inherited))
+    finally:
+        parent.end_with_it()
+        failures = host.close()
+        end_own_family(task.mark, _PATIENCE_S)
+        parent.send(0, parent.pack(failures), goodbye=True)
+        finish_output()
     parent.close()
 
 

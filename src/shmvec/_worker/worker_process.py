@@ -8,14 +8,15 @@ import os
 import select
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import starmap
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
-__all__ = ["WorkerProcess", "at_once", "child_status"]
+__all__ = ["UNKNOWN", "WorkerProcess", "at_once", "child_status"]
 
-_UNKNOWN = 255  # the exit code of a process that somebody else has waited for
+UNKNOWN = 255  # the exit code of a process that somebody else has waited for
 
 
 def child_status(pid: int) -> int:
@@ -23,7 +24,7 @@ def child_status(pid: int) -> int:
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
-        return _UNKNOWN
+        return UNKNOWN
 
 
 def at_once(function: Callable[..., Any], *arguments: Any) -> None:
@@ -88,10 +89,15 @@ class Handle:
     def send_signal(self, number: int) -> None:
         """Sends it a signal, if it runs."""
         if self.returncode is None and self.sentinel >= 0:
-            try:
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.sentinel, number)
-            except ProcessLookupError:
-                pass
+
+    def is_unreaped(self) -> bool:
+        """Whether it has ended, is our child, and nobody has waited for it yet."""
+        with suppress(OSError):
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PIDFD, self.sentinel, options) is not None
+        return False
 
     def interrupt(self) -> None:
         """Sends SIGINT."""
@@ -191,6 +197,19 @@ class WorkerProcess(process.BaseProcess):
     def sentinel(self) -> int:
         """Ready when the process has ended; -1 after the vector env has closed it."""
         return self._popen.sentinel if self._popen is not None else -1
+
+    def has_ended(self, timeout: float | None = 0.0) -> bool:
+        """Whether it ends within so many seconds, or never ran. It is not waited for."""
+        return self._popen is None or self._popen.has_ended(timeout)
+
+    def is_unreaped(self) -> bool:
+        """Whether it has ended, is our child, and nobody has waited for it yet."""
+        return self._popen is not None and self._popen.is_unreaped()
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal, if it runs."""
+        if self._popen is not None:
+            self._popen.send_signal(number)
 
     def release(self) -> None:
         """Waits for it, which has ended if it ever ran, and closes its descriptor."""
