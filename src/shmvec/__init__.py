@@ -12,6 +12,7 @@ from shmvec import _core  # noqa: F401  # says what to do if it was never built
 if TYPE_CHECKING:
     from shmvec._ways_in.install import install, uninstall
     from shmvec._ways_in.make_vec import make_vec
+    from shmvec.evaluation import Evaluation, evaluate
     from shmvec.faults import (
         EnvTimeoutError,
         FaultPolicy,
@@ -25,12 +26,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "EnvTimeoutError",
+    "Evaluation",
     "FaultPolicy",
     "RemoteTraceback",
     "ShmVectorEnv",
     "TooManyFaultsError",
     "WorkerCrashError",
     "__version__",
+    "evaluate",
     "install",
     "make_vec",
     "uninstall",
@@ -38,7 +41,9 @@ __all__ = [
 
 # Imported when they are asked for: a worker needs none of them, and begins the sooner.
 _WHERE = {
+    "Evaluation": "shmvec.evaluation",
     "ShmVectorEnv": "shmvec.vector_env",
+    "evaluate": "shmvec.evaluation",
     "install": "shmvec._ways_in.install",
     "make_vec": "shmvec._ways_in.make_vec",
     "uninstall": "shmvec._ways_in.install",
@@ -46,7 +51,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("exchange", "faults", "spaces", "stats", "vector_env"):
+    if name in ("evaluation", "exchange", "faults", "spaces", "stats", "vector_env"):
         return import_module(f"shmvec.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

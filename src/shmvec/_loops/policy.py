@@ -1,0 +1,112 @@
+"""A policy in a loop: who is in a batch, what it is asked, and what becomes of its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from shmvec.exchange import Exchange
+from shmvec.spaces import mapped
+
+__all__ = ["NOBODY", "Policy", "PolicyCaller"]
+
+Policy = Callable[[Any, npt.NDArray[np.int64]], Any]
+Rows = npt.NDArray[np.intp]
+
+_OF_ARRAYS = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiBinary, gym.spaces.MultiDiscrete
+
+NOBODY = -1  # the env of a row that only fills a batch
+
+
+class PolicyCaller:
+    """Asks a policy about batches, and the envs for steps with what it answers."""
+
+    def __init__(self, exchange: Exchange, policy: Policy, size: int | None) -> None:
+        """Takes a policy.
+
+        Args:
+            exchange: The envs.
+            policy: Called with observations and the envs they are of; before, its ``reset``, if it
+                has one, with the envs in whose places episodes begin.
+            size: Of every batch: what is missing is filled up. None: as many as there are.
+
+        Raises:
+            TypeError: It cannot be called.
+        """
+        if not callable(policy):
+            raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy}")
+        self._exchange = exchange
+        self._policy = policy
+        self._reset = getattr(policy, "reset", None)
+        self._size = size
+        self.batches = 0
+
+    def step(self, envs: Rows, observations: Any, rows: Rows, begun: list[int]) -> None:
+        """Asks the policy about a batch, and its envs to step.
+
+        Args:
+            envs: Of the batch, int ``(n,)``.
+            observations: Theirs.
+            rows: Which of these are asked about, int ``(m,)``.
+            begun: Envs among these in which an episode begins.
+
+        Raises:
+            ValueError: The number or shape of the actions is wrong. No env was stepped.
+            TypeError: Their dtype is, or they are no arrays that NumPy can read. Likewise.
+            Exception: What the policy raises.
+        """
+        asked = envs[rows]
+        ids = asked.astype(np.int64)
+        missing = 0 if self._size is None else self._size - len(rows)
+        if missing:
+            rows = np.append(rows, np.repeat(rows[:1], missing))
+            ids = np.append(ids, np.repeat(NOBODY, missing))
+        if len(rows) != len(envs) or missing:
+            observations = mapped(
+                self._exchange.single_observation_space,
+                lambda part: _chosen(part, rows),
+                observations,
+            )
+        where = f"batch {self.batches}, of envs {asked.tolist()}"
+        try:
+            if begun and callable(self._reset):
+                self._reset(np.array(begun, np.int64))
+            actions = self._policy(observations, ids)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # from Python 3.11
+                error.add_note(f"raised by the policy in {where}; its envs were not stepped")
+            raise
+        try:
+            space = self._exchange.single_action_space
+            given = mapped(space, partial(_checked, len(ids), len(asked)), space, actions)
+            self._exchange.ask(asked, given)
+        except (TypeError, ValueError, KeyError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"the policy's actions for {where}: {error}") from error
+        self.batches += 1
+
+
+def _chosen(part: Any, rows: Rows) -> Any:
+    if isinstance(part, np.ndarray):
+        return part[rows]
+    return tuple(part[row] for row in rows)  # of spaces that are batched as tuples
+
+
+def _checked(size: int, count: int, space: gym.Space[Any], actions: Any) -> Any:
+    """The actions of the first ``count`` of ``size`` rows: the others are padding."""
+    if isinstance(space, _OF_ARRAYS):
+        try:
+            actions = np.asarray(actions)
+        except Exception as error:  # a tensor of another device, or one that requires gradients
+            raise TypeError(f"NumPy cannot read them: {error}") from error
+        expected = (size, *(space.shape or ()))
+        if actions.shape != expected:
+            raise ValueError(f"they have shape {actions.shape}, and must have {expected}")
+    elif len(actions) != size:
+        raise ValueError(f"there are {len(actions)}, and must be {size}")
+    return actions[:count]

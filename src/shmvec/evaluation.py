@@ -1,0 +1,415 @@
+"""Exact evaluation: so many episodes, each played once, whatever the envs' number and speed."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import logger
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import AlreadyPendingCallError
+from gymnasium.vector import AutoresetMode
+
+from shmvec._loops.episodes import Episode, EpisodePlayer
+from shmvec._loops.policy import Policy
+from shmvec._loops.statistics import (
+    confidence_interval,
+    interquartile_mean,
+    standard_error,
+)
+from shmvec._loops.videos import EPISODE, recorded
+from shmvec.exchange import checked_count, usable_cores
+from shmvec.faults import FaultPolicy
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["Episode", "Evaluation", "evaluate"]
+
+Envs: TypeAlias = (
+    "str | EnvSpec | Callable[[], gym.Env[Any, Any]] | "
+    "Sequence[Callable[[], gym.Env[Any, Any]]] | ShmVectorEnv"
+)
+
+_SUCCESS = "is_success"
+_CLOSE_S = 5.0  # what envs get that were in the middle of something
+_SEEDS = 2**31  # as many as all generators take
+_NUMBERS = (bool, int, float, np.number, np.bool_)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The episodes of an evaluation, in the order of their seeds; arrays have shape ``(n,)``.
+
+    Attributes:
+        returns: float64: the sums of the rewards.
+        lengths: int64: the numbers of steps.
+        terminated: bool: whether they ended in a terminal state, and not by a truncation.
+        seeds: int64: with which they were reset. ``seeds=`` of these plays the same ones.
+        infos: By key, what the last steps' infos said: an array of numbers or bools where all are
+            such, nan where one says nothing; else of objects, with None.
+        steps: Steps made, those of ``repeats`` included.
+        repeats: How often an episode was broken off by a fault, and begun again.
+        asked: How many episodes were asked for: more than ``n`` if the time was up.
+        seconds: What it took.
+    """
+
+    returns: npt.NDArray[np.float64]
+    lengths: npt.NDArray[np.int64]
+    terminated: npt.NDArray[np.bool_]
+    seeds: npt.NDArray[np.int64]
+    infos: dict[str, npt.NDArray[Any]]
+    steps: int
+    repeats: int
+    asked: int
+    seconds: float
+
+    def __len__(self) -> int:
+        """The number of episodes."""
+        return len(self.returns)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all were played that were asked for."""
+        return len(self) == self.asked
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(self.returns.mean()) if len(self) else float("nan")
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean return; nan of less than two episodes."""
+        return standard_error(self.returns)
+
+    @property
+    def interquartile_mean(self) -> float:
+        """The mean return of the middle half of the episodes."""
+        return interquartile_mean(self.returns)
+
+    @property
+    def success_rate(self) -> float:
+        """The share of true ``is_success`` in the last infos that have one; nan if none has."""
+        successes = self.infos.get(_SUCCESS)
+        return float("nan") if successes is None else float(np.nanmean(successes.astype(float)))
+
+    def confidence_interval(
+        self,
+        statistic: str = "interquartile_mean",
+        *,
+        level: float = 0.95,
+        samples: int = 10_000,
+        seed: int = 0,
+    ) -> tuple[float, float]:
+        """A bootstrap's confidence interval of a statistic of the returns.
+
+        The percentile bootstrap of rliable, which is used where it is installed.
+
+        Args:
+            statistic: "interquartile_mean" or "mean".
+            level: Its confidence.
+            samples: How often the returns are drawn again.
+            seed: Of these draws.
+
+        Raises:
+            ValueError: There is no such statistic, or an argument is out of range.
+        """
+        return confidence_interval(self.returns, statistic, level, samples, seed)
+
+    def to_pandas(self) -> Any:
+        """A DataFrame, a row for each episode.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_pandas() needs pandas: pip install pandas") from error
+        columns = {
+            "seed": self.seeds,
+            "return": self.returns,
+            "length": self.lengths,
+            "terminated": self.terminated,
+        }
+        return pandas.DataFrame({**columns, **self.infos})
+
+    def __str__(self) -> str:
+        """A table."""
+        lines = [f"{len(self)} episodes of {self.asked}, {self.steps} steps, {self.seconds:.1f} s"]
+        if self.repeats:
+            lines[0] += f", {self.repeats} begun again"
+        if len(self):
+            low, high = self.confidence_interval("mean")
+            low_middle, high_middle = self.confidence_interval()
+            lines += [
+                "",
+                "| | mean | standard error | 95 % of the mean | interquartile mean | 95 % of it |",
+                "|---|--:|--:|--:|--:|--:|",
+                f"| return | {self.mean:,.2f} | {self.standard_error:,.2f} | {low:,.2f} to "
+                f"{high:,.2f} | {self.interquartile_mean:,.2f} | {low_middle:,.2f} to "
+                f"{high_middle:,.2f} |",
+                f"| length | {self.lengths.mean():,.2f} | "
+                f"{standard_error(self.lengths.astype(np.float64)):,.2f} | | | |",
+            ]
+            if _SUCCESS in self.infos:
+                lines += [f"| success | {self.success_rate:.3f} | | | | |"]
+        return "\n".join(lines)
+
+
+def evaluate(
+    envs: Envs,
+    policy: Policy,
+    episodes: int = 100,
+    *,
+    num_envs: int | None = None,
+    seeds: int | Sequence[int] | None = None,
+    options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+    batch_size: int | None = None,
+    batch: str = "ready",
+    info_keys: Collection[str] = (),
+    time_limit: float | None = None,
+    progress: bool | Callable[[Episode], object] = False,
+    video_folder: str | os.PathLike[str] | None = None,
+    video_episodes: Collection[int] = (0,),
+    **vector_options: Any,
+) -> Evaluation:
+    """Plays episodes with a policy, in parallel, each of them exactly once.
+
+    Each episode is a seed and options, with which its env is reset. An env whose episode is over
+    takes the next one at once, and at the end stands still: no step is made for nobody, and short
+    episodes do not count for more than long ones. While the policy computes for some envs, the
+    others step.
+
+    The result does not depend on the number of envs, of workers, on who is faster, or on faults: it
+    is, bit for bit, that of playing one episode after the other, if what the policy answers for one
+    observation does not depend on the others in its batch, and if an env's randomness is its own.
+    An episode that is broken off (its worker was killed) is played again from its seed.
+
+    Args:
+        envs: An id of Gymnasium's registry or a spec; a function that makes an env; a list of such
+            functions, one for each env; or a :class:`shmvec.ShmVectorEnv`, which is not closed,
+            and whose envs must be reset before they are used again.
+        policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
+            as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
+            has a method ``reset(env_ids)``, that is called before it is asked about the first
+            observations of episodes in these envs.
+        episodes: How many.
+        num_envs: How many at a time. None: two for each core, if there are so many episodes.
+        seeds: A number: episode ``i`` gets ``seeds + i``. A list: one for each episode. None: drawn
+            from the system's entropy; ``Evaluation.seeds`` says which.
+        options: Of all episodes' resets; of a list, each episode gets its own.
+        batch_size: How many envs the policy is asked about at most, while the others step. None:
+            half of them.
+        batch: "ready": the policy is asked about as many as there are. "fixed": its batches always
+            have ``batch_size`` rows, for compiled policies, and for kernels whose result depends on
+            the size: what is missing are copies of the first row, of env -1, for which the actions
+            are dropped.
+        info_keys: What else of an episode's last info is in ``Evaluation.infos``; ``is_success`` is
+            where there is one.
+        time_limit: Seconds. When they are over, what counts are the episodes before the first one
+            that is not finished: those finished by then would be the shorter ones.
+        progress: True: a bar, where tqdm is installed. Or a function that is called with each
+            :class:`Episode` when it is over.
+        video_folder: Where videos are written, by Gymnasium's ``RecordVideo``:
+            ``evaluation-episode-0.mp4``, ... Needs moviepy, and envs with the render mode
+            ``rgb_array``, which those made by id have then.
+        video_episodes: Of which episodes, by number.
+        **vector_options: Arguments of :class:`shmvec.ShmVectorEnv`, ``num_workers`` for example.
+            ``faults`` is, by default, ``FaultPolicy(on_crash="restart")``.
+
+    Raises:
+        ValueError: There are not as many seeds or options as episodes, or an argument is out of
+            range; the policy's actions are wrong in number or shape.
+        TypeError: The policy cannot be called, or an argument or an action is of a wrong type.
+        Exception: Whatever the policy or an env raises.
+
+    Example:
+        >>> import numpy as np
+        >>> import shmvec
+        >>> def policy(observations, env_ids):
+        ...     return (observations[:, 2] > 0).astype(int)
+        >>> result = shmvec.evaluate("CartPole-v1", policy, episodes=4, seeds=1)
+        >>> result.returns
+        array([51., 35., 36., 25.])
+        >>> result.steps == result.lengths.sum()
+        True
+    """
+    begin = time.monotonic()
+    played = _episodes(checked_count("episodes", episodes), seeds, options)
+    if batch not in ("ready", "fixed"):
+        raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
+    if time_limit is not None and not time_limit > 0:
+        raise ValueError(f"time_limit must be positive, got {time_limit}")
+    if not callable(policy):
+        raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy!r}")
+    if isinstance(envs, ShmVectorEnv):
+        chosen = {"num_envs": num_envs, "video_folder": video_folder, **vector_options}
+        given = [name for name, value in chosen.items() if value is not None]
+        if given:
+            raise ValueError(f"of a vector env that exists these cannot be chosen: {given}")
+        _check_usable(envs)
+        vector, own = envs, False
+    else:
+        env_fns = _env_fns(envs, num_envs, len(played), video_folder is not None)
+        if video_folder is not None:
+            env_fns = recorded(env_fns, video_folder, video_episodes)
+        vector_options.setdefault("faults", FaultPolicy(on_crash="restart"))
+        vector_options.setdefault("autoreset_mode", AutoresetMode.DISABLED)
+        vector, own = ShmVectorEnv(env_fns, **vector_options), True
+    report, ended = _progress(progress, len(played))
+    complete = False
+    try:
+        size = max(1, vector.num_envs // 2)
+        if batch_size is not None:
+            size = checked_count("batch_size", batch_size)
+            if size > vector.num_envs:
+                raise ValueError(f"batch_size is {size}, and there are {vector.num_envs} envs")
+        player = EpisodePlayer(
+            vector.exchange,
+            policy,
+            played,
+            batch_size=size,
+            fixed=batch == "fixed",
+            options_of=_options_of if video_folder is None else _options_with_number,
+            finished=report,
+        )
+        try:
+            complete = player.play(np.inf if time_limit is None else begin + time_limit)
+        finally:
+            if not own and not vector.closed:
+                vector.exchange.drop()  # what was asked and not taken
+    finally:
+        ended()
+        if own:
+            vector.close(timeout=None if complete else _CLOSE_S)
+    return _evaluation(played, player.steps, info_keys, time.monotonic() - begin)
+
+
+def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
+    if seeds is None:
+        numbers = np.random.default_rng().integers(_SEEDS, size=count).tolist()
+    elif isinstance(seeds, (Sequence, np.ndarray)):
+        numbers = [_seed(seed) for seed in seeds]
+        if len(numbers) != count:
+            raise ValueError(f"seeds has {len(numbers)} seeds, for {count} episodes")
+    else:
+        numbers = list(range(_seed(seeds), _seed(seeds) + count))
+    each = list(options) if isinstance(options, (list, tuple)) else [options] * count
+    if len(each) != count:
+        raise ValueError(f"options has {len(each)} options, for {count} episodes")
+    for one in each:
+        if one is not None and not isinstance(one, dict):
+            raise TypeError(f"options must be dicts or None, got {one!r}")
+    return [Episode(*of) for of in zip(range(count), numbers, each, strict=True)]
+
+
+def _seed(value: Any) -> int:
+    try:
+        seed = operator.index(value)
+    except TypeError:
+        raise TypeError(f"a seed must be an int, got {value!r}") from None
+    if seed < 0:
+        raise ValueError(f"a seed must not be negative, got {seed}")
+    return seed
+
+
+def _options_of(episode: Episode) -> Any:
+    return episode.options
+
+
+def _options_with_number(episode: Episode) -> Any:
+    return {EPISODE: episode.number, "": episode.options}
+
+
+def _env_fns(
+    envs: Any, num_envs: int | None, episodes: int, draws: bool
+) -> list[Callable[[], Any]]:
+    if not isinstance(envs, (str, EnvSpec)) and isinstance(envs, Sequence):
+        if num_envs not in (None, len(envs)):
+            raise ValueError(f"num_envs is {num_envs}, and there are {len(envs)} env_fns")
+        return list(envs[:episodes])
+    count = 2 * usable_cores() if num_envs is None else checked_count("num_envs", num_envs)
+    if isinstance(envs, (str, EnvSpec)):
+        spec = gym.spec(envs) if isinstance(envs, str) else envs
+        drawing: dict[str, Any] = {"render_mode": "rgb_array"} if draws else {}
+        envs = partial(gym.make, spec, **drawing)
+    return [envs] * min(count, episodes)
+
+
+def _check_usable(envs: ShmVectorEnv) -> None:
+    envs.exchange.check_open()
+    if envs.exchange.num_asked:
+        raise AlreadyPendingCallError(
+            "evaluate() needs envs that have been asked nothing: take their results first",
+            "evaluate",
+        )
+    if envs.exchange.autoreset_mode is AutoresetMode.SAME_STEP:
+        raise ValueError(
+            "evaluate() resets envs itself: make them with autoreset_mode=AutoresetMode.DISABLED"
+        )
+
+
+def _progress(
+    progress: Any, count: int
+) -> tuple[Callable[[Episode], object], Callable[[], object]]:
+    """What is called with each episode that is over, and what at the end."""
+    if callable(progress):
+        return progress, _nothing
+    if progress:
+        with suppress(ImportError):
+            from tqdm import tqdm
+
+            bar = tqdm(total=count, unit="episode")
+            return lambda episode: bar.update(), bar.close
+    return _nothing, _nothing
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _evaluation(
+    played: Sequence[Episode], steps: int, keys: Collection[str], seconds: float
+) -> Evaluation:
+    # Those before the first that is not: whether an episode is among them is not for its own length
+    # to say.
+    counted = list(itertools.takewhile(lambda episode: episode.finished, played))
+    infos = {}
+    for key in dict.fromkeys([_SUCCESS, *keys]):
+        values = [episode.info.get(key) for episode in counted]
+        if any(value is not None for value in values):
+            infos[key] = _array(values)
+        elif key in keys and counted:
+            logger.warn(f"no episode's last info has {key!r}; it has {sorted(counted[0].info)}")
+    return Evaluation(
+        returns=np.array([episode.return_ for episode in counted], np.float64),
+        lengths=np.array([episode.length for episode in counted], np.int64),
+        terminated=np.array([episode.terminated for episode in counted], np.bool_),
+        seeds=np.array([episode.seed for episode in counted], np.int64),
+        infos=infos,
+        steps=steps,
+        repeats=sum(episode.repeats for episode in played),
+        asked=len(played),
+        seconds=seconds,
+    )
+
+
+def _array(values: Sequence[Any]) -> npt.NDArray[Any]:
+    """Of numbers or bools if all are such or None; else of objects."""
+    if all(value is None or isinstance(value, _NUMBERS) for value in values):
+        if any(value is None for value in values):
+            return np.array([np.nan if value is None else value for value in values], np.float64)
+        return np.array(values)
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array

@@ -1,0 +1,560 @@
+"""Evaluation: the episodes that were asked for, each once, as if played one after the other."""
+
+import importlib.util
+import os
+import signal
+import warnings
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import shmvec
+from shmvec import Evaluation, ShmVectorEnv, evaluate
+from shmvec._loops.statistics import confidence_interval, interquartile_mean, standard_error
+
+
+class Walk(gym.Env):
+    """Its seed and options say how long an episode lasts, and all numbers depend on the actions."""
+
+    observation_space = Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = Discrete(5)
+
+    def __init__(self, die_in=None):
+        self.steps_made = self.resets_made = 0
+        self.die_in = die_in
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets_made += 1
+        self.seed = seed
+        self.left = int(self.np_random.integers(1, 12)) + (options or {}).get("more", 0)
+        self.state = self.np_random.normal(size=3)
+        return self.state.copy(), {"options": options}
+
+    def step(self, action):
+        if self.seed == self.die_in and self.left == 3 and not os.path.exists(self.mark):
+            open(self.mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.steps_made += 1
+        self.left -= 1
+        self.state += self.np_random.normal(size=3) * (1 + action)
+        info = {"is_success": bool(self.state[0] > 0), "left": self.left, "word": str(action)}
+        return self.state.copy(), float(self.state[1]), self.left <= 0, self.left == 2, info
+
+
+class Deadly(Walk):
+    """Dies once, near the end of the episode of a seed."""
+
+    def __init__(self, mark, die_in):
+        super().__init__(die_in)
+        self.mark = mark
+
+
+def act(observations, env_ids):
+    return (np.abs(observations[:, 0] * 7).astype(np.int64)) % 5
+
+
+def one_after_the_other(make, seeds, options=None):
+    """What `act` plays, without any vector env."""
+    played = []
+    env = make()
+    for i, seed in enumerate(seeds):
+        observation, _ = env.reset(seed=int(seed), options=options[i] if options else None)
+        returned, length, over = 0.0, 0, False
+        while not over:
+            action = act(observation[None], None)[0]
+            observation, reward, terminated, truncated, info = env.step(action)
+            returned += reward
+            length += 1
+            over = terminated or truncated
+        played.append((returned, length, terminated, info["is_success"], info["left"]))
+    env.close()
+    return played
+
+
+def rows(result, *keys):
+    return list(
+        zip(
+            result.returns.tolist(),
+            result.lengths.tolist(),
+            result.terminated.tolist(),
+            *(result.infos[key].tolist() for key in ("is_success", *keys)),
+            strict=True,
+        )
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    episodes=st.integers(1, 20),
+    num_envs=st.integers(1, 7),
+    num_workers=st.integers(0, 3),
+    batch_size=st.integers(1, 7),
+    batch=st.sampled_from(["ready", "fixed"]),
+    seed=st.integers(0, 1000),
+    more=st.lists(st.integers(0, 9), min_size=20, max_size=20),
+)
+def test_as_one_after_the_other(episodes, num_envs, num_workers, batch_size, batch, seed, more):
+    options = [{"more": each} if each else None for each in more[:episodes]]
+    result = evaluate(
+        Walk,
+        act,
+        episodes,
+        num_envs=num_envs,
+        num_workers=min(num_workers, num_envs, episodes),
+        batch_size=min(batch_size, num_envs, episodes),
+        batch=batch,
+        seeds=seed,
+        options=options,
+        info_keys=["left"],
+    )
+    assert rows(result, "left") == one_after_the_other(Walk, range(seed, seed + episodes), options)
+    assert result.seeds.tolist() == list(range(seed, seed + episodes))
+    assert result.complete and len(result) == result.asked == episodes
+    assert result.steps == result.lengths.sum() and result.repeats == 0
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP])
+def test_a_vector_env_that_exists(mode):
+    with closing(ShmVectorEnv([Walk] * 4, num_workers=2, autoreset_mode=mode)) as envs:
+        result = evaluate(envs, act, 9, seeds=3)
+        assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(3, 12))]
+        # No step and no reset for nobody.
+        assert sum(envs.get_attr("steps_made")) == result.lengths.sum()
+        assert sum(envs.get_attr("resets_made")) == 9
+        assert evaluate(envs, act, 2, seeds=3).returns.tolist() == result.returns[:2].tolist()
+        envs.reset(seed=1)
+        envs.step([0] * 4)
+
+
+def test_a_registered_id_and_env_fns():
+    def lean(observations, env_ids):
+        return (observations[:, 2] > 0).astype(int)
+
+    by_id = evaluate("CartPole-v1", lean, 5, seeds=1)
+    by_spec = evaluate(gym.spec("CartPole-v1"), lean, 5, seeds=[1, 2, 3, 4, 5], num_envs=1)
+    by_fns = evaluate([lambda: gym.make("CartPole-v1")] * 8, lean, 5, seeds=np.arange(1, 6))
+    assert by_id.returns.tolist() == by_spec.returns.tolist() == by_fns.returns.tolist()
+    assert by_id.lengths.tolist() == by_id.returns.tolist()
+
+
+def test_seeds_that_were_drawn_play_the_same_again():
+    first = evaluate(Walk, act, 6)
+    assert len(set(first.seeds.tolist())) == 6
+    again = evaluate(Walk, act, 6, seeds=first.seeds, num_envs=2)
+    assert again.returns.tolist() == first.returns.tolist()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_an_episode_whose_worker_dies_is_played_again(tmp_path, num_workers):
+    mark = str(tmp_path / "died")
+    result = evaluate(
+        lambda: Deadly(mark, 7), act, 12, seeds=0, num_envs=3, num_workers=num_workers
+    )
+    assert os.path.exists(mark)
+    assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(12))]
+    assert result.repeats >= 1
+    assert result.steps >= result.lengths.sum()
+    assert "begun again" in str(result)
+
+
+def test_workers_that_are_killed_between_any_two_batches():
+    expected = [one[:4] for one in one_after_the_other(Walk, range(20))]
+    envs = ShmVectorEnv(
+        [Walk] * 5,
+        num_workers=3,
+        faults=shmvec.FaultPolicy(on_crash="restart", max_restarts=1000, backoff_s=0),
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
+    with closing(envs):
+        kills = 0
+
+        def policy(observations, env_ids):
+            nonlocal kills
+            kills += 1
+            if kills % 5 == 0 and kills < 60:
+                for process in envs.processes[kills // 5 % 3 :][: 1 + kills // 5 % 2]:
+                    os.kill(process.pid, signal.SIGKILL)
+            return act(observations, env_ids)
+
+        result = evaluate(envs, policy, 20, seeds=0)
+    assert rows(result) == expected
+    assert result.repeats > 0
+
+
+def test_options_are_handed_on_as_they_are():
+    seen = {}
+
+    class Telling(Walk):
+        def step(self, action):
+            *results, info = super().step(action)
+            return *results, {**info, "given": self.given}
+
+        def reset(self, *, seed=None, options=None):
+            self.given = options
+            return super().reset(seed=seed, options=options)
+
+    options = [None, {"more": 2}, {}]
+    result = evaluate(Telling, act, 3, seeds=0, options=options, info_keys=["given", "word"])
+    assert result.infos["given"].tolist() == options
+    assert result.infos["word"].dtype == object
+    assert not seen
+
+
+def test_infos_that_not_all_say():
+    class Some(Walk):
+        def step(self, action):
+            *results, info = super().step(action)
+            if self.seed % 2:
+                info = {"score": self.seed}
+            return *results, info
+
+    with pytest.warns(UserWarning, match="no episode's last info has 'nothing'"):
+        result = evaluate(Some, act, 4, seeds=0, info_keys=["score", "nothing"])
+    assert np.isnan(result.infos["score"]).tolist() == [True, False, True, False]
+    assert result.infos["score"][1::2].tolist() == [1.0, 3.0]
+    assert np.isnan(result.infos["is_success"]).tolist() == [False, True, False, True]
+    assert "nothing" not in result.infos
+    successes = result.infos["is_success"][::2]
+    assert result.success_rate == successes.mean()  # of those that say
+
+
+class Stateful:
+    """Counts in each env; actions depend on that, so that a reset forgotten is seen."""
+
+    def __init__(self, num_envs):
+        self.count = np.full(num_envs, 1000)
+        self.resets = []
+        self.sizes = []
+
+    def reset(self, env_ids):
+        assert env_ids.dtype == np.int64
+        self.count[env_ids] = 0
+        self.resets += env_ids.tolist()
+
+    def __call__(self, observations, env_ids):
+        self.sizes.append(len(env_ids))
+        assert len(observations) == len(env_ids)
+        mine = env_ids[env_ids >= 0]
+        assert len(set(mine.tolist())) == len(mine) > 0
+        self.count[mine] += 1
+        assert (self.count[mine] < 100).all()
+        actions = np.full(len(env_ids), 77)  # out of range where nobody is
+        actions[env_ids >= 0] = self.count[mine] % 5
+        return actions
+
+
+@pytest.mark.parametrize("batch", ["ready", "fixed"])
+def test_a_policy_with_a_state(batch):
+    alone = Stateful(1)
+    expected = evaluate(Walk, alone, 9, seeds=5, num_envs=1)
+    policy = Stateful(4)
+    result = evaluate(Walk, policy, 9, seeds=5, num_envs=4, batch=batch, batch_size=3)
+    assert result.returns.tolist() == expected.returns.tolist()
+    assert len(policy.resets) == 9 and alone.resets == [0] * 9
+    assert set(policy.sizes) == {3} if batch == "fixed" else max(policy.sizes) <= 3
+
+
+def test_a_state_is_reset_when_an_episode_is_played_again(tmp_path):
+    expected = evaluate(Walk, Stateful(1), 9, seeds=0, num_envs=1)
+    mark = str(tmp_path / "died")
+    policy = Stateful(3)
+    result = evaluate(lambda: Deadly(mark, 4), policy, 9, seeds=0, num_envs=3, num_workers=1)
+    assert result.repeats > 0
+    assert result.returns.tolist() == expected.returns.tolist()
+    assert len(policy.resets) >= 10
+
+
+class Nested(gym.Env):
+    observation_space = Dict(x=Box(0, 1, (2,)), y=gym.spaces.Tuple([Discrete(9), Text(3)]))
+    action_space = Dict(a=Discrete(3), b=Box(-1, 1, (2,)))
+
+    def _observation(self):
+        return {"x": np.full(2, self.left / 9, np.float32), "y": (self.left, "abc"[: self.left])}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 1 + seed % 6
+        return self._observation(), {}
+
+    def step(self, action):
+        self.left -= 1
+        reward = float(action["a"] + 10 * action["b"][0])
+        return self._observation(), reward, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("batch", ["ready", "fixed"])
+def test_nested_spaces(batch):
+    def policy(observations, env_ids):
+        numbers, words = observations["y"]
+        assert [len(word) for word in words] == np.minimum(numbers, 3).tolist()
+        assert len(observations["x"]) == len(env_ids) == len(numbers)
+        actions = np.stack([numbers / 10, numbers / 10], axis=1).astype(np.float32)
+        return {"a": numbers % 3, "b": actions}
+
+    result = evaluate(Nested, policy, 8, seeds=0, num_envs=3, batch=batch, batch_size=2)
+    lefts = [list(range(1 + seed % 6, 0, -1)) for seed in range(8)]
+    expected = [sum(n % 3 + 10 * float(np.float32(n / 10)) for n in left) for left in lefts]
+    assert result.lengths.tolist() == list(map(len, lefts))
+    np.testing.assert_allclose(result.returns, expected)
+
+
+class OnAnotherDevice:
+    """As a tensor of a GPU: it refuses to become an array."""
+
+    def __len__(self):
+        return 2
+
+    def __array__(self, *_, **__):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def __getitem__(self, _):
+        return self
+
+
+class Requiring(OnAnotherDevice):
+    def __array__(self, *_, **__):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        (lambda n: np.zeros(n + 1, int), ValueError, "shape (3,), and must have (2,)"),
+        (lambda n: np.zeros((n, 2), int), ValueError, "shape"),
+        (lambda n: np.full(n, "up"), TypeError, ""),
+        (lambda n: ["up", "down"], TypeError, ""),
+        (lambda n: None, ValueError, "shape ()"),
+        (lambda n: OnAnotherDevice(), TypeError, "cuda:0"),
+        (lambda n: Requiring(), TypeError, "requires grad"),
+    ],
+)
+@pytest.mark.parametrize("batch", ["ready", "fixed"])
+def test_actions_that_are_none(answer, kind, says, batch):
+    with closing(ShmVectorEnv([Walk] * 4, num_workers=2)) as envs:
+        batches = []
+
+        def policy(observations, env_ids):
+            batches.append(env_ids)
+            return act(observations, env_ids) if len(batches) < 3 else answer(len(env_ids))
+
+        with pytest.raises(kind, match=r"the policy's actions for batch 2, of envs \[") as caught:
+            evaluate(envs, policy, 20, seeds=0, batch=batch)
+        assert says in str(caught.value)
+        assert str(batches[2][batches[2] >= 0].tolist()) in str(caught.value)
+        result = evaluate(envs, act, 3, seeds=0)  # usable after it
+        assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(3))]
+
+
+def test_a_policy_that_raises():
+    def policy(observations, env_ids):
+        raise ZeroDivisionError("no idea")
+
+    with closing(ShmVectorEnv([Walk] * 4, num_workers=2)) as envs:
+        with pytest.raises(ZeroDivisionError, match="no idea") as caught:
+            evaluate(envs, policy, 20, seeds=0)
+        if hasattr(caught.value, "__notes__"):
+            assert "in batch 0, of envs [" in caught.value.__notes__[0]
+        assert len(evaluate(envs, act, 3, seeds=0)) == 3
+    with pytest.raises(ZeroDivisionError, match="no idea"):
+        evaluate(Walk, policy)
+
+
+def test_an_env_that_raises():
+    class Raising(Walk):
+        def step(self, action):
+            if self.seed == 3:
+                raise ArithmeticError("at three")
+            return super().step(action)
+
+    with pytest.raises(ArithmeticError, match="at three"):
+        evaluate(Raising, act, 9, seeds=0)
+
+
+def test_when_the_time_is_up_shorter_episodes_do_not_count_for_more():
+    class Slow(Walk):
+        """The episode of seed 2 never ends."""
+
+        def step(self, action):
+            observation, reward, *_, info = super().step(action)
+            return observation, reward, self.seed != 2, False, info
+
+    seen = []
+    result = evaluate(
+        Slow, act, 9, seeds=0, num_envs=3, time_limit=1.0, progress=lambda one: seen.append(one)
+    )
+    assert not result.complete and (len(result), result.asked) == (2, 9)
+    assert result.seeds.tolist() == [0, 1] and result.lengths.tolist() == [1, 1]
+    assert sorted(one.number for one in seen) == [0, 1, 3, 4, 5, 6, 7, 8]
+    assert "2 episodes of 9" in str(result)
+
+
+def test_an_env_that_is_slower_than_the_time_limit(tmp_path):
+    class Stuck(Walk):
+        def step(self, action):
+            os.mkfifo(tmp_path / "never")
+            open(tmp_path / "never")  # until somebody writes
+
+    result = evaluate(Stuck, act, 1, num_workers=1, time_limit=0.5)
+    assert len(result) == 0 and np.isnan(result.mean) and np.isnan(result.interquartile_mean)
+    assert "0 episodes of 1" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"episodes": 0}, ValueError, "episodes must be at least 1"),
+        ({"episodes": 1.5}, TypeError, "episodes must be an int"),
+        ({"num_envs": 0}, ValueError, "num_envs must be at least 1"),
+        ({"seeds": [1, 2]}, ValueError, "seeds has 2 seeds, for 3 episodes"),
+        ({"seeds": [1, 2, "x"]}, TypeError, "a seed must be an int, got 'x'"),
+        ({"seeds": -1}, ValueError, "a seed must not be negative"),
+        ({"options": [None]}, ValueError, "options has 1 options, for 3 episodes"),
+        ({"options": "hard"}, TypeError, "options must be dicts or None"),
+        ({"batch": "full"}, ValueError, "batch must be 'ready' or 'fixed'"),
+        ({"batch_size": 9}, ValueError, "batch_size is 9, and there are 2 envs"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+        ({"time_limit": 0}, ValueError, "time_limit must be positive"),
+        ({"policy": 3}, TypeError, "policy must be callable"),
+        ({"envs": [Walk] * 3, "num_envs": 2}, ValueError, "there are 3 env_fns"),
+        ({"envs": "No-v0"}, gym.error.Error, "No"),
+    ],
+)
+def test_bad_arguments(arguments, error, says):
+    given = {"envs": Walk, "policy": act, "episodes": 3, "num_envs": 2, **arguments}
+    with pytest.raises(error, match=says):
+        evaluate(**given)
+
+
+def test_vector_envs_that_cannot_be_used():
+    with closing(ShmVectorEnv([Walk], autoreset_mode=AutoresetMode.SAME_STEP)) as envs:
+        with pytest.raises(ValueError, match="autoreset_mode=AutoresetMode.DISABLED"):
+            evaluate(envs, act)
+    with closing(ShmVectorEnv([Walk])) as envs:
+        with pytest.raises(ValueError, match="cannot be chosen: .*num_envs.*num_workers"):
+            evaluate(envs, act, num_envs=1, num_workers=1)
+        envs.async_reset()
+        with pytest.raises(AlreadyPendingCallError):
+            evaluate(envs, act)
+        envs.recv()
+    with pytest.raises(ClosedEnvironmentError):
+        evaluate(envs, act)
+
+
+# ---- what is said of the results ---------------------------------------------------------------
+
+
+def result_of(returns):
+    count = len(returns)
+    return Evaluation(
+        returns=np.array(returns, float),
+        lengths=np.full(count, 3),
+        terminated=np.ones(count, bool),
+        seeds=np.arange(count),
+        infos={"is_success": np.arange(count) % 2 == 0},
+        steps=3 * count,
+        repeats=0,
+        asked=count,
+        seconds=1.0,
+    )
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
+def test_statistics(returns):
+    result = result_of(returns)
+    assert result.interquartile_mean == pytest.approx(stats.trim_mean(returns, 0.25), abs=1e-6)
+    assert result.mean == pytest.approx(np.mean(returns))
+    if len(returns) > 1:
+        assert result.standard_error == pytest.approx(stats.sem(returns), abs=1e-6)
+    else:
+        assert np.isnan(result.standard_error)
+    low, high = result.confidence_interval(samples=50)
+    assert min(returns) - 1e-6 <= low <= high <= max(returns) + 1e-6
+
+
+@pytest.mark.parametrize("statistic", ["mean", "interquartile_mean"])
+def test_intervals_hold_what_they_promise(statistic):
+    random = np.random.default_rng(0)
+    held = 0
+    for trial in range(300):
+        values = random.normal(size=50)
+        low, high = confidence_interval(values, statistic, 0.9, 400, trial)
+        held += low <= 0 <= high
+    assert 0.83 <= held / 300 <= 0.96
+
+
+def test_intervals_are_the_same_each_time_and_wider_for_more_confidence():
+    values = np.random.default_rng(0).normal(size=30)
+    low, high = confidence_interval(values, "mean", 0.95, 2000, 0)
+    assert (low, high) == confidence_interval(values, "mean", 0.95, 2000, 0)
+    wider = confidence_interval(values, "mean", 0.99, 2000, 0)
+    assert wider[0] < low < high < wider[1]
+    assert np.isnan(confidence_interval(np.array([]), "mean", 0.95, 10, 0)).all()
+    for wrong in (("median", 0.95, 10), ("mean", 1.0, 10), ("mean", 0.9, 0)):
+        with pytest.raises(ValueError, match="must"):
+            confidence_interval(values, *wrong, 0)
+    assert np.isnan(interquartile_mean(np.array([]))) and np.isnan(standard_error(np.array([])))
+
+
+def test_its_table():
+    text = str(result_of([1, 2, 3, 4]))
+    assert text.startswith("4 episodes of 4, 12 steps, 1.0 s\n")
+    assert "| return | 2.50 | 0.65 |" in text and "| success | 0.500 |" in text
+
+
+def test_to_pandas():
+    result = result_of([1.0, 2.0])
+    if importlib.util.find_spec("pandas") is None:
+        with pytest.raises(ImportError, match="pip install pandas"):
+            result.to_pandas()
+        return
+    frame = result.to_pandas()
+    assert frame["return"].tolist() == [1.0, 2.0] and frame["is_success"].tolist() == [True, False]
+
+
+def test_progress(capfd):
+    evaluate(Walk, act, 3, progress=True)
+    shown = capfd.readouterr().err
+    assert ("3/3" in shown) == (importlib.util.find_spec("tqdm") is not None)
+
+
+class Drawn(Walk):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    render_mode = "rgb_array"
+
+    def render(self):
+        return np.full((16, 16, 3), self.left, np.uint8)
+
+
+def test_videos(tmp_path):
+    if importlib.util.find_spec("moviepy") is None:
+        with pytest.raises(gym.error.DependencyNotInstalled, match="MoviePy"):
+            evaluate(Drawn, act, 3, video_folder=tmp_path)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # moviepy's own
+        result = evaluate(
+            Drawn,
+            act,
+            9,
+            seeds=0,
+            num_envs=4,
+            options={"more": 3},
+            info_keys=["left"],
+            video_folder=tmp_path / "videos",
+            video_episodes=[0, 7],
+        )
+    assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == [
+        "evaluation-episode-0.mp4",
+        "evaluation-episode-7.mp4",
+    ]
+    expected = one_after_the_other(Walk, range(9), [{"more": 3}] * 9)
+    assert rows(result, "left") == expected
