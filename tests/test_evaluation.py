@@ -1,8 +1,10 @@
 """Evaluation: the episodes that were asked for, each once, as if played one after the other."""
 
 import importlib.util
+import json
 import os
 import signal
+import sys
 import warnings
 from contextlib import closing
 
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import shmvec
+import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate
 from shmvec._loops.statistics import confidence_interval, interquartile_mean, standard_error
 
@@ -558,3 +560,68 @@ def test_videos(tmp_path):
     ]
     expected = one_after_the_other(Walk, range(9), [{"more": 3}] * 9)
     assert rows(result, "left") == expected
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+SCRIPT = """
+import gymnasium as gym
+import numpy as np
+
+
+class Policy:
+    def reset(self, env_ids):
+        self.begun = True
+
+    def __call__(self, observations, env_ids):
+        assert self.begun
+        return (observations[:, 2] > 0).astype(int)
+
+
+def lean(observations, env_ids):
+    return (observations[:, 2] > 0).astype(int)
+
+
+def make_env(length=None):
+    return gym.make("CartPole-v1", max_episode_steps=length)
+
+
+NUMBER = 3
+"""
+
+
+@pytest.mark.parametrize("policy", ["lean", "Policy"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "script.py:make_env", "script:make_env"])
+def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "script", raising=False)
+    arguments = f"evaluate {env} --policy script.py:{policy} --episodes 4 --seed 1 --num-envs 3"
+    assert shmvec.__main__.main([*arguments.split(), "--json", "results.json"]) == 0
+    assert capsys.readouterr().out.startswith("4 episodes of 4, 147 steps, ")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["return"] == [51.0, 35.0, 36.0, 25.0]
+    assert results["seed"] == [1, 2, 3, 4] and results["terminated"] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("CartPole-v1 --policy lean", "names no function"),
+        ("CartPole-v1 --policy nothing.py:lean", "there is no file nothing.py"),
+        ("CartPole-v1 --policy no_module_of_this_name:lean", "cannot import"),
+        ("CartPole-v1 --policy script.py:lien", "has no function 'lien'"),
+        ("CartPole-v1 --policy script.py:NUMBER", "has no function 'NUMBER'"),
+        ("CartPole-v99 --policy script.py:lean", "CartPole"),
+        ("CartPole-v1 --policy script.py:lean --episodes 0", "must be positive"),
+        ("CartPole-v1", "--policy"),
+    ],
+)
+def test_the_command_explains(tmp_path, monkeypatch, capsys, arguments, says):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        shmvec.__main__.main(["evaluate", *arguments.split()])
+    assert ended.value.code == 2 and says in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 import shmvec.__main__
 from shmvec._commands import tune
+from shmvec._commands.named import find_env
 from shmvec._commands.tune import Setting
 
 ENV = """
@@ -81,9 +82,9 @@ def test_an_env_in_a_file(tmp_path, capsys, monkeypatch):
 def test_a_module(tmp_path, monkeypatch):
     (tmp_path / "counter_module.py").write_text(ENV)
     monkeypatch.syspath_prepend(tmp_path)
-    make, code = tune.find_env("counter_module:Counter", {"length": 3})
+    make, code = find_env("counter_module:Counter", {"length": 3})
     assert make().length == 3 and "return Counter(length=3)" in code
-    make, code = tune.find_env("counter_module:CartPole-v1", {})
+    make, code = find_env("counter_module:CartPole-v1", {})
     assert make().spec.id == "CartPole-v1" and "gym.make('counter_module:CartPole-v1')" in code
 
 

@@ -1,11 +1,10 @@
-"""The command line: ``python -m shmvec bench`` and ``python -m shmvec tune``."""
+"""The command line: ``python -m shmvec``, followed by bench, tune or evaluate."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 from shmvec import __version__
 from shmvec._commands import bench, tune
+from shmvec._commands.named import find_env, find_function
+from shmvec.evaluation import evaluate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +49,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=tune.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_env(command)
+    _add_measuring(command, [8, 32, 128], 1.0)
+    command.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
+    command.set_defaults(run=_tune)
+
+    command = commands.add_parser(
+        "evaluate",
+        help="play episodes with your policy, each exactly once, and print what it achieves",
+        description="Plays episodes with a policy, in parallel: shmvec.evaluate as a command.",
+    )
+    _add_env(command)
+    command.add_argument(
+        "--policy",
+        required=True,
+        metavar="MODULE:FUNCTION",
+        help="policy(observations, env_ids) returns actions: module:function or "
+        "path/file.py:function; of a class, one is made",
+    )
+    command.add_argument(
+        "--episodes", type=_positive(int), default=100, help="default: %(default)s"
+    )
+    command.add_argument("--num-envs", type=_positive(int), metavar="N", help="envs at a time")
+    command.add_argument("--num-workers", type=_positive(int), metavar="W")
+    command.add_argument("--seed", type=int, help="of the first episode; the next has one more")
+    command.add_argument(
+        "--fixed-batch", action="store_true", help="always ask the policy about as many envs"
+    )
+    command.add_argument("--time-limit", type=_positive(float), metavar="S", help="in seconds")
+    command.add_argument("--info", nargs="+", default=[], metavar="KEY", help="of last infos")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the episodes to a file")
+    command.set_defaults(run=_evaluate)
+
+    options = parser.parse_args(arguments)
+    for name in ("json", "plot"):
+        file = getattr(options, name, None)
+        if file is not None and not file.parent.is_dir():
+            parser.error(f"--{name}: there is no folder {file.parent}")
+    return int(options.run(parser, options))
+
+
+def _add_env(command: argparse.ArgumentParser) -> None:
+    """How the user names an env."""
     command.add_argument(
         "env",
         metavar="ENV",
@@ -61,16 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="JSON",
         help='arguments of the env, as \'{"render_mode": "rgb_array"}\'',
     )
-    _add_measuring(command, [8, 32, 128], 1.0)
-    command.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
-    command.set_defaults(run=_tune)
-
-    options = parser.parse_args(arguments)
-    for name in ("json", "plot"):
-        file = getattr(options, name, None)
-        if file is not None and not file.parent.is_dir():
-            parser.error(f"--{name}: there is no folder {file.parent}")
-    return int(options.run(parser, options))
 
 
 def _add_measuring(
@@ -119,10 +152,8 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot: matplotlib is not installed; pip install 'shmvec[plot]'")
-    if not {"", os.getcwd()} & set(sys.path):  # as for a module that Python runs
-        sys.path.insert(0, os.getcwd())
     try:
-        make, code = tune.find_env(options.env, options.kwargs)
+        make, code = find_env(options.env, options.kwargs)
     except ValueError as error:
         parser.error(str(error))
     results = tune.tune(
@@ -138,6 +169,34 @@ def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.plot is not None:
         tune.plot(results, options.plot)
     return 0
+
+
+def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    try:
+        make, _ = find_env(options.env, options.kwargs)
+        policy = find_function(options.policy)
+    except ValueError as error:
+        parser.error(str(error))
+    if isinstance(policy, type):  # one with a state
+        policy = policy()
+    workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
+    result = evaluate(
+        make,
+        policy,
+        options.episodes,
+        num_envs=options.num_envs,
+        seeds=options.seed,
+        batch="fixed" if options.fixed_batch else "ready",
+        info_keys=options.info,
+        time_limit=options.time_limit,
+        progress=sys.stderr.isatty(),
+        **workers,
+    )
+    print(result)
+    if options.json is not None:
+        episodes = {name: values.tolist() for name, values in result.columns().items()}
+        options.json.write_text(json.dumps(episodes, indent=2, default=str) + "\n")
+    return 0 if result.complete else 1
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -125,6 +125,16 @@ class Evaluation:
         """
         return confidence_interval(self.returns, statistic, level, samples, seed)
 
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """What is known of each episode, by name."""
+        return {
+            "seed": self.seeds,
+            "return": self.returns,
+            "length": self.lengths,
+            "terminated": self.terminated,
+            **self.infos,
+        }
+
     def to_pandas(self) -> Any:
         """A DataFrame, a row for each episode.
 
@@ -135,13 +145,7 @@ class Evaluation:
             import pandas
         except ImportError as error:
             raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-        columns = {
-            "seed": self.seeds,
-            "return": self.returns,
-            "length": self.lengths,
-            "terminated": self.terminated,
-        }
-        return pandas.DataFrame({**columns, **self.infos})
+        return pandas.DataFrame(self.columns())
 
     def __str__(self) -> str:
         """A table."""

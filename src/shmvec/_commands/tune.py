@@ -9,11 +9,8 @@ measured but never advised: only you know whether your code keeps observations.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -21,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-import cloudpickle
-import gymnasium as gym
 import numpy as np
 
 from shmvec._commands.measuring import (
@@ -40,20 +35,11 @@ from shmvec._commands.measuring import (
 from shmvec._shared.scheduling import WAIT_POLICIES, usable_cores
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["Setting", "find_env", "plot", "report", "tune"]
+__all__ = ["Setting", "plot", "report", "tune"]
 
 _ROUNDS = 5
 _SIMPLER = 1.03  # how much faster a setting must be than a simpler one
 _FEWER = 1.05  # and than the best with fewer envs
-
-_CODE = """{}
-import shmvec
-
-
-def make_env():
-    return {}
-
-"""
 
 
 @dataclass(frozen=True)
@@ -81,52 +67,6 @@ class Setting:
     def __str__(self) -> str:
         """What is not the default."""
         return str(self.options() or "the defaults")
-
-
-def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
-    """What makes the env that a user has named.
-
-    Args:
-        name: An id of Gymnasium's registry, which may name a module to import first
-            ("module:Env-v0"), or a function or class: "module:make_env" or "path/file.py:make_env".
-        kwargs: Arguments for it.
-
-    Returns:
-        A function that makes one, and code that defines ``make_env``.
-
-    Raises:
-        ValueError: There is no such file, module, function or id.
-    """
-    where, _, what = name.rpartition(":")
-    arguments = "".join(f", {key}={value!r}" for key, value in kwargs.items())
-    if where.endswith(".py"):
-        if not Path(where).is_file():
-            raise ValueError(f"there is no file {where}")
-        module_name = Path(where).stem
-        spec = importlib.util.spec_from_file_location(module_name, where)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        spec.loader.exec_module(module)
-        cloudpickle.register_pickle_by_value(module)  # workers could not import it
-        if not callable(getattr(module, what, None)):
-            raise ValueError(f"{where} has no function {what!r}")
-    elif where:
-        try:
-            module = importlib.import_module(where)
-        except ImportError as error:
-            raise ValueError(f"cannot import {where!r}: {error}") from error
-        module_name = where
-    function = getattr(module, what, None) if where else None
-    if callable(function):
-        code = _CODE.format(f"from {module_name} import {what}", f"{what}({arguments[2:]})")
-        return (lambda: function(**kwargs)), code
-    try:
-        gym.spec(what)
-    except gym.error.Error as error:
-        raise ValueError(str(error)) from error
-    code = _CODE.format("import gymnasium as gym", f"gym.make({name!r}{arguments})")
-    return (lambda: gym.make(name, **kwargs)), code
 
 
 def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
