@@ -469,6 +469,7 @@ def result_of(returns):
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
 def test_statistics(returns):
     result = result_of(returns)
@@ -504,6 +505,18 @@ def test_intervals_are_the_same_each_time_and_wider_for_more_confidence():
         with pytest.raises(ValueError, match="must"):
             confidence_interval(values, *wrong, 0)
     assert np.isnan(interquartile_mean(np.array([]))) and np.isnan(standard_error(np.array([])))
+
+
+@pytest.mark.parametrize("statistic", ["mean", "interquartile_mean"])
+def test_intervals_are_those_of_rliable(statistic):
+    library = pytest.importorskip("rliable.library")
+    values = np.random.default_rng(0).exponential(size=40)
+    of = {"mean": np.mean, "interquartile_mean": lambda scores: stats.trim_mean(scores, 0.25)}
+    theirs = library.get_interval_estimates(
+        {"": values[:, None]}, lambda scores: np.array([of[statistic](scores.ravel())]), reps=5000
+    )[1][""].ravel()
+    ours = confidence_interval(values, statistic, 0.95, 5000, 0)
+    assert ours == pytest.approx(theirs, abs=0.05)
 
 
 def test_its_table():

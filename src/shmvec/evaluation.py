@@ -112,7 +112,7 @@ class Evaluation:
     ) -> tuple[float, float]:
         """A bootstrap's confidence interval of a statistic of the returns.
 
-        The percentile bootstrap of rliable, which is used where it is installed.
+        The percentile bootstrap, as rliable's.
 
         Args:
             statistic: "interquartile_mean" or "mean".

@@ -1,7 +1,8 @@
 """What can be said of returns: means, how sure one is of them, and of outliers no account taken.
 
 As Agarwal et al. advise ("Deep Reinforcement Learning at the Edge of the Statistical Precipice",
-2021), whose library, rliable, draws the intervals where it is installed.
+2021). Their library, rliable, is not used: it draws from NumPy's global generator, so intervals
+would be others each time, and so would the program's own numbers.
 """
 
 from __future__ import annotations
@@ -80,22 +81,9 @@ def confidence_interval(
     if not len(values):
         return float("nan"), float("nan")
     each = STATISTICS[statistic]
-    random = np.random.RandomState(seed)  # as rliable takes
-    try:
-        from rliable.library import get_interval_estimates
-    except ImportError:
-        found = _resampled(values, each, samples, random)
-        tails = 50 * (1 - level), 50 * (1 + level)
-        low, high = np.percentile(found, tails)
-    else:
-        _, intervals = get_interval_estimates(
-            {"": values[:, None]},
-            lambda scores: each(scores.reshape(1, -1)),
-            reps=samples,
-            confidence_interval_size=level,
-            random_state=random,
-        )
-        low, high = intervals[""].ravel()
+    random = np.random.default_rng(seed)
+    found = _resampled(values, each, samples, random)
+    low, high = np.percentile(found, (50 * (1 - level), 50 * (1 + level)))
     return float(low), float(high)
 
 
@@ -103,12 +91,12 @@ def _resampled(
     values: Values,
     each: Callable[[Values], Values],
     samples: int,
-    random: np.random.RandomState,
+    random: np.random.Generator,
 ) -> Values:
     found = np.empty(samples)
     some = max(1, _AT_ONCE // len(values))
     for begin in range(0, samples, some):
         end = min(samples, begin + some)
-        drawn = random.randint(len(values), size=(end - begin, len(values)))
+        drawn = random.integers(len(values), size=(end - begin, len(values)))
         found[begin:end] = each(values[drawn])
     return found

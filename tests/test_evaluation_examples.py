@@ -1,0 +1,120 @@
+"""Examples and benchmark of evaluation: states and plans belong to an env, and rows are whole."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_evaluation import Walk
+
+from shmvec import evaluate
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Recurrent:
+    """Predicts as sb3_contrib's recurrent policies do; an action depends on all of the episode."""
+
+    def predict(self, observations, state=None, episode_start=None, deterministic=False):
+        assert deterministic
+        n = len(observations)
+        state = (np.zeros((2, n, 3)), np.zeros((2, n, 3))) if state is None else state
+        for part in state:
+            assert part.shape == (2, n, 3)
+            assert not part[:, episode_start].any()
+        hidden = state[0] / 2 + observations[None]
+        cells = state[1] + 1
+        actions = (np.abs(hidden[0, :, 0] * 7) + cells[0, :, 0]).astype(int) % 5
+        return actions, (hidden, cells)
+
+
+class Plain:
+    """As a policy without a state."""
+
+    def predict(self, observations, state=None, episode_start=None, deterministic=False):
+        assert state is None
+        return np.abs(observations[:, 0] * 7).astype(int) % 5, None
+
+
+@pytest.mark.parametrize("model", [Recurrent(), Plain()])
+def test_sb3_models(model):
+    evaluate_policy = example("evaluate_sb3").evaluate_policy
+    alone = evaluate_policy(model, Walk, 12, return_episode_rewards=True, seeds=3, num_envs=1)
+    together = evaluate_policy(model, Walk, 12, return_episode_rewards=True, seeds=3, num_envs=5)
+    assert alone == together
+    mean, std = evaluate_policy(model, Walk, 12, seeds=3, num_envs=3)
+    assert (mean, std) == (np.mean(alone[0]), np.std(alone[0]))
+
+
+def test_sb3_itself():
+    pytest.importorskip("stable_baselines3")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "evaluate_sb3.py"), "--train-steps", "2000"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"return [\d.]+ \+- [\d.]+ over 100 episodes\n", done.stdout)
+
+
+@pytest.mark.parametrize("num_envs", [2, 5])
+def test_chunks_of_actions(num_envs):
+    chunks = example("evaluate_lerobot").Chunks
+    sizes = []
+
+    def predict(observations):
+        sizes.append(len(observations))
+        first = np.abs(observations[:, 0] * 7)
+        return np.stack([first + i for i in range(6)], axis=1)
+
+    def postprocess(actions):
+        return actions.astype(int) % 5
+
+    alone = evaluate(Walk, chunks(predict, 3, postprocess), 12, seeds=3, num_envs=1)
+    asked = sum(sizes)
+    assert asked == np.ceil(alone.lengths / 3).sum()
+    result = evaluate(Walk, chunks(predict, 3, postprocess), 12, seeds=3, num_envs=num_envs)
+    assert result.returns.tolist() == alone.returns.tolist()
+    assert sum(sizes) == 2 * asked
+
+
+def test_chunks_of_tensors_and_dicts():
+    torch = pytest.importorskip("torch")
+    chunks = example("evaluate_lerobot").Chunks
+    policy = chunks(lambda batch: torch.stack([batch["x"]["y"]] * 2, 1).requires_grad_(), 2)
+    observations = {"x": {"y": torch.tensor([1.0, 2.0, 3.0])}}
+    assert policy(observations, np.array([4, 2, 0])).tolist() == [1.0, 2.0, 3.0]
+    observations = {"x": {"y": torch.tensor([4.0, 5.0, 6.0])}}
+    policy.reset(np.array([2]))
+    assert policy(observations, np.array([4, 2, 0])).tolist() == [1.0, 5.0, 3.0]
+
+
+def test_the_benchmark(tmp_path):
+    file = tmp_path / "results.json"
+    program = EXAMPLES.parent / "benchmarks" / "evaluation.py"
+    small = ["--episodes", "12", "--sleep-ms", "0.1", "--busy-ms", "0.01", "--rounds", "1"]
+    done = subprocess.run(
+        [sys.executable, str(program), *small, "--json", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["system"] for row in rows] == ["evaluate", "frozen", "stepped on"] * 2
+    for row in rows:
+        made, needed = row["steps"], row["steps_needed"]
+        assert made > needed if row["system"] == "stepped on" else made == needed
+        assert f"| {row['system']} |" in done.stdout
