@@ -330,10 +330,10 @@ class Requiring(OnAnotherDevice):
 @pytest.mark.parametrize(
     ("answer", "kind", "says"),
     [
-        (lambda n: np.zeros(n + 1, int), ValueError, "shape (3,), and must have (2,)"),
+        (lambda n: np.zeros(n + 1, int), ValueError, "and must have ("),
         (lambda n: np.zeros((n, 2), int), ValueError, "shape"),
         (lambda n: np.full(n, "up"), TypeError, ""),
-        (lambda n: ["up", "down"], TypeError, ""),
+        (lambda n: ["up"] * n, TypeError, ""),
         (lambda n: None, ValueError, "shape ()"),
         (lambda n: OnAnotherDevice(), TypeError, "cuda:0"),
         (lambda n: Requiring(), TypeError, "requires grad"),

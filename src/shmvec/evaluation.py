@@ -191,8 +191,8 @@ def evaluate(
 
     Each episode is a seed and options, with which its env is reset. An env whose episode is over
     takes the next one at once, and at the end stands still: no step is made for nobody, and short
-    episodes do not count for more than long ones. While the policy computes for some envs, the
-    others step.
+    episodes do not count for more than long ones. While the policy computes for the envs that are
+    ready, the others step.
 
     The result does not depend on the number of envs, of workers, on who is faster, or on faults: it
     is, bit for bit, that of playing one episode after the other, if what the policy answers for one
@@ -213,11 +213,11 @@ def evaluate(
             from the system's entropy; ``Evaluation.seeds`` says which.
         options: Of all episodes' resets; of a list, each episode gets its own.
         batch_size: How many envs the policy is asked about at most, while the others step. None:
-            half of them.
-        batch: "ready": the policy is asked about as many as there are. "fixed": its batches always
-            have ``batch_size`` rows, for compiled policies, and for kernels whose result depends on
-            the size: what is missing are copies of the first row, of env -1, for which the actions
-            are dropped.
+            all; with "fixed", half of them.
+        batch: "ready": the policy is asked about those that are ready when it is. "fixed": its
+            batches always have ``batch_size`` rows, for compiled policies, and for kernels whose
+            result depends on the size: what is missing are copies of the first row, of env -1, for
+            which the actions are dropped.
         info_keys: What else of an episode's last info is in ``Evaluation.infos``; ``is_success`` is
             where there is one.
         time_limit: Seconds. When they are over, what counts are the episodes before the first one
@@ -273,7 +273,7 @@ def evaluate(
     report, ended = _progress(progress, len(played))
     complete = False
     try:
-        size = max(1, vector.num_envs // 2)
+        size = vector.num_envs if batch == "ready" else max(1, vector.num_envs // 2)
         if batch_size is not None:
             size = checked_count("batch_size", batch_size)
             if size > vector.num_envs:

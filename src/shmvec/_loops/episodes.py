@@ -65,7 +65,7 @@ class EpisodePlayer:
             exchange: The envs, of which none has been asked anything.
             policy: Chooses actions.
             episodes: To play, in this order.
-            batch_size: Most envs that the policy is asked about at a time, while the others step.
+            batch_size: Most envs that the policy is asked about at a time.
             fixed: Whether batches are filled up to this size.
             options_of: What an episode's reset is given.
             finished: Called with each episode when it is over.
@@ -93,7 +93,9 @@ class EpisodePlayer:
                 exchange.recycle()
                 count = min(self._batch_size, exchange.num_asked)
                 left = None if deadline == np.inf else max(0.0, deadline - time.monotonic())
-                answers = exchange.take(count=count, timeout=left)
+                # All that are ready: more than these the policy could have only by waiting, and
+                # while it is busy the others become ready.
+                answers = exchange.take(count=count, least=1, timeout=left)
                 if answers.failures:
                     raise_as_gymnasium_does(answers.failures)
                 self._go_on(answers)
