@@ -123,6 +123,35 @@ def test_a_death_beside_that_of_the_fork_server_is_mended(dies):
     )
 
 
+@pytest.mark.parametrize("then", ["close", "crash", "start", "restart"])
+def test_a_stopped_fork_server_goes_on_when_it_is_needed(then):
+    succeeds(
+        SERVED,
+        f"""
+        envs = made({"restart" if then == "restart" else "raise"!r})
+        server, = fork_server.servers()
+        if {then!r} == "start":
+            envs.close()
+        os.kill(server.pid, signal.SIGSTOP)
+        if {then!r} == "crash":
+            kill(pids(envs)[0])
+            try:
+                envs.step([3, 3])
+            except WorkerCrashError as error:
+                assert "killed by SIGKILL" in str(error), error
+        if {then!r} == "start":
+            envs = made("raise")
+            count(envs, [1, 1])
+        if {then!r} == "restart":
+            kill(pids(envs)[0])
+            envs.step([3, 3])
+            assert envs.stats().faults.restarts == 1
+        envs.close()
+        assert fork_server.servers() == [server]
+        """,
+    )
+
+
 # ---- vector envs that are made at the same time -------------------------------------------------
 
 

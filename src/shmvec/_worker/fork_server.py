@@ -8,6 +8,7 @@ vector env that needs the same.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import weakref
@@ -24,6 +25,7 @@ __all__ = ["ForkServer", "fork_server", "servers"]
 _MOST_SERVERS = 4
 _VOLATILE = ("PYTEST_CURRENT_TEST",)  # says nothing to what is imported
 _STOP_S = 1.0
+_SLOW_S = 1.0  # without an answer: it imports, or was stopped
 _LONGEST = 64  # bytes of an answer
 
 _servers: list[ForkServer] = []  # those that are kept, the one that was used last at the end
@@ -101,6 +103,7 @@ class ForkServer:
                 return b""
             finally:
                 os.close(reply)
+            self._wait_for(answer)
             at_once(os.read, answer, _LONGEST, found)
         except BaseException:
             # Broken off when the number was there: nobody else will hear of that worker.
@@ -111,6 +114,14 @@ class ForkServer:
         finally:
             os.close(answer)
         return found[0]
+
+    def _wait_for(self, answer: int) -> None:
+        """Waits for an answer, or the server's end. If somebody has stopped it, it goes on."""
+        poll = select.poll()
+        poll.register(answer, select.POLLIN)
+        while not poll.poll(1000 * _SLOW_S):
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
 
 
 def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: bool) -> ForkServer:
