@@ -152,6 +152,25 @@ def test_a_stopped_fork_server_goes_on_when_it_is_needed(then):
     )
 
 
+def test_an_interrupt_of_a_fork_server_is_none():
+    """Some who end a program send it to all of its processes."""
+    with running(
+        SERVED,
+        """
+        envs = made("raise")
+        server, = fork_server.servers()
+        for pid in (server.pid, *pids(envs)):
+            os.kill(pid, signal.SIGINT)
+        count(envs, [1, 1])
+        envs.close()
+        made("raise").close()
+        assert fork_server.servers() == [server]
+        """,
+    ) as script:
+        assert script.wait(DEADLINE_S) == 0
+        assert script.stderr.read() == ""
+
+
 # ---- vector envs that are made at the same time -------------------------------------------------
 
 

@@ -84,9 +84,10 @@ def start_interpreter(
     entries = [entry for entry in sys.path if isinstance(entry, str)]
     path = [entry or process.ORIGINAL_DIR or os.getcwd() for entry in entries]  # type: ignore[attr-defined]
     call = ", ".join(map(repr, arguments))
-    # A group of its own: Ctrl-C is for the parent.
+    # A group of its own: Ctrl-C is for the parent. Some send its signal to all processes.
     code = (
         f"import os, sys; os.setpgid(0, 0); sys.path[:] = {path!r}; "
+        "import signal; signal.signal(signal.SIGINT, lambda *_: None); "
         f"import {__name__} as it; it.{function}({call})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
