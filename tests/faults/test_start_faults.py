@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -50,10 +51,36 @@ def test_all_that_die_are_named():
 
 def test_a_death_is_told_though_another_waits_for_ever(monkeypatch):
     monkeypatch.setattr(supervisor, "_OTHERS_FAIL_S", 0.2)
-    stop = supervisor.Supervisor.stop
-    monkeypatch.setattr(supervisor.Supervisor, "stop", lambda self, timeout: stop(self, 0.0))
     with pytest.raises(WorkerCrashError, match="worker 1"):
         ShmVectorEnv([threading.Event().wait, dies], num_workers=2, context="fork")
+
+
+@pytest.mark.parametrize("context", METHODS)
+def test_ctrl_c_does_not_wait_for_envs_that_are_built(context, monkeypatch):
+    """Others that are built already may close theirs."""
+    waits = []
+    stop = supervisor.Supervisor.stop
+
+    def noted(self, timeout, remind=None):
+        waits.append(timeout != 0.0 and not all(each.has_ended() for each in self.processes))
+        return stop(self, timeout, remind)
+
+    def build():
+        os.kill(owner, signal.SIGUSR2)
+        threading.Event().wait()
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    owner = os.getpid()
+    monkeypatch.setattr(supervisor.Supervisor, "stop", noted)
+    before = signal.signal(signal.SIGUSR2, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ShmVectorEnv([build], num_workers=1, context=context)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert waits and not any(waits)
 
 
 def meet(barrier, data):

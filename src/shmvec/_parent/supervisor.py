@@ -175,7 +175,8 @@ class Supervisor:
         """Waits until every worker has built its envs; one report a worker.
 
         Once one has failed, the others get a while to say that they have, too; not longer: they may
-        be waiting for that one.
+        be waiting for that one. Those that have not said anything by then, or when this is broken
+        off, are ended.
 
         Raises:
             WorkerCrashError: Some have died instead; it names what the envs of others raised.
@@ -184,19 +185,22 @@ class Supervisor:
         dead: list[int] = []
         waiting = list(range(len(self.ranges)))
         end = math.inf
-        while waiting and time.monotonic() < end:
-            self.listen(waiting, _SLICE_S)
-            for index in list(waiting):
-                message, lost = self._heard(index)
-                if message is not None:
-                    reports[index] = self.unpack(message.content)
-                elif lost:
-                    dead.append(index)
-                else:
-                    continue
-                waiting.remove(index)
-                if index not in reports or isinstance(reports[index], Failure):
-                    end = min(end, time.monotonic() + _OTHERS_FAIL_S)
+        try:
+            while waiting and time.monotonic() < end:
+                self.listen(waiting, _SLICE_S)
+                for index in list(waiting):
+                    message, lost = self._heard(index)
+                    if message is not None:
+                        reports[index] = self.unpack(message.content)
+                    elif lost:
+                        dead.append(index)
+                    else:
+                        continue
+                    waiting.remove(index)
+                    if index not in reports or isinstance(reports[index], Failure):
+                        end = min(end, time.monotonic() + _OTHERS_FAIL_S)
+        finally:
+            self._end(waiting)  # they build still, and nobody waits for that any more
         if dead:
             error = self._crash(sorted(dead))
             note_failures(error, [each for each in reports.values() if isinstance(each, Failure)])
