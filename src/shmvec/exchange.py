@@ -233,8 +233,11 @@ class Exchange:
         assert self._workers is not None
         try:
             self._start(self._workers)
-        except BaseException:
+        except BaseException as error:
+            closed = self.closed  # by another thread, or since the program ends
             self._abandon()
+            if closed and isinstance(error, Exception):
+                raise ClosedEnvironmentError("The vector env was closed as it started.") from None
             raise
         self.initialized = True
 

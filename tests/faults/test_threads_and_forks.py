@@ -187,6 +187,37 @@ def test_closed_by_another_thread_while_one_waits(what, on_crash):
     succeeds(START, body)
 
 
+def test_closed_by_another_thread_while_it_starts():
+    """Or at exit, while a daemonic thread starts it."""
+    body = """
+        from shmvec.exchange import Exchange
+
+        def build():
+            os.write(entered, b"x")
+            time.sleep(60)
+
+        def wait():
+            try:
+                exchange.initialize()
+            except BaseException as error:
+                raised.append(error)
+
+        seen, entered = os.pipe()
+        raised = []
+        exchange = Exchange([build] * 2, num_workers=2, context="fork", wait=False)
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        os.read(seen, 1)
+        os.read(seen, 1)
+        exchange.close(terminate=True)
+        thread.join(10)
+        assert not thread.is_alive(), "it still waits"
+        assert [type(error) for error in raised] == [ClosedEnvironmentError], raised
+        assert exchange.closed and not any(process.is_alive() for process in exchange.processes)
+    """
+    succeeds(START, body)
+
+
 def test_closed_in_order_by_another_thread_while_one_waits():
     body = """
         class Slow(Echo):
