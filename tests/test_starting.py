@@ -23,7 +23,7 @@ CONTEXTS = ["fork", "spawn", "forkserver", None]
 
 # A script as people write them: nothing is guarded, all is defined where it is used.
 SCRIPT = """
-    import os, sys
+    import os, pickle, sys
     import gymnasium as gym
     import numpy as np
     from gymnasium.spaces import Box, Discrete
@@ -52,8 +52,14 @@ SCRIPT = """
         def told(self):
             return Told(b=2)
 
+        def pickled(self):
+            return pickle.dumps([Told(b=3), Mine, helper])
+
         def spec_of(self, name):
             return gym.spec(name).entry_point
+
+    def helper():
+        pass
 
     gym.register("Mine-v0", Mine)
     gym.register("space/Named-v3", "__main__:Mine", kwargs=dict(start=7.0), max_episode_steps=9)
@@ -67,6 +73,8 @@ SCRIPT = """
     assert observations[:, 0].tolist() == [2, 8, 2] * 2, observations
     assert all(type(told) is Told for told in envs.call("told"))
     assert envs.call("spec_of", "space/Named-v3") == ("__main__:Mine",) * 6
+    for pickled in envs.call("pickled"):
+        assert pickle.loads(pickled) == [Told(b=3), Mine, helper], pickled
     envs.close()
     print("all is well", flush=True)
 """
@@ -109,7 +117,7 @@ def test_a_module_that_is_run(context, tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "other.py").write_text("start = 1.0")
-    text = script(context).replace("import os, sys", "import os, sys\nfrom . import other")
+    text = script(context).replace("import os,", "from . import other\nimport os,")
     text = text.replace(
         "def reset(self", "def other(self): return other.start\n\n    def reset(self"
     )
@@ -121,7 +129,7 @@ def test_a_module_that_is_run(context, tmp_path):
 def test_a_zipped_app(context, tmp_path):
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as app:
         app.writestr("beside.py", "start = 5.0\n")
-        text = script(context).replace("import os, sys", "import os, sys, beside")
+        text = script(context).replace("import os,", "import beside, os,")
         app.writestr("__main__.py", text.replace("start=1.0", "start=beside.start - 4"))
     assert said(tmp_path / "app.zip", cwd="/") == SAID
 
@@ -143,7 +151,7 @@ def test_a_thread(context, tmp_path):
         """
         )
     )
-    text = text.replace("    class Told", "    global Told\n    class Told").replace(
+    text = text.replace("    class Told", "    global Told, helper\n    class Told").replace(
         "global Mine, Told", "global Mine"
     )
     assert said("-c", text) == SAID

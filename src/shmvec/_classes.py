@@ -8,6 +8,9 @@ before the forks, by ``share_classes``.
 What comes back is then the parent's own class, and stays as it is: cloudpickle would set all
 attributes of the sender's on it, that is its counters as they are in the worker, and methods that
 see copies of the module's globals. ``dumps`` has these filled in only where the class is new.
+
+A fresh interpreter's ``__main__`` is not the program's. What travels there by value is put into it
+by its name as well (``dumps_for_main``): an env may pickle it as anybody would.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from types import ModuleType
+from pickle import loads
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID, _get_or_create_tracker_id
 
-__all__ = ["Pickler", "dumps", "share_classes"]
+__all__ = ["Pickler", "dumps", "dumps_for_main", "loads_in_main", "share_classes"]
 
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()  # made here, by what is just being unpickled
 
@@ -37,21 +41,42 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: no other one can be made again
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's; a class that the other side has is not changed there."""
+    """cloudpickle's; a class that the other side has is not changed there.
+
+    Attributes:
+        of_main: Takes what of the program's main module is pickled, by its name; None: nothing.
+    """
+
+    of_main: dict[str, Any] | None = None
 
     def reducer_override(self, obj: Any) -> Any:
         """How an object is pickled, if not as usual."""
+        if self.of_main is not None:
+            self._note(obj, self.of_main)
         reduced = super().reducer_override(obj)
         if issubclass(type(obj), type) and type(reduced) is tuple and len(reduced) == 6:
             make, arguments, state, _, _, fill = reduced
             return _found_or_made, (make, arguments), (fill, state), None, None, _fill_if_made
         return reduced
 
+    def _note(self, obj: Any, of_main: dict[str, Any]) -> None:
+        if type(obj) is FunctionType:
+            name = obj.__qualname__
+        elif issubclass(type(obj), type):
+            name = _qualname_of(obj)
+        else:
+            return
+        if _content_of(sys.modules["__main__"]).get(name) is obj:
+            of_main[name] = obj
+
 
 def dumps(
     value: Any,
     protocol: int | None = None,
     buffer_callback: Callable[[Any], object] | None = None,
+    *,
+    kind: type[Pickler] = Pickler,
+    of_main: dict[str, Any] | None = None,
 ) -> bytes:
     """Pickles a value; ``pickle.loads`` reads it.
 
@@ -59,13 +84,33 @@ def dumps(
         value: Anything that cloudpickle takes.
         protocol: Of pickle.
         buffer_callback: As for ``pickle.dumps``.
+        kind: Of pickler.
+        of_main: As for ``Pickler``.
 
     Returns:
         The pickle.
     """
     with io.BytesIO() as file:
-        Pickler(file, protocol=protocol, buffer_callback=buffer_callback).dump(value)
+        pickler = kind(file, protocol=protocol, buffer_callback=buffer_callback)
+        pickler.of_main = of_main
+        pickler.dump(value)
         return file.getvalue()
+
+
+def dumps_for_main(value: Any, kind: type[Pickler] = Pickler) -> bytes:
+    """Pickles a value for :func:`loads_in_main`; the arguments are those of :func:`dumps`."""
+    of_main: dict[str, Any] = {}
+    # Behind the value: by then it holds all that it will, and nothing in it is pickled again.
+    return dumps((value, of_main), kind=kind, of_main=of_main)
+
+
+def loads_in_main(packed: bytes) -> Any:
+    """A value that was pickled for a process whose main module is not the program's."""
+    value, of_main = loads(packed)
+    namespace = vars(sys.modules["__main__"])
+    for name, found in of_main.items():
+        namespace.setdefault(name, found)  # of two copies of a function the first classes know one
+    return value
 
 
 def _found_or_made(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:

@@ -11,12 +11,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pickle import loads
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, registry
 
-from shmvec._classes import dumps
+from shmvec._classes import dumps_for_main, loads_in_main
 
 __all__ = ["join_registry", "kept_registry", "packed_registry"]
 
@@ -49,7 +48,7 @@ def packed_registry() -> bytes:
 
 def _packed(specs: dict[str, EnvSpec]) -> bytes:
     found = {name: vars(sys.modules["__main__"]).get(name) for name in _names_of_main(specs)}
-    return dumps((specs, found))
+    return dumps_for_main((specs, found))
 
 
 def _names_of_main(specs: dict[str, EnvSpec]) -> Iterator[str]:
@@ -79,7 +78,7 @@ def join_registry(packed: bytes) -> None:
     """Registers what the parent's registry has; where both have an id the parent's counts."""
     # Modules that registered ids in the parent may be imported, and do it again.
     warnings.filterwarnings("ignore", r".*Overriding environment .* already in registry")
-    specs, found = loads(packed)
+    specs, found = loads_in_main(packed)
     vars(sys.modules["__main__"]).update(found)
     registry.update(specs)
 

@@ -87,7 +87,7 @@ def start_interpreter(
     # A group of its own: Ctrl-C is for the parent. Some send its signal to all processes.
     code = (
         f"import os, sys; os.setpgid(0, 0); sys.path[:] = {path!r}; "
-        "import signal; signal.signal(signal.SIGINT, lambda *_: None); "
+        "import signal; signal.signal(signal.SIGINT, lambda *_: None); del os, signal, sys; "
         f"import {__name__} as it; it.{function}({call})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]

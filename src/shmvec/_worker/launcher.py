@@ -8,7 +8,6 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from io import BytesIO
 from multiprocessing import resource_tracker
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.process import current_process
@@ -293,6 +292,4 @@ def _by_value(payload: Any) -> bytes:
     alias = sys.modules.get("__mp_main__")
     if alias is not None and getattr(alias, "__name__", None) == "__mp_main__":
         cloudpickle.register_pickle_by_value(alias)
-    with BytesIO() as file:
-        _Pickler(file).dump(payload)
-        return file.getvalue()
+    return _classes.dumps_for_main(payload, _Pickler)

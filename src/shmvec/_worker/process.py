@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shmvec._classes import loads_in_main
 from shmvec._core import watchdog
 from shmvec._core.channel import Channel
 from shmvec._core.messages import dumps
@@ -218,14 +219,14 @@ def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None])
     try:
         if task.registry is not None:
             join_registry(task.registry)
-        init = loads(task.init) if isinstance(task.init, bytes) else task.init
+        init = loads_in_main(task.init) if isinstance(task.init, bytes) else task.init
         if init is not None:
             init(task.index)
         doing = "unpickle env_fns"  # which runs imports of the user's modules
         env_fns = task.env_fns
         if isinstance(env_fns, bytes):
             with kept_registry():
-                env_fns = loads(env_fns)
+                env_fns = loads_in_main(env_fns)
         # Now: modules of the user's, which were imported, seed them, too.
         seed_generators(task.seeds)
         report: Any = host.build(env_fns)
