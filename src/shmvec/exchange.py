@@ -211,7 +211,8 @@ class Exchange:
         )
         self.initialized = False
         try:
-            with ready_to_fork(calls) if forked else contextlib.nullcontext():
+            preload = settings.preload
+            with ready_to_fork(calls, preload) if forked else contextlib.nullcontext():
                 self._workers.start()
             if wait:
                 self.initialize()

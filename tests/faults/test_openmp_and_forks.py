@@ -6,9 +6,7 @@ import subprocess
 import pytest
 from scripts import succeeds
 
-# The parent has started a team of two threads before its workers are forked, and has asked for two
-# in each; envs would use as many.
-BODY = """
+ENV = """
     import gymnasium as gym
     import numpy as np
     from shmvec import FaultPolicy, ShmVectorEnv
@@ -22,7 +20,11 @@ BODY = """
 
         def step(self, action):
             return np.full(1, work()), 0.0, False, False, {}
+"""
 
+# The parent has started a team of two threads before its workers are forked, and has asked for two
+# in each; envs would use as many.
+BODY = """
     before = work()
 
     def check(context, threads, **options):
@@ -77,7 +79,7 @@ def test_a_library_that_uses_openmp(tmp_path, monkeypatch):
     with contextlib.closing(ShmVectorEnv([Tells], num_workers=1, context="fork")) as envs:
         assert envs.reset()[0] == 1
     """
-    succeeds(work, BODY, "    import contextlib\n", threads)
+    succeeds(work, ENV, BODY, "    import contextlib\n", threads)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
@@ -91,10 +93,11 @@ def test_torch():
         square = torch.ones(256, 256) @ torch.ones(256, 256)
         return float(torch.floor(torch.arange(1_000_000) / 2).double().sum() + square.sum())
     """
-    succeeds(work, BODY)
+    succeeds(work, ENV, BODY)
 
 
-def test_a_library_that_is_first_loaded_for_the_workers(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"preload": ["sums"]}])
+def test_a_library_that_is_first_loaded_for_the_workers(options, tmp_path, monkeypatch):
     """It has not been used when they are forked: it is as if they had loaded it themselves."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (tmp_path / "sum.c").write_text(SUM)
@@ -117,20 +120,10 @@ def test_a_library_that_is_first_loaded_for_the_workers(tmp_path, monkeypatch):
     """
     threads = """
     import contextlib
-    import gymnasium as gym
-    import numpy as np
-    from shmvec import FaultPolicy, ShmVectorEnv
-
-    class Env(gym.Env):
-        observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
-        action_space = gym.spaces.Discrete(2)
-
-        def reset(self, *, seed=None, options=None):
-            return np.full(1, work()), {}
 
     policy = FaultPolicy(on_crash="restart")
     envs = ShmVectorEnv(
-        [Env], num_workers=1, context="fork", threads_per_worker=COUNT, faults=policy
+        [Env], num_workers=1, context="fork", threads_per_worker=COUNT, faults=policy, **OPTIONS
     )
     with contextlib.closing(envs):
         assert envs.reset()[0] == COUNT
@@ -139,4 +132,5 @@ def test_a_library_that_is_first_loaded_for_the_workers(tmp_path, monkeypatch):
         assert envs.reset()[0] == 1
     """
     for count in (1, 3):
-        succeeds(work, threads.replace("COUNT", str(count)))
+        text = threads.replace("COUNT", str(count)).replace("OPTIONS", str(options))
+        succeeds(work, ENV, text)

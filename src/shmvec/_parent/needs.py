@@ -54,7 +54,7 @@ _namespace_of: Callable[[Any], dict[str, Any]] = vars(types.ModuleType)["__dict_
 
 
 @contextmanager
-def ready_to_fork(env_fns: Sequence[Any]) -> Iterator[None]:
+def ready_to_fork(env_fns: Sequence[Any], preload: Iterable[str] = ()) -> Iterator[None]:
     """What is forked inside shares modules and classes with this process.
 
     Modules that start threads when they are imported, or open a device, do so here, which forks do
@@ -63,9 +63,15 @@ def ready_to_fork(env_fns: Sequence[Any]) -> Iterator[None]:
 
     Args:
         env_fns: What the workers will call; empty if they must set variables before they import.
+        preload: Names of further modules.
+
+    Raises:
+        ImportError: One of those cannot be imported.
     """
     with fresh_openmp():
         before, arrays_before = random.getstate(), np.random.get_state(legacy=False)
+        for name in preload:
+            importlib.import_module(name)
         _import_needed(env_fns)
         random.setstate(before)
         np.random.set_state(arrays_before)

@@ -7,7 +7,6 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from multiprocessing import resource_tracker
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.process import current_process
@@ -66,8 +65,8 @@ class Launcher:
             name: Part of the processes' names.
             threads: Threads that libraries may start in each process; 0: as many as they like.
             pinned: Whether each process stays on one core.
-            preload: Modules that are imported before workers are forked.
-            needed: What a fork server imports besides, if it may; none if workers are to see
+            preload: Modules that a fork server imports.
+            needed: What it imports besides, if it may; none if workers are to see
                 variables of their own when they import.
             environs: Each worker's own environment variables.
             init: Called first in each worker, with its index.
@@ -92,10 +91,7 @@ class Launcher:
         self._carried = _Carried()
         loads = [list(env_fns[envs.start : envs.stop]) for envs in ranges]
         self._loads: list[Any] = loads
-        if method == "fork":
-            for module in preload:  # once, for all
-                import_module(module)
-        else:
+        if method != "fork":
             with self._carried:
                 self._loads = [_pickled(fns, envs) for fns, envs in zip(loads, ranges, strict=True)]
                 if init is not None:
