@@ -354,7 +354,10 @@ def describe_exit(code: int | str | None) -> str:
     if isinstance(code, str):
         return code
     if code is None:
-        return "has ended; somebody else has taken its exit code"
+        return (
+            "has ended; its exit code is unknown, since the program ignores SIGCHLD or waits for "
+            "all of its children, or since the fork server has ended, too"
+        )
     if code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"

@@ -234,19 +234,29 @@ def test_python_does_not_know_its_interpreter(context, name, monkeypatch):
         ShmVectorEnv([Counter], context=context, preload=["colorsys"], num_workers=1)
 
 
-def test_a_program_that_ignores_the_end_of_children():
+@pytest.mark.parametrize(
+    "context, told",
+    [
+        ("forkserver", "exit code 7"),
+        ("fork", "exit code is unknown, since the program ignores SIGCHLD"),
+        ("spawn", "exit code is unknown, since the program ignores SIGCHLD"),
+    ],
+)
+def test_a_program_that_ignores_the_end_of_children(context, told):
     succeeds(
-        """
+        f"""
         import signal
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         import os
         from functools import partial
-        from shmvec import ShmVectorEnv
+        from shmvec import ShmVectorEnv, WorkerCrashError
 
         try:
-            ShmVectorEnv([partial(os._exit, 7)], num_workers=1, context="forkserver")
-        except RuntimeError as error:
-            assert "exit code 7" in str(error), error
+            ShmVectorEnv([partial(os._exit, 7)], num_workers=1, context={context!r})
+        except WorkerCrashError as error:
+            assert {told!r} in str(error), error
+        else:
+            raise AssertionError("it was not noticed")
         """
     )
 

@@ -340,7 +340,7 @@ class Supervisor:
         self._end_families(reasons)
         found = []
         for index, why in reasons.items():
-            how = why or self.processes[index].exitcode
+            how = why or self.processes[index].known_exitcode
             found.append((index, self.ranges[index], how, self.last_words(index)))
         return crash(found, self.doing)
 

@@ -18,7 +18,7 @@ from multiprocessing.util import Finalize
 from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 
 from shmvec._worker.interpreter import FORK, REAP, STALE, start_interpreter
-from shmvec._worker.worker_process import UNKNOWN, at_once
+from shmvec._worker.worker_process import at_once
 
 __all__ = ["ForkServer", "fork_server", "servers"]
 
@@ -77,9 +77,10 @@ class ForkServer:
         else:
             numbers.append(int(answer))
 
-    def status(self, pid: int) -> int:
-        """The exit code of a worker that has ended; its number is free then."""
-        return int(self._ask(REAP + str(pid).encode(), []) or UNKNOWN)
+    def status(self, pid: int) -> int | None:
+        """The exit code of a worker that has ended; its number is free then. None: unknown."""
+        answer = self._ask(REAP + str(pid).encode(), [])
+        return int(answer) if answer else None
 
     def fileno(self) -> int:
         """The descriptor of the socket to it."""

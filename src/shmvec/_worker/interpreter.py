@@ -191,7 +191,8 @@ def _serve(descriptor: int, parent: int) -> None:
             elif request == FORK:
                 answer = STALE
             else:
-                answer = b"%d" % child_status(int(request[len(REAP) :]))
+                status = child_status(int(request[len(REAP) :]))
+                answer = b"" if status is None else b"%d" % status
             try:
                 os.write(reply, answer)
             except BrokenPipeError:  # nobody waits any more

@@ -14,17 +14,17 @@ from itertools import starmap
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
-__all__ = ["UNKNOWN", "WorkerProcess", "at_once", "child_status"]
+__all__ = ["WorkerProcess", "at_once", "child_status"]
 
-UNKNOWN = 255  # the exit code of a process that somebody else has waited for
+_UNKNOWN = 255  # what multiprocessing says is the exit code where nobody knows it
 
 
-def child_status(pid: int) -> int:
-    """The exit code of a child that has ended; it is waited for."""
+def child_status(pid: int) -> int | None:
+    """The exit code of a child that has ended; it is waited for. None: it was already."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
-        return UNKNOWN
+        return None
 
 
 def at_once(function: Callable[..., Any], *arguments: Any) -> None:
@@ -43,20 +43,22 @@ class Handle:
         pid: Its number.
         sentinel: Its pidfd, which tells of its end; -1 once released.
         returncode: Its exit code; None while it runs.
+        known: Whether that is known.
     """
 
-    def __init__(self, pid: int, status: Callable[[int], int]) -> None:
+    def __init__(self, pid: int, status: Callable[[int], int | None]) -> None:
         """Watches over a process.
 
         Args:
             pid: Its number.
-            status: Waits for it once it has ended, and says its exit code.
+            status: Waits for it once it has ended, and says its exit code; None: nobody knows.
 
         Raises:
             OSError: This system has no pidfds, or forbids them.
         """
         self.pid = pid
         self.returncode: int | None = None
+        self.known = True
         self._status = status
         try:
             self.sentinel = os.pidfd_open(pid)
@@ -75,7 +77,8 @@ class Handle:
         if self.returncode is None and self.has_ended(timeout):
             code = self._status(self.pid)
             if self.returncode is None:  # another thread has asked, too
-                self.returncode = code
+                self.known = code is not None
+                self.returncode = code if code is not None else _UNKNOWN
         return self.returncode
 
     def has_ended(self, timeout: float | None) -> bool:
@@ -135,13 +138,15 @@ class WorkerProcess(process.BaseProcess):
     _kwargs: Any
 
     def start_by(
-        self, begin: Callable[[list[int]], object], status: Callable[[int], int] = child_status
+        self,
+        begin: Callable[[list[int]], object],
+        status: Callable[[int], int | None] = child_status,
     ) -> bool:
         """Starts it; if that is broken off, by what a signal's handler raises, it is no more.
 
         Args:
             begin: Appends its number to a list; 0 in the process itself, which then runs.
-            status: Waits for it once it has ended, and says its exit code.
+            status: Waits for it once it has ended, and says its exit code; None: nobody knows.
 
         Returns:
             Whether it was started: ``begin`` has appended something.
@@ -185,7 +190,7 @@ class WorkerProcess(process.BaseProcess):
         code: int = self._bootstrap(parent_sentinel=parent)  # type: ignore[attr-defined]
         return code
 
-    def started(self, pid: int, status: Callable[[int], int]) -> None:
+    def started(self, pid: int, status: Callable[[int], int | None]) -> None:
         """Notes that it runs; the arguments are those of ``Handle``."""
         process._cleanup()  # type: ignore[attr-defined]
         self._popen = Handle(pid, status)
@@ -205,6 +210,12 @@ class WorkerProcess(process.BaseProcess):
     def is_unreaped(self) -> bool:
         """Whether it has ended, is our child, and nobody has waited for it yet."""
         return self._popen is not None and self._popen.is_unreaped()
+
+    @property
+    def known_exitcode(self) -> int | None:
+        """The exit code of one that has ended; None: nobody knows it."""
+        code: int | None = self.exitcode
+        return code if self._popen is not None and self._popen.known else None
 
     def send_signal(self, number: int) -> None:
         """Sends it a signal, if it runs."""
