@@ -398,6 +398,17 @@ def test_variables_of_workers(context, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_variables_that_are_too_large_to_start_a_program_with(context, monkeypatch):
+    large = "x" * 300_000
+    monkeypatch.setenv("OTHER", large)
+    made = [lambda: Asked(9)]
+    with closing(ShmVectorEnv(made, context=context, worker_environ={"MINE": large})) as envs:
+        assert envs.call("variable", "MINE") == envs.call("variable", "OTHER") == (large,)
+    with closing(ShmVectorEnv(made, context=context, worker_environ={"OTHER": "y"})) as envs:
+        assert envs.call("variable", "OTHER") == ("y",)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_a_function_that_is_called_first(context):
     def init(worker):
         os.environ["MINE"] = f"first {worker}"

@@ -35,6 +35,7 @@ __all__ = [
     "REAP",
     "STALE",
     "Start",
+    "heritable",
     "inherited",
     "preparation",
     "serve",
@@ -46,6 +47,8 @@ FORK, REAP, STALE = b"fork", b"reap", b"stale"
 
 # Descriptors that came with what was pickled for this worker; see ``_Carried`` in launcher.py.
 inherited: list[int] = []
+_LONGEST_VARIABLE = 100_000  # bytes; Linux lets no program start with one of 128 KiB
+_MOST_VARIABLES = 1_000_000  # bytes of all: likewise, of two million
 _MOST = 64  # bytes of a request
 _MOST_DESCRIPTORS = 5  # that come with one: for the answer, of the channel, standard streams
 
@@ -69,6 +72,18 @@ class Start:
     cores: set[int]
 
 
+def heritable(environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables with which an interpreter can be started: the others are too large."""
+    room = _MOST_VARIABLES
+    found = {}
+    for name, value in environ.items():
+        size = len(os.fsencode(name)) + len(os.fsencode(value))
+        if size <= min(room, _LONGEST_VARIABLE):
+            found[name] = value
+            room -= size
+    return found
+
+
 def start_interpreter(
     function: str, arguments: Sequence[Any], descriptors: Sequence[int], environ: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
@@ -78,7 +93,7 @@ def start_interpreter(
         function: Its name.
         arguments: With a ``repr`` that makes them again.
         descriptors: What it inherits, by the same numbers.
-        environ: Its environment.
+        environ: Its environment, heritable.
     """
     # What is no string there (people append a Path) is passed over by imports.
     entries = [entry for entry in sys.path if isinstance(entry, str)]

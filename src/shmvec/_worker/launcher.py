@@ -25,7 +25,7 @@ from shmvec._worker import interpreter
 from shmvec._worker.fork_server import ForkServer, fork_server
 from shmvec._worker.generators import state_of_generators, worker_seeds
 from shmvec._worker.host import EnvFn
-from shmvec._worker.interpreter import Start, preparation, start_interpreter
+from shmvec._worker.interpreter import Start, heritable, preparation, start_interpreter
 from shmvec._worker.process import Task, run_forked
 from shmvec._worker.worker_process import WorkerProcess
 
@@ -136,7 +136,9 @@ class Launcher:
                 task.environ = _changes(os.environ, environ)
                 process.fork()
             elif self._method == "spawn":
-                process.start_by(partial(_spawn, theirs.fileno(), environ))
+                passed = heritable(environ)
+                task.environ = _changes(passed, environ)
+                process.start_by(partial(_spawn, theirs.fileno(), passed))
             else:
                 task.environ = _changes(self._serve(process, theirs.fileno()), environ)
             if self._method != "fork":
@@ -175,7 +177,8 @@ class Launcher:
         """Has a server fork a process; returns the environment variables that it has."""
         for _ in range(_TRIES):
             if self._server is None or not self._server.usable:
-                self._server = fork_server(self._modules, self._environ(), self._no_others)
+                environ = heritable(self._environ())
+                self._server = fork_server(self._modules, environ, self._no_others)
             if process.start_by(partial(self._server.fork, descriptor), self._server.status):
                 return self._server.environ
         raise OSError(
