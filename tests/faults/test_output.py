@@ -16,6 +16,7 @@ from printing import Printing
 from scripts import succeeds
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
+from shmvec._core.output import Tee
 from shmvec._parent.last_words import excerpt
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
@@ -453,6 +454,17 @@ def test_few_descriptors_and_one_thread():
     envs.close()
     del envs
     gc.collect()  # the process objects of multiprocessing
+    assert count() == before
+
+
+def test_one_that_is_broken_off_as_it_begins_leaves_nothing():
+    def count():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    before = count()
+    tee = Tee(2)  # and its end was not yet given away
+    assert count() != before
+    del tee
     assert count() == before
 
 

@@ -2,7 +2,7 @@ class Tee:
     """A pipe whose content is copied to a descriptor, and its end remembered; see csrc/tee.h.
 
     Attributes:
-        end: The end of the pipe to write to; whoever has made this closes it.
+        end: The end of the pipe to write to; -1 once it is closed here.
     """
 
     end: int
@@ -16,6 +16,9 @@ class Tee:
         Raises:
             OSError: There can be no more descriptors or threads.
         """
+
+    def close_end(self) -> None:
+        """Others have it now, who may write to it."""
 
     def last(self) -> bytes:
         """The last 16 kB that were written."""

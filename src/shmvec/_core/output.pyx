@@ -10,6 +10,7 @@ from shmvec._core.csrc cimport (
 
 from libc.stdint cimport int64_t
 from libc.stdio cimport BUFSIZ, _IOLBF, fflush, setvbuf, stdout
+from posix.unistd cimport close as close_descriptor
 
 import os
 
@@ -21,6 +22,9 @@ cdef class Tee:
     cdef sv_tee *tee
     cdef readonly int end
 
+    def __cinit__(self):
+        self.end = -1
+
     def __init__(self, int target):
         global _follows
         if self.tee != NULL:
@@ -28,13 +32,22 @@ cdef class Tee:
         if not _follows:
             os.register_at_fork(before=_pause, after_in_parent=_resume, after_in_child=_forget)
             _follows = True
-        cdef int error = sv_tee_open(target, &self.tee, &self.end)
+        cdef int end
+        cdef int error = sv_tee_open(target, &self.tee, &end)
         if error != 0:
             raise OSError(error, f"cannot copy what a worker writes: {os.strerror(error)}")
+        self.end = end
 
     def __dealloc__(self):
+        if self.end >= 0:  # or the copying would not come to its end
+            close_descriptor(self.end)
         if self.tee != NULL:
             sv_tee_close(self.tee)
+
+    def close_end(self):
+        if self.end >= 0:
+            close_descriptor(self.end)
+            self.end = -1
 
     def last(self):
         cdef char text[SV_TEE_LAST]

@@ -29,7 +29,7 @@ class LastWords:
         try:
             channel.put(0, b"", [self._tee.end])
         finally:
-            os.close(self._tee.end)
+            self._tee.close_end()
 
     _patience = _PATIENCE_S  # all write to the same stderr
 
