@@ -1,6 +1,8 @@
 """Classes that cannot be imported are the same ones in the parent and all its workers."""
 
+import re
 import sys
+import textwrap
 from contextlib import closing
 from types import ModuleType
 
@@ -12,6 +14,21 @@ from shmvec import ShmVectorEnv
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
 
+CLASSES = """
+class Token:
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+
+    def count(self):
+        global total
+        total += 1
+
+class Mistake(Exception):
+    pass
+"""
+
 SCRIPT = """
     import gymnasium as gym
     import numpy as np
@@ -20,32 +37,10 @@ SCRIPT = """
 
     total = 0
 
-    class Token:
-        made = 0
-
-        def __init__(self):
-            type(self).made += 1
-
-        def count(self):
-            global total
-            total += 1
-
-    class Mistake(Exception):
-        pass
+    CLASSES
 
     def inside():
-        class Token:
-            made = 0
-
-            def __init__(self):
-                type(self).made += 1
-
-            def count(self):
-                global total
-                total += 1
-
-        class Mistake(Exception):
-            pass
+        CLASSES
 
         return Token, Mistake
 
@@ -109,7 +104,8 @@ SCRIPT = """
 
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_classes_of_scripts_and_functions_are_the_same_everywhere(context, tmp_path):
-    script = run_script(SCRIPT.replace("{context!r}", repr(context)))
+    text = re.sub(r"( +)CLASSES", lambda found: textwrap.indent(CLASSES, found[1]), SCRIPT)
+    script = run_script(text.replace("{context!r}", repr(context)))
     output, errors = script.communicate(timeout=60)
     assert output == "all are the same\n", errors
     assert "Error" not in errors
