@@ -220,10 +220,18 @@ ODD = """
         "import pathlib; sys.path += [pathlib.Path('/nowhere'), b'/nowhere', None]",
         "os.close(1); os.close(2)",
         "os.close(0); os.close(1); os.close(2)",
+        "import mmap; number = os.memfd_create(os.fsdecode(b'\\xff')); os.ftruncate(number, 9)\n"
+        "held = mmap.mmap(number, 9)",
     ],
 )
 def test_odd_programs(context, before):
     succeeds(f"import os, sys; {before}\n", ODD.replace("CONTEXT", repr(context)))
+
+
+def test_no_encoding_is_left_to_the_locale(monkeypatch):
+    monkeypatch.setenv("PYTHONWARNDEFAULTENCODING", "1")
+    errors = "import warnings; warnings.filterwarnings('error', '', EncodingWarning, 'shmvec')\n"
+    succeeds(errors, ODD.replace("CONTEXT", "'fork'"))
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])

@@ -378,7 +378,7 @@ def described(machine: Mapping[str, Any]) -> str:
 
 
 def _cpu_model() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()

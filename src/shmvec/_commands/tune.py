@@ -114,7 +114,7 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
 def _resident() -> int:
     """Bytes of memory that this process has in use; 0 where the system does not say."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * resource.getpagesize()
     except OSError:
         return 0
 

@@ -24,7 +24,7 @@ def own_cgroups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHI
     """
     owns = {root: Path(), root / controller: Path()}
     with contextlib.suppress(OSError):
-        for line in membership.read_text().splitlines():
+        for line in membership.read_text("utf-8", "surrogateescape").splitlines():
             _, controllers, path = line.split(":", 2)
             own = Path(path.removeprefix("/"))
             if not controllers:

@@ -108,14 +108,16 @@ def _free_shm() -> int:
 def _free_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
     """Bytes that this process can still have: the machine's, or fewer by a cgroup's limit."""
     rooms = []
-    with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 rooms.append(int(line.split()[1]) * 1024)
     for folder in own_cgroups("memory", root, membership):
         for limit, used in _LIMITS:
             with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-                room = int((folder / limit).read_text()) - int((folder / used).read_text())
+                room = int((folder / limit).read_text("utf-8")) - int(
+                    (folder / used).read_text("utf-8")
+                )
                 rooms.append(max(0, room + _file_cache(folder)))
     return min(rooms, default=sys.maxsize)
 
@@ -126,7 +128,9 @@ def _file_cache(folder: Path) -> int:
     A job that has read much data has always filled its limit with them.
     """
     with contextlib.suppress(OSError, ValueError):
-        numbers = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        numbers = dict(
+            line.split() for line in (folder / "memory.stat").read_text("utf-8").splitlines()
+        )
         return sum(
             int(numbers.get(f"total_{name}", numbers.get(name, 0)))
             for name in ("inactive_file", "active_file")

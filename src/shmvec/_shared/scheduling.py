@@ -100,11 +100,11 @@ def _cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | N
     quotas = []
     for folder in own_cgroups("cpu", root, membership):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-            limit, period = (folder / "cpu.max").read_text().split()
+            limit, period = (folder / "cpu.max").read_text("utf-8").split()
             quotas.append(int(limit) / int(period))
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-            limit = (folder / "cpu.cfs_quota_us").read_text()
-            period = (folder / "cpu.cfs_period_us").read_text()
+            limit = (folder / "cpu.cfs_quota_us").read_text("utf-8")
+            period = (folder / "cpu.cfs_period_us").read_text("utf-8")
             quotas.append(int(limit) / int(period))
     # "max" is no number, and -1 no quota.
     return min((quota for quota in quotas if quota > 0), default=None)

@@ -62,7 +62,7 @@ def loaded_openmp() -> list[str]:
     """
     global _read
     if _read[0] != len(sys.modules):
-        with open("/proc/self/maps") as maps:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
             lines = {line.rstrip("\n").partition("/")[2] for line in maps if "libgomp" in line}
         paths = [f"/{path}" for path in sorted(lines)]
         found = [path for path in paths if os.path.basename(path).startswith("libgomp")]
