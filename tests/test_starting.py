@@ -105,6 +105,40 @@ def test_a_script_without_a_main_guard(context, tmp_path):
     assert said(tmp_path / "script.py") == SAID
 
 
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize("option", ["pycache_prefix=/tmp", "int_max_str_digits=700", "mine"])
+def test_options_of_the_interpreter(option, context):
+    body = f"""
+        import sys
+        from envs import Counter
+        from shmvec import ShmVectorEnv
+
+        class Asked(Counter):
+            def options(self):
+                return sys._xoptions
+
+        envs = ShmVectorEnv([Asked], context={context!r})
+        assert envs.call("options") == (sys._xoptions,), envs.call("options")
+        envs.close()
+    """
+    where = str(Path(__file__).parent)
+    text = f"import sys; sys.path.append({where!r})\n" + textwrap.dedent(body)
+    assert said("-X", option, "-c", text) == ""
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_a_program_that_is_inspected_when_it_ends(context, monkeypatch):
+    """Workers are not: they would wait for what somebody types."""
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    typed, keyboard = os.pipe()
+    try:
+        out = said("-c", script(context) + "os._exit(0)", stdin=typed)
+    finally:
+        os.close(typed)
+        os.close(keyboard)
+    assert out == SAID
+
+
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_command_and_standard_input(context):
     assert said("-c", script(context)) == SAID

@@ -106,6 +106,11 @@ def start_interpreter(
         f"import {__name__} as it; it.{function}({call})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    # Of -X it knows some options only.
+    flags += [
+        f"-X{name}" if value is True else f"-X{name}={value}"
+        for name, value in sys._xoptions.items()
+    ]
     executable = spawn.get_executable()
     if not executable:  # Python is embedded in a program
         raise OSError(

@@ -31,8 +31,9 @@ from shmvec._worker.worker_process import WorkerProcess
 
 __all__ = ["Launcher"]
 
-# MPI's, which a process that is none of its ranks must not see.
-_MPI = ("OMPI_", "PMI_")
+# MPI's, which a process that is none of its ranks must not see; and what would have an interpreter
+# ask the user for more, in place of its end.
+_NOT_FOR_WORKERS = ("OMPI_", "PMI_", "PYTHONINSPECT")
 _STDERR = 2
 _TRIES = 3  # to find a fork server that lives
 
@@ -152,7 +153,11 @@ class Launcher:
 
     def _environ(self) -> dict[str, str]:
         """The environment variables of workers, but for their own."""
-        mine = {name: value for name, value in os.environ.items() if not name.startswith(_MPI)}
+        mine = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(_NOT_FOR_WORKERS)
+        }
         return {**thread_variables(self._threads), **mine}
 
     def _tell(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
