@@ -513,6 +513,11 @@ def test_env_fns_that_hold_what_multiprocessing_shares(context):
     queue.close()
 
 
+class Versioned(Counter):
+    def version(self, module):
+        return __import__(module).version
+
+
 def test_preloaded_modules_are_imported_once(tmp_path, monkeypatch):
     (tmp_path / "slow_to_load.py").write_text("import os\nloaded_by = os.getpid()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -541,6 +546,21 @@ def test_preloaded_modules_are_imported_once(tmp_path, monkeypatch):
     by, pids = loaders(context="fork", preload=["slow_to_load"])
     assert by == [-os.getpid()] * 3
     del sys.modules["slow_to_load"]
+
+
+def test_a_module_that_is_edited_while_a_fork_server_imports(tmp_path, monkeypatch):
+    (tmp_path / "edited.py").write_text("version = 1\n")
+    (tmp_path / "edits.py").write_text(
+        "import pathlib\n"
+        "edited = pathlib.Path(__file__).with_name('edited.py')\n"
+        "if '2' not in edited.read_text():\n"
+        "    edited.write_text('version = 1 + 1  # 2\\n')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = [lambda: Versioned(9)] * 2
+    preload = ["edited", "edits"]
+    with closing(ShmVectorEnv(made, context="forkserver", preload=preload)) as envs:
+        assert envs.call("version", "edited") == (2, 2)
 
 
 def test_a_fork_server_imports_what_the_envs_need(tmp_path, monkeypatch, registered):

@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from multiprocessing import process, resource_tracker, spawn, util
 from pickle import loads
 from socket import recv_fds, socket
@@ -185,13 +186,14 @@ def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
     # The program may ignore it, and that is inherited: nobody would learn how a worker has ended.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with fresh_openmp():
-        _import(modules, descriptor)
+        with _noting_sources() as read:
+            _import(modules, descriptor)
         loaded_openmp()
-        _serve(descriptor, parent)
+        _serve(descriptor, parent, read)
 
 
-def _serve(descriptor: int, parent: int) -> None:
-    files = dict(_sources())
+def _serve(descriptor: int, parent: int, read: Mapping[str, int]) -> None:
+    files = {name: read.get(name, changed) for name, changed in _sources()}
     gc.collect()
     gc.freeze()  # collections in the workers must not touch, and so copy, the pages
     poll = select.poll()
@@ -237,6 +239,23 @@ def _import(modules: Collection[str], descriptor: int) -> None:
 
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
+
+
+@contextlib.contextmanager
+def _noting_sources() -> Iterator[Mapping[str, int]]:
+    """Files of modules that are imported inside, and when they had been edited before that."""
+    read: dict[str, int] = {}
+    original = SourceFileLoader.path_stats
+
+    def path_stats(self: SourceFileLoader, path: str) -> Mapping[str, Any]:
+        read[path] = _changed(path)
+        return original(self, path)
+
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign, assignment]
+    try:
+        yield read
+    finally:
+        SourceFileLoader.path_stats = original  # type: ignore[method-assign]
 
 
 def _sources() -> Iterator[tuple[str, int]]:
