@@ -563,6 +563,20 @@ def test_a_module_that_is_edited_while_a_fork_server_imports(tmp_path, monkeypat
         assert envs.call("version", "edited") == (2, 2)
 
 
+def test_a_module_that_is_another_one_since_the_path_has_changed(tmp_path, monkeypatch):
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "of_a_folder.py").write_text(f"version = {number}\n")
+    made = [lambda: Versioned(9)] * 2
+    for number in (1, 2, 1):
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(tmp_path / str(number)))
+            preload = ["of_a_folder"]
+            with closing(ShmVectorEnv(made, context="forkserver", preload=preload)) as envs:
+                assert envs.call("version", "of_a_folder") == (number, number)
+
+
 def test_a_fork_server_imports_what_the_envs_need(tmp_path, monkeypatch, registered):
     text = "import os\nfrom envs import Counter\nloaded_by = os.getpid()\n"
     text += "class Its(Counter):\n    def loaded_by(self): return loaded_by\n"

@@ -1,8 +1,8 @@
 """Fork servers, as their parent sees them: interpreters that have imported what workers need.
 
 A worker of theirs costs a fork of a small process without threads, whatever the parent has imported
-and started. There is one for each set of modules and of environment variables, kept for the next
-vector env that needs the same.
+and started. There is one for each set of modules, environment variables and places where modules
+are, kept for the next vector env that needs the same.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +40,7 @@ class ForkServer:
         pid: Its process's number.
         modules: What it has imported.
         environ: Environment variables that it began with, and has.
+        path: Where it looks for modules.
         usable: Whether it may be asked for workers.
     """
 
@@ -57,7 +59,7 @@ class ForkServer:
         self._server = server
         self.pid = server.pid
         self.usable = True
-        self.modules, self.environ = set(modules), dict(environ)
+        self.modules, self.environ, self.path = set(modules), dict(environ), list(sys.path)
         # After the workers of vector envs that are open at exit have ended.
         Finalize(self, _stop, (mine, server), exitpriority=-100)
         _running.add(self)
@@ -136,7 +138,9 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
     fixed = _lasting(environ)
     for server in reversed(_servers):
         enough = server.modules == set(modules) if no_others else server.modules >= set(modules)
-        if enough and _lasting(server.environ) == fixed:
+        # What was appended since hides nothing that it has found.
+        same = _lasting(server.environ) == fixed and server.path == sys.path[: len(server.path)]
+        if enough and same:
             _drop(server)
             break
     else:
