@@ -133,6 +133,7 @@ def test_what_the_parent_holds_is_printed_once(stand_in):
 
         libc = ctypes.CDLL(None)
         libc.printf(b"C has this once\\n")
+        sys.stdout.reconfigure(write_through=False)  # with PYTHONUNBUFFERED it would hold nothing
         sys.stdout.write("Python has this once\\n")
         original, sys.stdout = sys.stdout, {stand_in}
         original.flush = lambda: None

@@ -61,7 +61,8 @@ def _order(stream: Any, forked: bool) -> Any:
     try:
         number = stream.fileno()
         with _discarding(number) if forked else contextlib.nullcontext():
-            stream.reconfigure(line_buffering=True, write_through=False)  # which flushes it
+            io.TextIOWrapper.flush(stream)  # whatever the program has put in place of flush()
+            stream.reconfigure(line_buffering=True, write_through=False)
     except (OSError, ValueError):  # it is closed, or in memory (pytest)
         return None
     with contextlib.suppress(AttributeError):
