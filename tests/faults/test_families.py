@@ -368,15 +368,16 @@ def test_a_worker_that_has_started_nothing_looks_for_nobody():
     assert out.split() == ["True", "False", "False", "False", "True", "False"]
 
 
-def test_where_processes_cannot_be_marked_the_group_ends_with_its_worker():
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_where_processes_cannot_be_marked_the_group_ends_with_its_worker(context):
     succeeds(
         FAMILIES,
-        """
+        f"""
         class Grouped(Starting):
             ways = [forked, background]
 
         resource.setrlimit(RLIMIT_LOCKS, (1000, 1000))
-        envs = made(Grouped)
+        envs = made(Grouped, context={context!r})
         pids = started_by(envs)
         envs.step([1, 1])
         envs.close(terminate=True)

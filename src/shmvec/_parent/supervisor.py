@@ -387,9 +387,7 @@ class Supervisor:
         if marks:
             end_families(list(marks.values()), _ORPHANS_PATIENCE_S)
         for index in marks:
-            if self.processes[index].is_unreaped():  # nobody else has the number of its group
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.processes[index].pid, signal.SIGKILL)
+            self.processes[index].end_group()
             self._marks[index] = 0
 
     def _release(self, index: int) -> None:

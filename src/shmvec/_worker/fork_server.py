@@ -18,7 +18,7 @@ from contextlib import suppress
 from multiprocessing.util import Finalize
 from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 
-from shmvec._worker.interpreter import FORK, REAP, STALE, start_interpreter
+from shmvec._worker.interpreter import FORK, GROUP, REAP, STALE, start_interpreter
 from shmvec._worker.worker_process import at_once
 
 __all__ = ["ForkServer", "fork_server", "servers"]
@@ -83,6 +83,10 @@ class ForkServer:
         """The exit code of a worker that has ended; its number is free then. None: unknown."""
         answer = self._ask(REAP + str(pid).encode(), [])
         return int(answer) if answer else None
+
+    def end_group(self, pid: int) -> None:
+        """Kills what is left of the process group of a worker that has ended."""
+        self._ask(GROUP + str(pid).encode(), [])
 
     def fileno(self) -> int:
         """The descriptor of the socket to it."""

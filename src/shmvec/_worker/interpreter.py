@@ -29,10 +29,11 @@ from shmvec._core.channel import Channel
 from shmvec._shared.imports import import_ahead
 from shmvec._shared.threads import fresh_openmp, loaded_openmp
 from shmvec._worker.process import Orphaned, Parent, Task, run_worker, take_environ
-from shmvec._worker.worker_process import WorkerProcess, child_status
+from shmvec._worker.worker_process import WorkerProcess, child_status, end_child_group
 
 __all__ = [
     "FORK",
+    "GROUP",
     "REAP",
     "STALE",
     "Start",
@@ -44,7 +45,7 @@ __all__ = [
     "work",
 ]
 
-FORK, REAP, STALE = b"fork", b"reap", b"stale"
+FORK, REAP, GROUP, STALE = b"fork", b"reap", b"group", b"stale"
 
 # Descriptors that came with what was pickled for this worker; see ``_Carried`` in launcher.py.
 inherited: list[int] = []
@@ -212,9 +213,12 @@ def _serve(descriptor: int, parent: int, read: Mapping[str, int]) -> None:
                 answer = b"%d" % forked
             elif request == FORK:
                 answer = STALE
-            else:
+            elif request.startswith(REAP):
                 status = child_status(int(request[len(REAP) :]))
                 answer = b"" if status is None else b"%d" % status
+            else:
+                end_child_group(int(request[len(GROUP) :]))
+                answer = GROUP
             try:
                 os.write(reply, answer)
             except BrokenPipeError:  # nobody waits any more

@@ -184,7 +184,7 @@ class Launcher:
             if self._server is None or not self._server.usable:
                 environ = heritable(self._environ())
                 self._server = fork_server(self._modules, environ, self._no_others)
-            if process.start_by(partial(self._server.fork, descriptor), self._server.status):
+            if process.start_by(partial(self._server.fork, descriptor), self._server):
                 return self._server.environ
         raise OSError(
             "no fork server could be started: each ended before it had forked a worker; what it "

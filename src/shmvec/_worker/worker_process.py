@@ -12,9 +12,9 @@ from contextlib import suppress
 from functools import partial
 from itertools import starmap
 from multiprocessing import process, util
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-__all__ = ["WorkerProcess", "at_once", "child_status"]
+__all__ = ["WorkerProcess", "at_once", "child_status", "end_child_group"]
 
 _UNKNOWN = 255  # what multiprocessing says is the exit code where nobody knows it
 
@@ -25,6 +25,31 @@ def child_status(pid: int) -> int | None:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
         return None
+
+
+def end_child_group(pid: int) -> None:
+    """Kills what is left of the process group of a child that has ended.
+
+    If somebody has waited for it, its number, and so the group's, may be somebody else's: nothing.
+    """
+    with suppress(ChildProcessError, ProcessLookupError, PermissionError):
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            os.killpg(pid, signal.SIGKILL)
+
+
+class Keeper(Protocol):
+    """Whose child a process is, as the system sees it: ours, or a fork server's."""
+
+    def status(self, pid: int) -> int | None:
+        """Waits for it once it has ended, and says its exit code; None: nobody knows."""
+
+    def end_group(self, pid: int) -> None:
+        """Kills what is left of its process group, if it has ended and was not waited for."""
+
+
+class _Ours:
+    status = staticmethod(child_status)
+    end_group = staticmethod(end_child_group)
 
 
 def at_once(function: Callable[..., Any], *arguments: Any) -> None:
@@ -46,12 +71,12 @@ class Handle:
         known: Whether that is known.
     """
 
-    def __init__(self, pid: int, status: Callable[[int], int | None]) -> None:
+    def __init__(self, pid: int, keeper: Keeper) -> None:
         """Watches over a process.
 
         Args:
             pid: Its number.
-            status: Waits for it once it has ended, and says its exit code; None: nobody knows.
+            keeper: Whose child it is.
 
         Raises:
             OSError: This system has no pidfds, or forbids them.
@@ -59,7 +84,7 @@ class Handle:
         self.pid = pid
         self.returncode: int | None = None
         self.known = True
-        self._status = status
+        self._keeper = keeper
         try:
             self.sentinel = os.pidfd_open(pid)
         except OSError as error:
@@ -75,7 +100,7 @@ class Handle:
     def wait(self, timeout: float | None = None) -> int | None:
         """Waits for its end, and says its exit code; None after ``timeout`` seconds."""
         if self.returncode is None and self.has_ended(timeout):
-            code = self._status(self.pid)
+            code = self._keeper.status(self.pid)
             if self.returncode is None:  # another thread has asked, too
                 self.known = code is not None
                 self.returncode = code if code is not None else _UNKNOWN
@@ -95,12 +120,10 @@ class Handle:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.sentinel, number)
 
-    def is_unreaped(self) -> bool:
-        """Whether it has ended, is our child, and nobody has waited for it yet."""
-        with suppress(OSError):
-            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PIDFD, self.sentinel, options) is not None
-        return False
+    def end_group(self) -> None:
+        """Kills what is left of its process group, if it has ended and was not waited for."""
+        if self.returncode is None:
+            self._keeper.end_group(self.pid)
 
     def interrupt(self) -> None:
         """Sends SIGINT."""
@@ -137,33 +160,30 @@ class WorkerProcess(process.BaseProcess):
     _args: Any
     _kwargs: Any
 
-    def start_by(
-        self,
-        begin: Callable[[list[int]], object],
-        status: Callable[[int], int | None] = child_status,
-    ) -> bool:
+    def start_by(self, begin: Callable[[list[int]], object], keeper: Keeper | None = None) -> bool:
         """Starts it; if that is broken off, by what a signal's handler raises, it is no more.
 
         Args:
             begin: Appends its number to a list; 0 in the process itself, which then runs.
-            status: Waits for it once it has ended, and says its exit code; None: nobody knows.
+            keeper: Whose child it is then; None: ours.
 
         Returns:
             Whether it was started: ``begin`` has appended something.
         """
         numbers: list[int] = []
+        keeper = keeper or _Ours()
         try:
             begin(numbers)
             if numbers == [0]:
                 self.run_and_exit()
             if numbers:
-                self.started(numbers[0], status)
+                self.started(numbers[0], keeper)
         except BaseException:
             if numbers == [0]:
                 os._exit(1)  # or it would go on as the program does
             if numbers and self._popen is None:
                 os.kill(numbers[0], signal.SIGKILL)
-                status(numbers[0])
+                keeper.status(numbers[0])
             raise
         return bool(numbers)
 
@@ -190,10 +210,10 @@ class WorkerProcess(process.BaseProcess):
         code: int = self._bootstrap(parent_sentinel=parent)  # type: ignore[attr-defined]
         return code
 
-    def started(self, pid: int, status: Callable[[int], int | None]) -> None:
+    def started(self, pid: int, keeper: Keeper) -> None:
         """Notes that it runs; the arguments are those of ``Handle``."""
         process._cleanup()  # type: ignore[attr-defined]
-        self._popen = Handle(pid, status)
+        self._popen = Handle(pid, keeper)
         self._sentinel = self._popen.sentinel  # as close() expects
         del self._target, self._args, self._kwargs
         process._children.add(self)  # type: ignore[attr-defined]
@@ -207,9 +227,10 @@ class WorkerProcess(process.BaseProcess):
         """Whether it ends within so many seconds, or never ran. It is not waited for."""
         return self._popen is None or self._popen.has_ended(timeout)
 
-    def is_unreaped(self) -> bool:
-        """Whether it has ended, is our child, and nobody has waited for it yet."""
-        return self._popen is not None and self._popen.is_unreaped()
+    def end_group(self) -> None:
+        """Kills what is left of its process group, if it has ended and was not waited for."""
+        if self._popen is not None:
+            self._popen.end_group()
 
     @property
     def known_exitcode(self) -> int | None:
