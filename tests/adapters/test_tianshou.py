@@ -4,6 +4,7 @@ import inspect
 import os
 import time
 from contextlib import closing, contextmanager
+from pathlib import Path
 from random import Random
 
 import gymnasium as gym
@@ -286,10 +287,20 @@ def test_infos_are_object_arrays_of_what_the_envs_returned():
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_workers_that_are_not_forked_load_neither_tianshou_nor_torch(context):
-    with vector_env(walks((3, 3)), context=context, num_workers=2) as envs:
-        envs.reset(seed=1)
-        assert envs.step([RIGHT] * 2)[0].tolist() == [[1], [1]]
-        assert envs.get_env_attr("loaded") == [[], []]
+    """In a program of its own: a fork server that is kept has what it was asked for before."""
+    program = run_script(f"""
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from contextlib import closing
+        from tianshou_or_stand_in import TianshouVectorEnv
+        from walks import RIGHT, walks
+
+        with closing(TianshouVectorEnv(walks((3, 3)), context={context!r}, num_workers=2)) as envs:
+            envs.reset(seed=1)
+            assert envs.step([RIGHT] * 2)[0].tolist() == [[1], [1]]
+            assert envs.get_env_attr("loaded") == [[], []], envs.get_env_attr("loaded")
+    """)
+    said = program.communicate()[1]
+    assert program.returncode == 0, said
 
 
 # ---- observations and rewards of many kinds ----------------------------------------------------
