@@ -46,10 +46,8 @@ def _children() -> dict[int, str]:
 
 
 def _shared_memory() -> set[str]:
-    """Files of shared memory, but multiprocessing's semaphores: shmvec has none, others do."""
-    folder = Path("/dev/shm")
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return {name for name in names if not name.startswith("sem.mp-")}
+    """Files of shared memory with names of SharedMemory's, as shmvec's have: others are others'."""
+    return {path.name for path in Path("/dev/shm").glob("psm_*")}
 
 
 def _settled(look, allowed):
