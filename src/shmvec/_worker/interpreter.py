@@ -255,7 +255,7 @@ def _noting_sources() -> Iterator[Mapping[str, int]]:
         read[path] = _changed(path)
         return original(self, path)
 
-    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign, assignment]
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
     try:
         yield read
     finally:
