@@ -1,6 +1,9 @@
 """Races: contenders take turns and are closed, and their figures and steps are counted right."""
 
 import os
+import re
+import runpy
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -92,17 +95,82 @@ def test_steps_that_only_reset_do_not_count(ends, steps):
     assert abs(counted - steps * batches) < 4.1  # the first has nobody to reset
 
 
-def test_two_builds(tmp_path):
-    tree = str(Path(shmvec.__file__).parents[1])
-    arguments = ["--before", tree, "--after", tree, "--workload", "noop-1", "one-by-one"]
-    shown = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "before_after.py"), *arguments]
-        + ["--seconds", "0.04", "--rounds", "2"],
-        env={**os.environ, "PYTHONPATH": tree},
-        cwd=tmp_path,
+def guard(*arguments):
+    tree = Path(shmvec.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / "guard.py"), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(tree)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=100,
     )
+
+
+SHORT = ("--seconds", 0.08, "--rounds", 8, "--starts", 1, "--workload", "noop-1")
+
+
+def test_a_build_beside_itself():
+    tree = Path(shmvec.__file__).parents[1]
+    shown = guard("--tolerance", 1000, tree, tree, *SHORT, "one-by-one")
     assert shown.returncode == 0, shown.stderr
     assert "| noop-1 | " in shown.stdout and "| one-by-one | " in shown.stdout
+
+
+def test_a_build_that_loses(tmp_path):
+    tree = Path(shmvec.__file__).parents[1]
+    slower = tmp_path / "src" / "shmvec"
+    shutil.copytree(tree / "shmvec", slower)
+    with (slower / "__init__.py").open("a") as code:
+        code.write(SLOWS_DOWN)
+    shown = guard("--tolerance", 10, tree, tmp_path, *SHORT)
+    assert shown.returncode == 1, shown.stderr
+    assert f"slower than {tree}: noop-1" in shown.stdout
+
+
+SLOWS_DOWN = """
+import shmvec.exchange
+import time
+
+_ready = shmvec.exchange.Exchange._ready
+shmvec.exchange.Exchange._ready = lambda self: (time.sleep(0.005), _ready(self))[1]
+"""
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """What guard.py is made of."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return runpy.run_path(str(BENCHMARKS / "guard.py"))
+
+
+def test_a_loss_is_more_than_chance(parts):
+    loses = parts["loses"]
+    chance = [1 + 0.001 * turn for turn in range(-12, 12)]
+    slower = [1.05 * ratio for ratio in chance]
+    assert loses(slower, chance, 0.02)
+    assert not loses(slower, chance, 0.06)  # that is allowed
+    assert not loses(chance, slower, 0.02)  # it is faster
+    assert not loses([1.05, 0.95] * 12, chance, 0.02)  # by turns
+    assert not loses([*slower[:16], *[0.9] * 8], chance, 0.02)  # of some rounds only
+    assert not loses(slower, [1.1, 0.9] * 12, 0.02)  # another process of the same is as slow
+
+
+def test_commits_are_built(parts, tmp_path):
+    built = parts["built"]
+    repository = tmp_path / "repository"
+    (repository / "src" / "shmvec" / "_core").mkdir(parents=True)
+    (repository / "src" / "shmvec" / "_core" / "version").write_text("1")
+    (repository / "setup.py").write_text("open('src/shmvec/_core/made.so', 'w').close()")
+    git = ["git", "-C", str(repository), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "1"]):
+        subprocess.run([*git, *command], check=True, timeout=100)
+    (repository / "src" / "shmvec" / "_core" / "version").write_text("2")
+    with built("HEAD", repository) as tree:
+        assert (tree / "shmvec" / "_core" / "version").read_text() == "1"
+        assert (tree / "shmvec" / "_core" / "made.so").exists()
+    assert not tree.exists()
+    shown = subprocess.run([*git, "worktree", "list"], capture_output=True, text=True, timeout=100)
+    assert len(shown.stdout.splitlines()) == 1
+    for what in (str(repository), "no-such-commit"):  # one that is not built, and none
+        with pytest.raises(SystemExit, match=re.escape(what)), built(what, repository):
+            pass

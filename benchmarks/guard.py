@@ -1,0 +1,350 @@
+"""Guards the speed: two builds of shmvec side by side, and an error if one loses.
+
+    python benchmarks/guard.py main                      # what this checkout does worse than main
+    python benchmarks/guard.py ../base HEAD --workload cartpole-32 image-32
+
+A build is a checkout with its built extensions, or a commit, which is checked out and built beside.
+Each steps the same envs in a process of its own, by shmvec's public names only; they take turns, in
+slices, in one run, and whose turn it is not sleeps. Given are medians over the slices of a batch
+step's mean time, their spread, and `after / before`: the median over the rounds of the ratio of
+their two slices, so that what disturbs both cancels; above 1 is slower. The limit is what as many
+env steps take in free-running loops, one a core.
+
+How much of that is chance shows `before` itself, which runs twice: `again / before`. A loss is
+told, and the exit status is 1, where `after / before` lies above `again / before` by more than the
+tolerance, and that is no chance: all of the one's confidence interval is above all of the other's.
+All processes are started anew several times, since some are luckier than others all their life.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from workloads import WORKLOADS as ENVS
+
+import shmvec
+from shmvec._commands import bench, measuring
+from shmvec._commands.measuring import (
+    LIMIT,
+    Result,
+    Slice,
+    Stepper,
+    described,
+    line,
+    machine,
+    race,
+)
+
+ROOT = Path(__file__).parents[1]
+
+PATIENCE_S = 120  # to start, and longer than a slice should take
+
+# What a build's process runs: a function that comes as a pickle, for its tree may have no such one.
+CHILD = """
+import sys
+from multiprocessing.connection import Connection
+import cloudpickle
+pipe = Connection(int(sys.argv[1]))
+cloudpickle.loads(pipe.recv_bytes())(pipe)
+"""
+
+
+class Build:
+    """One build's vector env, in a process of its own: a contender."""
+
+    def __init__(self, tree: Path, start: Callable[[], Stepper]) -> None:
+        """Starts the process."""
+        self._tree = tree
+        self._pipe, theirs = Pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(theirs.fileno())],
+            env={**os.environ, "PYTHONPATH": str(tree)},
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        self._pipe.send_bytes(cloudpickle.dumps(partial(serve, str(tree), start)))
+        try:
+            self._answer(0.0)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, seconds: float) -> Slice:
+        """One turn."""
+        self._pipe.send(seconds)
+        return Slice(*self._answer(seconds))
+
+    def _answer(self, seconds: float) -> Any:
+        if not self._pipe.poll(seconds + PATIENCE_S):
+            raise TimeoutError(f"the build in {self._tree} does not answer")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise RuntimeError(f"the build in {self._tree} has failed: see above") from None
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._pipe.close()
+        try:
+            self._process.wait(PATIENCE_S)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+
+def serve(tree: str, start: Callable[[], Stepper], pipe: Any) -> None:
+    """In a build's process: runs slices until the pipe is closed."""
+    if not Path(shmvec.__file__).is_relative_to(tree):
+        raise SystemExit(f"shmvec comes from {shmvec.__file__}, not from {tree}")
+    contender = start()
+    try:
+        pipe.send(None)
+        while True:
+            pipe.send(tuple(contender.run(pipe.recv())))
+    except EOFError:
+        pass
+    finally:
+        contender.close()
+
+
+def stepping(
+    env: Callable[[], Any], n: int, how: Callable[[Any], Any], **options: Any
+) -> Callable[[], Stepper]:
+    """What starts a vector env of one build, stepped in one of the ways below."""
+
+    def start() -> Stepper:
+        envs = shmvec.ShmVectorEnv([env] * n, **options)
+        envs.action_space.seed(0)
+        return Stepper(how(envs), envs.action_space.sample, n, close=envs.close)
+
+    return start
+
+
+def in_lockstep(envs: Any) -> Any:
+    """Steps all."""
+    envs.reset(seed=0)
+    return lambda actions: envs.step(actions)[2:4]
+
+
+def in_batches(envs: Any) -> Any:
+    """Partial batches: who is ready first is stepped first."""
+    envs.async_reset(seed=0)
+    ids = envs.recv()[-1]["env_id"]
+
+    def step(actions: Any) -> Any:
+        nonlocal ids
+        envs.send(actions[: len(ids)], ids)
+        _, _, terminated, truncated, infos = envs.recv()
+        ids = infos["env_id"]
+        return terminated | truncated, False, ids
+
+    return step
+
+
+def masked(envs: Any) -> Any:
+    """Steps every second env."""
+    envs.reset(seed=0)
+    mask = np.arange(envs.num_envs) % 2 == 0
+    ids = np.flatnonzero(mask)
+
+    def step(actions: Any) -> Any:
+        _, _, terminated, truncated, _ = envs.step(actions, mask=mask)
+        return (terminated | truncated)[ids], False, ids
+
+    return step
+
+
+def in_rollouts(envs: Any) -> Any:
+    """Steps all into the memory of rollouts of 128 steps."""
+    envs.reset(seed=0)
+    rollout, made = envs.rollout(128), 0
+
+    def step(actions: Any) -> Any:
+        nonlocal rollout, made
+        if made == 128:
+            rollout, made = envs.rollout(128), 0
+        rollout.step(actions)
+        made += 1
+        return rollout.terminations[made] | rollout.truncations[made], False
+
+    return step
+
+
+def one_by_one(envs: Any, turns: int) -> Any:
+    """Steps one env a call: by turns so many of them."""
+    envs.reset(seed=0)
+    count = 0
+
+    def step(actions: Any) -> Any:
+        nonlocal count
+        ids = [count % turns]
+        count += 1
+        envs.send(actions[:1], ids)
+        _, _, terminated, truncated, _ = envs.recv(min_envs=1)
+        return terminated | truncated, False, ids
+
+    return step
+
+
+# The env, the number of envs, how they are stepped, and options of the vector env.
+WORKLOADS: dict[str, tuple[str, int, Callable[[Any], Any], dict[str, Any]]] = {
+    "noop-1": ("Noop", 1, in_lockstep, {}),
+    "noop-32": ("Noop", 32, in_lockstep, {}),
+    "cartpole-8": ("CartPole-v1", 8, in_lockstep, {}),
+    "cartpole-32": ("CartPole-v1", 32, in_lockstep, {}),
+    "halfcheetah-32": ("HalfCheetah-v5", 32, in_lockstep, {}),
+    "pong-8": ("ALE/Pong-v5", 8, in_lockstep, {}),
+    "pong-32": ("ALE/Pong-v5", 32, in_lockstep, {}),
+    "image-32": ("Noop-image", 32, in_lockstep, {}),
+    "32-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 32}),
+    "partial-32/16": ("CartPole-v1", 32, in_batches, {"batch_size": 16}),
+    "masked-16-of-32": ("CartPole-v1", 32, masked, {}),
+    "rollout-128": ("CartPole-v1", 32, in_rollouts, {}),
+    "one-by-one": ("Noop", 32, partial(one_by_one, turns=32), {"num_workers": 32}),
+    "one-of-32": ("Noop", 32, partial(one_by_one, turns=1), {"num_workers": 32}),
+}
+
+
+@contextlib.contextmanager
+def built(what: str, root: Path = ROOT) -> Iterator[Path]:
+    """The source tree of a build: of a checkout, or of a commit that is checked out and built.
+
+    Args:
+        what: A folder, or what git knows as a commit.
+        root: The repository of commits.
+
+    Raises:
+        SystemExit: There is no such folder or commit, or it is not built.
+    """
+    folder = Path(what).resolve()
+    if folder.is_dir():
+        tree = folder / "src" if (folder / "src").is_dir() else folder
+        if not list(tree.glob("shmvec/_core/*.so")):
+            raise SystemExit(f"{what} is not built: run its setup.py build_ext --inplace")
+        yield tree
+        return
+    git = ["git", "-C", str(root)]
+    named = [*git, "rev-parse", "--verify", "--quiet", f"{what}^{{commit}}"]
+    found = subprocess.run(named, capture_output=True, text=True)
+    if found.returncode != 0:
+        raise SystemExit(f"{what} is neither a folder nor a commit")
+    with tempfile.TemporaryDirectory() as parent:
+        checkout = Path(parent) / "checkout"
+        added = [*git, "worktree", "add", "--detach", str(checkout), found.stdout.strip()]
+        subprocess.run(added, check=True, capture_output=True)
+        try:
+            print(f"building {what}", file=sys.stderr)
+            build = [sys.executable, "setup.py", "build_ext", "--inplace"]
+            done = subprocess.run(build, cwd=checkout, capture_output=True, text=True)
+            if done.returncode != 0:
+                raise SystemExit(f"{what} cannot be built:\n{done.stderr}")
+            yield checkout / "src"
+        finally:
+            removed = [*git, "worktree", "remove", "--force", str(checkout)]
+            subprocess.run(removed, check=True, capture_output=True)
+
+
+ROUNDS_LEAST = 8  # in all: fewer have no such interval
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """Between what the median lies, whatever the distribution: in 99 of 100 runs."""
+    n, outside, k = len(ratios), 2.0 ** -len(ratios), 0
+    while 2 * (outside + math.comb(n, k + 1) * 2.0**-n) <= 0.01:
+        k += 1
+        outside += math.comb(n, k) * 2.0**-n
+    ordered = sorted(ratios)
+    return ordered[k], ordered[-1 - k]
+
+
+def loses(after: Sequence[float], again: Sequence[float], tolerance: float) -> bool:
+    """Whether a build is slower than another by more than that differs from itself.
+
+    Args:
+        after: Its times, as ratios to those of the other one, by round.
+        again: The same of the other one, in another process.
+        tolerance: What is no loss.
+    """
+    return interval(after)[0] > interval(again)[1] and bool(
+        np.median(after) > (1 + tolerance) * np.median(again)
+    )
+
+
+def ratios(result: Result, reference: Result) -> list[float]:
+    """Of the batch times, by round."""
+    pairs = zip(result.slices, reference.slices, strict=True)
+    return [a.batch_us / b.batch_us for a, b in pairs]
+
+
+def main() -> int:
+    """Runs the command line; 1 if there is a loss."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", metavar="BEFORE", help="a checkout or a commit")
+    parser.add_argument(
+        "after", metavar="AFTER", nargs="?", default=str(ROOT), help="default: this checkout"
+    )
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--seconds", type=float, default=6.0, help="for each process, in all")
+    parser.add_argument("--rounds", type=int, default=24, help="in all")
+    parser.add_argument("--starts", type=int, default=3, help="of all processes, anew")
+    parser.add_argument("--tolerance", type=float, default=0.02, help="default: 0.02, that is 2 %%")
+    options = parser.parse_args()
+    rounds = options.rounds // options.starts
+    if rounds * options.starts < ROUNDS_LEAST:
+        parser.error(f"--rounds must be at least {ROUNDS_LEAST}")
+    for module in (bench, measuring):  # they are not the builds' own, which may have none
+        cloudpickle.register_pickle_by_value(module)
+    lost = []
+    with built(options.before) as before, built(options.after) as after:
+        trees = {"before": before, "again": before, "after": after}
+        print(described(machine()))
+        print("\n| workload | before, µs | spread | after, µs | spread | after / before ", end="")
+        print("| again / before | limit, µs | |\n|---" + "|--:" * 7 + "|---|")
+        for name in options.workload:
+            env, n, how, keywords = WORKLOADS[name]
+            if missing := ENVS[env].missing():
+                print(line(name, f"needs {', '.join(missing)}", *[""] * 7), flush=True)
+                continue
+            start = stepping(ENVS[env].make, n, how, **keywords)
+            slices: dict[str, list[Slice]] = {}
+            for _ in range(options.starts):
+                raced = race(
+                    {build: partial(Build, tree, start) for build, tree in trees.items()},
+                    options.seconds / options.starts,
+                    rounds,
+                    limit=ENVS[env].makes,
+                )
+                for build, result in raced.items():
+                    slices.setdefault(build, []).extend(result.slices)
+            results = {build: Result(turns) for build, turns in slices.items()}
+            one, other, limit = results["before"], results["after"], results[LIMIT].median
+            changed, chance = ratios(other, one), ratios(results["again"], one)
+            us = (f"{each.median.batch_us:,.1f} | {each.spread:.0%}" for each in (one, other))
+            steps = other.median.batch_us * other.median.steps_per_s / 1e6  # of a batch
+            shown = (f"{np.median(each):.3f}" for each in (changed, chance))
+            loses_here = loses(changed, chance, options.tolerance)
+            verdict = "LOSS" if loses_here else ""
+            print(line(name, *us, *shown, f"{steps * limit.batch_us:,.2f}", verdict), flush=True)
+            lost += [name] * loses_here
+    if lost:
+        print(f"\nslower than {options.before}: {', '.join(lost)}")
+    return int(bool(lost))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
