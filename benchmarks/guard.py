@@ -33,6 +33,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import workloads
 from workloads import WORKLOADS as ENVS
 
 import shmvec
@@ -307,7 +308,7 @@ def main() -> int:
     rounds = options.rounds // options.starts
     if rounds * options.starts < ROUNDS_LEAST:
         parser.error(f"--rounds must be at least {ROUNDS_LEAST}")
-    for module in (bench, measuring):  # they are not the builds' own, which may have none
+    for module in (bench, measuring, workloads):  # not the builds' own, which may have none
         cloudpickle.register_pickle_by_value(module)
     lost = []
     with built(options.before) as before, built(options.after) as after:
