@@ -210,6 +210,8 @@ WORKLOADS: dict[str, tuple[str, int, Callable[[Any], Any], dict[str, Any]]] = {
     "pong-8": ("ALE/Pong-v5", 8, in_lockstep, {}),
     "pong-32": ("ALE/Pong-v5", 32, in_lockstep, {}),
     "image-32": ("Noop-image", 32, in_lockstep, {}),
+    "3-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 3}),
+    "8-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 8}),
     "32-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 32}),
     "partial-32/16": ("CartPole-v1", 32, in_batches, {"batch_size": 16}),
     "masked-16-of-32": ("CartPole-v1", 32, masked, {}),

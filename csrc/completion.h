@@ -18,6 +18,10 @@
  * and its add leaves the count one too low, and damage may make it anything: so the parent looks at
  * the rings after each slice, and when the count says that all is done; if it contradicts them, the
  * parent counts from there on.
+ *
+ * Workers want to know whether they are among the last of a batch step (wait.h: "Who stays awake").
+ * So the parent says beforehand up to which count it will issue requests.  That is a hint, too: all
+ * accesses are relaxed, and what a worker makes of a wrong number is a wait that costs more.
  */
 #ifndef SHMVEC_COMPLETION_H
 #define SHMVEC_COMPLETION_H
@@ -27,6 +31,7 @@
 
 typedef struct {
     alignas(SV_CACHE_LINE) _Atomic uint64_t word;
+    _Atomic uint32_t issued; /* up to which count requests are issued: a hint, see above */
     _Atomic int64_t done_at; /* when a request was last done: the parent learns how late it saw */
 } sv_completion;
 
@@ -37,6 +42,21 @@ typedef struct {
 static inline bool sv_completion_reached(uint32_t done, uint32_t target)
 {
     return ((done - target) & UINT32_C(0x7fffffff)) < UINT32_C(0x40000000);
+}
+
+/* Parent: up to which count requests will be issued. */
+static inline void sv_completion_issue(sv_completion *completion, uint32_t count)
+{
+    /* relaxed: see the essay. */
+    atomic_store_explicit(&completion->issued, count, memory_order_relaxed);
+}
+
+/* Worker: how many of those are still to be done. */
+static inline uint32_t sv_completion_left(sv_completion *completion)
+{
+    /* relaxed: see the essay. */
+    uint64_t word = atomic_load_explicit(&completion->word, memory_order_relaxed);
+    return atomic_load_explicit(&completion->issued, memory_order_relaxed) - (uint32_t)(word >> 32);
 }
 
 /* Parent: how many requests are done. */

@@ -27,8 +27,11 @@
 
 void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing, sv_counts *counts)
 {
-    *waiter = (sv_waiter){
-        .budget = budget, .homing = homing, .park_cost = PARK_COST_FIRST, .counts = counts};
+    *waiter = (sv_waiter){.budget = budget,
+                          .left = -1,
+                          .homing = homing,
+                          .park_cost = PARK_COST_FIRST,
+                          .counts = counts};
 }
 
 void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy, sv_counts *counts)
@@ -37,12 +40,14 @@ void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy, sv_counts *cou
     waiter->policy = policy;
 }
 
-void sv_policy_set(sv_policy *policy, sv_budget budget, bool homing)
+void sv_policy_set(sv_policy *policy, sv_budget budget, bool homing, uint32_t cores)
 {
     /* relaxed: see sv_policy. */
     atomic_store_explicit(&policy->pause, budget.pause, memory_order_relaxed);
     atomic_store_explicit(&policy->yield, budget.yield, memory_order_relaxed);
+    atomic_store_explicit(&policy->linger, budget.linger, memory_order_relaxed);
     atomic_store_explicit(&policy->window, budget.window, memory_order_relaxed);
+    atomic_store_explicit(&policy->cores, cores, memory_order_relaxed);
     atomic_store_explicit(&policy->homing, homing, memory_order_relaxed);
 }
 
@@ -60,10 +65,15 @@ static void follow(sv_waiter *waiter)
     /* relaxed: see sv_policy.  Clamped, since a damaged segment may hold anything. */
     int64_t pause = atomic_load_explicit(&policy->pause, memory_order_relaxed);
     int64_t yield = atomic_load_explicit(&policy->yield, memory_order_relaxed);
+    int64_t linger = atomic_load_explicit(&policy->linger, memory_order_relaxed);
     int64_t window = atomic_load_explicit(&policy->window, memory_order_relaxed);
     waiter->budget.pause = clamp(pause, 0, BUDGET_MAX);
     waiter->budget.window = clamp(window, 0, BUDGET_MAX);
     waiter->budget.yield = clamp(yield, 0, BUDGET_MAX);
+    waiter->budget.linger = clamp(linger, 0, BUDGET_MAX);
+    waiter->cores = atomic_load_explicit(&policy->cores, memory_order_relaxed);
+    if (waiter->budget.linger > 0 && waiter->left >= 0)
+        waiter->budget.yield = waiter->left < waiter->cores ? waiter->budget.linger : 0;
     waiter->homing = atomic_load_explicit(&policy->homing, memory_order_relaxed) != 0;
 }
 

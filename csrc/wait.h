@@ -56,6 +56,18 @@
  * `linger`s there, yielding, for the last: its waking up then passes while that still works, and
  * the last worker makes no system call (5 % of a batch step of CartPole with 32 envs).
  *
+ * Who stays awake.  With more workers than cores somebody else wants the core as soon as a worker has
+ * answered, so it parks at once; but for the last of a batch step, as many as there are cores: nobody
+ * is left to want theirs.  They `linger`, yielding, while the parent takes the results, so that no
+ * core falls asleep meanwhile, and begin the next step when it calls, while it still wakes the
+ * others (CartPole, 32 envs, on two cores: 9 to 15 % less time with 3, 8 and 32 workers).
+ * Most of what more workers than cores cost is not in their waits.  Each process has its own copy of
+ * all that an interpreter touches, so env.step itself takes longer after another process had the
+ * core: benchmarks/workers.py measures that, without us.  Tried and no better: workers that wake each
+ * other as they finish, one a core at a time, which takes the wakes out of the parent's hot loop and
+ * has cold processes make them; binding sleepers to cores as above, four system calls a sleep; a
+ * yield in the middle of a request, so that three workers share two cores evenly.
+ *
  * Waking up in time.  A learner that computes 2 ms between steps, or an env that takes 1 ms, makes
  * waits that are too long to spin but of nearly the same length each time.  A waiter learns that
  * length and its mean deviation; where these allow, it sleeps until shortly before the end that it
@@ -91,7 +103,7 @@ enum {
 typedef struct {
     int64_t pause;
     int64_t yield;
-    int64_t linger; /* parent only: see "When to wake up" above */
+    int64_t linger; /* see "When to wake up" (parent), "Who stays awake" (workers) above */
     int64_t window; /* around the foreseen end of a wait: see "Waking up in time" above */
 } sv_budget;
 
@@ -100,15 +112,19 @@ typedef struct {
 typedef struct {
     alignas(SV_CACHE_LINE) _Atomic int64_t pause;
     _Atomic int64_t yield;
+    _Atomic int64_t linger;
     _Atomic int64_t window;
+    _Atomic uint32_t cores;  /* how many workers may linger */
     _Atomic uint32_t homing; /* no bool: a damaged segment may hold anything */
 } sv_policy;
 
-void sv_policy_set(sv_policy *policy, sv_budget budget, bool homing);
+void sv_policy_set(sv_policy *policy, sv_budget budget, bool homing, uint32_t cores);
 
 typedef struct {
     const sv_policy *policy; /* worker: where its budget comes from; NULL: it stays as it is */
     sv_budget budget;
+    uint32_t cores;    /* worker: how many may linger */
+    int64_t left;      /* worker: answers that its batch step lacked after its own; -1: no such step */
     bool homing;       /* worker: sleep bound to a core of its own */
     bool early;        /* parent: the wait in progress sleeps for all requests but one */
     int64_t typical;   /* ns; learned */

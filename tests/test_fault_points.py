@@ -1,5 +1,6 @@
 """A worker is killed at each numbered point of the protocol: nothing hangs, nothing is made up."""
 
+import os
 import time
 from multiprocessing.connection import wait
 
@@ -33,7 +34,7 @@ def mined(policy, mode=AutoresetMode.NEXT_STEP, **options):
     if policy is not None:
         options["faults"] = policy
     fns = [lambda i=i: Mined(i) for i in range(4)]
-    return ShmVectorEnv(fns, num_workers=2, autoreset_mode=mode, **options)
+    return ShmVectorEnv(fns, autoreset_mode=mode, **{"num_workers": 2, **options})
 
 
 class MinedReplay(Replay):
@@ -139,3 +140,28 @@ def test_while_another_env_raises(point):
         assert envs.stats().faults.restarts == 1
     finally:
         envs.close()
+
+
+@pytest.mark.parametrize("point", FAULT_POINTS)
+def test_more_workers_than_cores(point):
+    """The last of a batch step stay awake, and nobody waits for one of them that is dead."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        envs = mined(RESTART, num_workers=4)
+        try:
+            replays = watched(envs, AutoresetMode.NEXT_STEP)
+            doomed = envs.processes[1]
+            actions = [1, ARM + point, 2, 3]
+            for _ in range(8):
+                results = envs.step(actions)
+                for i, replay in enumerate(replays):
+                    replay.step(actions[i], one(results, i))
+                actions = [4, 5, 6, 7]
+                doomed.join(DEADLINE if point >= 10 else 0)
+            assert doomed.exitcode == -9
+            assert [replay.restarts for replay in replays] == [0, 1, 0, 0]
+        finally:
+            envs.close()
+    finally:
+        os.sched_setaffinity(0, allowed)

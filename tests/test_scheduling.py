@@ -171,6 +171,7 @@ def test_nobody_pauses_without_a_core_to_spare(monkeypatch):
             pauses = budgets.parent[0] > 0, budgets.worker[0] > 0
             assert pauses == (num_workers < cores,) * 2
             assert budgets.homing == (num_workers == cores)
+            assert (budgets.worker[2] > 0) == (budgets.cores > 0) == (num_workers > cores)
 
 
 def test_no_homing_under_a_quota(monkeypatch):

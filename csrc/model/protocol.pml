@@ -12,8 +12,8 @@
  *
  * What is left out, and why that hides nothing.
  *   - Spinning.  A spin is a few more looks before the one that parks, so it is the same as
- *     looking later, and when a look happens is up to spin.  Likewise clocks, budgets, naps, and
- *     the measurements rung_at and done_at.  What the parent does with `linger` is here (`early`):
+ *     looking later, and when a look happens is up to spin.  Likewise clocks, budgets, naps, the
+ *     measurements rung_at and done_at, and the hint who is last (issued).  What the parent does with `linger` is here (`early`):
  *     it sleeps for all requests but one, then for the last.
  *   - Time-outs, but with -DSLICES and for the parent with -DDEATH.  A lost wake must not be hidden
  *     by a slice that ends: without these switches a sleep ends by a wake or never.

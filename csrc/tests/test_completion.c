@@ -39,6 +39,20 @@ static void test_wrap(uint32_t start)
     }
 }
 
+/* What is left of the requests that are issued, wherever the counts are. */
+static void test_left(uint32_t start)
+{
+    sv_completion completion = {0};
+    atomic_store(&completion.word, (uint64_t)start << 32);
+    sv_completion_issue(&completion, start + 3);
+    CHECK(sv_completion_left(&completion) == 3);
+    CHECK(sv_completion_arm(&completion, start + 3));
+    for (uint32_t left = 3; left-- > 0;) {
+        sv_completion_add(&completion);
+        CHECK(sv_completion_left(&completion) == left);
+    }
+}
+
 static void work(void *argument)
 {
     struct shared *shared = argument;
@@ -46,6 +60,7 @@ static void work(void *argument)
         while (atomic_load_explicit(&shared->round, memory_order_acquire) < round)
             sv_yield();
         sv_completion_add(&shared->completion);
+        CHECK(sv_completion_left(&shared->completion) < 2 * WORKERS);
     }
 }
 
@@ -60,8 +75,9 @@ static void test_no_lost_wake(bool processes, uint32_t num_workers, uint32_t sta
         run(&runners[i], processes, work, shared);
     uint32_t target = start;
     for (uint32_t round = 1; round <= rounds; round++) {
-        atomic_store_explicit(&shared->round, round, memory_order_release);
         target += num_workers;
+        sv_completion_issue(&shared->completion, target);
+        atomic_store_explicit(&shared->round, round, memory_order_release);
         while (!sv_completion_check(&shared->completion, target))
             if (sv_completion_arm(&shared->completion, target))
                 CHECK(sv_completion_sleep(&shared->completion, target, LONG) != ETIMEDOUT);
@@ -78,6 +94,8 @@ int main(int argc, char **argv)
     test_states();
     test_wrap((UINT32_C(1) << 31) - 2);
     test_wrap(UINT32_MAX - 1);
+    test_left(0);
+    test_left(UINT32_MAX - 1);
     test_no_lost_wake(false, 1, 0, rounds);
     test_no_lost_wake(false, WORKERS, (UINT32_C(1) << 31) - rounds / 2, rounds / 4);
     test_no_lost_wake(true, 1, UINT32_MAX - rounds / 2, rounds);

@@ -132,7 +132,7 @@ static void test_policy(void)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int64_t pause_ns = counts.pause_ns, yield_ns = counts.yield_ns;
-        sv_policy_set(&policy, cases[i].budget, false);
+        sv_policy_set(&policy, cases[i].budget, false, 0);
         CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
         CHECK(sv_ring_try_push(&sent, &record) == SV_RING_YES);
         CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_READY);
@@ -142,7 +142,7 @@ static void test_policy(void)
         CHECK((counts.yield_ns - yield_ns >= MS) == cases[i].yields);
         waiter.typical = 0; /* else it would learn not to spin */
     }
-    sv_policy_set(&policy, (sv_budget){INT64_MAX, INT64_MAX, 0, 0}, true);
+    sv_policy_set(&policy, (sv_budget){INT64_MAX, INT64_MAX, 0, 0}, true, 0);
     CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
     CHECK(waiter.budget.pause + waiter.budget.yield < 1000 * MS && waiter.homing);
     memset((void *)&policy, 0x5a, sizeof policy); /* damaged */
@@ -151,6 +151,45 @@ static void test_policy(void)
     CHECK(sv_ring_try_pop(&received, &record) == SV_RING_YES);
     CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
     CHECK(waiter.budget.pause + waiter.budget.yield < 1000 * MS && waiter.homing);
+}
+
+/* With more workers than cores the last of a batch step yield, and others not at all; who was in no
+ * such step does as always. */
+static void test_who_stays_awake(void)
+{
+    static sv_policy policy;
+    static sv_bell bell;
+    static alignas(SV_CACHE_LINE) char memory[4096];
+    sv_ring sent, received;
+    sv_record record = {0};
+    sv_waiter waiter;
+    sv_counts counts = {0};
+    const struct {
+        int64_t yield, linger;
+        uint32_t cores;
+        int64_t left;
+        bool yields;
+    } cases[] = {
+        {0, MS, 2, 0, true},   {0, MS, 2, 1, true},           {0, MS, 2, 2, false},
+        {MS, MS, 2, 2, false}, {MS, MS, 2, UINT32_MAX, false}, {MS, MS, 2, -1, true},
+        {0, MS, 2, -1, false}, {MS, 0, 2, 2, true},           {0, 0, 2, 0, false},
+    };
+    sv_ring_attach_producer(&sent, memory, 64);
+    sv_ring_attach_consumer(&received, memory, 64);
+    sv_waiter_follow(&waiter, &policy, &counts);
+    CHECK(waiter.left == -1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t yield_ns = counts.yield_ns;
+        sv_policy_set(&policy, (sv_budget){0, cases[i].yield, cases[i].linger, 0}, false,
+                      cases[i].cores);
+        waiter.left = cases[i].left;
+        waiter.typical = 0; /* else it would learn not to spin */
+        CHECK(sv_wait_request(&waiter, &bell, &received, 0, 2 * MS) == SV_WAIT_SLICE);
+        CHECK((counts.yield_ns - yield_ns >= MS) == cases[i].yields);
+        CHECK(sv_ring_try_push(&sent, &record) == SV_RING_YES);
+        CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_READY);
+        CHECK(sv_ring_try_pop(&received, &record) == SV_RING_YES);
+    }
 }
 
 /* A wait of 10 ms that nothing ends, then one that is over at once.  Returns whether the machine let
@@ -226,6 +265,7 @@ int main(int argc, char **argv)
     start_deadline();
     test_learning();
     test_policy();
+    test_who_stays_awake();
     test_foreseen();
     test_yields_that_cost_too_much();
     for (int processes = 0; processes < 2; processes++) {

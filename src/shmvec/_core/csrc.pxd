@@ -28,6 +28,8 @@ cdef extern from "bell.h" nogil:
 cdef extern from "completion.h" nogil:
     ctypedef struct sv_completion:
         pass
+    void sv_completion_issue(sv_completion *completion, uint32_t count)
+    uint32_t sv_completion_left(sv_completion *completion)
     uint32_t sv_completion_done(sv_completion *completion)
     bint sv_completion_reached(uint32_t done, uint32_t target)
     bint sv_completion_check(sv_completion *completion, uint32_t target)
@@ -119,10 +121,11 @@ cdef extern from "wait.h" nogil:
 
     ctypedef struct sv_policy:
         pass
-    void sv_policy_set(sv_policy *policy, sv_budget budget, bint homing)
+    void sv_policy_set(sv_policy *policy, sv_budget budget, bint homing, uint32_t cores)
 
     ctypedef struct sv_waiter:
         sv_budget budget
+        int64_t left
         bint homing
         int64_t typical
         int64_t park_cost

@@ -18,6 +18,7 @@ from shmvec._core.csrc cimport (
     SV_RING_YES,
     sv_bell_mask,
     sv_budget,
+    sv_completion_issue,
     sv_now_ns,
     sv_record,
     sv_ring_try_pop,
@@ -25,7 +26,7 @@ from shmvec._core.csrc cimport (
 from shmvec._core.inbox cimport Inbox
 from shmvec._core.messages cimport Encoder
 from shmvec._core.protocol cimport ACTION, CLOSE, COMMAND, LATE, MESSAGES, NEXT_STEP
-from shmvec._core.protocol cimport RESET, SAME_STEP, STEP
+from shmvec._core.protocol cimport RESET, SAME_STEP, STEP, TOGETHER
 from shmvec._core.told cimport Told, tell
 
 import numpy as np
@@ -257,12 +258,16 @@ cdef class Ledger:
         cdef Links links = self.links
         cdef uint32_t worker
         cdef uint32_t flag
+        cdef uint32_t together = 0
         if late:  # first: a message that no request follows is dropped
             for worker in late:
                 links.channels[worker].put(sequence, late[worker])
             links.talking = True
+        if links.lingering:
+            together = TOGETHER
+            sv_completion_issue(links.completion, links.issued + links.num_workers)
         for worker in range(links.num_workers):
-            flag = LATE if late and worker in late else 0
+            flag = LATE | together if late and worker in late else together
             links.request(worker, sequence, operation | flag, links.firsts[worker],
                           links.counts[worker], frame)
         self.lockstep = True

@@ -21,6 +21,7 @@ cdef class Links:
     cdef readonly bint waiting    # a thread is in a wait
     cdef public bint closed       # another thread has closed the vector env meanwhile
     cdef bint calling             # commands of the user's are out, which may take their time
+    cdef bint lingering           # more workers than cores: the last of a batch step stay awake
     cdef bint talking             # there was something on the channels, or there is to be
     cdef list channels
     cdef list past                # counters of processes that are gone, by worker

@@ -333,7 +333,9 @@ cdef class Links:
         cdef sv_budget budget
         now = self.budgets()
         budget.pause, budget.yield_, budget.linger, budget.window = now.worker
-        sv_policy_set(sv_segment_policy(self.segment.base, &self.segment.plan), budget, now.homing)
+        sv_policy_set(sv_segment_policy(self.segment.base, &self.segment.plan), budget, now.homing,
+                      now.cores)
+        self.lingering = budget.linger > 0
         budget.pause, budget.yield_, budget.linger, budget.window = now.parent
         self.waiter.budget = budget
         self.followed_at = sv_now_ns()

@@ -12,6 +12,7 @@ cdef enum Flag:
     MESSAGES = 8  # completion: the ring to the parent holds messages of this sequence
     LATE = 16     # a message is on the channel.  Completion: errors, a command's results, what did
                   # not fit the ring.  Request: actions that did not
+    TOGETHER = 32 # request: of a batch step in which the last to be done stay awake
 
 cdef enum MessageKind:
     INFO = 0         # an info

@@ -28,6 +28,7 @@ from shmvec._core.csrc cimport (
     sv_busy_for,
     sv_completion,
     sv_completion_add,
+    sv_completion_left,
     sv_counters,
     sv_counters_publish,
     sv_counts,
@@ -66,6 +67,7 @@ from shmvec._core.protocol cimport (
     RESET,
     SAME_STEP,
     STEP,
+    TOGETHER,
 )
 from shmvec._core.results cimport Results
 from shmvec._core.segment cimport Segment
@@ -370,6 +372,9 @@ cdef class WorkerLoop:
         self.tally.requests += 1
         sv_counters_publish(self.counters, &self.tally)
         self.tally.wakes += sv_completion_add(self.completion)
+        self.waiter.left = -1
+        if request.operation & TOGETHER:
+            self.waiter.left = sv_completion_left(self.completion)
         return 0
 
     cdef int step_range(self, Py_ssize_t begin, Py_ssize_t end) except -1:

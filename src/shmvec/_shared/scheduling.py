@@ -133,11 +133,13 @@ class WaitBudgets:
         parent: The parent, which waits for a batch step.
         worker: A worker, which waits for a request.
         homing: Whether each worker sleeps bound to a core of its own.
+        cores: How many workers may linger.
     """
 
     parent: Budget
     worker: Budget
     homing: bool
+    cores: int = 0
 
 
 def current_budgets(policy: str, num_workers: int, processes: Iterable[Any]) -> WaitBudgets:
@@ -157,15 +159,20 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
     With a core for everybody, everybody may pause, and the parent for long: it takes one core
     that nobody else wants. Workers stop after about what a park costs and yield: while they wait
     the parent may be computing, with as many threads as there are cores. With as many workers as
-    cores, or more, a pause would take a core from somebody who has work: all yield instead.
+    cores, or more, a pause would take a core from somebody who has work: all yield instead. With
+    more, only the last of a batch step to finish do, as many as there are cores: others park.
     """
     if policy == "spin":
         return WaitBudgets(parent=(_SPIN, 0, 0, 0), worker=(_SPIN, 0, 0, 0), homing=False)
     if policy == "park":
         return WaitBudgets(parent=(0, 0, 0, 0), worker=(0, 0, 0, 0), homing=False)
     if num_workers > cores:
-        both = (0, 50 * _US, 0, 0)
-        return WaitBudgets(parent=both, worker=both, homing=False)
+        return WaitBudgets(
+            parent=(0, 50 * _US, 50 * _US, 0),
+            worker=(0, 50 * _US, _PATIENCE, 0),
+            homing=False,
+            cores=cores,
+        )
     pause, linger, window = 50 * _US, 50 * _US, 800 * _US
     if num_workers < cores:
         return WaitBudgets(
