@@ -1,10 +1,14 @@
 """Scripts in processes of their own, and what can be seen of processes from outside."""
 
+import json
+import os
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def run_script(body: str) -> subprocess.Popen:
@@ -54,3 +58,20 @@ def wait_until_dozing(pids):
 
 def dozing(envs):
     wait_until_dozing([process.pid for process in envs.processes])
+
+
+def run_benchmark(script, folder, *arguments):
+    """Runs one of benchmarks/; returns what it has printed and its JSON."""
+    import shmvec  # not for scripts that import this file for other things
+
+    file = folder / "results.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *arguments, "--json", str(file)],
+        env={**os.environ, "PYTHONPATH": str(Path(shmvec.__file__).parents[1])},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text())

@@ -1,0 +1,234 @@
+"""DQN and SAC of one env by torch, for benchmarks/training.py: learners that compute between steps.
+
+Mnih et al., 2015 (DQN), and Haarnoja et al., 2018 (arXiv:1812.05905), in sizes that CleanRL's
+single-file scripts have. A step is begun, then the learner learns from what it has met before, then
+the step's results are taken: the env computes meanwhile, if the vector env lets it. Whether it does
+changes nothing about what is learned.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shmvec._commands.learner import Clock, network
+
+__all__ = ["DQN", "SAC", "OffPolicy"]
+
+_BUFFER = 10_000
+_GAMMA = 0.99
+
+
+class OffPolicy:
+    """A training run of one env, of as many steps as are called for.
+
+    Attributes:
+        clock: Where the time has gone since it began.
+        returns: Of the episodes that have ended, where envs tell them (RecordEpisodeStatistics).
+        steps: Env steps made; resets are none.
+    """
+
+    batch_size = 128
+    learning_starts = 500  # steps
+
+    def __init__(self, envs: Any, *, waits: bool, threads: int, seed: int = 1) -> None:
+        """Makes a learner and resets the env.
+
+        Args:
+            envs: A vector env of one env, with the autoreset mode NEXT_STEP.
+            waits: It calls ``step`` before it learns; else ``step_async``.
+            threads: Torch's.
+            seed: Of the learner and the env.
+        """
+        torch.set_num_threads(threads)
+        torch.manual_seed(seed)
+        self._random = np.random.default_rng(seed)
+        self._envs, self._waits = envs, waits
+        self._make(envs.single_observation_space, envs.single_action_space)
+        size, actions = envs.single_observation_space.shape, envs.single_action_space
+        self._met = {
+            "observations": np.zeros((_BUFFER, *size), np.float32),
+            "following": np.zeros((_BUFFER, *size), np.float32),
+            "actions": np.zeros((_BUFFER, *actions.shape), actions.dtype),
+            "rewards": np.zeros(_BUFFER, np.float32),
+            "terminations": np.zeros(_BUFFER, np.float32),
+        }
+        self.returns: list[float] = []
+        self.steps = self._iterations = 0
+        self._over = False
+        self._observations, _ = envs.reset(seed=seed)
+        self.clock = Clock()
+
+    def iterate(self) -> None:
+        """Makes a step, and learns meanwhile."""
+        envs, clock = self._envs, self.clock
+        actions = self._act(self._observations)
+        clock("policy")
+        if self._waits:
+            results = envs.step(actions)
+        else:
+            envs.step_async(actions)
+        clock("env")
+        if self.steps >= self.learning_starts:
+            self._learn(self._batch)
+        self._iterations += 1
+        clock("learning")
+        if not self._waits:
+            results = envs.step_wait()
+        clock("env")
+        observations, rewards, terminations, truncations, infos = results
+        if not self._over:
+            row = self.steps % _BUFFER
+            for name, values in (
+                ("observations", self._observations),
+                ("following", observations),
+                ("actions", actions),
+                ("rewards", rewards),
+                ("terminations", terminations),
+            ):
+                self._met[name][row] = values[0]
+            self.steps += 1
+        self._over = bool(terminations[0] or truncations[0])
+        self._observations = observations
+        if "_episode" in infos:
+            self.returns += infos["episode"]["r"][infos["_episode"]].tolist()
+        clock("handling")
+
+    def _batch(self) -> dict[str, Any]:
+        """What was met, at random."""
+        rows = self._random.integers(min(self.steps, _BUFFER), size=self.batch_size)
+        return {name: torch.from_numpy(met[rows]) for name, met in self._met.items()}
+
+    def weights(self) -> float:
+        """The sum of all weights: equal for runs that have learned the same."""
+        return float(sum(part.detach().double().sum() for part in self._parameters()))
+
+    def digest(self) -> str:
+        """Of the learning curve: of each episode's return."""
+        return hashlib.sha256(np.asarray(self.returns, np.float64).tobytes()).hexdigest()[:12]
+
+    def _make(self, observations: Any, actions: Any) -> None:
+        """Makes the networks."""
+        raise NotImplementedError
+
+    def _parameters(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _act(self, observations: Any) -> Any:
+        raise NotImplementedError
+
+    def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
+        raise NotImplementedError
+
+
+class DQN(OffPolicy):
+    """Learns from a batch every ten steps."""
+
+    def _make(self, observations: Any, actions: Any) -> None:
+        self._actions = int(actions.n)
+        self._net = network(observations.shape[0], 120, self._actions, 1.0, nn.ReLU)
+        self._target = copy.deepcopy(self._net)
+        self._optimizer = torch.optim.Adam(self._net.parameters(), lr=2.5e-4)
+
+    def _parameters(self) -> list[Any]:
+        return list(self._net.parameters())
+
+    def _act(self, observations: Any) -> Any:
+        if self._random.random() < max(0.05, 1 - self.steps / 5000):
+            return self._random.integers(self._actions, size=1)
+        with torch.no_grad():
+            return self._net(torch.as_tensor(observations)).argmax(1).numpy()
+
+    def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
+        if self._iterations % 10:
+            return
+        met = batch()
+        with torch.no_grad():
+            best = self._target(met["following"]).amax(1)
+            targets = met["rewards"] + _GAMMA * best * (1 - met["terminations"])
+        values = self._net(met["observations"]).gather(1, met["actions"][:, None])[:, 0]
+        self._optimizer.zero_grad()
+        nn.functional.mse_loss(values, targets).backward()
+        self._optimizer.step()
+        if self._iterations % 500 == 0:
+            self._target.load_state_dict(self._net.state_dict())
+
+
+class SAC(OffPolicy):
+    """Learns from a batch every step: two critics, a policy and the entropy's weight."""
+
+    batch_size = 256
+    learning_starts = 100
+
+    def _make(self, observations: Any, actions: Any) -> None:
+        self._actions = actions.shape[0]
+        inputs = observations.shape[0]
+        self._policy = network(inputs, 256, 2 * self._actions, 1.0, nn.ReLU)
+        self._critics = nn.ModuleList(
+            network(inputs + self._actions, 256, 1, 1.0, nn.ReLU) for _ in range(2)
+        )
+        self._targets = copy.deepcopy(self._critics)
+        self._log_alpha = nn.Parameter(torch.zeros(1))
+        self._policy_optimizer = torch.optim.Adam(self._policy.parameters(), lr=3e-4)
+        self._critic_optimizer = torch.optim.Adam(self._critics.parameters(), lr=1e-3)
+        self._alpha_optimizer = torch.optim.Adam([self._log_alpha], lr=1e-3)
+
+    def _parameters(self) -> list[Any]:
+        return [*self._policy.parameters(), *self._critics.parameters(), self._log_alpha]
+
+    def _draw(self, observations: Any) -> tuple[Any, Any]:
+        """Actions in (-1, 1), and their log-probabilities."""
+        means, log_stds = self._policy(observations).chunk(2, 1)
+        normal = torch.distributions.Normal(means, (3.5 * log_stds.tanh() - 1.5).exp())
+        raw = normal.rsample()
+        actions = raw.tanh()
+        log_probs = normal.log_prob(raw) - 2 * (
+            math.log(2) - raw - nn.functional.softplus(-2 * raw)
+        )
+        return actions, log_probs.sum(1)
+
+    def _act(self, observations: Any) -> Any:
+        if self.steps < self.learning_starts:
+            return self._random.uniform(-1, 1, (1, self._actions)).astype(np.float32)
+        with torch.no_grad():
+            return self._draw(torch.as_tensor(observations).float())[0].numpy()
+
+    def _learn(self, batch: Callable[[], dict[str, Any]]) -> None:
+        met = batch()
+        alpha = self._log_alpha.exp().detach()
+
+        def values(critics: Any, observations: Any, actions: Any) -> Any:
+            inputs = torch.cat([observations, actions], 1)
+            return torch.stack([critic(inputs)[:, 0] for critic in critics])
+
+        with torch.no_grad():
+            actions, log_probs = self._draw(met["following"])
+            best = values(self._targets, met["following"], actions).amin(0) - alpha * log_probs
+            targets = met["rewards"] + _GAMMA * (1 - met["terminations"]) * best
+        errors = values(self._critics, met["observations"], met["actions"]) - targets
+        self._critic_optimizer.zero_grad()
+        errors.square().mean(1).sum().backward()
+        self._critic_optimizer.step()
+        for _ in range(2 * (self._iterations % 2 == 0)):  # every other step, twice
+            actions, log_probs = self._draw(met["observations"])
+            best = values(self._critics, met["observations"], actions).amin(0)
+            self._policy_optimizer.zero_grad()
+            (alpha * log_probs - best).mean().backward()
+            self._policy_optimizer.step()
+            self._alpha_optimizer.zero_grad()
+            missing = log_probs.detach() - self._actions  # of the entropy that is wanted
+            (-self._log_alpha.exp() * missing).mean().backward()
+            self._alpha_optimizer.step()
+            alpha = self._log_alpha.exp().detach()
+        with torch.no_grad():
+            for old, new in zip(
+                self._targets.parameters(), self._critics.parameters(), strict=True
+            ):
+                old.lerp_(new, 0.005)

@@ -1,0 +1,423 @@
+"""Whole training runs: wall clock to so many steps, and where the time goes.
+
+    pip install 'shmvec[bench,examples]' envpool         # EnvPool is left out where it is missing
+    python benchmarks/training.py                        # all runs
+    python benchmarks/training.py --run cheetah --threads 1 2 1,2 --system sync ours rollout
+
+PPO in the shape of CleanRL's single-file scripts, on envs wrapped as those do it: collect with all
+envs, then learn, by turns. DQN and SAC have one env and a learner that computes between its steps.
+The contenders are SyncVectorEnv, AsyncVectorEnv, ShmVectorEnv, ShmVectorEnv with rollouts (workers
+write where the learner reads) and EnvPool's C++ envs, bare, where it has the env. DQN and SAC begin
+a step, learn, and take its results then; "waits" means that they call step() before they learn
+instead. What they learn from is the same.
+
+Each contender is a process of its own, with torch and its envs loaded. They take turns; a turn is
+a whole training run, from the same seed. The clock starts after the first reset: what starting
+costs, benchmarks/start.py measures. For each: the median wall clock and its spread, (largest -
+smallest) / median; the median ratio to SyncVectorEnv and AsyncVectorEnv of the same round; the time
+spent in the envs, in the policy, learning, and handling data; and CPU-seconds used by the learner's
+main thread, by its other threads (EnvPool's envs are among them) and by workers, by wall clock:
+their shares of a core. "curve" is a digest of all episodes' returns and the sum of the weights at
+the end, of the first turn. (Later ones differ where wrappers go on normalising.) Runs on the same
+envs with the same number of threads must agree in every turn: else the script fails.
+
+--threads says how many threads torch has within an operation: "1,2" is 1 while it collects and 2
+while it learns. Other numbers of threads add in another order, and learn something else in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+from apart import Apart
+from offpolicy import DQN, SAC, OffPolicy
+from processes import cpu_s, descendants
+from workloads import WORKLOADS
+
+import shmvec
+from shmvec._commands.learner import PARTS, Recipe, Threads, Training
+from shmvec._commands.measuring import described, line, machine, spread, turns
+
+
+def cartpole() -> gym.Env[Any, Any]:
+    """CartPole as CleanRL's ppo.py and dqn.py wrap it."""
+    return gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
+
+
+def cheetah() -> gym.Env[Any, Any]:
+    """HalfCheetah as CleanRL's ppo_continuous_action.py wraps it."""
+    env: Any = gym.wrappers.RecordEpisodeStatistics(bare_cheetah())
+    env = gym.wrappers.NormalizeObservation(gym.wrappers.ClipAction(env))
+    env = gym.wrappers.TransformObservation(env, _clipped, env.observation_space)
+    return gym.wrappers.TransformReward(gym.wrappers.NormalizeReward(env), _clipped)
+
+
+def bare_cheetah() -> gym.Env[Any, Any]:
+    """HalfCheetah as it is."""
+    return WORKLOADS["HalfCheetah-v5"].make()
+
+
+def recorded_cheetah() -> gym.Env[Any, Any]:
+    """HalfCheetah as CleanRL's sac_continuous_action.py wraps it."""
+    return gym.wrappers.RecordEpisodeStatistics(bare_cheetah())
+
+
+def _clipped(value: Any) -> Any:
+    return value.clip(-10, 10)
+
+
+def pong() -> gym.Env[Any, Any]:
+    """Pong as CleanRL's ppo_atari.py wraps it: 84 x 84, four frames."""
+    env = gym.wrappers.RecordEpisodeStatistics(WORKLOADS["ALE/Pong-v5"].make())
+    return gym.wrappers.TransformReward(env, _sign)
+
+
+def _sign(reward: Any) -> float:
+    return float((reward > 0) - (reward < 0))
+
+
+class Run:
+    """A kind of training run."""
+
+    def __init__(
+        self,
+        make: Callable[[], gym.Env[Any, Any]],
+        steps: int,
+        recipe: Any,
+        workload: str,
+        task: str,
+    ) -> None:
+        """What is trained on and how.
+
+        Args:
+            make: Makes one env.
+            steps: How many steps a run makes, of all envs.
+            recipe: How it learns: a Recipe for PPO, else a class of offpolicy.py.
+            workload: Says what has to be installed.
+            task: What EnvPool has.
+        """
+        self.make, self.steps, self.recipe = make, steps, recipe
+        self.missing, self.task = WORKLOADS[workload].missing(), task
+
+    @property
+    def ppo(self) -> bool:
+        """Whether it collects, and then learns."""
+        return isinstance(self.recipe, Recipe)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of envs."""
+        return self.recipe.num_envs if self.ppo else 1
+
+
+_CHEETAH = Recipe(num_envs=16, epochs=10, minibatches=32, learning_rate=3e-4, entropy=0.0)
+
+RUNS = {
+    "cartpole": Run(cartpole, 16_384, Recipe(), "CartPole-v1", "CartPole-v1"),
+    "cheetah": Run(cheetah, 8_192, _CHEETAH, "HalfCheetah-v5", "HalfCheetah-v4"),
+    "cheetah-large": Run(  # the same, in larger minibatches
+        cheetah, 16_384, replace(_CHEETAH, minibatches=4), "HalfCheetah-v5", "HalfCheetah-v4"
+    ),
+    "pong": Run(pong, 1_024, Recipe(), "ALE/Pong-v5", "Pong-v5"),
+    "dqn": Run(cartpole, 6_000, DQN, "CartPole-v1", "CartPole-v1"),
+    "sac": Run(recorded_cheetah, 400, SAC, "HalfCheetah-v5", "HalfCheetah-v4"),
+}
+
+NAMES = {
+    "sync": "SyncVectorEnv",
+    "async": "AsyncVectorEnv",
+    "async-waits": "AsyncVectorEnv, waits",
+    "ours": "ShmVectorEnv",
+    "ours-waits": "ShmVectorEnv, waits",
+    "rollout": "ShmVectorEnv, rollouts",
+    "envpool": "EnvPool (C++)",
+}
+
+
+def systems(run: Run) -> Iterator[str]:
+    """Those that have such a run."""
+    for name in NAMES:
+        if not (name == "rollout" and not run.ppo or name.endswith("-waits") and run.ppo):
+            yield name
+
+
+def vector_env(system: str, run: Run, options: dict[str, Any]) -> Any:
+    """Makes the envs."""
+    fns = [run.make] * run.num_envs
+    if system == "envpool":
+        import envpool
+
+        return _EnvPool(envpool.make_gymnasium(run.task, num_envs=run.num_envs, seed=1))
+    if system == "sync":
+        return gym.vector.SyncVectorEnv(fns)
+    if system.startswith("async"):
+        return gym.vector.AsyncVectorEnv(fns)
+    return shmvec.ShmVectorEnv(fns, **options)
+
+
+class _EnvPool:
+    """EnvPool with what Gymnasium's vector envs have besides."""
+
+    def __init__(self, envs: Any) -> None:
+        self._envs = envs
+        self.num_envs = envs.config["num_envs"]
+        self.single_observation_space = envs.observation_space
+        self.single_action_space = envs.action_space
+        self._kind = envs.action_space.dtype
+
+    def reset(self, seed: int) -> Any:
+        """Resets all; seeds are given when it is made."""
+        return self._envs.reset()
+
+    def step(self, actions: Any) -> Any:
+        """Steps all, with actions of the dtype that it wants."""
+        observations, rewards, terminations, truncations, _ = self._envs.step(
+            actions.astype(self._kind)
+        )
+        return observations, rewards, terminations, truncations, {}
+
+    def close(self) -> None:
+        """Ends it."""
+        self._envs.close()
+
+
+def trained(envs: Any, run: Run, system: str, threads: Threads, steps: int) -> dict[str, Any]:
+    """One training run."""
+    waits = system.endswith("-waits") or system in ("sync", "envpool")
+    training: Training | OffPolicy
+    if run.ppo:
+        training = Training(envs, run.recipe, rollouts=system == "rollout", threads=threads)
+        iterations = -(-steps // run.recipe.steps)
+    else:
+        training = run.recipe(envs, waits=waits, threads=threads.learning)
+        iterations = steps
+    workers = descendants()
+    me, learner = os.getpid(), threading.get_native_id()
+    begin = time.perf_counter()
+    before = _cpu(me, learner), cpu_s(workers)
+    for _ in range(iterations):
+        training.iterate()
+    wall = time.perf_counter() - begin
+    (main, others), theirs = _cpu(me, learner), cpu_s(workers)
+    return {
+        "wall_s": wall,
+        **{f"{part}_s": seconds for part, seconds in training.clock.seconds.items()},
+        "main_cpu_s": main - before[0][0],
+        "threads_cpu_s": others - before[0][1],
+        "workers_cpu_s": theirs - before[1],
+        "steps": training.steps,
+        "episodes": len(training.returns),
+        "curve": f"{training.digest()} {training.weights():.9g}",
+    }
+
+
+def _cpu(pid: int, main: int) -> tuple[float, float]:
+    """CPU-seconds of a thread, and of the others of its process."""
+    all_of_them = cpu_s([pid])
+    used = int(Path(f"/proc/{pid}/task/{main}/schedstat").read_text().split()[0]) * 1e-9
+    return used, all_of_them - used
+
+
+class Trainer:
+    """A contender: envs, and training runs on them."""
+
+    def __init__(
+        self, system: str, name: str, options: dict[str, Any], threads: Threads, steps: int
+    ) -> None:
+        """Makes the envs, and warms up."""
+        torch.set_num_threads(threads.learning)
+        self._run, self._system = RUNS[name], system
+        self._threads, self._steps = threads, steps
+        self._envs = vector_env(system, self._run, options)
+        trained(self._envs, self._run, system, threads, min(steps, self._run.num_envs * 8))
+
+    def run(self) -> dict[str, Any]:
+        """One turn: a whole run."""
+        return trained(self._envs, self._run, self._system, self._threads, self._steps)
+
+    def close(self) -> None:
+        """Ends the envs."""
+        self._envs.close()
+
+
+def measure(
+    name: str, options: argparse.Namespace, left_out: dict[str, str]
+) -> list[dict[str, Any]]:
+    """One kind of run: every contender, by turns."""
+    run = RUNS[name]
+    steps = options.steps or run.steps
+    running: dict[tuple[str, Threads, str], Apart] = {}
+    with contextlib.ExitStack() as stack:
+        keys = []
+        for system, threads in product(options.system, options.threads):
+            if system in systems(run):
+                ours = system in ("ours", "ours-waits", "rollout")
+                variants = options.ours if ours else [{}]
+                keys += [(system, threads, variant) for variant in variants]
+        for system, threads, variant in keys:
+            process = Apart(partial(Trainer, system, name, variant, threads, steps))
+            running[system, threads, _shown(variant)] = stack.enter_context(
+                contextlib.closing(process)
+            )
+        for key, process in list(running.items()):
+            try:
+                process.ready()
+            except ImportError as error:
+                left_out[NAMES[key[0]]] = str(error)
+                del running[key]
+        runs: dict[Any, list[dict[str, Any]]] = {key: [] for key in running}
+        begin = time.perf_counter()
+        for number, order in enumerate(turns(running, options.rounds)):
+            spent = time.perf_counter() - begin
+            if number and options.seconds and spent * (number + 1) / number > options.seconds:
+                break
+            for key in order:
+                runs[key].append(running[key].run())
+    return [
+        {
+            "run": name,
+            "num_envs": run.num_envs,
+            "system": NAMES[system],
+            "options": variant,
+            "threads": str(threads),
+            **_medians(told),
+            "rounds": len(told),
+            "spread": spread([one["wall_s"] for one in told]),
+            "times_sync": _ratio(runs, "sync", threads, told),
+            "times_async": _ratio(runs, "async", threads, told),
+            "curves": [one["curve"] for one in told],
+        }
+        for (system, threads, variant), told in runs.items()
+    ]
+
+
+def _shown(variant: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in variant.items())
+
+
+def _medians(told: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {
+        key: statistics.median(one[key] for one in told)
+        for key, value in told[0].items()
+        if not isinstance(value, str)
+    }
+
+
+def _ratio(runs: dict[Any, Any], system: str, threads: Threads, told: Any) -> float | None:
+    """How many times faster than another one in the same round."""
+    theirs = runs.get((system, threads, ""))
+    if theirs is None:
+        return None
+    rounds = zip(theirs, told, strict=True)
+    return statistics.median(other["wall_s"] / one["wall_s"] for other, one in rounds)
+
+
+def disagreements(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Runs from the same seed that did not learn the same, turn by turn."""
+    cells: dict[Any, dict[str, tuple[str, ...]]] = {}
+    for row in rows:
+        if row["system"] != NAMES["envpool"]:
+            name = f"{row['system']} {row['options']}".strip()
+            cells.setdefault((row["run"], row["threads"]), {})[name] = tuple(row["curves"])
+    for (run, threads), curves in cells.items():
+        if len(set(curves.values())) > 1:
+            yield f"{run}, {threads} threads: not the same curve: {curves}"
+
+
+HEAD = [
+    "run",
+    "envs",
+    "system",
+    "threads",
+    "wall, s",
+    "spread",
+    "runs",
+    "× Sync",
+    "× Async",
+    *PARTS,
+]
+HEAD += ["main", "threads", "workers", "episodes", "curve"]
+
+
+def row_line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    ratios = [row[f"times_{name}"] for name in ("sync", "async")]
+    system = f"{row['system']} {row['options']}".strip()
+    return line(
+        *(row["run"], row["num_envs"], system, row["threads"]),
+        *(f"{row['wall_s']:.2f}", f"{row['spread']:.0%}", row["rounds"]),
+        *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+        *(f"{row[part + '_s']:.2f}" for part in PARTS),
+        *(f"{row[f'{who}_cpu_s'] / row['wall_s']:.2f}" for who in ("main", "threads", "workers")),
+        *(f"{row['episodes']:.0f}", row["curves"][0]),
+    )
+
+
+def _threads(text: str) -> Threads:
+    """An argparse type: one number, or two."""
+    return Threads(*(int(part) for part in (text.split(",") * 2)[:2]))
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--system", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument(
+        "--threads", nargs="+", type=_threads, default=[Threads()], metavar="T", help="torch's"
+    )
+    parser.add_argument(
+        "--ours",
+        nargs="+",
+        type=json.loads,
+        default=[{}],
+        metavar="JSON",
+        help='options of ShmVectorEnv to try, each as {"num_workers": 1}',
+    )
+    parser.add_argument("--steps", type=int, help="of a run (default: by the run)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, help="for each kind of run: fewer rounds if they take longer"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    told = {**machine(), "torch": torch.__version__}
+    print(f"{described(told)}, torch {told['torch']}\n")
+    print(line(*HEAD) + "\n|" + "---|" * len(HEAD), flush=True)
+    rows: list[dict[str, Any]] = []
+    left_out: dict[str, str] = {}
+    for name in options.run:
+        if RUNS[name].missing:
+            left_out[name] = f"{' and '.join(RUNS[name].missing)} not installed"
+            continue
+        cell = measure(name, options, left_out)
+        rows += cell
+        print("\n".join(map(row_line, cell)), flush=True)
+        if options.json is not None:
+            results = {"machine": told, "left_out": left_out, "training": rows}
+            options.json.write_text(json.dumps(results, indent=2) + "\n")
+    for name, why in left_out.items():
+        print(f"left out: {name} ({why})")
+    if complaints := list(disagreements(rows)):
+        sys.exit("\n".join(complaints))
+
+
+if __name__ == "__main__":
+    main()

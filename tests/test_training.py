@@ -1,0 +1,41 @@
+"""benchmarks/training.py: its runs learn the same, and its rows are whole."""
+
+import sys
+
+import pytest
+from processes import BENCHMARKS, run_benchmark
+
+pytest.importorskip("torch", reason="the examples extra")
+
+
+@pytest.mark.parametrize("kind", ["cartpole", "dqn"])
+def test_the_same_curve(tmp_path, kind):
+    arguments = ["--run", kind, "--system", "sync", "async", "ours", "rollout", "ours-waits"]
+    shown, results = run_benchmark(
+        "training.py", tmp_path, *arguments, "--steps", "1024", "--rounds", "1"
+    )
+    rows = results["training"]
+    assert [row["system"] for row in rows] == [
+        "SyncVectorEnv",
+        "AsyncVectorEnv",
+        "ShmVectorEnv",
+    ] + (["ShmVectorEnv, rollouts"] if kind == "cartpole" else ["ShmVectorEnv, waits"])
+    assert len({tuple(row["curves"]) for row in rows}) == 1 and rows[0]["episodes"] > 10
+    assert len([line for line in shown.splitlines() if line.startswith(f"| {kind} |")]) == 4
+    for row in rows:
+        assert 900 < row["steps"] <= 1024
+        parts = sum(row[f"{part}_s"] for part in ("env", "policy", "learning", "handling"))
+        assert parts == pytest.approx(row["wall_s"], rel=0.1, abs=0.05)
+        assert (row["workers_cpu_s"] > 0) == (row["system"] != "SyncVectorEnv")
+
+
+def test_other_curves_are_told(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.delitem(sys.modules, "processes")  # both folders have one
+    from training import disagreements
+
+    row = {"run": "cartpole", "threads": "1", "system": "ShmVectorEnv", "options": ""}
+    same = [{**row, "curves": ["a", "b"]}, {**row, "system": "sync", "curves": ["a", "b"]}]
+    assert not list(disagreements(same))
+    (told,) = disagreements([*same, {**row, "system": "async", "curves": ["b", "a"]}])
+    assert "cartpole" in told and "not the same" in told
