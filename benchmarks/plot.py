@@ -1,11 +1,13 @@
-"""Draws what benchmarks/matrix.py and benchmarks/costs.py have written as JSON.
+"""Draws what benchmarks/matrix.py, costs.py and cores.py have written as JSON.
 
     python benchmarks/matrix.py --compute 0 --json matrix.json
     python benchmarks/costs.py --split CartPole-v1 HalfCheetah-v5 ALE/Pong-v5 --json costs.json
-    python benchmarks/plot.py matrix.json costs.json --out figures
+    python benchmarks/cores.py --json cores.json
+    python benchmarks/plot.py matrix.json costs.json cores.json --out figures
 
 shares.png: each system's share of the limit against the number of envs, one panel a workload, where
 the parent computes nothing. split.png: where a batch step's time goes, one bar a workload.
+cores.png: each system's share of the limit against the number of cores.
 """
 
 from __future__ import annotations
@@ -24,7 +26,17 @@ PARTS = ("env", "infos", "copying", "signalling", "waiting")
 
 def shares(rows: list[dict[str, Any]], title: str) -> Figure:
     """Share of the limit against the number of envs."""
-    rows = [row for row in rows if row["compute_us"] == 0 and row["system"] != LIMIT]
+    return _panels([row for row in rows if row["compute_us"] == 0], title, "num_envs", "envs")
+
+
+def cores(rows: list[dict[str, Any]], title: str) -> Figure:
+    """Share of the limit against the number of cores."""
+    return _panels(rows, title, "cores", "cores")
+
+
+def _panels(rows: list[dict[str, Any]], title: str, across: str, label: str) -> Figure:
+    """Share of the limit against something, one panel a workload."""
+    rows = [row for row in rows if row["system"] != LIMIT]
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     columns = min(3, len(workloads))
     lines = -(-len(workloads) // columns)
@@ -36,7 +48,7 @@ def shares(rows: list[dict[str, Any]], title: str) -> Figure:
     for workload, panel in zip(workloads, panels, strict=False):
         for number, system in enumerate(systems):
             points = [
-                (row["num_envs"], row["share_of_limit"])
+                (row[across], row["share_of_limit"])
                 for row in rows
                 if row["workload"] == workload and row["system"] == system
             ]
@@ -54,8 +66,8 @@ def shares(rows: list[dict[str, Any]], title: str) -> Figure:
         panel.set_xscale("log", base=2)
         panel.set_ylim(0, None)
         panel.axhline(1, color="grey", linestyle="--", linewidth=0.8)
-        panel.set(xlabel="envs", ylabel="share of the limit")
-        counts = sorted({row["num_envs"] for row in rows})
+        panel.set(xlabel=label, ylabel="share of the limit")
+        counts = sorted({row[across] for row in rows})
         panel.set_xticks(counts, [str(count) for count in counts])
     for panel in panels:  # what is left of the last line
         panel.set_axis_off()
@@ -93,7 +105,11 @@ def main() -> None:
     for file in options.files:
         results = json.loads(file.read_text())
         title = described(results["machine"])
-        for key, name, draw in (("rows", "shares.png", shares), ("split", "split.png", split)):
+        for key, name, draw in (
+            ("rows", "shares.png", shares),
+            ("split", "split.png", split),
+            ("cores", "cores.png", cores),
+        ):
             if key in results:
                 draw(results[key], title).savefig(options.out / name, dpi=120)
                 print(options.out / name)
