@@ -12,6 +12,7 @@ from typing import Any
 
 from shmvec import __version__
 from shmvec._commands import bench, tune
+from shmvec._commands.measuring import EnvFn
 from shmvec._commands.named import find_env, find_function
 from shmvec.evaluation import evaluate
 
@@ -52,6 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_env(command)
     _add_measuring(command, [8, 32, 128], 1.0)
     command.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
+    command.add_argument(
+        "--train",
+        action="store_true",
+        help="train by PPO (needs torch), and find the best numbers of workers and of torch's "
+        "threads where both share the cores",
+    )
     command.set_defaults(run=_tune)
 
     command = commands.add_parser(
@@ -156,6 +163,8 @@ def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         make, code = find_env(options.env, options.kwargs)
     except ValueError as error:
         parser.error(str(error))
+    if options.train:
+        return _tune_training(parser, options, make, code)
     results = tune.tune(
         make,
         options.num_envs,
@@ -197,6 +206,26 @@ def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         episodes = {name: values.tolist() for name, values in result.columns().items()}
         options.json.write_text(json.dumps(episodes, indent=2, default=str) + "\n")
     return 0 if result.complete else 1
+
+
+def _tune_training(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, make: EnvFn, code: str
+) -> int:
+    for name in ("compute", "plot"):
+        if getattr(options, name) is not None:
+            parser.error(f"--{name} does not go with --train")
+    try:
+        from shmvec._commands import tune_training
+    except ImportError as error:
+        parser.error(f"--train: {error}; pip install 'shmvec[examples]' brings torch")
+    found = []
+    for num_envs in options.num_envs:
+        results = tune_training.tune(make, num_envs, seconds=options.seconds, progress=sys.stderr)
+        print(tune_training.report(results, code))
+        found.append(results)
+        if options.json is not None:
+            options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
 
 
 def _arguments(text: str) -> dict[str, Any]:

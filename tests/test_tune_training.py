@@ -1,0 +1,51 @@
+"""tune --train: it runs, its table is consistent, and the code it prints works."""
+
+import importlib.util
+import json
+import sys
+from contextlib import closing
+
+import pytest
+
+import shmvec.__main__
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="needs torch (the examples extra)"
+)
+
+
+@needs_torch
+def test_tune_train(tmp_path, capsys):
+    file = tmp_path / "results.json"
+    arguments = ["tune", "CartPole-v1", "--train", "--num-envs", "2", "--seconds", "0.02"]
+    assert shmvec.__main__.main([*arguments, "--json", str(file)]) == 0
+    shown = capsys.readouterr().out
+    (results,) = json.loads(file.read_text())
+    rows = results["rows"]
+    assert any(row["system"] == "SyncVectorEnv" for row in rows) and results["best"] in rows
+    assert any(row["num_workers"] == 0 for row in rows)
+    for row in rows:
+        assert sum(row[part] for part in ("env", "policy", "learning", "handling")) == (
+            pytest.approx(1)
+        )
+    code = shown.split("\nBest:\n", 1)[1]
+    assert "torch.set_num_threads(" in code
+    names = {}
+    exec("import torch\n" + code, names)
+    with closing(names["envs"]) as envs:
+        assert envs.num_envs == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--compute", "5"], "--compute does not go"), ([], "pip install 'shmvec[examples]'")],
+)
+def test_tune_train_says_what_it_cannot(arguments, message, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "shmvec._commands.learner", raising=False)
+    monkeypatch.delitem(sys.modules, "shmvec._commands.tune_training", raising=False)
+    monkeypatch.delattr("shmvec._commands.tune_training", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        shmvec.__main__.main(["tune", "CartPole-v1", "--train", *arguments])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
