@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import peers
-from before_after import in_batches, stepping
 from frameworks import apart, frameworks
+from guard import in_batches, stepping
 from workloads import WORKLOADS
 
 from shmvec._commands.measuring import (

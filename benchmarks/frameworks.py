@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from apart import Apart
-from before_after import in_batches, in_lockstep, stepping
+from guard import in_batches, in_lockstep, stepping
 from workloads import WORKLOADS, arguments
 
 from shmvec._commands import bench, measuring
