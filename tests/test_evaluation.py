@@ -192,6 +192,30 @@ def test_workers_that_are_killed_between_any_two_batches():
     assert result.repeats > 0
 
 
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("cure", ["reset", "restart"])
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_episode_in_which_an_env_raises_is_played_again(tmp_path, num_workers, cure, where):
+    class Raising(Walk):
+        def fail(self, now):
+            if now and not (tmp_path / "raised").exists():
+                (tmp_path / "raised").touch()
+                raise ArithmeticError("once")
+
+        def reset(self, *, seed=None, options=None):
+            self.fail(where == "reset" and seed == 3)
+            return super().reset(seed=seed, options=options)
+
+        def step(self, action):
+            self.fail(where == "step" and self.seed == 3)
+            return super().step(action)
+
+    faults = shmvec.FaultPolicy(on_error=cure)
+    result = evaluate(Raising, act, 9, seeds=0, num_envs=2, num_workers=num_workers, faults=faults)
+    assert (tmp_path / "raised").exists()
+    assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(9))]
+
+
 def test_options_are_handed_on_as_they_are():
     seen = {}
 

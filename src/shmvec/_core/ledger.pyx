@@ -750,12 +750,12 @@ cdef class Ledger:
                 self.leave(env, IDLE)
 
     def lost_resets(self, uint32_t worker):
-        """Envs of a dead worker that are lost in a reset of the user's."""
+        """Envs of a dead worker that are lost in a reset of the user's, or have raised in it."""
         cdef Links links = self.links
         cdef Py_ssize_t env
         return [env for env in range(links.firsts[worker],
                                      links.firsts[worker] + links.counts[worker])
-                if self.states[env] == LOST and self.by_user[env]]
+                if self.states[env] in (LOST, FAILED) and self.by_user[env]]
 
     def revive(self, uint32_t worker, fault):
         """Notes that a worker has a successor: asks or answers again what was lost."""
