@@ -216,6 +216,18 @@ def test_an_episode_in_which_an_env_raises_is_played_again(tmp_path, num_workers
     assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(9))]
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "batch_size"), [(0, None), (1, None), (2, None), (4, None), (4, 1), (2, 1)]
+)
+def test_workers_are_recycled_between_episodes(num_workers, batch_size):
+    envs = ShmVectorEnv([Walk] * 4, num_workers=num_workers, recycle_after=3)
+    with closing(envs):
+        result = evaluate(envs, act, 20, seeds=0, batch_size=batch_size, time_limit=60)
+        assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(20))]
+        assert result.repeats == 0
+        assert envs.stats().faults.restarts > 2
+
+
 def test_options_are_handed_on_as_they_are():
     seen = {}
 

@@ -739,11 +739,15 @@ class Exchange:
         with self._closing():
             self._recovery.restart(self._chosen(envs).tolist())
 
-    def recycle(self) -> None:
-        """Restarts workers that have made as many steps as ``recycle_after`` says."""
+    def is_worn(self, env: int) -> bool:
+        """Whether an env's worker has made as many steps as ``recycle_after`` says."""
+        return self._recovery.is_worn(env)
+
+    def recycle(self, envs: Collection[int] | None = None) -> None:
+        """Restarts such workers that have no other envs than these, of which none is out."""
         if self._settings.recycle_after is not None:
             with self._closing():
-                self._recovery.recycle()
+                self._recovery.recycle(envs)
 
     def count_fault(self, failure: Failure, cure: str) -> Fault:
         """Counts what an env has raised, and what somebody else has done about it.

@@ -87,10 +87,14 @@ class EpisodePlayer:
             Exception: What envs and the policy raise.
         """
         exchange = self._exchange
-        self._begin(range(exchange.num_envs))
+        everyone = range(exchange.num_envs)
+        self._begin(everyone)
         try:
-            while self._playing:
-                exchange.recycle()
+            while self._playing or self._waiting:
+                if self._waiting and len(self._playing) < len(everyone):
+                    idle = [env for env in everyone if env not in self._playing]
+                    exchange.recycle(idle)
+                    self._begin(idle)
                 count = min(self._batch_size, exchange.num_asked)
                 left = None if deadline == np.inf else max(0.0, deadline - time.monotonic())
                 # All that are ready: more than these the policy could have only by waiting, and
@@ -111,6 +115,8 @@ class EpisodePlayer:
         for env in envs:
             if not self._waiting:
                 break
+            if self._exchange.is_worn(env):  # when its worker's other episodes are over, too
+                continue
             self._playing[env] = self._waiting.popleft()
         self._reset([env for env in envs if env in self._playing])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from gymnasium.error import ClosedEnvironmentError
@@ -184,15 +184,21 @@ class Recovery:
         workers = sorted({self._worker_of[env] for env in envs})
         self._replace(dict.fromkeys(workers, "asked for by restart()"))
 
-    def recycle(self) -> None:
-        """Restarts workers that have made as many steps as they may."""
+    def is_worn(self, env: int) -> bool:
+        """Whether an env's worker has made as many steps as it may."""
         if self._recycle_after is None:
-            return
+            return False
+        worker = self._worker_of[env]
+        most = self._recycle_after * len(self._workers.ranges[worker])
+        return self._ledger.links.steps_of(worker) >= most
+
+    def recycle(self, envs: Collection[int] | None) -> None:
+        """Restarts workers that have made as many steps as they may, and only these envs have."""
         links = self._ledger.links
-        for worker, envs in enumerate(self._workers.ranges):
-            steps = links.steps_of(worker)
-            if steps >= self._recycle_after * len(envs) and links.is_idle(worker):
-                self._replace({worker: f"recycled after {steps} steps"})
+        for worker, owned in enumerate(self._workers.ranges):
+            ours = envs is None or set(envs).issuperset(owned)
+            if ours and self.is_worn(owned[0]) and links.is_idle(worker):
+                self._replace({worker: f"recycled after {links.steps_of(worker)} steps"})
 
     def _replace(self, causes: dict[int, Any], env: int | None = None) -> None:
         """Ends workers, and starts others in their places, all at the same time."""
