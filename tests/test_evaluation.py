@@ -247,6 +247,19 @@ def test_options_are_handed_on_as_they_are():
     assert not seen
 
 
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_options_that_envs_change(num_workers):
+    class Taking(Walk):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed, options={"more": options.pop("more")})
+
+    options = {"more": 5}
+    result = evaluate(Taking, act, 6, seeds=0, num_envs=3, num_workers=num_workers, options=options)
+    expected = one_after_the_other(Walk, range(6), [{"more": 5}] * 6)
+    assert rows(result) == [one[:4] for one in expected]
+    assert options == {"more": 5}
+
+
 def test_infos_that_not_all_say():
     class Some(Walk):
         def step(self, action):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import time
 from collections import deque
@@ -124,7 +125,8 @@ class EpisodePlayer:
         if not envs:
             return
         mine = [self._playing[env] for env in envs]
-        options = [self._options_of(episode) for episode in mine]
+        # Copies: an env may change its options, which others have, too, and which it may get again.
+        options = [copy.deepcopy(self._options_of(episode)) for episode in mine]
         self._begun.update(envs)
         self._exchange.ask_reset(envs, [episode.seed for episode in mine], options)
 
