@@ -148,6 +148,20 @@ def test_a_registered_id_and_env_fns():
     assert by_id.lengths.tolist() == by_id.returns.tolist()
 
 
+def test_an_id_that_names_its_module(tmp_path, monkeypatch):
+    (tmp_path / "module_of_envs.py").write_text(
+        "from gymnasium import register\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "register('OfItsModule-v0', CartPoleEnv, max_episode_steps=5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = evaluate(
+        "module_of_envs:OfItsModule-v0", lambda seen, _: np.arange(len(seen)) % 2, 3, seeds=0
+    )
+    assert result.lengths.tolist() == [5, 5, 5]
+    gym.registry.pop("OfItsModule-v0")
+
+
 def test_seeds_that_were_drawn_play_the_same_again():
     first = evaluate(Walk, act, 6)
     assert len(set(first.seeds.tolist())) == 6

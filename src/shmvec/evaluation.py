@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, _find_spec
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 
@@ -200,7 +200,8 @@ def evaluate(
     An episode that is broken off (its worker was killed) is played again from its seed.
 
     Args:
-        envs: An id of Gymnasium's registry or a spec; a function that makes an env; a list of such
+        envs: An id of Gymnasium's registry, "module:Env-v0" to import a module first, or a spec;
+            a function that makes an env; a list of such
             functions, one for each env; or a :class:`shmvec.ShmVectorEnv`, which is not closed,
             and whose envs must be reset before they are used again.
         policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
@@ -344,7 +345,7 @@ def _env_fns(
         return list(envs[:episodes])
     count = 2 * usable_cores() if num_envs is None else checked_count("num_envs", num_envs)
     if isinstance(envs, (str, EnvSpec)):
-        spec = gym.spec(envs) if isinstance(envs, str) else envs
+        spec = _find_spec(envs) if isinstance(envs, str) else envs
         drawing: dict[str, Any] = {"render_mode": "rgb_array"} if draws else {}
         envs = partial(gym.make, spec, **drawing)
     return [envs] * min(count, episodes)
