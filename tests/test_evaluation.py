@@ -372,6 +372,21 @@ def test_nested_spaces(batch):
     np.testing.assert_allclose(result.returns, expected)
 
 
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (lambda n: np.zeros(n), ValueError),
+        (lambda n: [0] * n, TypeError),
+        (lambda n: None, TypeError),
+        (lambda n: {"a": np.zeros(n, int)}, ValueError),
+        (lambda n: {"a": np.zeros(n, int), "b": np.zeros((n, 3), np.float32)}, ValueError),
+    ],
+)
+def test_actions_that_are_not_of_a_nested_space(answer, kind):
+    with pytest.raises(kind, match=r"the policy's actions for batch 0, of envs \["):
+        evaluate(Nested, lambda observations, env_ids: answer(len(env_ids)), 3, seeds=0)
+
+
 class OnAnotherDevice:
     """As a tensor of a GPU: it refuses to become an array."""
 

@@ -85,7 +85,7 @@ class PolicyCaller:
             space = self._exchange.single_action_space
             given = mapped(space, partial(_checked, len(ids), len(asked)), space, actions)
             self._exchange.ask(asked, given)
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, LookupError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the policy's actions for {where}: {error}") from error
         self.batches += 1
