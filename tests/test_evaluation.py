@@ -169,6 +169,11 @@ def test_seeds_that_were_drawn_play_the_same_again():
     assert again.returns.tolist() == first.returns.tolist()
 
 
+def test_seeds_of_numpy():
+    for seed in (np.uint8(254), np.array(254), np.int64(254)):
+        assert evaluate(Walk, act, 3, seeds=seed).seeds.tolist() == [254, 255, 256]
+
+
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_an_episode_whose_worker_dies_is_played_again(tmp_path, num_workers):
     mark = str(tmp_path / "died")
@@ -497,6 +502,9 @@ def test_an_env_that_is_slower_than_the_time_limit(tmp_path):
         ({"seeds": [1, 2]}, ValueError, "seeds has 2 seeds, for 3 episodes"),
         ({"seeds": [1, 2, "x"]}, TypeError, "a seed must be an int, got 'x'"),
         ({"seeds": -1}, ValueError, "a seed must not be negative"),
+        ({"seeds": 2**63 - 2}, ValueError, "a seed must be less than 2"),
+        ({"seeds": [1, 2, 2**100]}, ValueError, "a seed must be less than 2"),
+        ({"seeds": (i for i in range(3))}, TypeError, "a seed must be an int"),
         ({"options": [None]}, ValueError, "options has 1 options, for 3 episodes"),
         ({"options": "hard"}, TypeError, "options must be dicts or None"),
         ({"batch": "full"}, ValueError, "batch must be 'ready' or 'fixed'"),

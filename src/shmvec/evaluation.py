@@ -303,12 +303,12 @@ def evaluate(
 def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
     if seeds is None:
         numbers = np.random.default_rng().integers(_SEEDS, size=count).tolist()
-    elif isinstance(seeds, (Sequence, np.ndarray)):
+    elif isinstance(seeds, Sequence) or (isinstance(seeds, np.ndarray) and seeds.ndim):
         numbers = [_seed(seed) for seed in seeds]
         if len(numbers) != count:
             raise ValueError(f"seeds has {len(numbers)} seeds, for {count} episodes")
     else:
-        numbers = list(range(_seed(seeds), _seed(seeds) + count))
+        numbers = [_seed(_seed(seeds) + i) for i in range(count)]
     each = list(options) if isinstance(options, (list, tuple)) else [options] * count
     if len(each) != count:
         raise ValueError(f"options has {len(each)} options, for {count} episodes")
@@ -325,6 +325,8 @@ def _seed(value: Any) -> int:
         raise TypeError(f"a seed must be an int, got {value!r}") from None
     if seed < 0:
         raise ValueError(f"a seed must not be negative, got {seed}")
+    if seed > np.iinfo(np.int64).max:
+        raise ValueError(f"a seed must be less than 2**63, got {seed}")
     return seed
 
 
