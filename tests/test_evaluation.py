@@ -297,6 +297,40 @@ def test_infos_that_not_all_say():
     assert result.success_rate == successes.mean()  # of those that say
 
 
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ([True, False, None, np.True_], 2 / 3),
+        ([np.array([True]), np.array(False), np.float32(1), 0], 0.5),
+        ([float("nan")] * 4, None),
+        (["yes", {"a": True}, [True], 1j], None),
+        (["no", np.zeros(2), True, False], 0.5),
+    ],
+)
+def test_successes_of_all_kinds(given, rate):
+    class Odd(Walk):
+        def step(self, action):
+            *results, _ = super().step(action)
+            return *results, {} if given[self.seed] is None else {"is_success": given[self.seed]}
+
+    result = evaluate(Odd, act, 4, seeds=0)
+    assert np.isnan(result.success_rate) if rate is None else result.success_rate == rate
+    assert "| success |" in str(result)
+
+
+def test_infos_of_odd_names():
+    class Odd(Walk):
+        def step(self, action):
+            *results, _ = super().step(action)
+            return *results, {"return": -1, "pair": np.zeros(2), 1: 2}
+
+    with pytest.warns(UserWarning, match="no episode's last info has 'left'"):
+        result = evaluate(Odd, act, 3, seeds=0, info_keys=["left", "return", "pair", 1])
+    assert result.infos["return"].tolist() == [-1] * 3 and result.infos[1].tolist() == [2] * 3
+    assert [pair.tolist() for pair in result.infos["pair"]] == [[0, 0]] * 3
+    assert result.columns()["return"] is result.returns
+
+
 class Stateful:
     """Counts in each env; actions depend on that, so that a reset forgotten is seen."""
 
@@ -507,6 +541,7 @@ def test_an_env_that_is_slower_than_the_time_limit(tmp_path):
         ({"seeds": (i for i in range(3))}, TypeError, "a seed must be an int"),
         ({"options": [None]}, ValueError, "options has 1 options, for 3 episodes"),
         ({"options": "hard"}, TypeError, "options must be dicts or None"),
+        ({"info_keys": "left"}, TypeError, r"info_keys must be several, as \['left'\]"),
         ({"batch": "full"}, ValueError, "batch must be 'ready' or 'fixed'"),
         ({"batch_size": 9}, ValueError, "batch_size is 9, and there are 2 envs"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),

@@ -98,9 +98,13 @@ class Evaluation:
 
     @property
     def success_rate(self) -> float:
-        """The share of true ``is_success`` in the last infos that have one; nan if none has."""
-        successes = self.infos.get(_SUCCESS)
-        return float("nan") if successes is None else float(np.nanmean(successes.astype(float)))
+        """The share of true ``is_success`` in the last infos that have one; nan if none has.
+
+        What is no number, and no array of one, is none.
+        """
+        each = [_number(value) for value in self.infos.get(_SUCCESS, ())]
+        known = [value for value in each if not np.isnan(value)]
+        return float(np.mean(known)) if known else float("nan")
 
     def confidence_interval(
         self,
@@ -126,14 +130,14 @@ class Evaluation:
         return confidence_interval(self.returns, statistic, level, samples, seed)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """What is known of each episode, by name."""
-        return {
+        """What is known of each episode, by name; an info of a name that is taken is left out."""
+        known = {
             "seed": self.seeds,
             "return": self.returns,
             "length": self.lengths,
             "terminated": self.terminated,
-            **self.infos,
         }
+        return {**known, **{key: of for key, of in self.infos.items() if key not in known}}
 
     def to_pandas(self) -> Any:
         """A DataFrame, a row for each episode.
@@ -250,6 +254,8 @@ def evaluate(
         True
     """
     begin = time.monotonic()
+    if isinstance(info_keys, str):
+        raise TypeError(f"info_keys must be several, as [{info_keys!r}]")
     played = _episodes(checked_count("episodes", episodes), seeds, options)
     if batch not in ("ready", "fixed"):
         raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
@@ -397,7 +403,7 @@ def _evaluation(
         if any(value is not None for value in values):
             infos[key] = _array(values)
         elif key in keys and counted:
-            logger.warn(f"no episode's last info has {key!r}; it has {sorted(counted[0].info)}")
+            logger.warn(f"no episode's last info has {key!r}; it has {list(counted[0].info)}")
     return Evaluation(
         returns=np.array([episode.return_ for episode in counted], np.float64),
         lengths=np.array([episode.length for episode in counted], np.int64),
@@ -409,6 +415,13 @@ def _evaluation(
         asked=len(played),
         seconds=seconds,
     )
+
+
+def _number(value: Any) -> float:
+    """A number or bool, or an array of one; nan: it is something else."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    return float(value) if isinstance(value, _NUMBERS) else float("nan")
 
 
 def _array(values: Sequence[Any]) -> npt.NDArray[Any]:
