@@ -604,6 +604,21 @@ def test_statistics(returns):
     assert min(returns) - 1e-6 <= low <= high <= max(returns) + 1e-6
 
 
+@pytest.mark.parametrize(
+    ("returns", "mean"),
+    [
+        ([np.inf, -np.inf, 1.0, 2.0], "nan"),
+        ([np.inf, 1.0, 2.0, 3.0], "inf"),
+        ([np.nan, 1.0, 2.0], "nan"),
+        ([-np.inf], "-inf"),
+    ],
+)
+def test_returns_that_are_not_finite(returns, mean):
+    result = result_of(returns)
+    assert str(result.mean) == mean
+    assert f"| return | {mean} | nan |" in str(result)  # without a warning
+
+
 @pytest.mark.parametrize("statistic", ["mean", "interquartile_mean"])
 def test_intervals_hold_what_they_promise(statistic):
     random = np.random.default_rng(0)

@@ -25,6 +25,7 @@ from shmvec._loops.policy import Policy
 from shmvec._loops.statistics import (
     confidence_interval,
     interquartile_mean,
+    means,
     standard_error,
 )
 from shmvec._loops.videos import EPISODE, recorded
@@ -84,7 +85,7 @@ class Evaluation:
     @property
     def mean(self) -> float:
         """The mean return."""
-        return float(self.returns.mean()) if len(self) else float("nan")
+        return float(means(self.returns[None])[0]) if len(self) else float("nan")
 
     @property
     def standard_error(self) -> float:

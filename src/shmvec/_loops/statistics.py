@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["STATISTICS", "confidence_interval", "interquartile_mean", "standard_error"]
+__all__ = ["STATISTICS", "confidence_interval", "interquartile_mean", "means", "standard_error"]
 
 Values = npt.NDArray[np.float64]
 _AT_ONCE = 1 << 22  # values of resamples that are held at a time
@@ -32,25 +32,27 @@ def standard_error(values: Values) -> float:
     """Of their mean; nan of less than two."""
     if len(values) < 2:
         return float("nan")
-    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+    with np.errstate(invalid="ignore"):  # of infinite ones
+        return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def _interquartile_means(values: Values) -> Values:
     cut = values.shape[1] // 4
     ordered = np.sort(values, axis=1)
-    means: Values = ordered[:, cut : values.shape[1] - cut].mean(axis=1)
-    return means
+    return means(ordered[:, cut : values.shape[1] - cut])
 
 
-def _means(values: Values) -> Values:
-    means: Values = values.mean(axis=1)
-    return means
+def means(values: Values) -> Values:
+    """Of the rows; nan where there are infinite values of both signs."""
+    with np.errstate(invalid="ignore"):
+        found: Values = values.mean(axis=1)
+    return found
 
 
 # Each of the rows of a matrix.
 STATISTICS: dict[str, Callable[[Values], Values]] = {
     "interquartile_mean": _interquartile_means,
-    "mean": _means,
+    "mean": means,
 }
 
 
@@ -83,7 +85,8 @@ def confidence_interval(
     each = STATISTICS[statistic]
     random = np.random.default_rng(seed)
     found = _resampled(values, each, samples, random)
-    low, high = np.percentile(found, (50 * (1 - level), 50 * (1 + level)))
+    with np.errstate(invalid="ignore"):
+        low, high = np.percentile(found, (50 * (1 - level), 50 * (1 + level)))
     return float(low), float(high)
 
 
