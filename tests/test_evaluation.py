@@ -367,6 +367,19 @@ def test_a_policy_with_a_state(batch):
     assert set(policy.sizes) == {3} if batch == "fixed" else max(policy.sizes) <= 3
 
 
+@pytest.mark.parametrize("batch", ["ready", "fixed"])
+def test_batches_that_are_larger_than_there_are_episodes(batch):
+    sizes = []
+
+    def policy(observations, env_ids):
+        sizes.append(len(observations))
+        return act(observations, env_ids)
+
+    result = evaluate(Walk, policy, 3, seeds=0, num_envs=8, batch=batch, batch_size=4)
+    assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(3))]
+    assert set(sizes) == {4} if batch == "fixed" else max(sizes) <= 3
+
+
 def test_a_state_is_reset_when_an_episode_is_played_again(tmp_path):
     expected = evaluate(Walk, Stateful(1), 9, seeds=0, num_envs=1)
     mark = str(tmp_path / "died")
@@ -543,7 +556,6 @@ def test_an_env_that_is_slower_than_the_time_limit(tmp_path):
         ({"options": "hard"}, TypeError, "options must be dicts or None"),
         ({"info_keys": "left"}, TypeError, r"info_keys must be several, as \['left'\]"),
         ({"batch": "full"}, ValueError, "batch must be 'ready' or 'fixed'"),
-        ({"batch_size": 9}, ValueError, "batch_size is 9, and there are 2 envs"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
         ({"time_limit": 0}, ValueError, "time_limit must be positive"),
         ({"policy": 3}, TypeError, "policy must be callable"),

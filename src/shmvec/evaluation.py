@@ -284,8 +284,6 @@ def evaluate(
         size = vector.num_envs if batch == "ready" else max(1, vector.num_envs // 2)
         if batch_size is not None:
             size = checked_count("batch_size", batch_size)
-            if size > vector.num_envs:
-                raise ValueError(f"batch_size is {size}, and there are {vector.num_envs} envs")
         player = EpisodePlayer(
             vector.exchange,
             policy,
