@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import sys
+import traceback
+import types
 import warnings
 from contextlib import closing
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.spaces import Box, Dict, Discrete, Text
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -500,6 +502,17 @@ def test_a_policy_that_raises():
         evaluate(Walk, policy)
 
 
+def test_what_cannot_show_progress_leaves_nothing_behind(monkeypatch):
+    def bar(**_):
+        raise OSError("no terminal")
+
+    monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=bar))
+    with pytest.raises(OSError, match="no terminal") as caught:
+        evaluate(Walk, act, 3, progress=True)
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(caught.tb)]
+    assert [each["vector"].closed for each in frames if "vector" in each] == [True]
+
+
 def test_an_env_that_raises():
     class Raising(Walk):
         def step(self, action):
@@ -561,6 +574,8 @@ def test_an_env_that_is_slower_than_the_time_limit(tmp_path):
         ({"policy": 3}, TypeError, "policy must be callable"),
         ({"envs": [Walk] * 3, "num_envs": 2}, ValueError, "there are 3 env_fns"),
         ({"envs": "No-v0"}, gym.error.Error, "No"),
+        ({"autoreset_mode": "SameStep"}, ValueError, "autoreset_mode=AutoresetMode.DISABLED"),
+        ({"envs": SyncVectorEnv([Walk])}, TypeError, "not in a SyncVectorEnv"),
     ],
 )
 def test_bad_arguments(arguments, error, says):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec, _find_spec
 from gymnasium.error import AlreadyPendingCallError
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from shmvec._loops.episodes import Episode, EpisodePlayer
 from shmvec._loops.policy import Policy
@@ -278,9 +278,11 @@ def evaluate(
         vector_options.setdefault("faults", FaultPolicy(on_crash="restart"))
         vector_options.setdefault("autoreset_mode", AutoresetMode.DISABLED)
         vector, own = ShmVectorEnv(env_fns, **vector_options), True
-    report, ended = _progress(progress, len(played))
+    ended: Callable[[], object] = _nothing
     complete = False
     try:
+        _check_mode(vector)
+        report, ended = _progress(progress, len(played))
         size = vector.num_envs if batch == "ready" else max(1, vector.num_envs // 2)
         if batch_size is not None:
             size = checked_count("batch_size", batch_size)
@@ -346,6 +348,11 @@ def _options_with_number(episode: Episode) -> Any:
 def _env_fns(
     envs: Any, num_envs: int | None, episodes: int, draws: bool
 ) -> list[Callable[[], Any]]:
+    if isinstance(envs, VectorEnv):
+        raise TypeError(
+            f"evaluate() plays in a ShmVectorEnv, without wrappers around it, and not in a "
+            f"{type(envs).__name__}: wrap the envs, or give it what makes one"
+        )
     if not isinstance(envs, (str, EnvSpec)) and isinstance(envs, Sequence):
         if num_envs not in (None, len(envs)):
             raise ValueError(f"num_envs is {num_envs}, and there are {len(envs)} env_fns")
@@ -365,7 +372,10 @@ def _check_usable(envs: ShmVectorEnv) -> None:
             "evaluate() needs envs that have been asked nothing: take their results first",
             "evaluate",
         )
-    if envs.exchange.autoreset_mode is AutoresetMode.SAME_STEP:
+
+
+def _check_mode(envs: ShmVectorEnv) -> None:
+    if envs.autoreset_mode is AutoresetMode.SAME_STEP:
         raise ValueError(
             "evaluate() resets envs itself: make them with autoreset_mode=AutoresetMode.DISABLED"
         )
