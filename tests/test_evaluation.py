@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 import types
 import warnings
@@ -522,6 +523,27 @@ def test_an_env_that_raises():
 
     with pytest.raises(ArithmeticError, match="at three"):
         evaluate(Raising, act, 9, seeds=0)
+
+
+@pytest.mark.parametrize("given", ["variable", "installed", "in the policy", "with a policy"])
+def test_defaults_of_the_environment_and_of_install_hold(monkeypatch, given):
+    class Stuck(Walk):
+        def step(self, action):
+            threading.Event().wait(60)
+
+    installed = {"step_timeout": 0.2} if given == "installed" else {}
+    with shmvec.install(**installed):
+        if given == "variable":
+            monkeypatch.setenv("SHMVEC_STEP_TIMEOUT", "0.2")
+        elif given == "in the policy":
+            monkeypatch.setenv("SHMVEC_FAULTS", "step_timeout=0.2")
+        elif given == "with a policy":
+            monkeypatch.setenv("SHMVEC_FAULTS", "on_crash=restart")
+            monkeypatch.setenv("SHMVEC_STEP_TIMEOUT", "0.2")
+        monkeypatch.setattr("shmvec.evaluation._CLOSE_S", 0.1)
+        with pytest.raises(shmvec.EnvTimeoutError):
+            evaluate(Stuck, act, 1, num_workers=1, time_limit=30)
+        assert len(evaluate(Walk, act, 2, num_workers=0)) == 2
 
 
 def test_when_the_time_is_up_shorter_episodes_do_not_count_for_more():

@@ -29,6 +29,7 @@ from shmvec._loops.statistics import (
     standard_error,
 )
 from shmvec._loops.videos import EPISODE, recorded
+from shmvec._parent.defaults import with_faults
 from shmvec.exchange import checked_count, usable_cores
 from shmvec.faults import FaultPolicy
 from shmvec.vector_env import ShmVectorEnv
@@ -235,7 +236,8 @@ def evaluate(
             ``rgb_array``, which those made by id have then.
         video_episodes: Of which episodes, by number.
         **vector_options: Arguments of :class:`shmvec.ShmVectorEnv`, ``num_workers`` for example.
-            ``faults`` is, by default, ``FaultPolicy(on_crash="restart")``.
+            ``faults`` is, by default, ``FaultPolicy(on_crash="restart")``, where neither
+            ``install`` nor the environment says otherwise.
 
     Raises:
         ValueError: There are not as many seeds or options as episodes, or an argument is out of
@@ -275,7 +277,7 @@ def evaluate(
         env_fns = _env_fns(envs, num_envs, len(played), video_folder is not None)
         if video_folder is not None:
             env_fns = recorded(env_fns, video_folder, video_episodes)
-        vector_options.setdefault("faults", FaultPolicy(on_crash="restart"))
+        vector_options = with_faults(vector_options, FaultPolicy(on_crash="restart"))
         vector_options.setdefault("autoreset_mode", AutoresetMode.DISABLED)
         vector, own = ShmVectorEnv(env_fns, **vector_options), True
     ended: Callable[[], object] = _nothing

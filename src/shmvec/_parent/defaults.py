@@ -19,7 +19,7 @@ from shmvec._parent.arguments import (
 )
 from shmvec.faults import FaultPolicy
 
-__all__ = ["add_installed", "end_installed", "of_workers", "with_defaults"]
+__all__ = ["add_installed", "end_installed", "of_workers", "with_defaults", "with_faults"]
 
 P = ParamSpec("P")
 
@@ -105,14 +105,28 @@ def with_defaults(init: Callable[P, None]) -> Callable[P, None]:
     @wraps(init)
     def filled(*args: P.args, **kwargs: P.kwargs) -> None:
         bound = signature.bind_partial(*args, **kwargs)
-        options = _from_environment(_OF_VECTOR_ENVS)
-        for later in (*_installed, bound.arguments):
-            given = {name: value for name, value in later.items() if value is not None}
-            options = {**_without_conflicts(options, given), **given}
-        bound.arguments.update(options)
+        bound.arguments.update(_under(bound.arguments))
         init(*bound.args, **bound.kwargs)
 
     return filled
+
+
+def with_faults(options: dict[str, Any], policy: FaultPolicy) -> dict[str, Any]:
+    """Options with a default of ``faults`` that stands behind all other defaults."""
+    known = _under(options)
+    if "faults" in options or "faults" in known:
+        return options
+    limits = {name: known[name] for name in _LIMITS if name in known}  # no matter of the default
+    return {**limits, **options, "faults": policy}
+
+
+def _under(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, with the defaults for those that are left out or None."""
+    found = _from_environment(_OF_VECTOR_ENVS)
+    for later in (*_installed, options):
+        given = {name: value for name, value in later.items() if value is not None}
+        found = {**_without_conflicts(found, given), **given}
+    return found
 
 
 def _without_conflicts(defaults: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
