@@ -9,7 +9,7 @@ import threading
 import traceback
 import types
 import warnings
-from contextlib import closing
+from contextlib import closing, suppress
 
 import gymnasium as gym
 import numpy as np
@@ -151,6 +151,21 @@ def test_a_registered_id_and_env_fns():
     assert by_id.lengths.tolist() == by_id.returns.tolist()
 
 
+def test_there_are_no_more_workers_than_envs():
+    expected = [one[:4] for one in one_after_the_other(Walk, range(3))]
+    for num_envs in (None, 2, 9):
+        result = evaluate(Walk, act, 3, seeds=0, num_envs=num_envs, num_workers=5)
+        assert rows(result) == expected
+    seen = set()
+
+    def policy(observations, env_ids):
+        seen.update(env_ids.tolist())
+        return act(observations, env_ids)
+
+    evaluate(Walk, policy, 20, seeds=0, num_workers=3)
+    assert seen == set(range(6))
+
+
 def test_an_id_that_names_its_module(tmp_path, monkeypatch):
     (tmp_path / "module_of_envs.py").write_text(
         "from gymnasium import register\n"
@@ -206,7 +221,8 @@ def test_workers_that_are_killed_between_any_two_batches():
             kills += 1
             if kills % 5 == 0 and kills < 60:
                 for process in envs.processes[kills // 5 % 3 :][: 1 + kills // 5 % 2]:
-                    os.kill(process.pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):  # it was before, and nobody has noticed
+                        os.kill(process.pid, signal.SIGKILL)
             return act(observations, env_ids)
 
         result = evaluate(envs, policy, 20, seeds=0)

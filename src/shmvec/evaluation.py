@@ -29,6 +29,7 @@ from shmvec._loops.statistics import (
     standard_error,
 )
 from shmvec._loops.videos import EPISODE, recorded
+from shmvec._parent.arguments import AtMost
 from shmvec._parent.defaults import with_faults
 from shmvec.exchange import checked_count, usable_cores
 from shmvec.faults import FaultPolicy
@@ -215,7 +216,8 @@ def evaluate(
             has a method ``reset(env_ids)``, that is called before it is asked about the first
             observations of episodes in these envs.
         episodes: How many.
-        num_envs: How many at a time. None: two for each core, if there are so many episodes.
+        num_envs: How many at a time, if there are so many episodes. None: two for each core, or for
+            each worker if you say how many of these.
         seeds: A number: episode ``i`` gets ``seeds + i``. A list: one for each episode. None: drawn
             from the system's entropy; ``Evaluation.seeds`` says which.
         options: Of all episodes' resets; of a list, each episode gets its own.
@@ -274,7 +276,10 @@ def evaluate(
         _check_usable(envs)
         vector, own = envs, False
     else:
-        env_fns = _env_fns(envs, num_envs, len(played), video_folder is not None)
+        if vector_options.get("num_workers") is not None:
+            vector_options["num_workers"] = AtMost(vector_options["num_workers"])
+        workers = vector_options.get("num_workers") or usable_cores()
+        env_fns = _env_fns(envs, num_envs, 2 * workers, len(played), video_folder is not None)
         if video_folder is not None:
             env_fns = recorded(env_fns, video_folder, video_episodes)
         vector_options = with_faults(vector_options, FaultPolicy(on_crash="restart"))
@@ -348,7 +353,7 @@ def _options_with_number(episode: Episode) -> Any:
 
 
 def _env_fns(
-    envs: Any, num_envs: int | None, episodes: int, draws: bool
+    envs: Any, num_envs: int | None, default: int, episodes: int, draws: bool
 ) -> list[Callable[[], Any]]:
     if isinstance(envs, VectorEnv):
         raise TypeError(
@@ -359,7 +364,7 @@ def _env_fns(
         if num_envs not in (None, len(envs)):
             raise ValueError(f"num_envs is {num_envs}, and there are {len(envs)} env_fns")
         return list(envs[:episodes])
-    count = 2 * usable_cores() if num_envs is None else checked_count("num_envs", num_envs)
+    count = default if num_envs is None else checked_count("num_envs", num_envs)
     if isinstance(envs, (str, EnvSpec)):
         spec = _find_spec(envs) if isinstance(envs, str) else envs
         drawing: dict[str, Any] = {"render_mode": "rgb_array"} if draws else {}
