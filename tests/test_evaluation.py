@@ -800,6 +800,10 @@ def make_env(length=None):
     return gym.make("CartPole-v1", max_episode_steps=length)
 
 
+class Idle:
+    pass
+
+
 NUMBER = 3
 """
 
@@ -830,6 +834,9 @@ def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
         ("CartPole-v99 --policy script.py:lean", "CartPole"),
         ("CartPole-v1 --policy script.py:lean --episodes 0", "must be positive"),
         ("CartPole-v1", "--policy"),
+        ("CartPole-v1 --policy script.py:lean --seed -1", "must be at least 0"),
+        ("CartPole-v1 --policy script.py:lean --json .", "is a folder"),
+        ("CartPole-v1 --policy script.py:Idle", "cannot be called"),
     ],
 )
 def test_the_command_explains(tmp_path, monkeypatch, capsys, arguments, says):

@@ -79,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     command.add_argument("--num-envs", type=_positive(int), metavar="N", help="envs at a time")
     command.add_argument("--num-workers", type=_positive(int), metavar="W")
-    command.add_argument("--seed", type=int, help="of the first episode; the next has one more")
+    command.add_argument(
+        "--seed", type=_seed, metavar="S", help="of the first episode; the next has one more"
+    )
     command.add_argument(
         "--fixed-batch", action="store_true", help="always ask the policy about as many envs"
     )
@@ -93,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file = getattr(options, name, None)
         if file is not None and not file.parent.is_dir():
             parser.error(f"--{name}: there is no folder {file.parent}")
+        if file is not None and file.is_dir():
+            parser.error(f"--{name}: {file} is a folder")
     return int(options.run(parser, options))
 
 
@@ -188,6 +192,8 @@ def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         parser.error(str(error))
     if isinstance(policy, type):  # one with a state
         policy = policy()
+    if not callable(policy):
+        parser.error(f"--policy: what {options.policy} makes cannot be called")
     workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
     result = evaluate(
         make,
@@ -236,6 +242,14 @@ def _arguments(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("must be a JSON object, from names to values")
+    return value
+
+
+def _seed(text: str) -> int:
+    """An argparse type: what a first seed may be."""
+    value = int(text)
+    if not 0 <= value < 2**62:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 2**62, got {text}")
     return value
 
 
