@@ -208,9 +208,9 @@ def evaluate(
 
     Args:
         envs: An id of Gymnasium's registry, "module:Env-v0" to import a module first, or a spec;
-            a function that makes an env; a list of such
-            functions, one for each env; or a :class:`shmvec.ShmVectorEnv`, which is not closed,
-            and whose envs must be reset before they are used again.
+            a function that makes an env; a list of such functions, one for each env, of which any
+            may play any episode; or a :class:`shmvec.ShmVectorEnv`, which is not closed, and whose
+            envs must be reset before they are used again.
         policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
             as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
             has a method ``reset(env_ids)``, that is called before it is asked about the first
