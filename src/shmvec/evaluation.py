@@ -44,6 +44,7 @@ Envs: TypeAlias = (
 
 _SUCCESS = "is_success"
 _CLOSE_S = 5.0  # what envs get that were in the middle of something
+_SAMPLES = 1000  # of intervals in a table: two digits are shown, and it is printed at once
 _SEEDS = 2**31  # as many as all generators take
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 
@@ -160,8 +161,8 @@ class Evaluation:
         if self.repeats:
             lines[0] += f", {self.repeats} begun again"
         if len(self):
-            low, high = self.confidence_interval("mean")
-            low_middle, high_middle = self.confidence_interval()
+            low, high = self.confidence_interval("mean", samples=_SAMPLES)
+            low_middle, high_middle = self.confidence_interval(samples=_SAMPLES)
             lines += [
                 "",
                 "| | mean | standard error | 95 % of the mean | interquartile mean | 95 % of it |",
