@@ -21,7 +21,7 @@ from processes import dozing, gone, run_script
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._worker.process import EnvHost
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 def make_counter():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from processes import run_script
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 _PREAMBLE = f"""
 import faulthandler, os, sys

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 from processes import gone
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 def lockstep(envs, actions):

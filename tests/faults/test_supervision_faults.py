@@ -10,7 +10,7 @@ from scripts import running, session_of, succeeds
 
 from shmvec import EnvTimeoutError, ShmVectorEnv
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 # ---- a fork server that is killed ---------------------------------------------------------------
