@@ -12,7 +12,7 @@ import pytest
 
 from shmvec._worker import fork_server
 
-DEADLINE_S = 120
+DEADLINE_S = 300
 KEPT = ("resource_tracker", "forkserver", "shmvec._worker.interpreter as it; it.serve")
 
 
