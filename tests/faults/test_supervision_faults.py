@@ -231,7 +231,7 @@ SUSPENDED = """
     from envs import Counter
     from shmvec import FaultPolicy, ShmVectorEnv
 
-    faulthandler.dump_traceback_later(15, exit=True)
+    faulthandler.dump_traceback_later(40, exit=True)
 
     class Works(Counter):
         def step(self, action):
