@@ -34,15 +34,11 @@ class PolicyCaller:
             policy: Called with observations and the envs they are of; before, its ``reset``, if it
                 has one, with the envs in whose places episodes begin.
             size: Of every batch: what is missing is filled up. None: as many as there are.
-
-        Raises:
-            TypeError: It cannot be called.
         """
-        if not callable(policy):
-            raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy}")
         self._exchange = exchange
         self._policy = policy
-        self._reset = getattr(policy, "reset", None)
+        reset = getattr(policy, "reset", None)
+        self._reset = reset if callable(reset) else None
         self._size = size
         self.batches = 0
 
@@ -74,7 +70,7 @@ class PolicyCaller:
             )
         where = f"batch {self.batches}, of envs {asked.tolist()}"
         try:
-            if begun and callable(self._reset):
+            if begun and self._reset is not None:
                 self._reset(np.array(begun, np.int64))
             actions = self._policy(observations, ids)
         except Exception as error:
