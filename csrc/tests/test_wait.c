@@ -106,20 +106,53 @@ static void test_learning(void)
     CHECK(counts.waits == 40);
 }
 
+/* A worker that follows a policy, and the parent's end of its ring. */
+static struct {
+    sv_policy policy;
+    sv_bell bell;
+    alignas(SV_CACHE_LINE) char memory[4096];
+    sv_ring sent, received;
+    sv_waiter waiter;
+    sv_counts counts;
+} following;
+
+static void start_following(void)
+{
+    memset(&following, 0, sizeof following);
+    CHECK(sv_ring_bytes(64) <= sizeof following.memory);
+    sv_ring_attach_producer(&following.sent, following.memory, 64);
+    sv_ring_attach_consumer(&following.received, following.memory, 64);
+    sv_waiter_follow(&following.waiter, &following.policy, &following.counts);
+}
+
+static int wait_for(int64_t slice)
+{
+    return sv_wait_request(&following.waiter, &following.bell, &following.received, 0, slice);
+}
+
+/* A request that is there already: the wait is over at once. */
+static void receive_one(void)
+{
+    sv_record record = {0};
+    CHECK(sv_ring_try_push(&following.sent, &record) == SV_RING_YES);
+    CHECK(wait_for(MS) == SV_WAIT_READY);
+    CHECK(sv_ring_try_pop(&following.received, &record) == SV_RING_YES);
+}
+
+/* Else it would learn not to spin, and on a busy machine not to yield. */
+static void forget(void)
+{
+    following.waiter.typical = 0;
+    following.waiter.yield_cost = 0;
+    following.waiter.probe_in = following.waiter.probe_every = 0;
+}
+
 /* A worker's waits follow the policy from one wait to the next, whatever it says. */
 static void test_policy(void)
 {
-    static sv_policy policy;
-    static sv_bell bell;
-    static alignas(SV_CACHE_LINE) char memory[4096];
-    sv_ring sent, received;
-    sv_record record = {0};
-    sv_waiter waiter;
-    sv_counts counts = {0};
-    CHECK(sv_ring_bytes(64) <= sizeof memory);
-    sv_ring_attach_producer(&sent, memory, 64);
-    sv_ring_attach_consumer(&received, memory, 64);
-    sv_waiter_follow(&waiter, &policy, &counts);
+    sv_waiter *waiter = &following.waiter;
+    const sv_counts *counts = &following.counts;
+    start_following();
     const struct {
         sv_budget budget;
         bool pauses, yields;
@@ -131,39 +164,30 @@ static void test_policy(void)
         {{0, 0, 0, 0}, false, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int64_t pause_ns = counts.pause_ns, yield_ns = counts.yield_ns;
-        sv_policy_set(&policy, cases[i].budget, false, 0);
-        CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
-        CHECK(sv_ring_try_push(&sent, &record) == SV_RING_YES);
-        CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_READY);
-        CHECK(sv_ring_try_pop(&received, &record) == SV_RING_YES);
+        int64_t pause_ns = counts->pause_ns, yield_ns = counts->yield_ns;
+        sv_policy_set(&following.policy, cases[i].budget, false, 0);
+        CHECK(wait_for(MS) == SV_WAIT_SLICE);
+        receive_one();
         /* Phases without a budget end when they begin: a clock reading apart at most. */
-        CHECK((counts.pause_ns - pause_ns >= MS) == cases[i].pauses);
-        CHECK((counts.yield_ns - yield_ns >= MS) == cases[i].yields);
-        waiter.typical = 0; /* else it would learn not to spin */
+        CHECK((counts->pause_ns - pause_ns >= MS) == cases[i].pauses);
+        CHECK((counts->yield_ns - yield_ns >= MS) == cases[i].yields);
+        forget();
     }
-    sv_policy_set(&policy, (sv_budget){INT64_MAX, INT64_MAX, 0, 0}, true, 0);
-    CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
-    CHECK(waiter.budget.pause + waiter.budget.yield < 1000 * MS && waiter.homing);
-    memset((void *)&policy, 0x5a, sizeof policy); /* damaged */
-    CHECK(sv_ring_try_push(&sent, &record) == SV_RING_YES);
-    CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_READY);
-    CHECK(sv_ring_try_pop(&received, &record) == SV_RING_YES);
-    CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_SLICE);
-    CHECK(waiter.budget.pause + waiter.budget.yield < 1000 * MS && waiter.homing);
+    sv_policy_set(&following.policy, (sv_budget){INT64_MAX, INT64_MAX, 0, 0}, true, 0);
+    CHECK(wait_for(MS) == SV_WAIT_SLICE);
+    CHECK(waiter->budget.pause + waiter->budget.yield < 1000 * MS && waiter->homing);
+    memset((void *)&following.policy, 0x5a, sizeof following.policy); /* damaged */
+    receive_one();
+    CHECK(wait_for(MS) == SV_WAIT_SLICE);
+    CHECK(waiter->budget.pause + waiter->budget.yield < 1000 * MS && waiter->homing);
 }
 
 /* With more workers than cores the last of a batch step yield, and others not at all; who was in no
  * such step does as always. */
 static void test_who_stays_awake(void)
 {
-    static sv_policy policy;
-    static sv_bell bell;
-    static alignas(SV_CACHE_LINE) char memory[4096];
-    sv_ring sent, received;
-    sv_record record = {0};
-    sv_waiter waiter;
-    sv_counts counts = {0};
+    sv_waiter *waiter = &following.waiter;
+    const sv_counts *counts = &following.counts;
     const struct {
         int64_t yield, linger;
         uint32_t cores;
@@ -174,21 +198,17 @@ static void test_who_stays_awake(void)
         {MS, MS, 2, 2, false}, {MS, MS, 2, UINT32_MAX, false}, {MS, MS, 2, -1, true},
         {0, MS, 2, -1, false}, {MS, 0, 2, 2, true},           {0, 0, 2, 0, false},
     };
-    sv_ring_attach_producer(&sent, memory, 64);
-    sv_ring_attach_consumer(&received, memory, 64);
-    sv_waiter_follow(&waiter, &policy, &counts);
-    CHECK(waiter.left == -1);
+    start_following();
+    CHECK(waiter->left == -1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int64_t yield_ns = counts.yield_ns;
-        sv_policy_set(&policy, (sv_budget){0, cases[i].yield, cases[i].linger, 0}, false,
+        int64_t yield_ns = counts->yield_ns;
+        sv_policy_set(&following.policy, (sv_budget){0, cases[i].yield, cases[i].linger, 0}, false,
                       cases[i].cores);
-        waiter.left = cases[i].left;
-        waiter.typical = 0; /* else it would learn not to spin */
-        CHECK(sv_wait_request(&waiter, &bell, &received, 0, 2 * MS) == SV_WAIT_SLICE);
-        CHECK((counts.yield_ns - yield_ns >= MS) == cases[i].yields);
-        CHECK(sv_ring_try_push(&sent, &record) == SV_RING_YES);
-        CHECK(sv_wait_request(&waiter, &bell, &received, 0, MS) == SV_WAIT_READY);
-        CHECK(sv_ring_try_pop(&received, &record) == SV_RING_YES);
+        waiter->left = cases[i].left;
+        forget();
+        CHECK(wait_for(2 * MS) == SV_WAIT_SLICE);
+        CHECK((counts->yield_ns - yield_ns >= MS) == cases[i].yields);
+        receive_one();
     }
 }
 
