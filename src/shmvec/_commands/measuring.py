@@ -28,6 +28,7 @@ from shmvec._shared.scheduling import usable_cores
 
 __all__ = [
     "LIMIT",
+    "SIMPLER",
     "Compute",
     "Contender",
     "EnvFn",
@@ -41,6 +42,7 @@ __all__ = [
     "line",
     "machine",
     "race",
+    "simplest",
     "spread",
     "turns",
     "vector_env",
@@ -49,6 +51,7 @@ __all__ = [
 EnvFn = Callable[[], "gym.Env[Any, Any]"]
 
 LIMIT = "limit"  # its name among the contenders
+SIMPLER = 1.03  # how much faster a setting must be than a simpler one to be preferred to it
 
 _WARM_UP_S = 0.1
 _CHUNK_S = 0.02  # between two times that ends of episodes are counted
@@ -124,6 +127,13 @@ def line(*cells: object) -> str:
 def spread(values: Sequence[float]) -> float:
     """How far values lie apart: (largest - smallest) / median."""
     return (max(values) - min(values)) / statistics.median(values)
+
+
+def simplest(rows: Iterable[Mapping[str, Any]], factor: float) -> Any:
+    """The first row, the simplest first, of which none is more than ``factor`` times as fast."""
+    known = list(rows)
+    fastest = max(row["steps_per_s"] for row in known)
+    return next(row for row in known if factor * row["steps_per_s"] >= fastest)
 
 
 def turns(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:

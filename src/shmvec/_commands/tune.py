@@ -22,6 +22,7 @@ import numpy as np
 
 from shmvec._commands.measuring import (
     LIMIT,
+    SIMPLER,
     Compute,
     EnvFn,
     Progress,
@@ -30,6 +31,7 @@ from shmvec._commands.measuring import (
     line,
     machine,
     race,
+    simplest,
     vector_env,
 )
 from shmvec._shared.scheduling import WAIT_POLICIES, usable_cores
@@ -38,7 +40,6 @@ from shmvec.vector_env import ShmVectorEnv
 __all__ = ["Setting", "plot", "report", "tune"]
 
 _ROUNDS = 5
-_SIMPLER = 1.03  # how much faster a setting must be than a simpler one
 _FEWER = 1.05  # and than the best with fewer envs
 
 
@@ -180,15 +181,13 @@ def tune(
         say.done()
     for row in rows:
         row["best"] = any(row is winner for winner in winners)
-    fastest = max(row["steps_per_s"] for row in winners)
-    chosen = next(row for row in winners if _FEWER * row["steps_per_s"] >= fastest)
     return {
         "machine": machine(),
         "settings": {"seconds": seconds, "compute_us": compute_us, "rounds": _ROUNDS},
         "env": env,
         "limit": statistics.median(limits),
         "rows": rows,
-        "best": _setting(chosen),
+        "best": _setting(simplest(winners, _FEWER)),
     }
 
 
@@ -217,9 +216,7 @@ def _measure(
 
 def _best(rows: Sequence[dict[str, Any]]) -> Setting:
     """The first, and so the simplest, that no other beats by more than 3 %."""
-    fastest = max(row["steps_per_s"] for row in rows)
-    chosen = next(row for row in rows if _SIMPLER * row["steps_per_s"] >= fastest)
-    return Setting(**_setting(chosen))
+    return Setting(**_setting(simplest(rows, SIMPLER)))
 
 
 def report(results: dict[str, Any], code: str) -> str:

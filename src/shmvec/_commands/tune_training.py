@@ -20,14 +20,23 @@ from typing import Any, TextIO
 from gymnasium.vector import SyncVectorEnv
 
 from shmvec._commands.learner import PARTS, Recipe, Threads, Training
-from shmvec._commands.measuring import EnvFn, Progress, Slice, described, line, machine, race
+from shmvec._commands.measuring import (
+    SIMPLER,
+    EnvFn,
+    Progress,
+    Slice,
+    described,
+    line,
+    machine,
+    race,
+    simplest,
+)
 from shmvec._shared.scheduling import usable_cores
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["report", "tune"]
 
 _ROUNDS = 5
-_SIMPLER = 1.03  # how much faster a candidate must be than a simpler one
 _SYNC = "SyncVectorEnv"
 
 
@@ -101,10 +110,8 @@ def tune(
             }
         )
     ours = [row for row in rows if row["system"] != _SYNC]
-    fastest = max(row["steps_per_s"] for row in ours)
-    best = next(row for row in ours if _SIMPLER * row["steps_per_s"] >= fastest)
-    told = asdict(recipe)
-    return {"machine": machine(), "recipe": told, "rows": rows, "best": best}
+    best = simplest(ours, SIMPLER)
+    return {"machine": machine(), "recipe": asdict(recipe), "rows": rows, "best": best}
 
 
 def report(results: dict[str, Any], code: str) -> str:
