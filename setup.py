@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -71,7 +72,7 @@ extensions = [
     Extension(
         f"shmvec._core.{source.stem}",
         [str(source)],
-        include_dirs=["csrc"],
+        include_dirs=["csrc", *([np.get_include()] if source.stem == "pool" else [])],
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )

@@ -1,6 +1,7 @@
 from libc.stdint cimport uint8_t, uint32_t
 
 from shmvec._core.lease cimport Lease
+from shmvec._core.pool cimport Pool
 
 
 # Where an array's data is; it stays there while the caller holds the array.
@@ -14,6 +15,7 @@ cdef class Codec:
     cpdef object batch(self, bint copy, Py_ssize_t first=*, Py_ssize_t count=*)
     cdef object gather(self, const Py_ssize_t[::1] envs)
     cdef object view(self, Lease lease, Py_ssize_t first, tuple lead)
+    cdef object lend(self, Pool pool)
     cdef int put_many(self, Py_ssize_t first, object values) except -1
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1

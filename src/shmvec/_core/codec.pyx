@@ -18,6 +18,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy, strcmp
 
 from shmvec._core.lease cimport Lease
+from shmvec._core.pool cimport Pool
 
 from copy import deepcopy
 
@@ -56,6 +57,10 @@ cdef class Codec:
 
     cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
         """Rows from `first` on as an array (*lead, ...), which keeps the lease."""
+        raise NotImplementedError
+
+    cdef object lend(self, Pool pool):
+        """All rows, which lie in a block of the pool: as an array of the caller's."""
         raise NotImplementedError
 
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
@@ -196,8 +201,19 @@ cdef class ArrayCodec(Codec):
         return lease.show(self.rows.base + first * self.rows.row_bytes, lead + self.shape,
                           self.dtype)
 
+    cdef object lend(self, Pool pool):
+        if self.size == 0:
+            return self.batch(True)
+        return pool.array(self.rows.base, (self.rows.num_envs, *self.shape), self.dtype)
+
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
         self.rows.array[first:first + len(values)] = values
+        return 0
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        cdef _Rows rows = (<ArrayCodec>source).rows
+        memcpy(self.rows.base + target * self.rows.row_bytes, rows.base + row * rows.row_bytes,
+               self.rows.row_bytes)
         return 0
 
 
@@ -390,6 +406,9 @@ cdef class TextCodec(Codec):
     cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
         return tuple([self.read(row) for row in range(first, first + lead[0])])
 
+    cdef object lend(self, Pool pool):
+        return self.batch(True)
+
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
         cdef Py_ssize_t i
         for i in range(len(values)):
@@ -467,10 +486,23 @@ cdef class DictCodec(Codec):
             values[self.keys[i]] = (<Codec>self.codecs[i]).view(lease, first, lead)
         return values
 
+    cdef object lend(self, Pool pool):
+        cdef Py_ssize_t i
+        cdef dict values = {}
+        for i in range(len(self.keys)):
+            values[self.keys[i]] = (<Codec>self.codecs[i]).lend(pool)
+        return values
+
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
         cdef Py_ssize_t i
         for i in range(len(self.keys)):
             (<Codec>self.codecs[i]).put_many(first, values[self.keys[i]])
+        return 0
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.keys)):
+            (<Codec>self.codecs[i]).copy_row((<DictCodec>source).codecs[i], row, target)
         return 0
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
@@ -528,10 +560,19 @@ cdef class TupleCodec(Codec):
     cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
         return tuple([(<Codec>codec).view(lease, first, lead) for codec in self.codecs])
 
+    cdef object lend(self, Pool pool):
+        return tuple([(<Codec>codec).lend(pool) for codec in self.codecs])
+
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
         cdef Py_ssize_t i
         for i in range(len(self.codecs)):
             (<Codec>self.codecs[i]).put_many(first, values[i])
+        return 0
+
+    cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.codecs)):
+            (<Codec>self.codecs[i]).copy_row((<TupleCodec>source).codecs[i], row, target)
         return 0
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:

@@ -15,6 +15,12 @@ cdef extern from "affinity.h" nogil:
     void sv_affinity_widen(const sv_affinity *saved)
 
 
+cdef extern from "pages.h" nogil:
+    void *sv_pages_make_private(void *start, size_t bytes)
+    bint sv_pages_make_shared(void *start, size_t bytes, void *aside)
+    void sv_pages_drop(void *aside, size_t bytes)
+
+
 cdef extern from "bell.h" nogil:
     ctypedef struct sv_bell:
         pass

@@ -1,5 +1,6 @@
 from libc.stdint cimport uint8_t
 
+from shmvec._core.pool cimport Pool
 from shmvec._core.results cimport Results
 
 
@@ -15,6 +16,9 @@ cdef class Frames:
     cdef bint leasing             # views of batches are handed out; what they show is leased
     cdef bint keep_last           # new results do not overwrite the last ones
     cdef bint several             # there are several frames at home
+    cdef Pool pool                # blocks where observations are written besides; None: nowhere
+    cdef Py_ssize_t block         # the one that was named last, if it is still to be handed out; -1
+    cdef Py_ssize_t beyond        # the number of the rollouts' first frame
     cdef Py_ssize_t free(self, const Py_ssize_t[::1] envs)
     cdef Py_ssize_t choose(self, const Py_ssize_t[::1] envs) except -1
     cdef int aim(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1
@@ -27,5 +31,5 @@ cdef class Frames:
     cdef bint was_over(self, Py_ssize_t env)
     cdef object truncate(self, Py_ssize_t env)
     cdef int mark_truncated(self, Py_ssize_t env) except -1
-    cdef tuple all(self)
+    cdef tuple all(self, bint usual)
     cdef tuple some(self, object envs)

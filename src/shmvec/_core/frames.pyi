@@ -1,5 +1,6 @@
 from typing import Any
 
+from shmvec._core.pool import Pool
 from shmvec._core.results import Results
 
 class Frames:
@@ -9,7 +10,12 @@ class Frames:
     rollouts: Results | None
 
     def __init__(
-        self, home: Results, copy: bool = True, leasing: bool = False, keep_last: bool = False
+        self,
+        home: Results,
+        copy: bool = True,
+        leasing: bool = False,
+        keep_last: bool = False,
+        pool: Pool | None = None,
     ) -> None:
         """Takes the frames of the segment.
 
@@ -18,6 +24,7 @@ class Frames:
             copy: Whether observations are returned as copies.
             leasing: Whether batches are handed out as views.
             keep_last: Whether new results leave the last ones in place.
+            pool: Where observations of all envs are written besides, to be handed out as they are.
         """
 
     def take_rollouts(self, rollouts: Results) -> None:

@@ -2,10 +2,13 @@
 
 A request says into which frame its results go. There is one, unless batches are handed out as views
 (*leasing*: what somebody holds is not written), or faults are dealt with (*keep_last*: an env whose
-results are lost gets its last ones again).
+results are lost gets its last ones again). Beside the frame it may name a block of the pool, where
+workers write observations as well: frames are numbered through, first those at home with no block,
+then the same with each of the blocks, then those of rollouts.
 """
 
 from shmvec._core.lease cimport Lease
+from shmvec._core.pool cimport Pool
 from shmvec._core.results cimport Results
 
 import gc
@@ -14,13 +17,18 @@ import numpy as np
 
 
 cdef class Frames:
-    def __init__(self, Results home, copy=True, leasing=False, keep_last=False):
+    def __init__(self, Results home, copy=True, leasing=False, keep_last=False, Pool pool=None):
         self.home = home
         self.copy = copy
         self.leasing = leasing
         self.keep_last = keep_last
         self.several = leasing or keep_last
         self.away = -1
+        self.pool = pool
+        self.block = -1
+        self.beyond = home.num_frames
+        if pool is not None:
+            self.beyond += home.num_frames * <Py_ssize_t>len(pool.codecs)
         self.num_envs = home.num_envs
         self.everyone = np.arange(home.num_envs, dtype=np.intp)
         self.rows = np.arange(home.num_envs, dtype=np.intp)
@@ -77,23 +85,26 @@ cdef class Frames:
 
     cdef Py_ssize_t aim_all(self, Py_ssize_t rollout_frame) except -1:
         """The frame for new results of all envs: this one of the rollouts, or one at home."""
-        cdef Py_ssize_t frame
+        cdef Py_ssize_t frame = 0
+        self.block = -1
         if rollout_frame >= 0:
             self.away = rollout_frame
-            return self.home.num_frames + rollout_frame
+            return self.beyond + rollout_frame
         if self.away >= 0 and self.keep_last:
             self.come_home()  # the last results are needed
         self.away = -1
-        if not self.several:
-            return 0
-        frame = self.choose(self.everyone)
-        self.aim(self.everyone, frame)
+        if self.several:
+            frame = self.choose(self.everyone)
+            self.aim(self.everyone, frame)
+        if self.pool is not None:
+            self.block = self.pool.unheld()
+            frame += (1 + self.block) * self.home.num_frames
         return frame
 
     cdef Py_ssize_t frame_of(self, Py_ssize_t env):
         """The frame that an env's last request named."""
         if self.away >= 0:
-            return self.home.num_frames + self.away
+            return self.beyond + self.away
         return self.rows[env] // self.num_envs
 
     # ---- rollouts ----------------------------------------------------------------------------
@@ -189,15 +200,23 @@ cdef class Frames:
                 return self.home.observations.gather(self.rows)
         return self.home.observations.batch(self.copy, first, self.num_envs)
 
-    cdef tuple all(self):
-        """Observations, rewards, terminations and truncations of all envs."""
+    cdef tuple all(self, bint usual):
+        """Observations, rewards, terminations and truncations of all envs.
+
+        `usual` are results that all envs have written as they were last asked to, all at once.
+        """
         cdef Results home = self.home
+        cdef Py_ssize_t block = self.block
+        self.block = -1  # it is handed out once, and else not at all
+        if usual and block >= 0:
+            observations = self.pool.take(block)
+        else:
+            observations = self.observe()
         if not self.several:
-            return (home.observations.batch(self.copy), home.rewards.copy(),
-                    home.terminations.copy(), home.truncations.copy())
+            return (observations, home.rewards.copy(), home.terminations.copy(),
+                    home.truncations.copy())
         index = np.asarray(self.rows)
-        return (self.observe(), home.rewards[index], home.terminations[index],
-                home.truncations[index])
+        return observations, home.rewards[index], home.terminations[index], home.truncations[index]
 
     cdef tuple some(self, object envs):
         """Those of some envs, in this order, and the lease if these are views."""

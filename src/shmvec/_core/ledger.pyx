@@ -612,7 +612,7 @@ cdef class Ledger:
             infos = self.inbox.gather_all(sending, self.lock_sequence, vector_env)
         if arrays:
             try:
-                results = self.frames.all()
+                results = self.frames.all(True)
             except Exception as error:
                 self.spread()
                 self.disregard(error)
@@ -916,7 +916,7 @@ cdef class Ledger:
             infos = {}
         try:  # only now: observations come with the infos if they are messages
             if arrays and everyone:
-                results = frames.all()
+                results = frames.all(False)
             elif arrays:
                 results, lease = frames.some(which)
         except Exception as error:

@@ -137,6 +137,8 @@ cdef class WorkerLoop:
     cdef Results rollouts         # frames after these, in memory of their own; None: there are none
     cdef Results results          # of which one takes those of the request in hand,
     cdef Py_ssize_t row           # from this row on, that of env 0
+    cdef list blocks              # where observations may be written besides,
+    cdef Codec block              # and where those of the request in hand are; None: nowhere
     cdef bint observation_messages
     cdef list envs
     cdef object host
@@ -176,6 +178,7 @@ cdef class WorkerLoop:
         self.home = slabs.results
         self.actions = slabs.actions
         self.finals = slabs.finals
+        self.blocks = [] if slabs.blocks is None else slabs.blocks.codecs
         self.observation_messages = isinstance(self.home.observations, MessageCodec)
         if isinstance(self.actions, MessageCodec):
             self.action_messages = Decoder(segment, index, False)
@@ -333,9 +336,13 @@ cdef class WorkerLoop:
         return 0
 
     cdef int choose_frame(self, Py_ssize_t frame) except -1:
-        self.results = self.home
-        if frame >= self.home.num_frames:
-            frame -= self.home.num_frames
+        cdef Py_ssize_t block = frame // self.home.num_frames - 1
+        self.results, self.block = self.home, None
+        if 0 <= block < len(self.blocks):
+            self.block = self.blocks[block]
+            frame -= (1 + block) * self.home.num_frames
+        elif block >= 0:
+            frame -= (1 + <Py_ssize_t>len(self.blocks)) * self.home.num_frames
             self.results = self.rollouts
             if self.rollouts is None or frame >= self.rollouts.num_frames:
                 raise RuntimeError("the segment is damaged: a request names no frame")
@@ -526,6 +533,8 @@ cdef class WorkerLoop:
                 self.results.observations.write(self.row + env, observation)
             except Exception as error:
                 raise self.host.misfit(env, observation, error) from error
+            if self.block is not None:
+                self.block.copy_row(self.results.observations, self.row + env, env)
         return 0
 
     cdef int put_reward(self, Py_ssize_t env, object reward) except -1:

@@ -12,6 +12,7 @@ import gymnasium as gym
 from shmvec._core.frames import Frames
 from shmvec._core.ledger import Ledger
 from shmvec._core.links import Links
+from shmvec._core.pool import Pool
 from shmvec._core.segment import Segment, segment_bytes
 from shmvec._parent.agreement import agreed_spaces
 from shmvec._parent.arguments import AutoresetMode
@@ -28,6 +29,10 @@ __all__ = ["Agreement", "Assembly", "agree", "assemble"]
 _INFO_BYTES_PER_ENV = 4096
 _INFO_BYTES_LEAST = 65536
 _MESSAGE_RING_MOST = 1 << 28  # what is larger goes over the channel
+# Observations of all envs that are worth a block of memory each, and how much of it there may be.
+_BLOCK_BYTES_LEAST = 1 << 16
+_BLOCKS_BYTES_MOST = 1 << 26
+_BLOCKS_MOST = 4
 
 
 @dataclass
@@ -80,13 +85,18 @@ def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> 
     leasing = num_buffers > 0 and not (settings.copy or layout.observation_messages)
     # Where faults are dealt with, an env whose results are lost gets its last ones again.
     num_frames = (num_buffers if leasing else 1) + int(not settings.faults.raises)
-    return Agreement(
-        spaces,
-        dict(built[0].metadata),
-        built[0].render_mode,
-        replace(layout, num_frames=num_frames),
-        leasing,
-    )
+    layout = replace(layout, num_frames=num_frames)
+    if settings.copy and not layout.observation_messages:
+        layout = replace(layout, num_blocks=_num_blocks(layout.block_nbytes))
+    return Agreement(spaces, dict(built[0].metadata), built[0].render_mode, layout, leasing)
+
+
+def _num_blocks(nbytes: int) -> int:
+    """How many blocks of so many bytes: one is being written while the last one is looked at."""
+    if nbytes < _BLOCK_BYTES_LEAST:
+        return 0
+    affordable = min(_BLOCKS_MOST, _BLOCKS_BYTES_MOST // nbytes)
+    return affordable if affordable >= 2 else 0
 
 
 def assemble(
@@ -132,5 +142,7 @@ def assemble(
         limits=settings.limits,
         inline=workers.inline,
     )
-    frames = Frames(slabs.results, settings.copy, agreement.leasing, mends)
+    blocks = slabs.blocks
+    pool = None if blocks is None else Pool(blocks.memory, blocks.nbytes, blocks.codecs)
+    frames = Frames(slabs.results, settings.copy, agreement.leasing, mends, pool)
     return Assembly(links, frames, Ledger(links, frames, slabs, mode, may_step_over, in_ranges))

@@ -7,6 +7,7 @@ sides agree even where equal spaces list their keys in another order.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +34,7 @@ from shmvec._core.results import Results
 from shmvec._core.segment import Segment
 from shmvec._shared.misfit import odd_one
 
-__all__ = ["Layout", "Slabs", "check_shared_memory", "has_fixed_size"]
+__all__ = ["Blocks", "Layout", "Slabs", "check_shared_memory", "has_fixed_size"]
 
 _ALIGNMENT = 128  # a cache line and its neighbour, as in csrc/platform.h
 _UNKNOWN_BYTES = 8192  # what a value of a space without a fixed size is guessed to need
@@ -44,6 +45,21 @@ _Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Memory in which observations of all envs are written where the user gets them.
+
+    Attributes:
+        memory: Whole pages.
+        nbytes: Of a block.
+        codecs: Of observations, one a block.
+    """
+
+    memory: npt.NDArray[np.uint8]
+    nbytes: int
+    codecs: list[Codec]
+
+
+@dataclass(frozen=True)
 class Slabs:
     """The arrays of a segment, ready to use.
 
@@ -51,11 +67,13 @@ class Slabs:
         results: Frames of what steps return: observations, rewards (float64) and flags (bool).
         actions: Codec of the actions.
         finals: Codec of the last observations of episodes; None unless resets overwrite them.
+        blocks: Where observations are written besides; None: nowhere.
     """
 
     results: Results
     actions: Codec
     finals: Codec | None
+    blocks: Blocks | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +88,7 @@ class Layout:
         action_messages: Whether actions do.
         final_observations: Whether there is a slab for the last observations of episodes.
         num_frames: Frames of results.
+        num_blocks: Blocks for observations that are not copied for the user.
     """
 
     observation_space: gym.Space[Any]
@@ -79,6 +98,7 @@ class Layout:
     action_messages: bool = False
     final_observations: bool = False
     num_frames: int = 1
+    num_blocks: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -88,6 +108,12 @@ class Layout:
     def results_nbytes(self, num_frames: int) -> int:
         """Bytes that so many frames of results need."""
         return _nbytes(lambda place: self._results(place, None, _nothing, num_frames))
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of a block for the observations of all envs: whole pages."""
+        nbytes = _nbytes(lambda place: self._observations(place, _nothing, self.num_envs))
+        return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
     @property
     def observation_message_bytes(self) -> int:
@@ -109,7 +135,7 @@ class Layout:
             return _UNKNOWN_BYTES
         alone = replace(
             self, observation_space=space, num_envs=1, observation_messages=False,
-            action_messages=True, final_observations=False,
+            action_messages=True, final_observations=False, num_blocks=0,
         )  # fmt: skip
         return alone.nbytes
 
@@ -151,7 +177,30 @@ class Layout:
             self._observations(place, make, n)
             if self.final_observations and not self.observation_messages
             else None,
+            make(
+                self._blocks,
+                # Where pages begin is the same in all mappings of the segment.
+                place((self.num_blocks * self.block_nbytes + mmap.PAGESIZE,), np.uint8),
+            )
+            if self.num_blocks > 0
+            else None,
         )
+
+    def _blocks(self, room: npt.NDArray[np.uint8]) -> Blocks:
+        nbytes = self.block_nbytes
+        begin = -room.ctypes.data % mmap.PAGESIZE
+        memory = room[begin : begin + self.num_blocks * nbytes]
+
+        def codec(block: int) -> Codec:
+            def array(
+                offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike
+            ) -> npt.NDArray[Any]:
+                return np.ndarray(shape, dtype, memory, block * nbytes + offset)
+
+            made: Codec = self._observations(_placing(array), _called, self.num_envs)
+            return made
+
+        return Blocks(memory, nbytes, [codec(block) for block in range(self.num_blocks)])
 
     def _results(
         self, place: _Place, memory: Any, make: Callable[..., Any], num_frames: int

@@ -1,0 +1,230 @@
+"""Arrays of the user's in shared memory: workers write observations where he gets them.
+
+A copy of large observations costs the parent, while all workers wait, as much as it costs them to
+write these; and a fresh array of more than a few hundred kilobytes a page fault every four. So there
+are some blocks of shared memory, each with room for the observations of all envs. A request names one
+that nobody holds, workers write there too, and the parent hands it out as it is: not as a view of
+something else, but as an array that owns its memory. NumPy lets an array be made by an allocator
+(NEP 49) and asks that one when the array's last reference is gone; ours then notes that the block is
+free. So it is the user's like any other: writable, for as long as he likes, after `close` as well.
+
+Who holds all blocks gets ordinary arrays. Only what has come as it should is handed out from here: of
+what is not as usual (a fault, a call that was broken off) the observations are copied from the
+frames, where workers write them in any case, and the block is free again.
+
+Before a fork the blocks that are held are made private: see csrc/pages.h.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
+from cpython.pycapsule cimport (
+    PyCapsule_GetContext,
+    PyCapsule_New,
+    PyCapsule_SetContext,
+    PyCapsule_SetDestructor,
+)
+from libc.stdint cimport uint8_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy, strcpy
+
+from shmvec._core.codec cimport Codec
+from shmvec._core.csrc cimport (
+    sv_pages_drop,
+    sv_pages_make_private,
+    sv_pages_make_shared,
+)
+
+import os
+
+import numpy as np
+
+cdef extern from "numpy/arrayobject.h":
+    ctypedef struct PyDataMemAllocator:
+        void *ctx
+        void *(*malloc)(void *ctx, size_t size) noexcept
+        void *(*calloc)(void *ctx, size_t nelem, size_t elsize) noexcept
+        void *(*realloc)(void *ctx, void *ptr, size_t new_size) noexcept
+        void (*free)(void *ctx, void *ptr, size_t size) noexcept
+    ctypedef struct PyDataMem_Handler:
+        char name[127]
+        uint8_t version
+        PyDataMemAllocator allocator
+    object PyDataMem_SetHandler(object handler)
+    int _import_array() except -1
+
+_import_array()
+
+cdef const char *_NAME = "mem_handler"  # as NumPy wants it
+
+
+cdef struct Allocator:
+    PyDataMem_Handler handler
+    Py_buffer memory      # which it keeps
+    char *start
+    size_t block_bytes
+    Py_ssize_t num_blocks
+    Block *blocks
+    void *next            # where the array that is being made is to lie; NULL: anywhere
+    Allocator *before     # in the list of all of this process
+    Allocator *after
+
+cdef Allocator *_all = NULL
+
+
+cdef Block *_block_of(Allocator *self, void *memory) noexcept:
+    """The block in which memory lies; NULL: it is ordinary memory."""
+    cdef char *address = <char *>memory
+    if address < self.start or address >= self.start + self.num_blocks * self.block_bytes:
+        return NULL
+    return &self.blocks[(address - self.start) // self.block_bytes]
+
+
+cdef void *_malloc(void *context, size_t size) noexcept:
+    cdef Allocator *self = <Allocator *>context
+    cdef void *memory = self.next
+    if memory is NULL:
+        return malloc(size)
+    self.next = NULL
+    _block_of(self, memory).held += 1
+    return memory
+
+
+cdef void *_calloc(void *context, size_t count, size_t size) noexcept:
+    return calloc(count, size)
+
+
+cdef void *_realloc(void *context, void *memory, size_t size) noexcept:
+    """For ``ndarray.resize``: what leaves its block is ordinary memory from then on."""
+    cdef Allocator *self = <Allocator *>context
+    cdef Block *block = _block_of(self, memory)
+    if block is NULL:
+        return realloc(memory, size)
+    cdef size_t most = (self.start + (block - self.blocks + 1) * self.block_bytes
+                        - <char *>memory)
+    cdef void *moved = malloc(size)
+    if moved is not NULL:
+        memcpy(moved, memory, min(size, most))
+        block.held -= 1
+    return moved
+
+
+cdef void _free(void *context, void *memory, size_t size) noexcept:
+    cdef Block *block = _block_of(<Allocator *>context, memory)
+    if block is NULL:
+        free(memory)
+    else:
+        block.held -= 1
+
+
+cdef void _end(object capsule) noexcept:
+    """The pool is gone, and its last array."""
+    global _all
+    cdef Allocator *self = <Allocator *>PyCapsule_GetContext(capsule)
+    cdef Py_ssize_t i
+    if self.before is not NULL:
+        self.before.after = self.after
+    elif _all is self:
+        _all = self.after
+    if self.after is not NULL:
+        self.after.before = self.before
+    for i in range(self.num_blocks):
+        if self.blocks[i].aside is not NULL:
+            sv_pages_drop(self.blocks[i].aside, self.block_bytes)
+    free(self.blocks)
+    PyBuffer_Release(&self.memory)
+    free(self)
+
+
+def part_with_forks():
+    """Before a fork: what the user holds becomes memory that the fork copies, as it does others."""
+    cdef Allocator *self = _all
+    cdef Block *block
+    cdef Py_ssize_t i
+    while self is not NULL:
+        for i in range(self.num_blocks):
+            block = &self.blocks[i]
+            if block.held > 0 and block.aside is NULL:
+                block.aside = sv_pages_make_private(
+                    self.start + i * self.block_bytes, self.block_bytes)
+                if block.aside is NULL:
+                    block.held += 1  # no worker writes there any more
+        self = self.after
+
+
+os.register_at_fork(before=part_with_forks)
+
+
+cdef Allocator *_allocator_of(object capsule) noexcept:
+    return <Allocator *>PyCapsule_GetContext(capsule)
+
+
+@cython.final
+cdef class Pool:
+    """Blocks of shared memory for observations of all envs, each for an array of the user's."""
+
+    def __init__(self, memory, Py_ssize_t block_bytes, list codecs):
+        """Takes whole pages of memory, the bytes of a block, and a codec over each."""
+        global _all
+        cdef Allocator *made = <Allocator *>calloc(1, sizeof(Allocator))
+        if made is NULL:
+            raise MemoryError
+        made.blocks = <Block *>calloc(len(codecs), sizeof(Block))
+        if made.blocks is NULL:
+            free(made)
+            raise MemoryError
+        try:
+            PyObject_GetBuffer(memory, &made.memory, PyBUF_WRITABLE)
+        except BaseException:
+            free(made.blocks)
+            free(made)
+            raise
+        made.start = <char *>made.memory.buf
+        made.block_bytes = block_bytes
+        made.num_blocks = len(codecs)
+        strcpy(made.handler.name, b"shmvec")
+        made.handler.version = 1
+        made.handler.allocator.ctx = made
+        made.handler.allocator.malloc = _malloc
+        made.handler.allocator.calloc = _calloc
+        made.handler.allocator.realloc = _realloc
+        made.handler.allocator.free = _free
+        self.capsule = PyCapsule_New(&made.handler, _NAME, NULL)
+        PyCapsule_SetContext(self.capsule, made)
+        PyCapsule_SetDestructor(self.capsule, _end)
+        self.codecs = codecs
+        made.after = _all
+        if _all is not NULL:
+            _all.before = made
+        _all = made
+
+    cdef Py_ssize_t unheld(self):
+        """A block that nobody holds; -1: there is none."""
+        cdef Allocator *allocator = _allocator_of(self.capsule)
+        cdef Block *block
+        cdef Py_ssize_t i
+        for i in range(allocator.num_blocks):
+            block = &allocator.blocks[i]
+            if block.held > 0:
+                continue
+            if block.aside is not NULL:
+                if not sv_pages_make_shared(allocator.start + i * allocator.block_bytes,
+                                            allocator.block_bytes, block.aside):
+                    continue
+                block.aside = NULL
+            return i
+        return -1
+
+    cdef object take(self, Py_ssize_t block):
+        """The observations in a block, which is the caller's until he drops them."""
+        return (<Codec>self.codecs[block]).lend(self)
+
+    cdef object array(self, char *start, tuple shape, object dtype):
+        """An array that has its memory in a block, from `start` on."""
+        cdef Allocator *allocator = _allocator_of(self.capsule)
+        allocator.next = start
+        usual = PyDataMem_SetHandler(self.capsule)
+        try:
+            return np.empty(shape, dtype)
+        finally:
+            PyDataMem_SetHandler(usual)
+            allocator.next = NULL
