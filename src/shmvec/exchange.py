@@ -255,8 +255,8 @@ class Exchange:
         self.single_observation_space, self.observation_space = agreement.spaces[:2]
         self.single_action_space, self.action_space = agreement.spaces[2:]
         self.metadata, self.render_mode = agreement.metadata, agreement.render_mode
-        self.layout = agreement.layout
         made = assemble(workers, self._settings, agreement, may_step_over, in_ranges)
+        self.layout = agreement.layout
         self._links, self._frames, self._ledger = made.links, made.frames, made.ledger
         self._recovery = Recovery(
             self.policy,

@@ -108,20 +108,16 @@ def assemble(
         OSError: There is not enough shared memory.
         WorkerCrashError: A worker has died.
     """
-    layout, mode = agreement.layout, settings.autoreset_mode.value
-    most_envs = max(len(envs) for envs in workers.ranges)
-    info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
-    action_bytes = most_envs * 2 * layout.action_message_bytes
-    sizes = (
-        len(workers.ranges),
-        settings.num_envs,
-        2 * most_envs + 2,
-        min(max(info_bytes, _INFO_BYTES_LEAST), _MESSAGE_RING_MOST),
-        min(action_bytes, _MESSAGE_RING_MOST),
-        layout.nbytes,
-    )
-    nbytes = segment_bytes(*sizes)
-    descriptor = reserve_memory(nbytes)
+    mode = settings.autoreset_mode.value
+    try:
+        sizes, nbytes, descriptor = _reserve(workers, settings, agreement.layout)
+    except OSError:
+        if agreement.layout.num_blocks == 0:
+            raise
+        # Which can be done without.
+        agreement.layout = replace(agreement.layout, num_blocks=0)
+        sizes, nbytes, descriptor = _reserve(workers, settings, agreement.layout)
+    layout = agreement.layout
     mends = not settings.faults.raises
     try:
         segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
@@ -146,3 +142,22 @@ def assemble(
     pool = None if blocks is None else Pool(blocks.memory, blocks.nbytes, blocks.codecs)
     frames = Frames(slabs.results, settings.copy, agreement.leasing, mends, pool)
     return Assembly(links, frames, Ledger(links, frames, slabs, mode, may_step_over, in_ranges))
+
+
+def _reserve(
+    workers: Workers, settings: Settings, layout: Layout
+) -> tuple[tuple[int, int, int, int, int, int], int, int]:
+    """Memory for a segment: its sizes, its bytes, its descriptor."""
+    most_envs = max(len(envs) for envs in workers.ranges)
+    info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
+    action_bytes = most_envs * 2 * layout.action_message_bytes
+    sizes = (
+        len(workers.ranges),
+        settings.num_envs,
+        2 * most_envs + 2,
+        min(max(info_bytes, _INFO_BYTES_LEAST), _MESSAGE_RING_MOST),
+        min(action_bytes, _MESSAGE_RING_MOST),
+        layout.nbytes,
+    )
+    nbytes = segment_bytes(*sizes)
+    return sizes, nbytes, reserve_memory(nbytes)

@@ -1,0 +1,410 @@
+"""Large observations are written where the user gets them, and are his like any other array."""
+
+import copy
+import gc
+import os
+import pickle
+import resource
+import signal
+import weakref
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
+from gymnasium.vector import AutoresetMode
+
+from shmvec import FaultPolicy, ShmVectorEnv
+from shmvec.exchange import Exchange
+
+DEADLINE = 60
+SHAPE = (128, 128)  # of bytes: 64 KiB for four envs, from where on blocks pay
+N = 4
+
+
+class Picture(gym.Env):
+    """Observes how often it was stepped, in an array that it uses again; ends when it is told."""
+
+    observation_space = Box(0, 255, SHAPE, np.uint8)
+    action_space = Discrete(4)
+
+    def __init__(self):
+        self.picture = np.zeros(SHAPE, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        self.picture[:] = 0
+        return self.picture, {}
+
+    def step(self, action):
+        self.picture += 1
+        if action == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == 3:
+            raise ValueError("told to")
+        return self.picture, 1.0, action == 1, False, {}
+
+
+NOTHING = [0] * N
+
+
+@pytest.fixture(params=[0, 1, 2])
+def envs(request):
+    with_workers = ShmVectorEnv([Picture] * N, num_workers=request.param)
+    with_workers.reset()
+    yield with_workers
+    with_workers.close()
+    vars(with_workers).clear()  # pytest keeps what a fixture has given, and with 0 workers that all
+
+
+def in_blocks(envs):
+    """Where blocks are, if these were all dropped: addresses of as many results as there are."""
+    num_blocks = envs.exchange.layout.num_blocks
+    assert num_blocks >= 2
+    kept = [envs.step(NOTHING)[0] for _ in range(num_blocks)]
+    return {array.ctypes.data for array in kept}
+
+
+def test_nothing_is_copied(envs):
+    blocks = in_blocks(envs)
+    used = set()
+    for _ in range(20):
+        observations = envs.step(NOTHING)[0]
+        used.add(observations.ctypes.data)
+    assert used <= blocks and len(used) == 2  # one is looked at while the next is written
+
+
+def test_it_is_an_array_like_any_other(envs):
+    observations = envs.step(NOTHING)[0]
+    assert type(observations) is np.ndarray and observations.base is None
+    usual = np.zeros((N, *SHAPE), np.uint8)
+    assert str(observations.flags) == str(usual.flags)  # it owns its data, and is writable
+    assert observations.dtype == usual.dtype and observations.strides == usual.strides
+    assert (pickle.loads(pickle.dumps(observations)) == observations).all()
+    copied = copy.deepcopy(observations)
+    observations[:] = 7
+    assert (copied == 1).all() and (observations == 7).all()
+    assert np.asarray(observations) is observations
+    reference = weakref.ref(observations)
+    del observations
+    assert reference() is None
+    observations = envs.step(NOTHING)[0]
+    observations.resize((N, 2 * SHAPE[0], SHAPE[1]), refcheck=False)  # which moves it
+    assert observations.nbytes == 2 * N * SHAPE[0] * SHAPE[1]
+    assert (observations.ravel()[: usual.size] == 2).all()
+    assert (envs.step(NOTHING)[0] == 3).all()
+
+
+def test_a_tensor_is_made_of_it_without_a_copy(envs):
+    torch = pytest.importorskip("torch")
+    observations = envs.step(NOTHING)[0]
+    address = observations.ctypes.data
+    tensor = torch.from_numpy(observations)
+    del observations
+    later = [envs.step(NOTHING)[0] for _ in range(10)]
+    assert tensor.data_ptr() == address and bool((tensor == 1).all())
+    assert address not in {array.ctypes.data for array in later}
+    del tensor
+    assert address in {envs.step(NOTHING)[0].ctypes.data for _ in range(2)}
+
+
+@pytest.mark.parametrize(
+    "part", [lambda a: a[1:2], lambda a: a.T, memoryview, lambda a: iter(a[0])]
+)
+def test_what_was_made_of_it_keeps_it(envs, part):
+    observations = envs.step(NOTHING)[0]
+    address, kept = observations.ctypes.data, part(observations)
+    del observations
+    for _ in range(10):
+        assert envs.step(NOTHING)[0].ctypes.data != address
+    del kept
+    assert address in {envs.step(NOTHING)[0].ctypes.data for _ in range(2)}
+
+
+def test_who_holds_all_gets_ordinary_arrays(envs):
+    blocks = in_blocks(envs)
+    begin = int(envs.step(NOTHING)[0][0, 0, 0])
+    kept = [envs.step(NOTHING)[0] for _ in range(3 * len(blocks))]
+    for turn, array in enumerate(kept, begin + 1):
+        assert (array == turn).all() and array.flags.owndata and array.base is None
+    assert blocks <= {array.ctypes.data for array in kept}
+    kept[0][:] = 200  # is not in anybody's way
+    assert (kept[1] == begin + 2).all() and (envs.step(NOTHING)[0] == begin + 13).all()
+    kept.clear()
+    assert envs.step(NOTHING)[0].ctypes.data in blocks
+
+
+def test_what_the_user_does_to_it_is_not_seen_in_later_results(envs):
+    observations = envs.step(NOTHING)[0]
+    observations[:] = 99
+    mask = np.array([False, True, False, False])
+    rows = envs.reset(options={"reset_mask": mask})[0][:, 0, 0].tolist()
+    assert rows == [1, 0, 1, 1]
+    observations = envs.step(NOTHING)[0]
+    observations[:] = 99
+    rows = envs.step([0, None, None, 0])[0][:, 0, 0].tolist()
+    assert rows == [3, 1, 2, 3]
+    envs.step(NOTHING)[0][:] = 99
+    rollout = envs.rollout(2)
+    assert rollout.observations[0, :, 0, 0].tolist() == [4, 2, 3, 4]
+    rollout.step(NOTHING)
+    envs.step(NOTHING)  # leaves the rollout
+    assert envs.step(NOTHING)[0][:, 0, 0].tolist() == [7, 5, 6, 7]
+
+
+def test_it_outlives_its_vector_env():
+    envs = ShmVectorEnv([Picture] * N, num_workers=1)
+    envs.reset()
+    kept = [envs.step(NOTHING)[0] for _ in range(10)]
+    view = kept[1][2:]
+    del kept[1]
+    envs.close()
+    del envs
+    gc.collect()
+    assert [int(array.max()) for array in kept] == [1, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert (view == 2).all()
+    view[:] = 8
+    kept[0][:] = 9
+    assert (view == 8).all() and (kept[0] == 9).all()
+
+
+def in_a_fork(function):
+    """What a function returns in a fork: a bool."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if function() else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_fork_has_its_own(envs):
+    blocks = in_blocks(envs)
+    kept = [envs.step(NOTHING)[0] for _ in range(2)]
+    before = [array.copy() for array in kept]
+    read, write = os.pipe()
+    go, told = os.pipe()
+
+    def look():
+        os.read(go, 1)
+        same = all((a == b).all() for a, b in zip(kept, before, strict=True))
+        kept[0][:] = 55
+        os.write(write, b"1")
+        return same
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if look() else 1)
+    kept[1][:] = 66  # not seen there
+    del kept[1]  # its block is written again
+    for _ in range(5):
+        envs.step(NOTHING)
+    os.write(told, b"1")
+    os.read(read, 1)
+    assert (kept[0] == before[0]).all()  # what was written there is not seen here
+    assert os.waitpid(pid, 0)[1] == 0
+    for descriptor in (read, write, go, told):
+        os.close(descriptor)
+    kept.clear()
+    used = {envs.step(NOTHING)[0].ctypes.data for _ in range(10)}
+    assert used <= blocks  # and nothing is copied, as before
+
+
+def test_many_forks(envs):
+    blocks = in_blocks(envs)
+    for turn in range(len(blocks) + 1, len(blocks) + 20):
+        observations = envs.step(NOTHING)[0]
+        in_a_fork(lambda: bool((observations == turn).all()))  # noqa: B023
+        assert (observations == turn).all()
+    observations = None
+    assert in_blocks(envs) == blocks
+
+
+def test_a_step_that_is_broken_off_writes_to_nothing_that_is_held(envs):
+    kept = [envs.step(NOTHING)[0] for _ in range(2)]
+    for turn in range(3, 30):
+        envs.step_async(NOTHING)
+        if turn % 3 == 0:
+            envs._state = type(envs._state).DEFAULT  # as an exception leaves it
+            continue
+        kept = [*kept[-1:], envs.step_wait()[0]]
+        assert (kept[-1] == turn).all()
+    assert [int(array[0, 0, 0]) for array in kept] == [28, 29]
+
+
+def test_waits_with_a_limit():
+    envs = ShmVectorEnv([Picture] * N, num_workers=2)
+    try:
+        envs.reset()
+        kept = []
+        for turn in range(1, 20):
+            envs.step_async(NOTHING)
+            kept.append(envs.step_wait(timeout=DEADLINE)[0])
+            assert (kept[-1] == turn).all()
+        assert all((array == turn).all() for turn, array in enumerate(kept, 1))
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
+def test_episodes_that_end(mode):
+    envs = ShmVectorEnv([Picture] * N, num_workers=2, autoreset_mode=mode)
+    try:
+        envs.reset()
+        first = envs.step(NOTHING)[0]
+        second, _, terminations, _, infos = envs.step([0, 1, 0, 0])
+        third = envs.step(NOTHING)[0]
+        assert terminations.tolist() == [False, True, False, False]
+        assert first[:, 0, 0].tolist() == [1, 1, 1, 1]
+        if mode is AutoresetMode.SAME_STEP:
+            assert second[:, 0, 0].tolist() == [2, 0, 2, 2]
+            assert (infos["final_obs"][1] == 2).all()
+            assert third[:, 0, 0].tolist() == [3, 1, 3, 3]
+        else:
+            assert second[:, 0, 0].tolist() == [2, 2, 2, 2]
+            assert third[:, 0, 0].tolist() == [3, 0, 3, 3]
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("action", [2, 3])
+@pytest.mark.parametrize("policy", ["restart", "reset"])
+def test_faults_write_to_nothing_that_is_held(action, policy):
+    policy = FaultPolicy(on_crash="restart", on_error="restart" if policy == "restart" else "reset")
+    envs = ShmVectorEnv([Picture] * N, num_workers=2, faults=policy)
+    try:
+        envs.reset()
+        kept = [envs.step(NOTHING)[0] for _ in range(3)]
+        for array in kept[:2]:
+            array[:] = 99
+        observations, _, _, truncations, _ = envs.step([0, 0, 0, action])
+        assert truncations[3] and not truncations[:2].any()
+        assert observations[:2, 0, 0].tolist() == [4, 4] and observations[3, 0, 0] == 3
+        before = observations.copy()
+        for turn in range(5, 15):
+            rows = envs.step(NOTHING)[0]
+            assert (rows[:2] == turn).all() and (rows[3] == turn - 5).all()
+        assert [int(array[0, 0, 0]) for array in kept] == [99, 99, 3]
+        assert (observations == before).all()
+    finally:
+        envs.close()
+
+
+class Parts(gym.Env):
+    """Observes a Dict of a large array, a small one, none, a number and a text."""
+
+    observation_space = Dict(
+        large=Box(0, 255, SHAPE, np.uint8),
+        rest=Tuple([Box(-1, 1, (3,), np.float32), Box(0, 1, (0,), np.float32)]),
+        count=Discrete(1000),
+        text=Text(8),
+    )
+    action_space = Discrete(2)
+
+    def _observe(self):
+        return {
+            "large": np.full(SHAPE, self.count % 256, np.uint8),
+            "rest": (np.full(3, self.count / 1000, np.float32), np.zeros(0, np.float32)),
+            "count": self.count,
+            "text": f"n{self.count}",
+        }
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self._observe(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_spaces_of_parts(workers):
+    envs = ShmVectorEnv([Parts] * N, num_workers=workers)
+    try:
+        assert envs.exchange.layout.num_blocks > 0
+        envs.reset()
+        kept = [envs.step([0] * N)[0] for _ in range(9)]
+        for turn, batch in enumerate(kept, 1):
+            assert set(batch) == {"count", "large", "rest", "text"}
+            assert (batch["large"] == turn).all() and (batch["count"] == turn).all()
+            assert (batch["rest"][0] == np.float32(turn / 1000)).all()
+            assert batch["rest"][1].shape == (N, 0) and batch["text"] == (f"n{turn}",) * N
+        small = kept[0]["rest"][0]  # one part holds its block
+        kept.clear()
+        for _ in range(9):
+            envs.step([0] * N)
+        assert (small == np.float32(0.001)).all()
+    finally:
+        envs.close()
+
+
+def test_exchanges_hand_out_blocks_too():
+    exchange = Exchange([Picture] * N, num_workers=2)
+    try:
+        exchange.ask_reset()
+        exchange.take()
+        kept = []
+        for turn in range(1, 9):
+            exchange.ask(None, NOTHING)
+            kept.append(exchange.take().observations)
+            exchange.ask([1], [0])
+            assert (exchange.take([1]).observations == 2 * turn).all()
+        assert [int(array[0, 0, 0]) for array in kept] == list(range(1, 9))
+    finally:
+        exchange.close()
+
+
+@pytest.mark.parametrize(
+    "options", [{"copy": False}, {"shared_memory": False}, {"batch_size": 2, "copy": False}]
+)
+def test_none_where_nothing_is_copied_or_shared(options):
+    envs = ShmVectorEnv([Picture] * N, num_workers=1, **options)
+    try:
+        assert envs.exchange.layout.num_blocks == 0
+    finally:
+        envs.close()
+
+
+def test_small_observations_are_copied():
+    envs = ShmVectorEnv([Picture] * (N - 1), num_workers=1)
+    try:
+        assert envs.exchange.layout.num_blocks == 0
+    finally:
+        envs.close()
+
+
+def test_where_memory_is_short_there_are_none(monkeypatch):
+    import shmvec._parent.assembly as assembly
+
+    reserve = assembly.reserve_memory
+    asked = []
+
+    def short(nbytes):
+        asked.append(nbytes)
+        if len(asked) == 1:
+            raise OSError("no room")
+        return reserve(nbytes)
+
+    monkeypatch.setattr(assembly, "reserve_memory", short)
+    envs = ShmVectorEnv([Picture] * N, num_workers=1)
+    try:
+        assert asked[0] - asked[1] > 2 * N * SHAPE[0] * SHAPE[1]
+        envs.reset()
+        kept = [envs.step(NOTHING)[0] for _ in range(6)]
+        assert [int(array[0, 0, 0]) for array in kept] == [1, 2, 3, 4, 5, 6]
+    finally:
+        envs.close()
+
+
+def test_no_page_faults():
+    envs = ShmVectorEnv([Picture] * N, num_workers=1)
+    try:
+        envs.reset()
+        blocks = in_blocks(envs)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(200):
+            observations = envs.step(NOTHING)[0]
+            observations.sum()
+            assert observations.ctypes.data in blocks
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        assert faults < 200 * 8  # of 16 pages a step
+    finally:
+        envs.close()
