@@ -72,7 +72,12 @@ extensions = [
     Extension(
         f"shmvec._core.{source.stem}",
         [str(source)],
-        include_dirs=["csrc", *([np.get_include()] if source.stem == "pool" else [])],
+        include_dirs=["csrc", np.get_include()],
+        # NumPy's oldest that has all that is used, allocators of arrays included.
+        define_macros=[
+            ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
+            ("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"),
+        ],
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )

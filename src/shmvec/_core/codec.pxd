@@ -1,11 +1,17 @@
 from libc.stdint cimport uint8_t, uint32_t
 
+cimport numpy as cnp
+
 from shmvec._core.lease cimport Lease
 from shmvec._core.pool cimport Pool
 
 
 # Where an array's data is; it stays there while the caller holds the array.
 cdef void *address_of(object array) except? NULL
+
+
+# A copy of an array whose memory is in one piece, and holds no objects.
+cdef object copied(object array)
 
 
 cdef class Codec:
@@ -28,6 +34,7 @@ cdef class ActionCodec(Codec):
     cdef Py_ssize_t capacity  # bytes of a row
     cdef uint32_t fitting     # a bit for each format in which it has room for an action
     cdef object shape
+    cdef Py_ssize_t ndim
     cdef Py_ssize_t size
     cdef object dtype
     cdef object space
@@ -38,6 +45,7 @@ cdef class ActionCodec(Codec):
     cdef int last_code
     cdef object rows(self, int code)
     cdef object checked(self, object values, Py_ssize_t count)
+    cdef bint is_usual(self, cnp.ndarray values, Py_ssize_t count)
     cdef object wrong(self, what, Py_ssize_t count, kind=*)
 
 

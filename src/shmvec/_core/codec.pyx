@@ -17,6 +17,8 @@ from cpython.buffer cimport (
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy, strcmp
 
+cimport numpy as cnp
+
 from shmvec._core.lease cimport Lease
 from shmvec._core.pool cimport Pool
 
@@ -28,6 +30,9 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from shmvec._core.again import raises_again
 
+cdef extern from "numpy/arrayobject.h":
+    object PyArray_NewLikeArray(cnp.ndarray prototype, cnp.NPY_ORDER order, void *dtype, int subok)
+
 cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     uint32_t *PyUnicode_AsUCS4(object text, uint32_t *buffer, Py_ssize_t size,
@@ -35,7 +40,10 @@ cdef extern from "Python.h":
     object PyUnicode_FromKindAndData(int kind, const void *buffer, Py_ssize_t size)
     int PyUnicode_4BYTE_KIND
 
+cnp.import_array()
+
 cdef object _ndarray = np.ndarray
+cdef Py_ssize_t _LONG = 1 << 16  # bytes that others need not wait for the GIL to copy
 
 
 cdef class Codec:
@@ -119,6 +127,22 @@ cdef class _Rows:
         return fits
 
 
+cdef object copied(object array):
+    """A copy of an array whose memory is in one piece, and holds no objects."""
+    # As its `copy`, in a quarter of the time: batch steps of small envs make four of them.
+    cdef cnp.ndarray source = array
+    cdef cnp.ndarray target = PyArray_NewLikeArray(source, cnp.NPY_CORDER, NULL, 0)
+    cdef void *begin = cnp.PyArray_DATA(source)
+    cdef void *end = cnp.PyArray_DATA(target)
+    cdef Py_ssize_t nbytes = cnp.PyArray_NBYTES(source)
+    if nbytes < _LONG:
+        memcpy(end, begin, nbytes)
+    else:
+        with nogil:
+            memcpy(end, begin, nbytes)
+    return target
+
+
 cdef void *address_of(object array) except? NULL:
     """Where an array's data is; it stays there while the caller holds the array."""
     cdef Py_buffer view
@@ -184,7 +208,7 @@ cdef class ArrayCodec(Codec):
         cdef object array = self.rows.array
         if count >= 0 and count < self.rows.num_envs:
             array = array[first:first + count]
-        return array.copy() if copy else array
+        return copied(array) if copy else array
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
         array = np.empty((len(envs), *self.shape), self.dtype)
@@ -248,6 +272,7 @@ cdef class ActionCodec(Codec):
         self.base = <char *>address_of(memory)
         self.capacity = memory.shape[1]
         self.shape = shape
+        self.ndim = len(shape)
         self.scalar = shape == ()
         self.size = int(np.prod(shape))
         self.fitting = sum([
@@ -284,25 +309,32 @@ cdef class ActionCodec(Codec):
         raise NotImplementedError("actions are written for many envs at once")
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
-        cdef Py_buffer view
-        cdef int code
-        cdef object array = values
-        if type(values) is not _ndarray or values.dtype is not self.last_dtype:
+        cdef cnp.ndarray array
+        if type(values) is _ndarray and self.is_usual(values, envs.shape[0]):
+            array = values
+        else:
             array = self.checked(values, envs.shape[0])
-        elif values.shape != (envs.shape[0], *self.shape):
-            array = self.checked(values, envs.shape[0])  # raises
-        elif not values.flags.c_contiguous:
-            array = np.ascontiguousarray(values)
-        code = self.last_code
-        PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS)
-        cdef const char *source = <const char *>view.buf
-        cdef Py_ssize_t nbytes = self.size * view.itemsize
+        cdef int code = self.last_code
+        cdef const char *source = <const char *>cnp.PyArray_DATA(array)
+        cdef Py_ssize_t nbytes = self.size * cnp.PyArray_ITEMSIZE(array)
         cdef Py_ssize_t i
         for i in range(envs.shape[0]):
             memcpy(self.base + envs[i] * self.capacity, source + i * nbytes, nbytes)
             self.codes[envs[i]] = code
-        PyBuffer_Release(&view)
         return 0
+
+    cdef bint is_usual(self, cnp.ndarray values, Py_ssize_t count):
+        """Whether this is a contiguous array of the last batch's dtype, and of the right shape."""
+        cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(values)
+        cdef Py_ssize_t axis
+        if (<object>cnp.PyArray_DESCR(values) is not self.last_dtype
+                or not cnp.PyArray_IS_C_CONTIGUOUS(values)
+                or cnp.PyArray_NDIM(values) != 1 + self.ndim or shape[0] != count):
+            return False
+        for axis in range(self.ndim):
+            if shape[1 + axis] != <Py_ssize_t>(<tuple>self.shape)[axis]:
+                return False
+        return True
 
     cdef object checked(self, object values, Py_ssize_t count):
         """The actions as a contiguous array of a format, which is remembered; or raises."""

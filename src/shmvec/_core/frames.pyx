@@ -7,6 +7,7 @@ workers write observations as well: frames are numbered through, first those at 
 then the same with each of the blocks, then those of rollouts.
 """
 
+from shmvec._core.codec cimport copied
 from shmvec._core.lease cimport Lease
 from shmvec._core.pool cimport Pool
 from shmvec._core.results cimport Results
@@ -213,8 +214,8 @@ cdef class Frames:
         else:
             observations = self.observe()
         if not self.several:
-            return (observations, home.rewards.copy(), home.terminations.copy(),
-                    home.truncations.copy())
+            return (observations, copied(home.rewards), copied(home.terminations),
+                    copied(home.truncations))
         index = np.asarray(self.rows)
         return observations, home.rewards[index], home.terminations[index], home.truncations[index]
 

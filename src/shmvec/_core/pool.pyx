@@ -34,9 +34,13 @@ from shmvec._core.csrc cimport (
     sv_pages_make_shared,
 )
 
+cimport numpy as cnp
+
 import os
 
 import numpy as np
+
+cnp.import_array()
 
 cdef extern from "numpy/arrayobject.h":
     ctypedef struct PyDataMemAllocator:
@@ -50,9 +54,6 @@ cdef extern from "numpy/arrayobject.h":
         uint8_t version
         PyDataMemAllocator allocator
     object PyDataMem_SetHandler(object handler)
-    int _import_array() except -1
-
-_import_array()
 
 cdef const char *_NAME = "mem_handler"  # as NumPy wants it
 
