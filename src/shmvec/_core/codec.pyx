@@ -97,6 +97,7 @@ cdef class _Rows:
     """An array (num_envs, ...) in a slab and the address of its first row."""
 
     cdef object array
+    cdef object dtype
     cdef char *base
     cdef Py_ssize_t row_bytes
     cdef Py_ssize_t num_envs
@@ -106,6 +107,7 @@ cdef class _Rows:
         PyObject_GetBuffer(array, &self._export, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE
                            | PyBUF_FORMAT)
         self.array = array
+        self.dtype = array.dtype
         self.base = <char *>self._export.buf
         self.num_envs = len(array)
         self.row_bytes = array.nbytes // self.num_envs
@@ -118,6 +120,11 @@ cdef class _Rows:
         cdef Py_buffer view
         if type(value) is not _ndarray:
             return False
+        # The usual: NumPy makes the description of a buffer anew for each array.
+        if (<object>cnp.PyArray_DESCR(value) is self.dtype and cnp.PyArray_NBYTES(value) == nbytes
+                and cnp.PyArray_IS_C_CONTIGUOUS(value)):
+            memcpy(target, cnp.PyArray_DATA(value), nbytes)
+            return True
         if PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0:
             return False
         cdef bint fits = view.len == nbytes and strcmp(view.format, self._export.format) == 0
@@ -303,7 +310,7 @@ cdef class ActionCodec(Codec):
             raise RuntimeError(f"the segment is damaged: action format {code} of env {env}")
         cdef object array = self.rows(code)
         # A copy: the env may keep its action, and the slab is written again.
-        return array[env] if self.scalar else (<list>self.slots[code])[env].copy()
+        return array[env] if self.scalar else copied((<list>self.slots[code])[env])
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
         raise NotImplementedError("actions are written for many envs at once")
