@@ -33,3 +33,8 @@ void sv_pages_drop(void *aside, size_t bytes)
 {
     munmap(aside, bytes);
 }
+
+void sv_pages_give_back(void *start, size_t bytes)
+{
+    (void)madvise(start, bytes, MADV_REMOVE);
+}

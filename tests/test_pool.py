@@ -167,6 +167,35 @@ def test_it_outlives_its_vector_env():
     assert (view == 8).all() and (kept[0] == 9).all()
 
 
+def segments():
+    """KiB of memory of vector envs that this process looks at."""
+    found, total = False, 0
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            if "-" in line.split()[0]:
+                found = "memfd:shmvec" in line
+            elif found and line.startswith("Rss:"):
+                total += int(line.split()[1])
+    return total
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_who_holds_one_holds_no_others_after_close(workers):
+    before = segments()
+    envs = ShmVectorEnv([Picture] * (16 * N), num_workers=workers)
+    one = 16 * N * SHAPE[0] * SHAPE[1] // 1024
+    envs.reset()
+    kept = [envs.step([0] * 16 * N)[0] for _ in range(4)]
+    held = kept[1]
+    del kept
+    assert segments() - before > 4 * one
+    envs.close()
+    assert segments() - before < 3 * one  # this one, and the frame
+    assert (held == 2).all()
+    del held, envs
+    assert segments() == before
+
+
 def in_a_fork(function):
     """What a function returns in a fork: a bool."""
     pid = os.fork()

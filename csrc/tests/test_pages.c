@@ -60,5 +60,7 @@ int main(void)
     CHECK(aside != NULL);
     sv_pages_drop(aside, bytes); /* private for good */
     CHECK(is_all(start, 3));
+    sv_pages_give_back(before, bytes);
+    CHECK(is_all(before, 0) && is_all(start, 3) && is_all(before + 2 * bytes, 1));
     return 0;
 }

@@ -931,6 +931,7 @@ class Exchange:
         self.closed = True
         if self._ledger is not None:
             self._links.closed = True
+            self._frames.end()
         self._ledger, self._in_hand = None, ()
         for name in ("_links", "_frames", "_recovery"):
             self.__dict__.pop(name, None)

@@ -19,6 +19,7 @@ cdef extern from "pages.h" nogil:
     void *sv_pages_make_private(void *start, size_t bytes)
     bint sv_pages_make_shared(void *start, size_t bytes, void *aside)
     void sv_pages_drop(void *aside, size_t bytes)
+    void sv_pages_give_back(void *start, size_t bytes)
 
 
 cdef extern from "bell.h" nogil:

@@ -36,5 +36,8 @@ class Frames:
     def end_rollout(self) -> None:
         """Brings the last results home: their frame is the user's from now on."""
 
+    def end(self) -> None:
+        """The vector env is closed: lets go of memory that nobody looks at."""
+
     def observe(self) -> Any:
         """The last observations of all envs, as ``copy`` says."""

@@ -137,6 +137,12 @@ cdef class Frames:
             self.away = -1
         return 0
 
+    def end(self):
+        """The vector env is closed: lets go of memory that nobody looks at."""
+        self.block = -1
+        if self.pool is not None:
+            self.pool.end()
+
     # ---- single envs -------------------------------------------------------------------------
 
     cdef Results where(self, Py_ssize_t env, Py_ssize_t *row, Py_ssize_t *last):

@@ -5,6 +5,7 @@ cdef struct Block:
 
 cdef class Pool:
     cdef object capsule   # of the allocator, which lives as long as its arrays do
+    cdef object owner     # the process whose it is
     cdef readonly list codecs  # of observations of all envs, one a block
     cdef Py_ssize_t unheld(self)
     cdef object array(self, char *start, tuple shape, object dtype)

@@ -10,6 +10,8 @@ class Pool:
         self, memory: npt.NDArray[np.uint8], block_bytes: int, codecs: list[Codec]
     ) -> None:
         """Takes whole pages of memory, the bytes of a block, and a codec over each."""
+    def end(self) -> None:
+        """No array is made any more: what the user does not hold goes back to the system."""
 
 def part_with_forks() -> None:
     """Makes private what the user holds; called before each fork."""

@@ -30,6 +30,7 @@ from libc.string cimport memcpy, strcpy
 from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport (
     sv_pages_drop,
+    sv_pages_give_back,
     sv_pages_make_private,
     sv_pages_make_shared,
 )
@@ -193,10 +194,22 @@ cdef class Pool:
         PyCapsule_SetContext(self.capsule, made)
         PyCapsule_SetDestructor(self.capsule, _end)
         self.codecs = codecs
+        self.owner = os.getpid()
         made.after = _all
         if _all is not NULL:
             _all.before = made
         _all = made
+
+    def end(self):
+        """No array is made any more: what the user does not hold goes back to the system."""
+        cdef Allocator *allocator = _allocator_of(self.capsule)
+        cdef Py_ssize_t i
+        if os.getpid() != self.owner:  # a fork, whose parent goes on
+            return
+        for i in range(allocator.num_blocks):
+            if allocator.blocks[i].held == 0:
+                sv_pages_give_back(allocator.start + i * allocator.block_bytes,
+                                   allocator.block_bytes)
 
     cdef Py_ssize_t unheld(self):
         """A block that nobody holds; -1: there is none."""
