@@ -183,13 +183,16 @@ def segments():
 def test_who_holds_one_holds_no_others_after_close(workers):
     before = segments()
     envs = ShmVectorEnv([Picture] * (16 * N), num_workers=workers)
-    one = 16 * N * SHAPE[0] * SHAPE[1] // 1024
-    envs.reset()
-    kept = [envs.step([0] * 16 * N)[0] for _ in range(4)]
-    held = kept[1]
-    del kept
-    assert segments() - before > 4 * one
-    envs.close()
+    try:
+        one = 16 * N * SHAPE[0] * SHAPE[1] // 1024
+        envs.reset()
+        kept = [envs.step([0] * 16 * N)[0] for _ in range(4)]
+        assert [int(array.max()) for array in kept] == [1, 2, 3, 4]  # all pages are looked at
+        held = kept[1]
+        del kept
+        assert segments() - before > 4 * one
+    finally:
+        envs.close()
     assert segments() - before < 3 * one  # this one, and the frame
     assert (held == 2).all()
     del held, envs
