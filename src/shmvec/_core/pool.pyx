@@ -1,15 +1,15 @@
 """Arrays of the user's in shared memory: workers write observations where he gets them.
 
 A copy of large observations costs the parent, while all workers wait, as much as it costs them to
-write these; and a fresh array of more than a few hundred kilobytes a page fault every four. So there
-are some blocks of shared memory, each with room for the observations of all envs. A request names one
-that nobody holds, workers write there too, and the parent hands it out as it is: not as a view of
-something else, but as an array that owns its memory. NumPy lets an array be made by an allocator
-(NEP 49) and asks that one when the array's last reference is gone; ours then notes that the block is
-free. So it is the user's like any other: writable, for as long as he likes, after `close` as well.
+write these. So there are some blocks of shared memory, each with room for all envs'. A request
+names one that nobody holds, workers write there too, and the parent hands it out as it is: not as a
+view of something else, but as an array that owns its memory. NumPy lets an array be made by an
+allocator (NEP 49) and asks that one when the array's last reference is gone; ours then notes that
+the block is free. So it is the user's like any other: writable, for as long as he likes, after
+`close` as well.
 
-Who holds all blocks gets ordinary arrays. Only what has come as it should is handed out from here: of
-what is not as usual (a fault, a call that was broken off) the observations are copied from the
+Who holds all blocks gets ordinary arrays. Only what has come as it should is handed out from here:
+of what is not as usual (a fault, a call that was broken off) the observations are copied from the
 frames, where workers write them in any case, and the block is free again.
 
 Before a fork the blocks that are held are made private: see csrc/pages.h.
