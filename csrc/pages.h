@@ -18,8 +18,8 @@
 
 #include "platform.h"
 
-/* Makes shared pages, whole ones, private, with what they hold.  Returns where the shared ones are now, or NULL:
- * nothing was changed, there is no memory. */
+/* Makes shared pages, whole ones, private, with what they hold.  Returns where the shared ones are
+ * now, or NULL: nothing was changed, there is no memory. */
 void *sv_pages_make_private(void *start, size_t bytes);
 
 /* Moves the shared pages back.  Returns false if that failed: nothing was changed. */
@@ -28,8 +28,9 @@ bool sv_pages_make_shared(void *start, size_t bytes, void *aside);
 /* Lets go of shared pages that are not moved back. */
 void sv_pages_drop(void *aside, size_t bytes);
 
-/* Gives the memory of shared pages back to the system, whoever has them mapped: they hold zeros, and
- * are made anew where somebody still writes.  As far as the system can; nothing depends on it. */
+/* Gives the memory of shared pages back to the system, whoever has them mapped: they hold zeros,
+ * and are made anew where somebody still writes.  As far as the system can; nothing depends on it.
+ */
 void sv_pages_give_back(void *start, size_t bytes);
 
 #endif
