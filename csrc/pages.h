@@ -1,32 +1,31 @@
-/* pages.h — shared pages that this process has for itself while a fork may look at them.
+/* pages.h — shared pages that a fork has for itself.
  *
  * What the user holds as his own array may lie in shared memory (see _core/pool.pyx).  After a fork
  * it is two arrays, of two processes, and neither may see what the other writes; nor may a worker
- * write to it because the other process is done with it.  So before a fork its pages are made
- * private: a copy is moved to their place, which the fork then copies on write as it does any other
- * memory.  The shared pages are kept mapped elsewhere, aside, and are moved back when they are
- * wanted again.
+ * write to it because the other process is done with it.  So before a fork its pages are copied to
+ * private memory, which the fork inherits; there the copy is moved to their place, and in the
+ * parent it is dropped.
  *
- * A mapping is exchanged by one mremap, under the kernel's lock of the address space: other threads
- * that look at the array meanwhile see the one or the other, and never nothing.  What such a thread
- * writes during the copy may be lost: whoever forks does so between his own writes.
+ * The parent's own pages stay where they are: its other threads, which may be writing to them, and
+ * devices that know their address, notice nothing.  What is written during the copy is in the fork
+ * or is not, as it would be if the fork had come a moment later or sooner.
  *
- * No atomics: whoever calls has the array to himself, but for readers.
+ * All may be called between fork() and what pthread_atfork has it call: they are system calls, and
+ * a memcpy.  No atomics: see above.
  */
 #ifndef SHMVEC_PAGES_H
 #define SHMVEC_PAGES_H
 
 #include "platform.h"
 
-/* Makes shared pages, whole ones, private, with what they hold.  Returns where the shared ones are
- * now, or NULL: nothing was changed, there is no memory. */
-void *sv_pages_make_private(void *start, size_t bytes);
+/* A private copy of pages, whole ones; NULL: there is no memory. */
+void *sv_pages_copy(const void *start, size_t bytes);
 
-/* Moves the shared pages back.  Returns false if that failed: nothing was changed. */
-bool sv_pages_make_shared(void *start, size_t bytes, void *aside);
+/* Moves a copy to the place of other pages.  Returns false if that failed: nothing was changed. */
+bool sv_pages_replace(void *start, size_t bytes, void *copy);
 
-/* Lets go of shared pages that are not moved back. */
-void sv_pages_drop(void *aside, size_t bytes);
+/* Lets go of a copy that is not moved. */
+void sv_pages_drop(void *copy, size_t bytes);
 
 /* Gives the memory of shared pages back to the system, whoever has them mapped: they hold zeros,
  * and are made anew where somebody still writes.  As far as the system can; nothing depends on it.

@@ -1,11 +1,13 @@
 """Large observations are written where the user gets them, and are his like any other array."""
 
 import copy
+import ctypes
 import gc
 import os
 import pickle
 import resource
 import signal
+import threading
 import weakref
 
 import gymnasium as gym
@@ -247,6 +249,67 @@ def test_many_forks(envs):
         assert (observations == turn).all()
     observations = None
     assert in_blocks(envs) == blocks
+
+
+def test_forks_lose_nothing_that_another_thread_writes():
+    """Whoever forks cannot know that another thread is at work on an array."""
+    many = 64 * N
+    envs = ShmVectorEnv([Picture] * many, num_workers=1)
+    try:
+        envs.reset()
+        for _ in range(10):
+            observations = envs.step([0] * many)[0]
+            observations[:] = 0
+            written, begun, enough = 0, threading.Event(), threading.Event()
+
+            def write(array, begun=begun, enough=enough):
+                nonlocal written
+                while not enough.is_set():
+                    np.add(array, 1, out=array)  # without the GIL
+                    written += 1
+                    begun.set()
+
+            writer = threading.Thread(target=write, args=(observations,))
+            writer.start()
+            try:
+                assert begun.wait(DEADLINE)
+                in_a_fork(lambda: True)
+            finally:
+                enough.set()
+                writer.join()
+            assert (observations == written % 256).all()
+    finally:
+        envs.close()
+
+
+def test_a_fork_by_c_code_has_its_own(envs):
+    observations = envs.step(NOTHING)[0]
+    pid = ctypes.PyDLL(None).fork()
+    if pid == 0:
+        observations[:] = 55
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (observations == 1).all()
+
+
+def test_a_fork_where_memory_is_short_leaves_both_what_they_hold(envs):
+    """What cannot be copied is nobody's block any more."""
+    observations = envs.step(NOTHING)[0]
+    address = observations.ctypes.data
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as sizes:
+        used = int(sizes.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used, limits[1]))
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert os.waitpid(pid, 0)[1] == 0
+    del observations
+    for _ in range(10):
+        assert envs.step(NOTHING)[0].ctypes.data != address
 
 
 def test_a_step_that_is_broken_off_writes_to_nothing_that_is_held(envs):

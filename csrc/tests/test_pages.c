@@ -1,4 +1,4 @@
-/* test_pages.c — pages that are private during a fork, and shared again afterwards. */
+/* test_pages.c — pages that are shared, and that a fork gets a copy of. */
 #include "pages.h"
 
 #include <string.h>
@@ -6,11 +6,7 @@
 #include "check.h"
 
 static size_t bytes;
-
-static void write_all(void *argument)
-{
-    memset(argument, 3, bytes);
-}
+static void *copy;
 
 static bool is_all(const unsigned char *start, unsigned char value)
 {
@@ -18,6 +14,22 @@ static bool is_all(const unsigned char *start, unsigned char value)
         if (start[i] != value)
             return false;
     return true;
+}
+
+static void write_all(void *argument)
+{
+    memset(argument, 3, bytes);
+}
+
+static void write_to_copy(void *argument)
+{
+    unsigned char *start = argument;
+    CHECK(sv_pages_replace(start, bytes, copy));
+    CHECK(is_all(start, 4));
+    memset(start, 5, bytes);
+    CHECK(is_all(start, 5));
+    CHECK(is_all(start - bytes, 1) && is_all(start + bytes, 1)); /* the neighbours are as they were */
+    memset(start + bytes, 6, bytes);
 }
 
 int main(void)
@@ -33,34 +45,20 @@ int main(void)
     join(&child);
     CHECK(is_all(start, 3));
 
-    void *aside = sv_pages_make_private(start, bytes);
-    CHECK(aside != NULL && is_all(start, 3) && is_all(aside, 3));
-    memset(start, 4, bytes);
-    CHECK(is_all(aside, 3));
-    run(&child, true, write_all, start); /* private: they are not */
-    join(&child);
-    CHECK(is_all(start, 4));
-    run(&child, true, write_all, aside); /* nor is what was put aside lost */
-    join(&child);
-    CHECK(is_all(start, 4));
-
-    CHECK(sv_pages_make_shared(start, bytes, aside));
-    CHECK(is_all(start, 3));
-    memset(start, 5, bytes);
-    run(&child, true, write_all, start);
-    join(&child);
-    CHECK(is_all(start, 3));
-    CHECK(is_all(before, 1) && is_all(before + 2 * bytes, 1)); /* the neighbours are as they were */
-
     for (int round = 0; round < 100; round++) {
-        aside = sv_pages_make_private(start, bytes);
-        CHECK(aside != NULL && sv_pages_make_shared(start, bytes, aside));
+        memset(before, 1, 3 * bytes);
+        memset(start, 4, bytes);
+        copy = sv_pages_copy(start, bytes);
+        CHECK(copy != NULL && is_all(copy, 4));
+        memset(start, 7, bytes); /* not seen in the fork */
+        run(&child, true, write_to_copy, start);
+        join(&child);
+        sv_pages_drop(copy, bytes);
+        CHECK(is_all(start, 7));
+        CHECK(is_all(start + bytes, 6)); /* the neighbours are shared */
     }
-    aside = sv_pages_make_private(start, bytes);
-    CHECK(aside != NULL);
-    sv_pages_drop(aside, bytes); /* private for good */
-    CHECK(is_all(start, 3));
+
     sv_pages_give_back(before, bytes);
-    CHECK(is_all(before, 0) && is_all(start, 3) && is_all(before + 2 * bytes, 1));
+    CHECK(is_all(before, 0) && is_all(start, 7) && is_all(start + bytes, 6));
     return 0;
 }

@@ -16,9 +16,9 @@ cdef extern from "affinity.h" nogil:
 
 
 cdef extern from "pages.h" nogil:
-    void *sv_pages_make_private(void *start, size_t bytes)
-    bint sv_pages_make_shared(void *start, size_t bytes, void *aside)
-    void sv_pages_drop(void *aside, size_t bytes)
+    void *sv_pages_copy(const void *start, size_t bytes)
+    bint sv_pages_replace(void *start, size_t bytes, void *copy)
+    void sv_pages_drop(void *copy, size_t bytes)
     void sv_pages_give_back(void *start, size_t bytes)
 
 

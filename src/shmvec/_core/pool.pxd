@@ -1,11 +1,10 @@
 cdef struct Block:
     int held          # arrays that live in it; a block that is never to be used again counts one
-    void *aside       # its shared pages, while those in its place are private; NULL: they are there
+    void *copy        # for the fork that is being made; NULL: none
 
 
 cdef class Pool:
     cdef object capsule   # of the allocator, which lives as long as its arrays do
-    cdef object owner     # the process whose it is
     cdef readonly list codecs  # of observations of all envs, one a block
     cdef Py_ssize_t unheld(self)
     cdef object array(self, char *start, tuple shape, object dtype)

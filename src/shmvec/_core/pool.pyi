@@ -12,6 +12,3 @@ class Pool:
         """Takes whole pages of memory, the bytes of a block, and a codec over each."""
     def end(self) -> None:
         """No array is made any more: what the user does not hold goes back to the system."""
-
-def part_with_forks() -> None:
-    """Makes private what the user holds; called before each fork."""

@@ -12,7 +12,7 @@ Who holds all blocks gets ordinary arrays. Only what has come as it should is ha
 of what is not as usual (a fault, a call that was broken off) the observations are copied from the
 frames, where workers write them in any case, and the block is free again.
 
-Before a fork the blocks that are held are made private: see csrc/pages.h.
+A fork gets copies of the blocks that are held in their place: see csrc/pages.h.
 """
 
 cimport cython
@@ -29,15 +29,13 @@ from libc.string cimport memcpy, strcpy
 
 from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport (
+    sv_pages_copy,
     sv_pages_drop,
     sv_pages_give_back,
-    sv_pages_make_private,
-    sv_pages_make_shared,
+    sv_pages_replace,
 )
 
 cimport numpy as cnp
-
-import os
 
 import numpy as np
 
@@ -56,6 +54,15 @@ cdef extern from "numpy/arrayobject.h":
         PyDataMemAllocator allocator
     object PyDataMem_SetHandler(object handler)
 
+cdef extern from "pthread.h" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *mutex, const void *attributes)
+    int pthread_mutex_lock(pthread_mutex_t *mutex)
+    int pthread_mutex_unlock(pthread_mutex_t *mutex)
+    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
+                       void (*child)() noexcept nogil)
+
 cdef const char *_NAME = "mem_handler"  # as NumPy wants it
 
 
@@ -66,11 +73,14 @@ cdef struct Allocator:
     size_t block_bytes
     Py_ssize_t num_blocks
     Block *blocks
+    bint forked           # this process is a fork of the one whose the pool is
     void *next            # where the array that is being made is to lie; NULL: anywhere
     Allocator *before     # in the list of all of this process
     Allocator *after
 
 cdef Allocator *_all = NULL
+cdef pthread_mutex_t _lock  # of the list: C code may fork without the GIL
+pthread_mutex_init(&_lock, NULL)
 
 
 cdef Block *_block_of(Allocator *self, void *memory) noexcept:
@@ -122,38 +132,65 @@ cdef void _end(object capsule) noexcept:
     """The pool is gone, and its last array."""
     global _all
     cdef Allocator *self = <Allocator *>PyCapsule_GetContext(capsule)
-    cdef Py_ssize_t i
+    pthread_mutex_lock(&_lock)
     if self.before is not NULL:
         self.before.after = self.after
     elif _all is self:
         _all = self.after
     if self.after is not NULL:
         self.after.before = self.before
-    for i in range(self.num_blocks):
-        if self.blocks[i].aside is not NULL:
-            sv_pages_drop(self.blocks[i].aside, self.block_bytes)
+    pthread_mutex_unlock(&_lock)
     free(self.blocks)
     PyBuffer_Release(&self.memory)
     free(self)
 
 
-def part_with_forks():
-    """Before a fork: what the user holds becomes memory that the fork copies, as it does others."""
+cdef void _before_fork() noexcept nogil:
+    """Copies what the user holds: in the fork, the copies take its place."""
+    cdef Allocator *self
+    cdef Block *block
+    cdef Py_ssize_t i
+    pthread_mutex_lock(&_lock)
+    self = _all
+    while self is not NULL:
+        for i in range(0 if self.forked else self.num_blocks):
+            block = &self.blocks[i]
+            if block.held > 0:
+                block.copy = sv_pages_copy(self.start + i * self.block_bytes, self.block_bytes)
+                if block.copy is NULL:
+                    block.held += 1  # both hold it: no worker writes there any more
+        self = self.after
+
+
+cdef void _after_fork(bint in_child) noexcept nogil:
     cdef Allocator *self = _all
     cdef Block *block
     cdef Py_ssize_t i
     while self is not NULL:
         for i in range(self.num_blocks):
             block = &self.blocks[i]
-            if block.held > 0 and block.aside is NULL:
-                block.aside = sv_pages_make_private(
-                    self.start + i * self.block_bytes, self.block_bytes)
-                if block.aside is NULL:
-                    block.held += 1  # no worker writes there any more
+            if block.copy is not NULL:
+                if not in_child or not sv_pages_replace(
+                        self.start + i * self.block_bytes, self.block_bytes, block.copy):
+                    sv_pages_drop(block.copy, self.block_bytes)
+                block.copy = NULL
+        if in_child:
+            self.forked = True
         self = self.after
+    pthread_mutex_unlock(&_lock)
 
 
-os.register_at_fork(before=part_with_forks)
+cdef void _in_parent() noexcept nogil:
+    _after_fork(False)
+
+
+cdef void _in_child() noexcept nogil:
+    _after_fork(True)
+
+
+# Not `os.register_at_fork`: C code forks, too, and between Python's hooks other threads may run.
+if pthread_atfork(_before_fork, _in_parent, _in_child) != 0:
+    raise MemoryError
 
 
 cdef Allocator *_allocator_of(object capsule) noexcept:
@@ -194,17 +231,18 @@ cdef class Pool:
         PyCapsule_SetContext(self.capsule, made)
         PyCapsule_SetDestructor(self.capsule, _end)
         self.codecs = codecs
-        self.owner = os.getpid()
+        pthread_mutex_lock(&_lock)
         made.after = _all
         if _all is not NULL:
             _all.before = made
         _all = made
+        pthread_mutex_unlock(&_lock)
 
     def end(self):
         """No array is made any more: what the user does not hold goes back to the system."""
         cdef Allocator *allocator = _allocator_of(self.capsule)
         cdef Py_ssize_t i
-        if os.getpid() != self.owner:  # a fork, whose parent goes on
+        if allocator.forked:  # the parent goes on
             return
         for i in range(allocator.num_blocks):
             if allocator.blocks[i].held == 0:
@@ -214,18 +252,10 @@ cdef class Pool:
     cdef Py_ssize_t unheld(self):
         """A block that nobody holds; -1: there is none."""
         cdef Allocator *allocator = _allocator_of(self.capsule)
-        cdef Block *block
         cdef Py_ssize_t i
         for i in range(allocator.num_blocks):
-            block = &allocator.blocks[i]
-            if block.held > 0:
-                continue
-            if block.aside is not NULL:
-                if not sv_pages_make_shared(allocator.start + i * allocator.block_bytes,
-                                            allocator.block_bytes, block.aside):
-                    continue
-                block.aside = NULL
-            return i
+            if allocator.blocks[i].held == 0:
+                return i
         return -1
 
     cdef object take(self, Py_ssize_t block):
