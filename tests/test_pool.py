@@ -489,6 +489,34 @@ def test_where_memory_is_short_there_are_none(monkeypatch):
         envs.close()
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_where_addresses_are_limited_there_are_none(workers, monkeypatch):
+    import shmvec._parent.assembly as assembly
+
+    reserve, limits = assembly.reserve_memory, resource.getrlimit(resource.RLIMIT_AS)
+
+    def limited(nbytes):
+        descriptor = reserve(nbytes)
+        if resource.getrlimit(resource.RLIMIT_AS) == limits:
+            with open("/proc/self/statm") as sizes:
+                used = int(sizes.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + nbytes - 1, limits[1]))
+        return descriptor
+
+    monkeypatch.setattr(assembly, "reserve_memory", limited)
+    try:
+        envs = ShmVectorEnv([Picture] * (64 * N), num_workers=workers)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    try:
+        assert envs.exchange.layout.num_blocks == 0
+        envs.reset()
+        kept = [envs.step([0] * 64 * N)[0] for _ in range(3)]
+        assert [int(array.max()) for array in kept] == [1, 2, 3]
+    finally:
+        envs.close()
+
+
 def test_no_page_faults():
     envs = ShmVectorEnv([Picture] * N, num_workers=1)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -110,18 +111,18 @@ def assemble(
     """
     mode = settings.autoreset_mode.value
     try:
-        sizes, nbytes, descriptor = _reserve(workers, settings, agreement.layout)
+        sizes, descriptor, memory = _reserve(workers, settings, agreement.layout)
     except OSError:
         if agreement.layout.num_blocks == 0:
             raise
         # Which can be done without.
         agreement.layout = replace(agreement.layout, num_blocks=0)
-        sizes, nbytes, descriptor = _reserve(workers, settings, agreement.layout)
+        sizes, descriptor, memory = _reserve(workers, settings, agreement.layout)
     layout = agreement.layout
     mends = not settings.faults.raises
     try:
-        segment = Segment.create(map_memory(descriptor, nbytes), *sizes)
-        attachment = Attachment(layout, nbytes, mode, settings.limits, mends)
+        segment = Segment.create(memory, *sizes)
+        attachment = Attachment(layout, len(memory), mode, settings.limits, mends)
         workers.attach(attachment, descriptor, segment)
     finally:
         os.close(descriptor)
@@ -146,8 +147,8 @@ def assemble(
 
 def _reserve(
     workers: Workers, settings: Settings, layout: Layout
-) -> tuple[tuple[int, int, int, int, int, int], int, int]:
-    """Memory for a segment: its sizes, its bytes, its descriptor."""
+) -> tuple[tuple[int, int, int, int, int, int], int, mmap.mmap]:
+    """Memory for a segment: its sizes, its descriptor, and where this process sees it."""
     most_envs = max(len(envs) for envs in workers.ranges)
     info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
     action_bytes = most_envs * 2 * layout.action_message_bytes
@@ -160,4 +161,9 @@ def _reserve(
         layout.nbytes,
     )
     nbytes = segment_bytes(*sizes)
-    return sizes, nbytes, reserve_memory(nbytes)
+    descriptor = reserve_memory(nbytes)
+    try:
+        return sizes, descriptor, map_memory(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
