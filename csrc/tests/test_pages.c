@@ -28,7 +28,8 @@ static void write_to_copy(void *argument)
     CHECK(is_all(start, 4));
     memset(start, 5, bytes);
     CHECK(is_all(start, 5));
-    CHECK(is_all(start - bytes, 1) && is_all(start + bytes, 1)); /* the neighbours are as they were */
+    /* the neighbours are as they were */
+    CHECK(is_all(start - bytes, 1) && is_all(start + bytes, 1));
     memset(start + bytes, 6, bytes);
 }
 
