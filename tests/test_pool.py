@@ -182,7 +182,8 @@ def segments():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_who_holds_one_holds_no_others_after_close(workers):
+@pytest.mark.parametrize("dropped", ["before", "after"])
+def test_who_holds_one_holds_no_others_after_close(workers, dropped):
     before = segments()
     envs = ShmVectorEnv([Picture] * (16 * N), num_workers=workers)
     try:
@@ -190,11 +191,13 @@ def test_who_holds_one_holds_no_others_after_close(workers):
         envs.reset()
         kept = [envs.step([0] * 16 * N)[0] for _ in range(4)]
         assert [int(array.max()) for array in kept] == [1, 2, 3, 4]  # all pages are looked at
-        held = kept[1]
-        del kept
+        held = kept.pop(1)
+        if dropped == "before":
+            kept.clear()
         assert segments() - before > 4 * one
     finally:
         envs.close()
+    kept.clear()
     assert segments() - before < 3 * one  # this one, and the frame
     assert (held == 2).all()
     del held, envs

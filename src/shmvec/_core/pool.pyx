@@ -73,6 +73,7 @@ cdef struct Allocator:
     size_t block_bytes
     Py_ssize_t num_blocks
     Block *blocks
+    bint ended            # no array is made any more
     bint forked           # this process is a fork of the one whose the pool is
     void *next            # where the array that is being made is to lie; NULL: anywhere
     Allocator *before     # in the list of all of this process
@@ -89,6 +90,19 @@ cdef Block *_block_of(Allocator *self, void *memory) noexcept:
     if address < self.start or address >= self.start + self.num_blocks * self.block_bytes:
         return NULL
     return &self.blocks[(address - self.start) // self.block_bytes]
+
+
+cdef void _drop(Allocator *self, Block *block) noexcept:
+    """An array that lived in the block is gone."""
+    block.held -= 1
+    if self.ended and block.held == 0:
+        _give_back(self, block)
+
+
+cdef void _give_back(Allocator *self, Block *block) noexcept:
+    if not self.forked:  # else the parent goes on
+        sv_pages_give_back(self.start + (block - self.blocks) * self.block_bytes,
+                           self.block_bytes)
 
 
 cdef void *_malloc(void *context, size_t size) noexcept:
@@ -116,16 +130,17 @@ cdef void *_realloc(void *context, void *memory, size_t size) noexcept:
     cdef void *moved = malloc(size)
     if moved is not NULL:
         memcpy(moved, memory, min(size, most))
-        block.held -= 1
+        _drop(self, block)
     return moved
 
 
 cdef void _free(void *context, void *memory, size_t size) noexcept:
-    cdef Block *block = _block_of(<Allocator *>context, memory)
+    cdef Allocator *self = <Allocator *>context
+    cdef Block *block = _block_of(self, memory)
     if block is NULL:
         free(memory)
     else:
-        block.held -= 1
+        _drop(self, block)
 
 
 cdef void _end(object capsule) noexcept:
@@ -242,12 +257,10 @@ cdef class Pool:
         """No array is made any more: what the user does not hold goes back to the system."""
         cdef Allocator *allocator = _allocator_of(self.capsule)
         cdef Py_ssize_t i
-        if allocator.forked:  # the parent goes on
-            return
+        allocator.ended = True
         for i in range(allocator.num_blocks):
             if allocator.blocks[i].held == 0:
-                sv_pages_give_back(allocator.start + i * allocator.block_bytes,
-                                   allocator.block_bytes)
+                _give_back(allocator, &allocator.blocks[i])
 
     cdef Py_ssize_t unheld(self):
         """A block that nobody holds; -1: there is none."""
