@@ -11,7 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -72,12 +71,7 @@ extensions = [
     Extension(
         f"shmvec._core.{source.stem}",
         [str(source)],
-        include_dirs=["csrc", np.get_include()],
-        # NumPy's oldest that has all that is used, allocators of arrays included.
-        define_macros=[
-            ("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"),
-            ("NPY_TARGET_VERSION", "NPY_1_22_API_VERSION"),
-        ],
+        include_dirs=["csrc"],
         extra_compile_args=compile_args,
         extra_link_args=link_args,
     )

@@ -1,7 +1,5 @@
 from libc.stdint cimport uint8_t, uint32_t
 
-cimport numpy as cnp
-
 from shmvec._core.lease cimport Lease
 from shmvec._core.pool cimport Pool
 
@@ -10,8 +8,8 @@ from shmvec._core.pool cimport Pool
 cdef void *address_of(object array) except? NULL
 
 
-# A copy of an array whose memory is in one piece, and holds no objects.
-cdef object copied(object array)
+# A copy of an array whose memory is in one piece, by the size of its elements; none is an object.
+cdef object copied(object array, Py_ssize_t itemsize)
 
 
 cdef class Codec:
@@ -45,7 +43,7 @@ cdef class ActionCodec(Codec):
     cdef int last_code
     cdef object rows(self, int code)
     cdef object checked(self, object values, Py_ssize_t count)
-    cdef bint is_usual(self, cnp.ndarray values, Py_ssize_t count)
+    cdef bint is_usual(self, object values, Py_ssize_t count)
     cdef object wrong(self, what, Py_ssize_t count, kind=*)
 
 

@@ -17,9 +17,16 @@ from cpython.buffer cimport (
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy, strcmp
 
-cimport numpy as cnp
-
 from shmvec._core.lease cimport Lease
+from shmvec._core.ndarray cimport (
+    data_of,
+    has_dtype,
+    is_contiguous,
+    ndim_of,
+    new_like,
+    shape_of,
+    size_of,
+)
 from shmvec._core.pool cimport Pool
 
 from copy import deepcopy
@@ -30,17 +37,12 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from shmvec._core.again import raises_again
 
-cdef extern from "numpy/arrayobject.h":
-    object PyArray_NewLikeArray(cnp.ndarray prototype, cnp.NPY_ORDER order, void *dtype, int subok)
-
 cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     uint32_t *PyUnicode_AsUCS4(object text, uint32_t *buffer, Py_ssize_t size,
                                int copy_null) except NULL
     object PyUnicode_FromKindAndData(int kind, const void *buffer, Py_ssize_t size)
     int PyUnicode_4BYTE_KIND
-
-cnp.import_array()
 
 cdef object _ndarray = np.ndarray
 cdef Py_ssize_t _LONG = 1 << 16  # bytes that others need not wait for the GIL to copy
@@ -98,6 +100,7 @@ cdef class _Rows:
 
     cdef object array
     cdef object dtype
+    cdef Py_ssize_t itemsize
     cdef char *base
     cdef Py_ssize_t row_bytes
     cdef Py_ssize_t num_envs
@@ -108,6 +111,7 @@ cdef class _Rows:
                            | PyBUF_FORMAT)
         self.array = array
         self.dtype = array.dtype
+        self.itemsize = array.itemsize
         self.base = <char *>self._export.buf
         self.num_envs = len(array)
         self.row_bytes = array.nbytes // self.num_envs
@@ -121,9 +125,9 @@ cdef class _Rows:
         if type(value) is not _ndarray:
             return False
         # The usual: NumPy makes the description of a buffer anew for each array.
-        if (<object>cnp.PyArray_DESCR(value) is self.dtype and cnp.PyArray_NBYTES(value) == nbytes
-                and cnp.PyArray_IS_C_CONTIGUOUS(value)):
-            memcpy(target, cnp.PyArray_DATA(value), nbytes)
+        if (has_dtype(value, self.dtype) and size_of(value) * self.itemsize == nbytes
+                and is_contiguous(value)):
+            memcpy(target, data_of(value), nbytes)
             return True
         if PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0:
             return False
@@ -134,20 +138,19 @@ cdef class _Rows:
         return fits
 
 
-cdef object copied(object array):
-    """A copy of an array whose memory is in one piece, and holds no objects."""
+cdef object copied(object array, Py_ssize_t itemsize):
+    """A copy of an array whose memory is in one piece; its elements are no objects."""
     # As its `copy`, in a quarter of the time: batch steps of small envs make four of them.
-    cdef cnp.ndarray source = array
-    cdef cnp.ndarray target = PyArray_NewLikeArray(source, cnp.NPY_CORDER, NULL, 0)
-    cdef void *begin = cnp.PyArray_DATA(source)
-    cdef void *end = cnp.PyArray_DATA(target)
-    cdef Py_ssize_t nbytes = cnp.PyArray_NBYTES(source)
+    cdef object copy = new_like(array)
+    cdef const void *source = data_of(array)
+    cdef void *target = data_of(copy)
+    cdef Py_ssize_t nbytes = size_of(array) * itemsize
     if nbytes < _LONG:
-        memcpy(end, begin, nbytes)
+        memcpy(target, source, nbytes)
     else:
         with nogil:
-            memcpy(end, begin, nbytes)
-    return target
+            memcpy(target, source, nbytes)
+    return copy
 
 
 cdef void *address_of(object array) except? NULL:
@@ -215,7 +218,7 @@ cdef class ArrayCodec(Codec):
         cdef object array = self.rows.array
         if count >= 0 and count < self.rows.num_envs:
             array = array[first:first + count]
-        return copied(array) if copy else array
+        return copied(array, self.rows.itemsize) if copy else array
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
         array = np.empty((len(envs), *self.shape), self.dtype)
@@ -260,6 +263,7 @@ cdef tuple _FORMATS = tuple([
                                 "f2", "f4", "f8", "longdouble")
 ])
 cdef dict _FORMAT_CODES = {dtype: code for code, dtype in enumerate(_FORMATS)}
+cdef Py_ssize_t[13] _ITEMSIZES = [dtype.itemsize for dtype in _FORMATS]
 ACTION_ITEMSIZE = 8  # what a slot has room for at least, an element
 cdef dict _RANK = {"b": 0, "u": 1, "i": 1, "f": 2}
 
@@ -310,33 +314,32 @@ cdef class ActionCodec(Codec):
             raise RuntimeError(f"the segment is damaged: action format {code} of env {env}")
         cdef object array = self.rows(code)
         # A copy: the env may keep its action, and the slab is written again.
-        return array[env] if self.scalar else copied((<list>self.slots[code])[env])
+        if self.scalar:
+            return array[env]
+        return copied((<list>self.slots[code])[env], _ITEMSIZES[code])
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
         raise NotImplementedError("actions are written for many envs at once")
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
-        cdef cnp.ndarray array
-        if type(values) is _ndarray and self.is_usual(values, envs.shape[0]):
-            array = values
-        else:
+        cdef object array = values
+        if type(values) is not _ndarray or not self.is_usual(values, envs.shape[0]):
             array = self.checked(values, envs.shape[0])
         cdef int code = self.last_code
-        cdef const char *source = <const char *>cnp.PyArray_DATA(array)
-        cdef Py_ssize_t nbytes = self.size * cnp.PyArray_ITEMSIZE(array)
+        cdef const char *source = <const char *>data_of(array)
+        cdef Py_ssize_t nbytes = self.size * _ITEMSIZES[code]
         cdef Py_ssize_t i
         for i in range(envs.shape[0]):
             memcpy(self.base + envs[i] * self.capacity, source + i * nbytes, nbytes)
             self.codes[envs[i]] = code
         return 0
 
-    cdef bint is_usual(self, cnp.ndarray values, Py_ssize_t count):
-        """Whether this is a contiguous array of the last batch's dtype, and of the right shape."""
-        cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(values)
+    cdef bint is_usual(self, object values, Py_ssize_t count):
+        """Whether an array is contiguous, of the last batch's dtype, and of the right shape."""
+        cdef const Py_ssize_t *shape = shape_of(values)
         cdef Py_ssize_t axis
-        if (<object>cnp.PyArray_DESCR(values) is not self.last_dtype
-                or not cnp.PyArray_IS_C_CONTIGUOUS(values)
-                or cnp.PyArray_NDIM(values) != 1 + self.ndim or shape[0] != count):
+        if (not has_dtype(values, self.last_dtype) or not is_contiguous(values)
+                or ndim_of(values) != 1 + self.ndim or shape[0] != count):
             return False
         for axis in range(self.ndim):
             if shape[1 + axis] != <Py_ssize_t>(<tuple>self.shape)[axis]:

@@ -220,8 +220,8 @@ cdef class Frames:
         else:
             observations = self.observe()
         if not self.several:
-            return (observations, copied(home.rewards), copied(home.terminations),
-                    copied(home.truncations))
+            return (observations, copied(home.rewards, sizeof(double)),
+                    copied(home.terminations, 1), copied(home.truncations, 1))
         index = np.asarray(self.rows)
         return observations, home.rewards[index], home.terminations[index], home.truncations[index]
 

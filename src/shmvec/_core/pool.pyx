@@ -34,25 +34,9 @@ from shmvec._core.csrc cimport (
     sv_pages_give_back,
     sv_pages_replace,
 )
-
-cimport numpy as cnp
+from shmvec._core.ndarray cimport set_handler
 
 import numpy as np
-
-cnp.import_array()
-
-cdef extern from "numpy/arrayobject.h":
-    ctypedef struct PyDataMemAllocator:
-        void *ctx
-        void *(*malloc)(void *ctx, size_t size) noexcept
-        void *(*calloc)(void *ctx, size_t nelem, size_t elsize) noexcept
-        void *(*realloc)(void *ctx, void *ptr, size_t new_size) noexcept
-        void (*free)(void *ctx, void *ptr, size_t size) noexcept
-    ctypedef struct PyDataMem_Handler:
-        char name[127]
-        uint8_t version
-        PyDataMemAllocator allocator
-    object PyDataMem_SetHandler(object handler)
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
@@ -66,8 +50,23 @@ cdef extern from "pthread.h" nogil:
 cdef const char *_NAME = "mem_handler"  # as NumPy wants it
 
 
+# NumPy's PyDataMem_Handler and what it holds, version 1.
+cdef struct Functions:
+    void *ctx
+    void *(*malloc)(void *ctx, size_t size) noexcept
+    void *(*calloc)(void *ctx, size_t nelem, size_t elsize) noexcept
+    void *(*realloc)(void *ctx, void *ptr, size_t new_size) noexcept
+    void (*free)(void *ctx, void *ptr, size_t size) noexcept
+
+
+cdef struct Handler:
+    char[127] name
+    uint8_t version
+    Functions functions
+
+
 cdef struct Allocator:
-    PyDataMem_Handler handler
+    Handler handler
     Py_buffer memory      # which it keeps
     char *start
     size_t block_bytes
@@ -237,11 +236,11 @@ cdef class Pool:
         made.num_blocks = len(codecs)
         strcpy(made.handler.name, b"shmvec")
         made.handler.version = 1
-        made.handler.allocator.ctx = made
-        made.handler.allocator.malloc = _malloc
-        made.handler.allocator.calloc = _calloc
-        made.handler.allocator.realloc = _realloc
-        made.handler.allocator.free = _free
+        made.handler.functions.ctx = made
+        made.handler.functions.malloc = _malloc
+        made.handler.functions.calloc = _calloc
+        made.handler.functions.realloc = _realloc
+        made.handler.functions.free = _free
         self.capsule = PyCapsule_New(&made.handler, _NAME, NULL)
         PyCapsule_SetContext(self.capsule, made)
         PyCapsule_SetDestructor(self.capsule, _end)
@@ -279,9 +278,9 @@ cdef class Pool:
         """An array that has its memory in a block, from `start` on."""
         cdef Allocator *allocator = _allocator_of(self.capsule)
         allocator.next = start
-        usual = PyDataMem_SetHandler(self.capsule)
+        usual = set_handler(self.capsule)
         try:
             return np.empty(shape, dtype)
         finally:
-            PyDataMem_SetHandler(usual)
+            set_handler(usual)
             allocator.next = NULL

@@ -1,0 +1,57 @@
+from cpython.object cimport PyObject
+
+
+# The beginning of an array, NumPy's PyArrayObject_fields: the same in 1.x and 2.x.
+cdef struct Fields:
+    PyObject ob_base
+    char *data
+    int nd
+    Py_ssize_t *dimensions
+    Py_ssize_t *strides
+    PyObject *base
+    PyObject *descr
+    int flags
+
+
+cdef inline Fields *_fields(object array) noexcept:
+    return <Fields *><PyObject *>array
+
+
+cdef inline void *data_of(object array) noexcept:
+    """Where the elements of an array are."""
+    return _fields(array).data
+
+
+cdef inline int ndim_of(object array) noexcept:
+    return _fields(array).nd
+
+
+cdef inline const Py_ssize_t *shape_of(object array) noexcept:
+    return _fields(array).dimensions
+
+
+cdef inline Py_ssize_t size_of(object array) noexcept:
+    """The number of elements of an array."""
+    cdef Py_ssize_t size = 1
+    cdef int axis
+    for axis in range(_fields(array).nd):
+        size *= _fields(array).dimensions[axis]
+    return size
+
+
+cdef inline bint has_dtype(object array, object dtype) noexcept:
+    """Whether an array has this very dtype; one that is equal to it does not count."""
+    return _fields(array).descr == <PyObject *>dtype
+
+
+cdef inline bint is_contiguous(object array) noexcept:
+    """Whether the elements lie one behind the other, in C's order."""
+    return _fields(array).flags & 1  # NPY_ARRAY_C_CONTIGUOUS
+
+
+# A new array of the same shape and dtype, contiguous in C's order; nothing is written to it.
+cdef object new_like(object array)
+
+
+# Sets the allocator (NEP 49) of arrays that this thread makes; returns the last one.
+cdef object set_handler(object handler)

@@ -1,0 +1,86 @@
+"""NumPy's arrays as C sees them: their fields, and two functions of NumPy's C interface.
+
+An attribute of an array takes Python as long as a copy of its few numbers, so on the step's path C
+looks itself. NumPy's headers are not used for so little: a build would need NumPy, and a new
+enough one. What is declared here is NumPy's binary interface, on which every extension that was
+compiled with the headers of a past version depends: the fields stay where they are, and so does a
+function in the table that NumPy hands out. (Those of a dtype are not the same in 1.x and 2.x, and
+not read here.) All of it is tried when this module is imported; a NumPy where it is otherwise is
+refused, as it is by what was compiled with its headers.
+"""
+
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer
+
+import numpy as np
+
+try:
+    from numpy._core import _multiarray_umath as _umath
+except ImportError:  # an older one
+    from numpy.core import _multiarray_umath as _umath
+
+# Places in the table, as in NumPy's __multiarray_api.h.
+ABI_VERSION = 0       # PyArray_GetNDArrayCVersion
+API_VERSION = 211     # PyArray_GetNDArrayCFeatureVersion
+NEW_LIKE_ARRAY = 277  # PyArray_NewLikeArray
+SET_HANDLER = 304     # PyDataMem_SetHandler
+
+cdef unsigned int _API_LEAST = 0xf  # of NumPy 1.22, which has allocators of arrays
+cdef int _C_ORDER = 0
+
+ctypedef unsigned int (*Version)() noexcept
+ctypedef object (*NewLikeArray)(PyObject *prototype, int order, PyObject *dtype, int subok)
+ctypedef object (*SetHandler)(PyObject *handler)
+
+cdef NewLikeArray _new_like_array
+cdef SetHandler _set_handler
+
+
+def looked_at(array):
+    """What is seen of an array here: address, shape, size, whether of its dtype, contiguous."""
+    cdef int axis
+    return (<size_t>data_of(array), tuple([shape_of(array)[axis] for axis in range(ndim_of(array))]),
+            size_of(array), has_dtype(array, array.dtype), is_contiguous(array))
+
+
+def looks(array):
+    """The same as NumPy says it."""
+    return (array.__array_interface__["data"][0], array.shape, array.size, True,
+            array.flags.c_contiguous)
+
+
+cdef int _connect() except -1:
+    global _new_like_array, _set_handler
+    cdef void **table
+    try:
+        table = <void **>PyCapsule_GetPointer(_umath._ARRAY_API, NULL)
+    except (AttributeError, ValueError) as error:
+        raise _unknown("it shows no table of functions") from error
+    cdef unsigned int abi = (<Version>table[<int>ABI_VERSION])()
+    if abi >> 24 not in (1, 2):
+        raise _unknown(f"its binary interface is {abi:#x}")
+    if (<Version>table[<int>API_VERSION])() < _API_LEAST:
+        raise _unknown("it is too old")
+    _new_like_array = <NewLikeArray>table[<int>NEW_LIKE_ARRAY]
+    _set_handler = <SetHandler>table[<int>SET_HANDLER]
+    whole = np.zeros((4, 2, 3), np.int16)
+    for array in (whole, whole[1:, :, 2], whole[0, 1, 2:], new_like(whole)):
+        if looked_at(array) != looks(array):
+            raise _unknown("its arrays are not laid out as those of 1.x and 2.x")
+    return 0
+
+
+cdef object _unknown(str what):
+    return ImportError(f"shmvec does not know NumPy {np.__version__}: {what}. "
+                       "It needs NumPy 1.24 or newer, of 1.x or 2.x.")
+
+
+cdef object new_like(object array):
+    return _new_like_array(<PyObject *>array, _C_ORDER, NULL, False)
+
+
+cdef object set_handler(object handler):
+    return _set_handler(<PyObject *>handler)
+
+
+_connect()
