@@ -9,6 +9,7 @@ void *sv_pages_copy(const void *start, size_t bytes)
     void *copy = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED)
         return NULL;
+    (void)madvise(copy, bytes, MADV_HUGEPAGE); /* most of the time goes into page faults */
     return memcpy(copy, start, bytes);
 }
 

@@ -4,7 +4,9 @@
  * it is two arrays, of two processes, and neither may see what the other writes; nor may a worker
  * write to it because the other process is done with it.  So before a fork its pages are copied to
  * private memory, which the fork inherits; there the copy is moved to their place, and in the
- * parent it is dropped.
+ * parent it is dropped.  (To copy no earlier than somebody writes, the kernel would have to know that
+ * the memory is shared with the workers, but not with the fork: there is no such mapping.  What can
+ * be had is a copy in huge pages, where a block has room for them.)
  *
  * The parent's own pages stay where they are: its other threads, which may be writing to them, and
  * devices that know their address, notice nothing.  What is written during the copy is in the fork

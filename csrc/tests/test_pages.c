@@ -33,20 +33,14 @@ static void write_to_copy(void *argument)
     memset(start + bytes, 6, bytes);
 }
 
-int main(void)
+/* Pages of a size get copies of their own in a fork, round by round. */
+static void copy_in_forks(size_t size, int rounds)
 {
-    start_deadline();
-    bytes = 3 * (size_t)sysconf(_SC_PAGESIZE);
+    bytes = size;
     unsigned char *before = shared_memory(3 * bytes);
     unsigned char *start = before + bytes;
-    memset(before, 1, 3 * bytes);
     runner child;
-
-    run(&child, true, write_all, start); /* shared: a fork's writes are seen */
-    join(&child);
-    CHECK(is_all(start, 3));
-
-    for (int round = 0; round < 100; round++) {
+    for (int round = 0; round < rounds; round++) {
         memset(before, 1, 3 * bytes);
         memset(start, 4, bytes);
         copy = sv_pages_copy(start, bytes);
@@ -58,8 +52,22 @@ int main(void)
         CHECK(is_all(start, 7));
         CHECK(is_all(start + bytes, 6)); /* the neighbours are shared */
     }
-
     sv_pages_give_back(before, bytes);
     CHECK(is_all(before, 0) && is_all(start, 7) && is_all(start + bytes, 6));
+}
+
+int main(void)
+{
+    start_deadline();
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    bytes = 3 * page;
+    unsigned char *start = shared_memory(bytes);
+    runner child;
+    run(&child, true, write_all, start); /* shared: a fork's writes are seen */
+    join(&child);
+    CHECK(is_all(start, 3));
+
+    copy_in_forks(3 * page, 100);
+    copy_in_forks(((size_t)5 << 20) + page, 2); /* huge pages, which the copy's place cuts up */
     return 0;
 }
