@@ -1,5 +1,6 @@
 """Builds and runs the C tests and the micro-benchmark, plain and under sanitizers."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -28,9 +29,9 @@ TESTS = sorted(path.stem for path in (ROOT / "csrc" / "tests").glob("test_*.c"))
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 
 
-def build(source: Path, flags: list[str], target: Path) -> None:
-    command = [COMPILER, *STRICT, *flags, str(source), *map(str, SOURCES), "-o", str(target)]
-    done = subprocess.run([*command, "-pthread"], capture_output=True, text=True, timeout=100)
+def compile_c(flags: list[str], inputs: list[Path], folder: Path) -> None:
+    command = [COMPILER, *STRICT, *flags, "-pthread", *map(str, inputs)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
 
 
@@ -46,6 +47,30 @@ def usable(flags: list[str], folder: Path) -> bool:
     return True
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """Where csrc is compiled, once for each build: all processes of xdist share it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of the whole session
+    (folder / "csrc").mkdir(exist_ok=True)
+    return folder / "csrc"
+
+
+def objects(compiled: Path, build_name: str) -> list[Path]:
+    """Those of csrc in a build, made by who comes first; none where it cannot be had here."""
+    folder, making = compiled / build_name, compiled / f"{build_name}, making"
+    with open(compiled / f"{build_name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            shutil.rmtree(making, ignore_errors=True)  # of one who failed at it
+            making.mkdir()
+            if usable(BUILDS[build_name], making):
+                compile_c([*BUILDS[build_name], "-c"], SOURCES, making)
+            making.rename(folder)
+    return sorted(folder.glob("*.o"))
+
+
 def test_all_headers_have_a_test():
     tested = {name.removeprefix("test_") for name in TESTS}
     headers = {path.stem for path in (ROOT / "csrc").glob("*.h")} - {"platform"}
@@ -54,11 +79,12 @@ def test_all_headers_have_a_test():
 
 @pytest.mark.parametrize("build_name", BUILDS)
 @pytest.mark.parametrize("name", TESTS)
-def test_c(name, build_name, tmp_path):
-    flags = BUILDS[build_name]
-    if not usable(flags, tmp_path):
+def test_c(name, build_name, compiled, tmp_path):
+    parts = objects(compiled, build_name)
+    if not parts:
         pytest.skip(f"{COMPILER} has no -fsanitize={build_name} here")
-    build(ROOT / "csrc" / "tests" / f"{name}.c", flags, tmp_path / name)
+    source = ROOT / "csrc" / "tests" / f"{name}.c"
+    compile_c([*BUILDS[build_name], "-o", name], [source, *parts], tmp_path)
     done = subprocess.run([str(tmp_path / name)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
