@@ -281,7 +281,7 @@ static void test_yields_that_cost_too_much(void)
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 4000);
+    uint32_t rounds = rounds_or(argc, argv, 2000);
     start_deadline();
     test_learning();
     test_policy();

@@ -91,7 +91,7 @@ def test_c(name, build_name, compiled, tmp_path):
 
 
 def test_micro_benchmark_runs():
-    command = [sys.executable, str(ROOT / "benchmarks" / "primitives.py")]
+    command = [sys.executable, str(ROOT / "benchmarks" / "primitives.py"), "--repeats", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     rows = [line.rsplit(None, 2) for line in done.stdout.splitlines()[1:]]
