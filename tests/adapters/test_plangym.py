@@ -420,6 +420,13 @@ def test_wrappers():
         assert env.step(0, state)[2] == -2
 
 
+def small_cartpole():
+    """Its pictures are a hundredth of what they are: spaces of a batch of them cost seconds."""
+    env = gym.make("CartPole-v1", render_mode="rgb_array")
+    env.unwrapped.screen_width, env.unwrapped.screen_height = 60, 40
+    return env
+
+
 def test_pictures():
     pytest.importorskip("pygame")
     with closing(GymnasiumEnv("CartPole-v1", return_image=True)) as env:
@@ -432,8 +439,8 @@ def test_pictures():
         first = env.get_image()
         np.testing.assert_array_equal(first, info["rgb"])
         assert (last["rgb"] != first).any()
-    for obs_type, shape in (("rgb", (400, 600, 3)), ("grayscale", (400, 600))):
-        with parallel(n_workers=1, obs_type=obs_type) as env:
+    for obs_type, shape in (("rgb", (40, 60, 3)), ("grayscale", (40, 60))):
+        with parallel(env_fn=small_cartpole, n_workers=1, obs_type=obs_type) as env:
             state, observation, _ = env.reset()
             assert env.obs_shape == observation.shape == shape and observation.dtype == np.uint8
             assert env.observation_space.contains(observation) and env.obs_type == obs_type
