@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import itertools
 import multiprocessing.resource_tracker
 import os
 import time
@@ -14,6 +15,7 @@ from shmvec._worker import fork_server
 
 DEADLINE_S = 300
 KEPT = ("resource_tracker", "forkserver", "shmvec._worker.interpreter as it; it.serve")
+KINDS = ("socket:", "pipe:", "memfd:", "/dev/shm", "pidfd")  # of descriptors of vector envs
 
 
 def _descriptors() -> set[str]:
@@ -29,9 +31,10 @@ def _descriptors() -> set[str]:
 def _children() -> dict[int, str]:
     """Child processes but those that are kept for later (resource tracker, fork servers)."""
     children = {}
-    for path in Path("/proc/self/task").glob("*/children"):
+    for thread in os.listdir("/proc/self/task"):
         try:
-            pids = path.read_text().split()
+            with open(f"/proc/self/task/{thread}/children") as file:
+                pids = file.read().split()
         except OSError:
             continue  # the thread has ended meanwhile
         for pid in pids:
@@ -47,18 +50,26 @@ def _children() -> dict[int, str]:
 
 def _shared_memory() -> set[str]:
     """Files of shared memory with names of SharedMemory's, as shmvec's have: others are others'."""
-    return {path.name for path in Path("/dev/shm").glob("psm_*")}
+    return {name for name in os.listdir("/dev/shm") if name.startswith("psm_")}
 
 
 def _settled(look, allowed):
     """What `look` shows beyond `allowed`, once it has stopped changing; at most two seconds."""
     until = time.monotonic() + 2
-    while True:
+    for looks in itertools.count():
         extra = set(look()) - allowed
         if not extra or time.monotonic() > until:
             return extra
-        gc.collect()  # only now: it takes longer than most tests
+        if looks % 10 == 1:
+            gc.collect()  # only now: it takes longer than most tests, and what is ending ends alone
         time.sleep(0.01)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """What collecting has made stays to the end: no search for garbage goes through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +77,7 @@ def leaves_nothing_behind():
     # Started on first use, these stay for good; they are not the test's.
     multiprocessing.resource_tracker.ensure_running()
     faulthandler.dump_traceback_later(DEADLINE_S, exit=True)
-    before = set(_descriptors()), set(_children()), _shared_memory()
+    before = _descriptors(), set(_children()), _shared_memory()
     yield
     faulthandler.cancel_dump_traceback_later()
     assert not _settled(_children, before[1]), f"processes are left: {_children()}"
@@ -78,10 +89,11 @@ def leaves_nothing_behind():
 def _is_ours(descriptor: str) -> bool:
     """Whether a descriptor is of a kind that vector envs open, and not kept by multiprocessing."""
     number, target = descriptor.split(" -> ")
+    if not any(kind in target for kind in KINDS):
+        return False
     if "/pym-" in target:
         return False  # the heap behind the arrays of Gymnasium's AsyncVectorEnv: never freed
     if int(number) == forkserver._forkserver._forkserver_alive_fd:
         return False  # open as long as the fork server runs
-    if int(number) in [server.fileno() for server in fork_server.servers()]:
-        return False  # likewise
-    return any(kind in target for kind in ("socket:", "pipe:", "memfd:", "/dev/shm", "pidfd"))
+    # The last ones are open likewise.
+    return int(number) not in [server.fileno() for server in fork_server.servers()]
