@@ -88,6 +88,15 @@ def test_a_module(tmp_path, monkeypatch):
     assert make().spec.id == "CartPole-v1" and "gym.make('counter_module:CartPole-v1')" in code
 
 
+def test_a_function_that_is_called_as_the_code_calls_its_own(tmp_path, monkeypatch):
+    (tmp_path / "module_of_make_env.py").write_text(f"{ENV}\nmake_env = Counter\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    _, code = find_env("module_of_make_env:make_env", {"length": 3})
+    known = {}
+    exec(code, known)
+    assert known["make_env"]().length == 3
+
+
 def test_simpler_settings_are_preferred():
     def row(rate, **setting):
         return {**vars(Setting(4, **setting)), "steps_per_s": rate}

@@ -48,8 +48,10 @@ def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
         module = _module(where)
         function = getattr(module, what, None)
         if callable(function):
-            code = _CODE.format(f"from {module.__name__} import {what}", f"{what}({arguments[2:]})")
-            return (lambda: function(**kwargs)), code
+            imports, made = f"from {module.__name__} import {what}", what
+            if what == "make_env":  # which the code defines
+                imports, made = f"{imports} as make_one", "make_one"
+            return (lambda: function(**kwargs)), _CODE.format(imports, f"{made}({arguments[2:]})")
         if where.endswith(".py"):
             raise ValueError(f"{where} has no function {what!r}")
     try:
