@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,14 +88,45 @@ def _module(where: str) -> ModuleType:
             raise ValueError(f"cannot import {where!r}: {error}") from error
     if not Path(where).is_file():
         raise ValueError(f"there is no file {where}")
-    name = Path(where).stem
-    known = getattr(sys.modules.get(name), "__file__", None)
-    if known is not None and Path(known).resolve() == Path(where).resolve():
+    file = Path(where).resolve()
+    name, folder = file.stem, file.parent
+    while (folder / "__init__.py").is_file():  # it is part of a package
+        name = folder.name if name == "__init__" else f"{folder.name}.{name}"
+        folder = folder.parent
+    if str(folder) not in sys.path:  # what lies beside it, as for a script that Python runs
+        sys.path.insert(0, str(folder))
+    if _is_of(sys.modules.get(name), file):
         return sys.modules[name]  # the env and the policy are in one file
-    spec = importlib.util.spec_from_file_location(name, where)
+    try:
+        return _loaded(name, file)
+    except ImportError as error:
+        if "relative import" not in str(error):
+            raise
+        raise ValueError(
+            f"{where} has a relative import, and is in no package: no __init__.py is beside it"
+        ) from error
+
+
+def _is_of(module: ModuleType | None, file: Path) -> bool:
+    known = getattr(module, "__file__", None)
+    return known is not None and Path(known).resolve() == file
+
+
+def _loaded(name: str, file: Path) -> ModuleType:
+    """A file's module: of a package by its name, otherwise whatever other module has that name."""
+    if (file.parent / "__init__.py").is_file():
+        package = name.partition(".")[0]
+        if find_spec(name) is None or not _is_of(module := importlib.import_module(name), file):
+            raise ValueError(f"{file} cannot be imported: {package!r} is another package")
+        return module
+    spec = spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     cloudpickle.register_pickle_by_value(module)  # workers could not import it
     return module

@@ -1,0 +1,92 @@
+"""What a command line names: modules, files of their own, and files of a package."""
+
+import sys
+
+import pytest
+
+from shmvec import ShmVectorEnv
+from shmvec._commands.named import find_env, find_function
+
+ENV = """
+import gymnasium as gym
+
+def make_env(**kwargs):
+    return gym.make("CartPole-v1", max_episode_steps=length(), **kwargs)
+
+def policy(observations, env_ids):
+    return [length()] * len(observations)
+"""
+
+
+@pytest.fixture(autouse=True)
+def as_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
+
+
+def write(path, text=""):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def made_by(code):
+    known = {}
+    exec(code, known)  # as its user would
+    return known["make_env"]()
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize(
+    ("file", "imports", "beside"),
+    [
+        ("here.py", "from beside_it import length", "beside_it.py"),
+        ("below/here.py", "from beside_it import length", "below/beside_it.py"),
+        ("a_package/here.py", "from .beside_it import length", "a_package/beside_it.py"),
+        ("x/a_package/y/here.py", "from ..beside_it import length", "x/a_package/beside_it.py"),
+        ("a_package/here.py", "from a_package.beside_it import length", "a_package/beside_it.py"),
+        ("a_package/__init__.py", "from .beside_it import length", "a_package/beside_it.py"),
+    ],
+)
+def test_files_with_others_beside_them(tmp_path, file, imports, beside, absolute):
+    write(tmp_path / file, imports + ENV)
+    write(tmp_path / beside, "def length():\n    return 3\n")
+    if "a_package" in file:
+        for folder in (tmp_path / file, tmp_path / beside):
+            folder = folder.parent
+            if not (folder / "__init__.py").exists():
+                write(folder / "__init__.py")
+    where = str(tmp_path / file) if absolute else file
+    assert find_function(f"{where}:policy")([0, 0], None) == [3, 3]
+    make, code = find_env(f"{where}:make_env", {"render_mode": None})
+    for context in ("fork", "spawn"):
+        envs = ShmVectorEnv([make], num_workers=1, context=context)
+        envs.reset()
+        truncated = [bool(envs.step([n % 2])[3][0]) for n in range(3)]
+        envs.close()
+        assert truncated == [False, False, True]
+    assert made_by(code).spec.max_episode_steps == 3
+
+
+def test_a_file_in_no_package_that_imports_as_if_it_were_in_one(tmp_path):
+    write(tmp_path / "folder" / "here.py", "from .beside_it import length" + ENV)
+    with pytest.raises(ValueError, match=r"folder/here.py .*relative.*__init__.py"):
+        find_function("folder/here.py:policy")
+
+
+def test_a_file_of_a_package_that_another_one_hides(tmp_path):
+    write(tmp_path / "json" / "__init__.py")
+    write(tmp_path / "json" / "here.py", ENV)
+    with pytest.raises(ValueError, match="'json'"):
+        find_function("json/here.py:policy")
+
+
+def test_what_else_a_file_cannot_import_is_its_own_error(tmp_path):
+    write(tmp_path / "here.py", "import no_module_of_this_name")
+    with pytest.raises(ModuleNotFoundError, match="no_module_of_this_name"):
+        find_function("here.py:policy")
+    assert "here" not in sys.modules
