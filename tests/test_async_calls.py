@@ -2,7 +2,9 @@
 
 import multiprocessing
 import threading
+import time
 from contextlib import closing
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -269,3 +271,57 @@ def test_del_closes():
 def test_a_state_of_gymnasiums():
     # The direct bases are what skrl looks at.
     assert gym.vector.VectorEnv in (getattr(b, "__origin__", b) for b in ShmVectorEnv.__bases__)
+
+
+def test_a_restart_does_not_wait_for_what_it_ends(tmp_path):
+    class Stuck(Counter):
+        def step(self, action):
+            while not (tmp_path / "go").exists():
+                time.sleep(0.005)
+            return super().step(action)
+
+    with closing(ShmVectorEnv([Stuck] * 3, num_workers=3)) as envs:
+        envs.reset()
+        envs.step_async([1, 2, 3])
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0.05)
+        envs.restart()
+        (tmp_path / "go").touch()
+        truncations, infos = envs.step([1, 2, 3])[3:]
+        assert truncations.all() and infos["_fault"].all()
+
+
+def test_the_exchange_is_lent():
+    def meanwhile():
+        with pytest.raises(RuntimeError, match="another thread"), envs.lend("another loop"):
+            pass
+        refused.set()
+
+    refused = threading.Event()
+    with closing(ShmVectorEnv([Counter] * 3, num_workers=2)) as envs:
+        envs.reset()
+        with envs.lend("a loop") as exchange:
+            exchange.ask([1, 2], [5, 6])
+            exchange.take(count=1)
+            for call in (envs.reset, partial(envs.step, [0] * 3), partial(envs.call, "render")):
+                with pytest.raises(AlreadyPendingCallError, match="pending call to `a loop`"):
+                    call()
+            thread = threading.Thread(target=meanwhile)
+            thread.start()
+            assert refused.wait(60)
+            thread.join()
+        observations, rewards, *_ = envs.step([7, 8, 9])  # what was not taken is dropped
+        assert observations[:, 1].tolist() == [7, 8, 9] and rewards.tolist() == [1, 2, 2]
+        envs.send([1], [1])
+        with pytest.raises(AlreadyPendingCallError, match="Calling `a loop`"), envs.lend("a loop"):
+            pass
+        envs.recv(min_envs=1)
+
+
+def test_a_start_that_is_broken_off_late_is_no_forgotten_env(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shmvec.vector_env.Rollouts", interrupted)  # the constructor's last
+    with pytest.raises(KeyboardInterrupt):  # without a ResourceWarning, which is an error here
+        ShmVectorEnv([Counter] * 2, num_workers=1)

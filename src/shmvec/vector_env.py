@@ -6,9 +6,11 @@ import copy as copying
 import multiprocessing
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.context import BaseContext
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -92,6 +94,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         array([1., 1., 1.])
         >>> envs.close()
     """
+
+    # Of the class: close() and __del__ must work whatever fails in __init__.
+    _exchange: Exchange | None = None
+    _state: AsyncState | SimpleNamespace = _DEFAULT
+    _held: Callable[[], object] | None = None
+    _in_call = False  # what is out is of a call that was broken off, and is dropped
+    _called: npt.NDArray[np.intp] | None = None
 
     @with_defaults
     def __init__(
@@ -194,15 +203,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
         super().__init__()
-        # Set first: close() and __del__ must work whatever fails below.
-        self._exchange: Exchange | None = None
-        self._state = _DEFAULT
-        self._held: Callable[[], object] | None = None
         kinds = type(self), ShmVectorEnv
         self._halves_are_mine = len({(kind.step_async, kind.step_wait) for kind in kinds}) == 1
         self._recycles = recycle_after is not None
-        self._in_call = False  # what is out is of a call that was broken off, and is dropped
-        self._called: npt.NDArray[np.intp] | None = None
 
         self.env_fns = checked_env_fns(env_fns)
         self.num_envs = len(self.env_fns)
@@ -255,8 +258,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             num_buffers=0 if self.batch_size is None else buffers,
             hold_batches=hold_batches,
             may_step_over=mode is not AutoresetMode.DISABLED or worker is not None,
+            wait=False,
         )
         exchange = self._exchange
+        exchange.initialize()
         self.num_workers = exchange.num_workers
         self.faults = exchange.policy
         self.metadata = {**exchange.metadata, "autoreset_mode": self.autoreset_mode}
@@ -332,11 +337,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             observations, *_, infos = self.recv()
             return observations, infos
         if isinstance(options, dict) and "reset_mask" in options:
-            with self.exchange.turn:
-                exchange = self._ready("reset")
-                arguments = reset_arguments(self.num_envs, seed, options)
-                self._in_call = True
-                exchange.ask_reset(*arguments)
+            with self.lend("reset") as exchange:
+                exchange.ask_reset(*reset_arguments(self.num_envs, seed, options))
                 answers = self._answers(exchange)
                 return exchange.observe(), answers.infos
         begin = partial(self.reset_async, seed, options)
@@ -426,11 +428,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         with exchange.turn:
             self._ready("step_async")
             self._in_call = True
-            try:
-                exchange.ask(None, actions)
-            except BaseException:
-                self._in_call = exchange.num_asked > 0
-                raise
+            exchange.ask(None, actions)
             results = self._taken(exchange)
         if self._recycles:
             exchange.recycle()
@@ -448,11 +446,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             self._begin(_STEP, partial(exchange.ask, None, actions))
             return
         self._in_call = True
-        try:
-            exchange.ask(None, actions)
-        except BaseException:
-            self._in_call = exchange.num_asked > 0
-            raise
+        exchange.ask(None, actions)
         self._state = _STEP
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
@@ -582,15 +576,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             AlreadyPendingCallError: Another call waits for its results.
             Exception: Whatever an env raises.
         """
-        exchange = self.exchange
-        with exchange.turn:
-            self._ready("set_attr")
-        envs = existing_env_ids(env_id, self.num_envs).tolist()
-        given = one_each(values, envs)
-        with exchange.turn:
-            self._in_call = True
-            exchange.set_attr(name, given)
-            self._in_call = False
+        with self.lend("set_attr") as exchange:
+            envs = existing_env_ids(env_id, self.num_envs).tolist()
+            exchange.set_attr(name, one_each(values, envs))
 
     def render(self) -> tuple[Any, ...]:
         """What every env's ``render`` returns, as a tuple."""
@@ -715,16 +703,14 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         exchange = self._ready("recv", asking=True)
         if self._recycles:
             exchange.recycle()
+        answers = None
         if self._replay is not None:
             answers = exchange.take(self._replay.batch(exchange), timeout=timeout, gather=self)
             self._replay.batches += 1
-        else:
-            taken = None
-            if min_envs is None and timeout is None:
-                taken = exchange.take_soonest(count, self)
-            if taken is None:
-                taken = exchange.take(count=count, least=min_envs, timeout=timeout, gather=self)
-            answers = taken
+        elif min_envs is None and timeout is None:
+            answers = exchange.take_soonest(count, self)
+        if answers is None:
+            answers = exchange.take(count=count, least=min_envs, timeout=timeout, gather=self)
         if answers.failures:
             raise_as_gymnasium_does(answers.failures)
         # No call from here on: a signal's handler that raises in one would lose the batch.
@@ -783,14 +769,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             ((9, 4, 4), array([8., 8., 8., 8.]))
             >>> envs.close()
         """
-        with self.exchange.turn:
-            self._ready("rollout")
-            self._in_call = True
-            try:
-                rollout = self._rollouts.begin(length, pin)
-            finally:
-                self._in_call = self.exchange.num_asked > 0
-            return rollout
+        with self.lend("rollout"):
+            return self._rollouts.begin(length, pin)
 
     def _step_rollout(
         self, actions: Any, frame: int, meanwhile: Callable[[], None]
@@ -811,8 +791,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Their next step returns a truncation, with ``infos["fault"]``, and resets follow as after
         any other; so it is for the other envs of these workers. Envs whose episode is over go on
-        with a reset at once, and one that you reset says in its infos what was done. See
-        ``FaultPolicy``, whose counts this does not touch.
+        with a reset at once, and one that you reset says in its infos what was done. An env that
+        has not answered to a call that timed out is not waited for. See ``FaultPolicy``, whose
+        counts this does not touch.
 
         Args:
             env_id: Indices of envs, int ``(n,)``. None: all.
@@ -825,7 +806,32 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             WorkerCrashError: A new worker died while it built its envs.
         """
         envs = existing_env_ids(env_id, self.num_envs)
-        self._ready("restart", asking=True).restart(envs)
+        self._ready("restart", asking=True, settle=False).restart(envs)
+
+    @contextmanager
+    def lend(self, name: str, settle: bool = True) -> Iterator[Exchange]:
+        """Lends the exchange to what asks envs in an order of its own, as ``evaluate`` does.
+
+        Meanwhile calls of this one's methods are refused, and so are other threads. What is asked
+        then and not taken is dropped when it comes: the next call waits for it first.
+
+        Args:
+            name: Of what it is lent to, for messages.
+            settle: Whether to wait for what a call has left that was broken off. False: that is
+                for you to do, by the exchange's ``wait`` and ``drop``.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call waits for its results.
+        """
+        with self.exchange.turn:
+            exchange = self._ready(name, settle=settle)
+            self._in_call, self._state = True, SimpleNamespace(value=name)
+            try:
+                yield exchange
+            finally:
+                self._state = _DEFAULT  # first, and without a call: no signal comes before it
+                self._in_call = exchange.num_asked > 0
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -853,10 +859,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def __del__(self) -> None:
         """Ends the workers of a vector env that was not closed, and warns."""
-        exchange = getattr(self, "_exchange", None)
+        exchange = self._exchange
         if exchange is not None and not exchange.closed:
             try:
-                exchange.warn_unclosed()
+                if "_rollouts" in self.__dict__:  # else nobody was given it to close
+                    exchange.warn_unclosed()
             finally:  # warnings may be errors
                 self.close(terminate=True)
 
@@ -926,11 +933,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 return
             self._settle(exchange)
         self._in_call = True
-        try:
-            ask()
-        except BaseException:
-            self._in_call = exchange.num_asked > 0
-            raise
+        ask()
         self._state = state
 
     def _check_state(self, state: AsyncState) -> None:
