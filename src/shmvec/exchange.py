@@ -917,9 +917,10 @@ class Exchange:
                 ledger.close()
             except RuntimeError:
                 terminate = True  # the request ring is full: the workers are stuck
-        self._finalizer.cancel()
         self._let_go()
-        raise_failures(workers.stop(0.0 if terminate else timeout, remind))
+        failures = workers.stop(0.0 if terminate else timeout, remind)
+        self._finalizer.cancel()  # only now: Ctrl-C may have come before
+        raise_failures(failures)
 
     def _abandon(self) -> None:
         """Ends everything at once."""
