@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec, _find_spec
-from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from shmvec._loops.episodes import Episode, EpisodePlayer
@@ -32,7 +31,7 @@ from shmvec._loops.videos import EPISODE, recorded
 from shmvec._parent.arguments import AtMost
 from shmvec._parent.defaults import with_faults
 from shmvec.exchange import checked_count, usable_cores
-from shmvec.faults import FaultPolicy
+from shmvec.faults import FaultPolicy, RemoteTraceback
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Episode", "Evaluation", "evaluate"]
@@ -274,8 +273,8 @@ def evaluate(
         given = [name for name, value in chosen.items() if value is not None]
         if given:
             raise ValueError(f"of a vector env that exists these cannot be chosen: {given}")
-        _check_usable(envs)
         vector, own = envs, False
+        make = _nothing
     else:
         if vector_options.get("num_workers") is not None:
             vector_options["num_workers"] = AtMost(vector_options["num_workers"])
@@ -285,33 +284,36 @@ def evaluate(
             env_fns = recorded(env_fns, video_folder, video_episodes)
         vector_options = with_faults(vector_options, FaultPolicy(on_crash="restart"))
         vector_options.setdefault("autoreset_mode", AutoresetMode.DISABLED)
-        vector, own = ShmVectorEnv(env_fns, **vector_options), True
+        # Known before it starts anything: Ctrl-C may come as it is returned.
+        vector, own = ShmVectorEnv.__new__(ShmVectorEnv), True
+        make = partial(ShmVectorEnv.__init__, vector, env_fns, **vector_options)
     ended: Callable[[], object] = _nothing
-    complete = False
     try:
+        make()
         _check_mode(vector)
         report, ended = _progress(progress, len(played))
         size = vector.num_envs if batch == "ready" else max(1, vector.num_envs // 2)
         if batch_size is not None:
             size = checked_count("batch_size", batch_size)
-        player = EpisodePlayer(
-            vector.exchange,
-            policy,
-            played,
-            batch_size=size,
-            fixed=batch == "fixed",
-            options_of=_options_of if video_folder is None else _options_with_number,
-            finished=report,
-        )
-        try:
+        with vector.lend("evaluate", settle=False) as exchange:
+            player = EpisodePlayer(
+                exchange,
+                policy,
+                played,
+                batch_size=size,
+                fixed=batch == "fixed",
+                options_of=_options_of if video_folder is None else _options_with_number,
+                finished=report,
+            )
             complete = player.play(np.inf if time_limit is None else begin + time_limit)
-        finally:
-            if not own and not vector.closed:
-                vector.exchange.drop()  # what was asked and not taken
+        if own:
+            _close(vector, None if complete else _CLOSE_S, None)
+    except BaseException as error:
+        if own:
+            _close(vector, _CLOSE_S, error)
+        raise
     finally:
         ended()
-        if own:
-            vector.close(timeout=None if complete else _CLOSE_S)
     return _evaluation(played, player.steps, info_keys, time.monotonic() - begin)
 
 
@@ -373,20 +375,25 @@ def _env_fns(
     return [envs] * min(count, episodes)
 
 
-def _check_usable(envs: ShmVectorEnv) -> None:
-    envs.exchange.check_open()
-    if envs.exchange.num_asked:
-        raise AlreadyPendingCallError(
-            "evaluate() needs envs that have been asked nothing: take their results first",
-            "evaluate",
-        )
-
-
 def _check_mode(envs: ShmVectorEnv) -> None:
     if envs.autoreset_mode is AutoresetMode.SAME_STEP:
         raise ValueError(
             "evaluate() resets envs itself: make them with autoreset_mode=AutoresetMode.DISABLED"
         )
+
+
+def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | None) -> None:
+    """Closes it; what an env raises then neither hides the reason nor costs the results."""
+    try:
+        vector.close(timeout=timeout)
+    except Exception as error:
+        if not isinstance(error.__cause__, RemoteTraceback):  # a signal's handler has raised it
+            raise
+        told = f"as it was closed, an env has raised {type(error).__name__}: {error}"
+        if reason is None:
+            logger.warn(f"the results of evaluate() are whole, but {told}")
+        else:  # as add_note does, which Python 3.10 has not
+            reason.__notes__ = [*getattr(reason, "__notes__", ()), told]
 
 
 def _progress(

@@ -63,7 +63,7 @@ class EpisodePlayer:
         """Prepares to play.
 
         Args:
-            exchange: The envs, of which none has been asked anything.
+            exchange: The envs; what is out is dropped when it comes.
             policy: Chooses actions.
             episodes: To play, in this order.
             batch_size: Most envs that the policy is asked about at a time.
@@ -89,18 +89,20 @@ class EpisodePlayer:
         """
         exchange = self._exchange
         everyone = range(exchange.num_envs)
-        self._begin(everyone)
         try:
+            if not exchange.wait(_left(deadline)):
+                return False
+            exchange.drop()
+            self._begin(everyone)
             while self._playing or self._waiting:
                 if self._waiting and len(self._playing) < len(everyone):
                     idle = [env for env in everyone if env not in self._playing]
                     exchange.recycle(idle)
                     self._begin(idle)
                 count = min(self._batch_size, exchange.num_asked)
-                left = None if deadline == np.inf else max(0.0, deadline - time.monotonic())
                 # All that are ready: more than these the policy could have only by waiting, and
                 # while it is busy the others become ready.
-                answers = exchange.take(count=count, least=1, timeout=left)
+                answers = exchange.take(count=count, least=1, timeout=_left(deadline))
                 if answers.failures:
                     raise_as_gymnasium_does(answers.failures)
                 self._go_on(answers)
@@ -167,3 +169,8 @@ class EpisodePlayer:
             self._finished(episode)
         if rows:
             self._caller.step(answers.envs, answers.observations, np.array(rows, np.intp), begun)
+
+
+def _left(deadline: float) -> float | None:
+    """Seconds; None: there is no deadline."""
+    return None if deadline == np.inf else max(0.0, deadline - time.monotonic())
