@@ -65,11 +65,12 @@ def _settled(look, allowed):
         time.sleep(0.01)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish():
-    """What collecting has made stays to the end: no search for garbage goes through it again."""
-    gc.collect()
-    gc.freeze()
+@pytest.fixture(autouse=True, scope="session")
+def logs_of_sb3(tmp_path_factory):
+    """Where SB3 makes a folder for each run: not in /tmp, where it would stay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SB3_LOGDIR", str(tmp_path_factory.mktemp("sb3")))
+        yield
 
 
 @pytest.fixture(autouse=True)

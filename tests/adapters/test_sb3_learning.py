@@ -1,6 +1,7 @@
 """Stable-Baselines3 itself on ``ShmVecEnv``: what it learns there is what it learns elsewhere."""
 
 import sys
+import tempfile
 import types
 import warnings
 from contextlib import closing
@@ -107,6 +108,13 @@ def test_a_model_is_saved_and_goes_on(tmp_path):
         model.learn(24)
         model.save(tmp_path / "model")
         PPO.load(tmp_path / "model", env=env, device="cpu").learn(24)
+
+
+def test_no_folder_is_left_in_tmp(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with closing(made("CartPole-v1")) as env:
+        PPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, device="cpu").learn(24)
+    assert not list(tmp_path.glob("SB3-*"))
 
 
 def test_hindsight_replay_calls_compute_reward():
