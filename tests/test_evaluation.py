@@ -17,6 +17,7 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.async_vector_env import _async_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -620,6 +621,14 @@ def test_bad_arguments(arguments, error, says):
     given = {"envs": Walk, "policy": act, "episodes": 3, "num_envs": 2, **arguments}
     with pytest.raises(error, match=says):
         evaluate(**given)
+
+
+def test_worker_functions_reset_by_rules_of_their_own():
+    result = evaluate(lambda: Walk(-1), act, 7, seeds=0, num_envs=3, worker=_async_worker)
+    assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(7))]
+    with closing(ShmVectorEnv([Walk] * 3, worker=_async_worker)) as envs:
+        with pytest.raises(ValueError, match="autoreset_mode=AutoresetMode.DISABLED"):
+            evaluate(envs, act, 7, seeds=0)
 
 
 def test_vector_envs_that_cannot_be_used():

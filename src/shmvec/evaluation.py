@@ -210,7 +210,8 @@ def evaluate(
         envs: An id of Gymnasium's registry, "module:Env-v0" to import a module first, or a spec;
             a function that makes an env; a list of such functions, one for each env, of which any
             may play any episode; or a :class:`shmvec.ShmVectorEnv`, which is not closed, and whose
-            envs must be reset before they are used again.
+            envs must be reset before they are used again. What an earlier call, broken off, has
+            left is waited for first.
         policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
             as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
             has a method ``reset(env_ids)``, that is called before it is asked about the first
@@ -230,7 +231,8 @@ def evaluate(
         info_keys: What else of an episode's last info is in ``Evaluation.infos``; ``is_success`` is
             where there is one.
         time_limit: Seconds. When they are over, what counts are the episodes before the first one
-            that is not finished: those finished by then would be the shorter ones.
+            that is not finished: those finished by then would be the shorter ones. Envs that are in
+            the middle of a step are not waited for.
         progress: True: a bar, where tqdm is installed. Or a function that is called with each
             :class:`Episode` when it is over.
         video_folder: Where videos are written, by Gymnasium's ``RecordVideo``:
@@ -376,7 +378,9 @@ def _env_fns(
 
 
 def _check_mode(envs: ShmVectorEnv) -> None:
-    if envs.autoreset_mode is AutoresetMode.SAME_STEP:
+    mode = envs.autoreset_mode
+    # A worker function has rules of its own: Gymnasium's resets again what was reset meanwhile.
+    if mode is AutoresetMode.SAME_STEP or (envs.worker and mode is not AutoresetMode.DISABLED):
         raise ValueError(
             "evaluate() resets envs itself: make them with autoreset_mode=AutoresetMode.DISABLED"
         )
