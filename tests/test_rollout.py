@@ -298,6 +298,35 @@ def test_not_enough_memory(monkeypatch):
         envs.close()
 
 
+@pytest.mark.parametrize("old", [False, True])
+def test_a_rollout_that_only_a_cycle_keeps_is_first_looked_for_among_young_objects(old):
+    def note(phase, info):
+        if phase == "start":
+            generations.append(info["generation"])
+
+    generations = []
+    envs = ShmVectorEnv(stories(2), num_workers=1)
+    try:
+        envs.reset()
+        cycle = [envs.rollout(4)]
+        cycle.append(cycle)
+        newer = envs.rollout(4)
+        if old:
+            gc.collect()
+        gc.disable()
+        gc.callbacks.append(note)
+        try:
+            del cycle
+            envs.rollout(4)
+        finally:
+            gc.callbacks.remove(note)
+            gc.enable()
+        assert generations == ([0, 1, 2] if old else [0])
+        newer.release()
+    finally:
+        envs.close()
+
+
 def fake_torch(available=True, error=0):
     """A torch whose CUDA keeps a list of the memory that is page-locked."""
     locked = {}

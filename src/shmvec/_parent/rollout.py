@@ -181,9 +181,9 @@ class Rollouts:
     def _free_half(self, results: Results, count: int) -> int:
         """The half of the memory that is not in use; the other one than last time, if it can be."""
         halves = 1 - self._half, self._half
-        for collect in (False, True):
-            if collect:
-                gc.collect()  # arrays that only a cycle keeps
+        for generation in (None, 0, 1, 2):
+            if generation is not None:  # arrays that only a cycle keeps: mostly a young one
+                gc.collect(generation)
             for half in halves:
                 if not results.leased(half * count, count):
                     return half
