@@ -817,8 +817,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Args:
             name: Of what it is lent to, for messages.
-            settle: Whether to wait for what a call has left that was broken off. False: that is
-                for you to do, by the exchange's ``wait`` and ``drop``.
+            settle: Whether to wait for what a broken-off call has left; else ``drop`` that first.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
@@ -830,7 +829,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             try:
                 yield exchange
             finally:
-                self._state = _DEFAULT  # first, and without a call: no signal comes before it
+                self._state = _DEFAULT  # first, without a call: no signal comes before it
                 self._in_call = exchange.num_asked > 0
 
     # ---- the end -----------------------------------------------------------------------------
