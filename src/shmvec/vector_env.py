@@ -21,6 +21,7 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
+from shmvec._parent.answers import Envs
 from shmvec._parent.arguments import (
     AutoresetMode,
     Options,
@@ -100,7 +101,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     _state: AsyncState | SimpleNamespace = _DEFAULT
     _held: Callable[[], object] | None = None
     _in_call = False  # what is out is of a call that was broken off, and is dropped
-    _called: npt.NDArray[np.intp] | None = None
+    _called: Envs | None = None
 
     @with_defaults
     def __init__(
@@ -203,6 +204,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
         super().__init__()
+        self._state, self._in_call = _DEFAULT, False  # each step looks at them: found sooner here
         kinds = type(self), ShmVectorEnv
         self._halves_are_mine = len({(kind.step_async, kind.step_wait) for kind in kinds}) == 1
         self._recycles = recycle_after is not None
@@ -541,12 +543,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         return results
 
     def _call(
-        self,
-        method: str,
-        envs: npt.NDArray[np.intp] | None,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, method: str, envs: Envs | None, name: str, args: tuple[Any, ...], kwargs: Any
     ) -> None:
         """Sends a call of a method of some envs; None: of all."""
         exchange = self._ready(method, settle=False)
