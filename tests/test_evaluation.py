@@ -623,6 +623,20 @@ def test_bad_arguments(arguments, error, says):
         evaluate(**given)
 
 
+@pytest.mark.parametrize("keys", [None, 3, [["left"]]])
+def test_keys_of_infos_are_looked_at_before_anything_is_played(keys):
+    def never(observations, env_ids):
+        raise AssertionError("it was asked")
+
+    with pytest.raises(TypeError):
+        evaluate(Walk, never, 3, info_keys=keys)
+
+
+def test_keys_of_infos_may_be_a_generator():
+    result = evaluate(Walk, act, 3, info_keys=(key for key in ["left", "word"]))
+    assert list(result.infos) == ["is_success", "left", "word"]
+
+
 def test_worker_functions_reset_by_rules_of_their_own():
     result = evaluate(lambda: Walk(-1), act, 7, seeds=0, num_envs=3, worker=_async_worker)
     assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(7))]

@@ -263,6 +263,7 @@ def evaluate(
     begin = time.monotonic()
     if isinstance(info_keys, str):
         raise TypeError(f"info_keys must be several, as [{info_keys!r}]")
+    keys = dict.fromkeys(info_keys)  # now: what raises here must not do so at the end
     played = _episodes(checked_count("episodes", episodes), seeds, options)
     if batch not in ("ready", "fixed"):
         raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
@@ -309,14 +310,14 @@ def evaluate(
             )
             complete = player.play(np.inf if time_limit is None else begin + time_limit)
         if own:
-            _close(vector, None if complete else _CLOSE_S, None)
+            _close(vector, None if complete and time_limit is None else _CLOSE_S, None)
     except BaseException as error:
         if own:
             _close(vector, _CLOSE_S, error)
         raise
     finally:
         ended()
-    return _evaluation(played, player.steps, info_keys, time.monotonic() - begin)
+    return _evaluation(played, player.steps, keys, time.monotonic() - begin)
 
 
 def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
