@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TooManyFaultsError,
         WorkerCrashError,
     )
+    from shmvec.pipeline import Pipeline
     from shmvec.vector_env import ShmVectorEnv
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "EnvTimeoutError",
     "Evaluation",
     "FaultPolicy",
+    "Pipeline",
     "RemoteTraceback",
     "ShmVectorEnv",
     "TooManyFaultsError",
@@ -42,6 +44,7 @@ __all__ = [
 # Imported when they are asked for: a worker needs none of them, and begins the sooner.
 _WHERE = {
     "Evaluation": "shmvec.evaluation",
+    "Pipeline": "shmvec.pipeline",
     "ShmVectorEnv": "shmvec.vector_env",
     "evaluate": "shmvec.evaluation",
     "install": "shmvec._ways_in.install",
@@ -51,7 +54,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("evaluation", "exchange", "faults", "spaces", "stats", "vector_env"):
+    if name in ("evaluation", "exchange", "faults", "pipeline", "spaces", "stats", "vector_env"):
         return import_module(f"shmvec.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,6 +43,7 @@ from shmvec._parent.arguments import (
     given_once,
 )
 from shmvec._parent.assembly import agree, assemble
+from shmvec._parent.commands import packed_command, packed_reset
 from shmvec._parent.defaults import of_workers
 from shmvec._parent.late import Unreadable, read_late
 from shmvec._parent.leases import Leases
@@ -359,34 +360,13 @@ class Exchange:
             return
         packed = None
         if seeds is not None or options is not None:
-            packed = self._packed_reset(workers, chosen, seeds, options)
+            packed = packed_reset(workers, chosen.tolist(), seeds, options)
         self._recovery.remember(chosen.tolist(), seeds, options, repeat)
         workers.doing = "reset"
         if packed is None:
             ledger.reset(chosen)
         else:
             ledger.command(np.sort(chosen), packed, True)
-
-    def _packed_reset(
-        self,
-        workers: Workers,
-        envs: Envs,
-        seeds: Sequence[int | None] | None,
-        options: Sequence[Any] | None,
-    ) -> dict[int, Any]:
-        """The message to each worker of envs that are reset with arguments."""
-        rows = {env: row for row, env in enumerate(envs.tolist())}
-        packed = {}
-        for index, owned in enumerate(workers.ranges):
-            if not any(env in rows for env in owned):
-                continue
-            payload = tuple(
-                None if given is None else [given[rows[e]] if e in rows else None for e in owned]
-                for given in (seeds, options)
-            )
-            mask = [env in rows for env in owned]
-            packed[index] = workers.pack(("reset", (*payload, None if all(mask) else mask)))
-        return packed
 
     def command(self, name: str, payload: Any, envs: npt.ArrayLike | None = None) -> None:
         """Has workers do something with envs, and does not wait.
@@ -407,20 +387,7 @@ class Exchange:
         self._check(ledger, chosen)
         if not len(chosen):
             return
-        named = set(chosen.tolist())
-        packed = {}
-        for index, owned in enumerate(workers.ranges):
-            mine = named.intersection(owned)
-            if not mine:
-                continue
-            if name == "call":
-                chose_all = len(mine) == len(owned)
-                lent = chose_all or not any(map(ledger.is_out, owned))
-                message = (*payload, None if chose_all else frozenset(mine), lent)
-            else:
-                attribute, values = payload
-                message = attribute, {env: values[env] for env in mine if env in values}
-            packed[index] = workers.pack((name, message))
+        packed = packed_command(workers, chosen.tolist(), name, payload, ledger.is_out)
         workers.doing = name
         ledger.command(np.sort(chosen), packed, False)
 
@@ -590,6 +557,21 @@ class Exchange:
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
         return False
+
+    def first_ready(self, groups: Sequence[Envs]) -> int:
+        """Waits until all envs of one of these groups have answered; returns the group's index.
+
+        Raises:
+            Exception: As :meth:`take`.
+        """
+        ledger, _ = self._open()
+
+        def missing() -> int:
+            return min(map(ledger.num_missing, groups))
+
+        with self.turn:
+            self._wait(lambda: missing() == 0, missing, None)
+        return next(i for i, group in enumerate(groups) if ledger.num_missing(group) == 0)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until all that were asked have answered; False: the time is up first.

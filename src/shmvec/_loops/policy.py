@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shmvec.exchange import Exchange
 from shmvec.spaces import mapped
 
-__all__ = ["NOBODY", "Policy", "PolicyCaller"]
+__all__ = ["NOBODY", "Policy", "PolicyCaller", "chosen"]
 
 Policy = Callable[[Any, npt.NDArray[np.int64]], Any]
 Rows = npt.NDArray[np.intp]
@@ -42,7 +42,9 @@ class PolicyCaller:
         self._size = size
         self.batches = 0
 
-    def step(self, envs: Rows, observations: Any, rows: Rows, begun: list[int]) -> None:
+    def step(
+        self, envs: Rows, observations: Any, rows: Rows, begun: list[int], frame: int = -1
+    ) -> tuple[Any, dict[str, Any]]:
         """Asks the policy about a batch, and its envs to step.
 
         Args:
@@ -50,9 +52,14 @@ class PolicyCaller:
             observations: Theirs.
             rows: Which of these are asked about, int ``(m,)``.
             begun: Envs among these in which an episode begins.
+            frame: Of a rollout, into which results go.
+
+        Returns:
+            The actions of these envs, and what the policy has said besides, a row for each.
 
         Raises:
-            ValueError: The number or shape of the actions is wrong. No env was stepped.
+            ValueError: The number or shape of the actions is wrong, or there is not a row for each
+                env in what is said besides. No env was stepped.
             TypeError: Their dtype is, or they are no arrays that NumPy can read. Likewise.
             Exception: What the policy raises.
         """
@@ -65,14 +72,14 @@ class PolicyCaller:
         if len(rows) != len(envs) or missing:
             observations = mapped(
                 self._exchange.single_observation_space,
-                lambda part: _chosen(part, rows),
+                lambda part: chosen(part, rows),
                 observations,
             )
         where = f"batch {self.batches}, of envs {asked.tolist()}"
         try:
             if begun and self._reset is not None:
                 self._reset(np.array(begun, np.int64))
-            actions = self._policy(observations, ids)
+            actions, extras = _parted(self._policy(observations, ids))
         except Exception as error:
             if hasattr(error, "add_note"):  # from Python 3.11
                 error.add_note(f"raised by the policy in {where}; its envs were not stepped")
@@ -80,14 +87,35 @@ class PolicyCaller:
         try:
             space = self._exchange.single_action_space
             given = mapped(space, partial(_checked, len(ids), len(asked)), space, actions)
-            self._exchange.ask(asked, given)
+            besides = {key: _rows_of(key, extras[key], len(ids), len(asked)) for key in extras}
+            self._exchange.ask(asked, given, frame=frame)
         except (TypeError, ValueError, LookupError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the policy's actions for {where}: {error}") from error
         self.batches += 1
+        return given, besides
 
 
-def _chosen(part: Any, rows: Rows) -> Any:
+def _parted(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Actions, and the dict that may come with them."""
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+        return answer
+    return answer, {}
+
+
+def _rows_of(key: str, values: Any, size: int, count: int) -> Any:
+    """The first ``count`` of ``size`` rows of something that comes with actions."""
+    try:
+        values = np.asarray(values)
+    except Exception as error:
+        raise TypeError(f"NumPy cannot read {key!r}, which comes with them: {error}") from error
+    if values.shape[:1] != (size,):
+        raise ValueError(f"{key!r}, which comes with them, has {values.shape[:1]} rows, not {size}")
+    return values[:count]
+
+
+def chosen(part: Any, rows: Rows) -> Any:
+    """Rows of a batch, or of a part of one."""
     if isinstance(part, np.ndarray):
         return part[rows]
     return tuple(part[row] for row in rows)  # of spaces that are batched as tuples

@@ -1,0 +1,447 @@
+"""``Pipeline``: the workers step some envs while the policy is asked about others."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import AlreadyPendingCallError
+
+from shmvec._loops.collected import Collected, Transitions, said_in, with_row
+from shmvec._loops.groups import grouped
+from shmvec._loops.policy import NOBODY, Policy, PolicyCaller, chosen
+from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count
+from shmvec.faults import raise_as_gymnasium_does
+from shmvec.spaces import mapped
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["Pipeline"]
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Envs that are stepped together.
+
+    Attributes:
+        envs: Which.
+        part: The same, as an index of arrays of all envs: a slice where it can be.
+        firsts: The first env of each worker of theirs.
+        begun: Those of them in which an episode begins with their last observations.
+        observations: The last ones, where no rollout keeps them.
+        actions: Those that they were asked to step with, likewise.
+        extras: What came with these.
+        steps: Made in this rollout.
+    """
+
+    envs: npt.NDArray[np.intp]
+    part: Any
+    firsts: list[int]
+    begun: list[int] = field(default_factory=list)
+    observations: Any = None
+    actions: Any = None
+    extras: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0
+
+
+class Pipeline:
+    """Collects what a policy meets in envs; both work at the same time.
+
+    The envs form groups. While the policy is asked about one, the workers step the others. So a
+    step takes as long as the policy or the envs do, whichever is longer, and not both.
+
+    Example:
+        >>> import numpy as np
+        >>> import shmvec
+        >>> def policy(observations, env_ids):
+        ...     return (observations[:, 2] > 0).astype(int), {"angle": observations[:, 2]}
+        >>> envs = shmvec.make_vec("CartPole-v1", 4)
+        >>> pipeline = shmvec.Pipeline(envs, policy)
+        >>> _ = pipeline.reset(seed=0)
+        >>> rollout = pipeline.collect(8)
+        >>> rollout.observations.shape, rollout.actions.shape, rollout.extras["angle"].shape
+        ((9, 4, 4), (8, 4), (8, 4))
+        >>> rollout.rewards[1:].sum(axis=0)
+        array([8., 8., 8., 8.])
+        >>> for transitions in pipeline:
+        ...     break  # a learner would go on
+        >>> transitions.env_ids, transitions.rewards
+        (array([0, 2]), array([1., 1.]))
+        >>> pipeline.drop()
+        >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        envs: ShmVectorEnv,
+        policy: Policy,
+        *,
+        groups: int | None = None,
+        deterministic: bool = True,
+        batch: str = "ready",
+    ) -> None:
+        """Forms groups; asks nobody anything.
+
+        Args:
+            envs: Are used, and not closed. They must have been reset, by their ``reset`` or by
+                :meth:`reset`, before the first step.
+            policy: ``policy(observations, env_ids)`` returns an action for each observation,
+                batched as ``action_space`` says, or these and a dict of arrays with a row for each,
+                such as values and log-probabilities. ``env_ids``, int64 ``(n,)``, says where they
+                come from. If it has a method ``reset(env_ids)``, that is called before it is asked
+                about the first observations of episodes in these envs. (If the action space is a
+                Tuple of a Tuple or Dict and a Dict, it always returns a dict besides.)
+            groups: How many, each with its share of each worker's envs. None: two. One is lockstep.
+            deterministic: Whether the policy is asked about the groups in turn. False: about
+                whichever is ready first, which matters where they share no workers.
+            batch: "ready": of each group's envs. "fixed": the policy's batches all have the size of
+                the largest group; what is missing are copies of the first row, of env -1, for which
+                what it answers is dropped. Transitions have that size, too.
+
+        Raises:
+            TypeError: ``envs`` is no ShmVectorEnv, or the policy cannot be called.
+            ValueError: Episodes that are over are not reset (AutoresetMode.DISABLED); there are
+                more groups than envs; an argument is out of range.
+        """
+        if not isinstance(envs, ShmVectorEnv):
+            raise TypeError(
+                f"envs must be a ShmVectorEnv, without wrappers around it, got "
+                f"{type(envs).__name__}: wrap the envs"
+            )
+        exchange = envs.exchange
+        exchange.check_open()
+        if exchange.autoreset_mode is AutoresetMode.DISABLED:
+            raise ValueError(
+                "a Pipeline needs envs that are reset when their episodes end: use AutoresetMode "
+                "NEXT_STEP or SAME_STEP"
+            )
+        if envs.batch_size is not None:
+            raise ValueError("a Pipeline makes its own batches: make the envs without batch_size")
+        if not callable(policy):
+            raise TypeError(
+                f"policy must be callable, policy(observations, env_ids), got {policy!r}"
+            )
+        if batch not in ("ready", "fixed"):
+            raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
+        count = min(2, envs.num_envs) if groups is None else checked_count("groups", groups)
+        if count > envs.num_envs:
+            raise ValueError(f"there are {envs.num_envs} envs: too few for {count} groups")
+        self.envs = envs
+        self.deterministic = deterministic
+        self._exchange: Exchange = exchange
+        self._seen, self._acted = envs.single_observation_space, envs.single_action_space
+        self._groups = [
+            _Group(of, _part(of), [r[0] for r in exchange.ranges if np.isin(r, of).any()])
+            for of in grouped(exchange.ranges, count)
+        ]
+        self._fixed = batch == "fixed"
+        self._size = max(len(group.envs) for group in self._groups)
+        self._caller = PolicyCaller(exchange, policy, self._size if self._fixed else None)
+        self._same_step = exchange.autoreset_mode is AutoresetMode.SAME_STEP
+        self._ended = np.zeros(envs.num_envs, np.bool_)
+        self._out: deque[_Group] = deque()  # groups that were asked, in this order
+        self._held: deque[_Group] = deque()  # those that were taken, until they are asked again
+        self._asking = False  # whether something may be out, of this pipeline
+        self._begin_all()
+
+    @property
+    def groups(self) -> list[npt.NDArray[np.intp]]:
+        """The envs of each group."""
+        return [group.envs.copy() for group in self._groups]
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: Options = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets all envs, as their ``reset`` does; the policy is told that episodes begin.
+
+        Raises:
+            Exception: As ``ShmVectorEnv.reset``.
+        """
+        self.drop()
+        self._begin_all()
+        return self.envs.reset(seed=seed, options=options)
+
+    def drop(self) -> None:
+        """Waits for what is under way, and forgets it: then the envs can be used otherwise.
+
+        Only needed after a loop over this pipeline that was left: what it had asked for stays
+        asked, for the next loop to go on with.
+
+        Raises:
+            Exception: As ``ShmVectorEnv.step``.
+        """
+        if self._asking:
+            self._break_off()
+
+    # ---- rollouts ----------------------------------------------------------------------------
+
+    def collect(self, length: int, *, pin: bool = False) -> Collected:
+        """Makes so many steps of all envs, in the order of lockstep.
+
+        When it returns, all envs have made as many steps, and nothing is under way: the learner can
+        change the policy. It goes on from where the envs are.
+
+        Args:
+            length: Number of steps.
+            pin: Whether the memory is page-locked, see :meth:`shmvec.ShmVectorEnv.rollout`.
+
+        Raises:
+            ValueError: The policy's actions are wrong in number or shape; or the length is.
+            TypeError: Their dtype is, or they are no arrays that NumPy can read; or observations or
+                actions are not arrays in shared memory, or Dicts or Tuples of them.
+            BufferError: Arrays of the last two rollouts are still in use.
+            Exception: What the policy raises; and as ``ShmVectorEnv.step`` and ``rollout``. What
+                was under way is dropped; the envs can be used, and the next call goes on from where
+                they are. A policy with ``reset`` is told then that episodes begin in all of them.
+        """
+        self._settle()
+        rollout = Collected(self.envs.rollout(length, pin=pin))
+        self._ended[:] = rollout.terminations[0] | rollout.truncations[0]
+        try:
+            self._asking = True
+            ask = partial(self._ask_into, rollout)
+            for group in self._groups:
+                group.steps = 0
+                ask(group)
+            while self._out:
+                group = self._next()
+                self._take_into(rollout, group)
+                if group.steps < rollout.length:
+                    self._go_on(group, ask)
+                elif not self._out:
+                    self._exchange.recycle()
+        except BaseException:
+            self._break_off()
+            raise
+        self._asking = False
+        return rollout
+
+    def _ask_into(self, rollout: Collected, group: _Group) -> None:
+        observations = self._rows(rollout.observations, group, group.steps)
+        actions, extras = self._choose(group, observations)
+        self._keep(rollout.actions, actions, group, group.steps)
+        rollout.keep_extras(group.steps, group.part, extras)
+
+    def _take_into(self, rollout: Collected, group: _Group) -> None:
+        answers = self._take(group)
+        group.steps += 1
+        index = group.steps, group.part
+        rollout.rewards[index] = answers.rewards
+        rollout.terminations[index] = answers.terminations
+        rollout.truncations[index] = answers.truncations
+        self._keep(rollout.observations, answers.observations, group, group.steps, seen=True)
+        rollout.said[group.steps].update(said_in(answers))
+
+    def _rows(self, arrays: Any, group: _Group, index: int) -> Any:
+        return mapped(self._seen, lambda part: part[index][group.part], arrays)
+
+    def _keep(
+        self, arrays: Any, values: Any, group: _Group, index: int, *, seen: bool = False
+    ) -> None:
+        """Copies a group's actions, or what was seen, to a step of arrays for all envs."""
+
+        def put(array: npt.NDArray[Any], value: Any) -> None:
+            array[index, group.part] = value
+
+        mapped(self._seen if seen else self._acted, put, arrays, values)
+
+    # ---- transitions -------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Transitions]:
+        """Yields transitions of one group a time, for ever.
+
+        The group has been asked for its next step by then: its envs, too, are stepped while you
+        look at what they did. A step that was a reset (autoreset mode NEXT_STEP) is no transition,
+        and is left out; with ``batch="fixed"`` it is marked by ``valid``. Do not change the arrays:
+        the next observations are the observations of the transitions to come.
+
+        A loop that is left can be gone on with by another one, by :meth:`collect` (whose index 0
+        is what was under way), or be ended by :meth:`drop`.
+        """
+        return self
+
+    def __next__(self) -> Transitions:
+        """The next transitions.
+
+        Raises:
+            AlreadyPendingCallError: Envs are out, asked by somebody else.
+            Exception: As :meth:`collect`.
+        """
+        if not self._out:
+            self._settle()
+            if self._exchange.num_asked:
+                raise AlreadyPendingCallError(
+                    "envs are out: take the results of all that were asked, with `recv`, first.",
+                    "recv",
+                )
+        try:
+            self._asking = True
+            if not self._out:
+                self._start()
+            while True:
+                group = self._next()
+                begins = self._ended[group.envs]
+                before = group.observations, group.actions, group.extras
+                answers = self._take(group)
+                found = self._transitions(answers, before, begins)
+                group.observations = answers.observations
+                self._go_on(group, self._ask)
+                if found.valid.any():
+                    return found
+        except BaseException:
+            self._break_off()
+            raise
+
+    def _start(self) -> None:
+        """Asks about all groups."""
+        observations = self._exchange.observe()
+        everyone = range(self.envs.num_envs)
+        self._ended[:] = [self._exchange.is_over(env) for env in everyone]
+        for group in self._groups:
+            group.observations = self._some(self._seen, observations, group.envs)
+            self._ask(group)
+
+    def _ask(self, group: _Group) -> None:
+        """Asks the policy about a group, and its envs to step."""
+        actions, extras = self._choose(group, group.observations)
+        # Copies: the policy may use its arrays again.
+        group.actions = mapped(self._acted, _copied, self._acted, actions)
+        group.extras = {key: values.copy() for key, values in extras.items()}
+
+    def _transitions(
+        self, answers: Answers, before: tuple[Any, Any, dict[str, Any]], begins: Any
+    ) -> Transitions:
+        """Of a group that has answered.
+
+        Args:
+            answers: Of these envs.
+            before: Observations, actions and extras with which they were asked.
+            begins: Which of them had ended: in NEXT_STEP this step was a reset.
+        """
+        after, said = answers.observations, said_in(answers)
+        rows = np.arange(len(answers.envs))
+        valid = np.ones(len(rows), np.bool_) if self._same_step else ~begins
+        if self._same_step:
+            over = np.flatnonzero(answers.terminations | answers.truncations)
+            if len(over):
+                after = mapped(self._seen, copy.copy, after)
+            for row in over.tolist():
+                final = [info for info in said[int(answers.envs[row])] if "final_obs" in info]
+                after = with_row(self._seen, after, row, final[-1]["final_obs"])
+        env_ids = answers.envs.astype(np.int64)
+        results: tuple[Any, ...] = (answers.rewards, answers.terminations, answers.truncations)
+        observations, actions, extras = before
+        if self._fixed or not valid.all():
+            kept = rows if self._fixed else rows[valid]
+            missing = self._size - len(kept) if self._fixed else 0
+            rows = np.append(kept, np.repeat(kept[:1], missing))
+            observations = self._some(self._seen, observations, rows)
+            after = self._some(self._seen, after, rows)
+            actions = self._some(self._acted, actions, rows)
+            extras = {key: values[rows] for key, values in extras.items()}
+            results = tuple(each[rows] for each in results)
+            valid, env_ids = valid[rows], env_ids[rows]
+            if missing:
+                valid[-missing:], env_ids[-missing:] = False, NOBODY
+        index = {env: row for row, env in enumerate(env_ids.tolist())}
+        return Transitions(
+            observations=observations,
+            actions=actions,
+            rewards=results[0],
+            next_observations=after,
+            terminations=results[1],
+            truncations=results[2],
+            env_ids=env_ids,
+            extras=extras,
+            valid=valid,
+            said={index[env]: each for env, each in said.items() if env in index},
+        )
+
+    # ---- groups ------------------------------------------------------------------------------
+
+    def _choose(self, group: _Group, observations: Any) -> tuple[Any, dict[str, Any]]:
+        """Has the policy choose actions, and envs take them; returns what the policy has said."""
+        rows = np.arange(len(group.envs))
+        answer = self._caller.step(group.envs, observations, rows, group.begun)
+        self._out.append(group)
+        return answer
+
+    def _next(self) -> _Group:
+        """The group to take: the one that was asked first, or that is ready first."""
+        if not self.deterministic and len(self._out) > 1:
+            ready = self._exchange.first_ready([group.envs for group in self._out])
+            self._out.rotate(-ready)
+        return self._out.popleft()
+
+    def _take(self, group: _Group) -> Answers:
+        """Waits for a group; notes whose episodes end and begin."""
+        answers = self._exchange.take(group.envs)
+        if answers.failures:
+            raise_as_gymnasium_does(answers.failures)
+        over = answers.terminations | answers.truncations
+        begun = over if self._same_step else self._ended[group.envs]
+        group.begun = group.envs[begun].tolist()
+        self._ended[group.envs] = over
+        return answers
+
+    def _go_on(self, group: _Group, ask: Callable[[_Group], None]) -> None:
+        """Asks about a group that was taken; where workers are worn, when they were recycled."""
+        self._held.append(group)
+        if self._out and any(map(self._exchange.is_worn, group.firsts)):
+            return
+        if not self._out:
+            self._exchange.recycle()
+        while self._held:
+            ask(self._held.popleft())
+
+    def _settle(self) -> None:
+        """Takes what a loop that was left has asked for; drops what a call was broken off with."""
+        if not self._asking:
+            return
+        if not self._out:
+            self._break_off()
+            return
+        try:
+            while self._out:
+                self._take(self._next())
+            self._held.clear()
+        except BaseException:
+            self._break_off()
+            raise
+        self._asking = False
+
+    def _break_off(self) -> None:
+        """Waits for all that was asked, and forgets it."""
+        self._out.clear()
+        self._held.clear()
+        self._begin_all()
+        if not self._exchange.closed:
+            self._exchange.drop()
+        self._asking = False
+
+    def _begin_all(self) -> None:
+        """What the policy remembers of episodes does not hold."""
+        for group in self._groups:
+            group.begun = group.envs.tolist()
+
+    @staticmethod
+    def _some(space: gym.Space[Any], batch: Any, rows: npt.NDArray[np.intp]) -> Any:
+        return mapped(space, lambda part: chosen(part, rows), batch)
+
+
+def _part(envs: npt.NDArray[np.intp]) -> Any:
+    """An index for these envs: a slice, which copies nothing, where they are neighbours."""
+    first, last = int(envs[0]), int(envs[-1])
+    return slice(first, last + 1) if last - first == len(envs) - 1 else envs
+
+
+def _copied(space: gym.Space[Any], actions: Any) -> Any:
+    if isinstance(actions, np.ndarray):
+        return np.array(actions, space.dtype)
+    return tuple(actions)

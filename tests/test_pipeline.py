@@ -1,0 +1,445 @@
+"""A pipeline's rollouts and transitions: those of lockstep, whoever is stepped when."""
+
+import os
+import signal
+import sys
+from contextlib import closing, suppress
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from equality import same
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_partial import Fails, Story, stories
+from test_rollout import Nested, Speaks, at
+
+from shmvec import FaultPolicy, Pipeline, ShmVectorEnv
+from shmvec._loops.groups import grouped
+
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+
+
+class Chooser:
+    """Chooses by each row alone; remembers its batches, and keeps a state for each env."""
+
+    def __init__(self, num_envs=0, space=Story.action_space, said=True):
+        self.space, self.said = space, said
+        self.steps = np.full(num_envs, -1)  # of the episode; -1: it has not begun
+        self.batches = []
+
+    def reset(self, env_ids):
+        if len(self.steps):
+            self.steps[env_ids] = 0
+
+    def __call__(self, observations, env_ids):
+        self.batches.append(env_ids.tolist())
+        text = observations["text"] if isinstance(observations, dict) else observations
+        own = env_ids[env_ids >= 0]
+        if len(self.steps):
+            assert (self.steps[own] >= 0).all()
+            self.steps[own] += 1
+        numbers = (np.abs(text[:, 4] * 1000).astype(int) + text[:, 1].astype(int)) % 13
+        actions = numbers
+        if isinstance(self.space, gym.spaces.Dict):
+            actions = {"z": numbers, "a": np.stack([text[:, 4]] * 2, 1).astype(np.float32)}
+        if not self.said:
+            return actions
+        steps = self.steps[env_ids] if len(self.steps) else np.zeros(len(env_ids))
+        return actions, {"value": text[:, 4] * 2, "steps": steps, "ids": [[i] for i in env_ids]}
+
+
+def lockstep(fns, mode, seed, lengths):
+    """What the same gives in SyncVectorEnv: lists of (t, what is there)."""
+    envs = SyncVectorEnv(fns, autoreset_mode=mode)
+    chooser = Chooser(len(fns), envs.single_action_space)
+    chooser.reset(np.arange(len(fns)))
+    nothing = np.zeros(len(fns)), np.zeros(len(fns), bool), np.zeros(len(fns), bool)
+    last = (envs.reset(seed=seed)[0], *nothing, {})
+    ended = np.zeros(len(fns), bool)
+    rollouts = []
+    for length in lengths:
+        steps = [last]
+        given = []
+        for _ in range(length):
+            actions, extras = chooser(steps[-1][0], np.arange(len(fns)))
+            given.append((actions, extras))
+            steps.append(envs.step(actions))
+            over = steps[-1][2] | steps[-1][3]
+            begun = np.flatnonzero(over if mode is AutoresetMode.SAME_STEP else ended)
+            chooser.reset(begun)
+            ended = over
+        rollouts.append((steps, given))
+        last = (*steps[-1][:4], {})
+    envs.close()
+    return rollouts
+
+
+def assert_same_rollout(rollout, steps, given):
+    assert rollout.length == rollout.steps == len(given)
+    assert len(rollout.infos) == len(steps)
+    for t, (observations, rewards, terminations, truncations, infos) in enumerate(steps):
+        assert same(at(rollout.observations, t), observations)
+        assert same(rollout.rewards[t], rewards)
+        assert same(rollout.terminations[t], terminations)
+        assert same(rollout.truncations[t], truncations)
+        assert same(rollout.infos[t], infos)
+    for t, (actions, extras) in enumerate(given):
+        kept = at(rollout.actions, t)
+        assert same(
+            kept, {key: actions[key] for key in kept} if isinstance(kept, dict) else actions
+        )
+        for key, values in extras.items():
+            assert same(rollout.extras[key][t], np.asarray(values))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    num_envs=st.integers(1, 9),
+    workers=st.integers(0, 4),
+    groups=st.integers(1, 4),
+    mode=st.sampled_from(MODES),
+    kind=st.sampled_from([Story, Nested]),
+    deterministic=st.booleans(),
+    batch=st.sampled_from(["ready", "fixed"]),
+    turns=st.sampled_from([0, 3000]),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    seed=st.integers(0, 100),
+)
+def test_as_lockstep(
+    num_envs, workers, groups, mode, kind, deterministic, batch, turns, lengths, seed
+):
+    fns = [lambda i=i: kind(i, turns, length=2 + i % 3) for i in range(num_envs)]
+    expected = lockstep(fns, mode, seed, lengths)
+    envs = ShmVectorEnv(fns, num_workers=min(workers, num_envs), autoreset_mode=mode)
+    with closing(envs):
+        chooser = Chooser(num_envs, envs.single_action_space)
+        pipeline = Pipeline(
+            envs,
+            chooser,
+            groups=min(groups, num_envs),
+            deterministic=deterministic,
+            batch=batch,
+        )
+        pipeline.reset(seed=seed)
+        held = []
+        for length, (steps, given) in zip(lengths, expected, strict=True):
+            rollout = pipeline.collect(length)
+            assert_same_rollout(rollout, steps, given)
+            held = [(rollout, steps, given)]  # a third one needs its room
+            assert envs.exchange.num_asked == 0
+        assert_same_rollout(*held[0])
+        sizes = [len(group) for group in pipeline.groups]
+        if batch == "fixed":
+            assert {len(ids) for ids in chooser.batches} == {max(sizes)}
+        if deterministic:
+            ids = [[env for env in ids if env >= 0] for ids in chooser.batches]
+            assert ids == [group.tolist() for group in pipeline.groups] * sum(lengths)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    num_envs=st.integers(1, 9),
+    workers=st.integers(0, 4),
+    groups=st.integers(1, 4),
+    mode=st.sampled_from(MODES),
+    kind=st.sampled_from([Story, Nested]),
+    deterministic=st.booleans(),
+    batch=st.sampled_from(["ready", "fixed"]),
+    seed=st.integers(0, 100),
+)
+def test_transitions_are_those_of_lockstep(
+    num_envs, workers, groups, mode, kind, deterministic, batch, seed
+):
+    fns = [lambda i=i: kind(i, length=2 + i % 3) for i in range(num_envs)]
+    ((steps, given),) = lockstep(fns, mode, seed, [12])
+    envs = ShmVectorEnv(fns, num_workers=min(workers, num_envs), autoreset_mode=mode)
+    with closing(envs):
+        chooser = Chooser(num_envs, envs.single_action_space)
+        pipeline = Pipeline(
+            envs,
+            chooser,
+            groups=min(groups, num_envs),
+            deterministic=deterministic,
+            batch=batch,
+        )
+        pipeline.reset(seed=seed)
+        counts = np.zeros(num_envs, int)
+        told = []  # checked at the end: nothing changes them
+        while len(told) < 20:
+            for found in pipeline:  # a loop that is left is gone on with
+                told.append(found)
+                if len(told) % 3 == 0:
+                    break
+        for found in told:
+            assert len(found) == len(found.valid) == len(found.rewards)
+            if batch == "fixed":
+                assert len(found) == max(map(len, pipeline.groups))
+            else:
+                assert found.valid.all()
+            for row in np.flatnonzero(found.valid):
+                env = found.env_ids[row]
+                t = counts[env]
+                if t < 12 and mode is AutoresetMode.NEXT_STEP and (steps[t][2] | steps[t][3])[env]:
+                    t += 1  # that step was a reset
+                counts[env] = t + 1
+                if t >= 12:
+                    continue
+                after, infos = at(steps[t + 1][0], env), steps[t + 1][4]
+                if mode is AutoresetMode.SAME_STEP and (steps[t + 1][2] | steps[t + 1][3])[env]:
+                    after = infos["final_obs"][env]
+                assert same(at(found.observations, row), at(steps[t][0], env))
+                assert equal(at(found.next_observations, row), after)
+                assert same(found.rewards[row], steps[t + 1][1][env])
+                assert same(found.terminations[row], steps[t + 1][2][env])
+                assert same(found.truncations[row], steps[t + 1][3][env])
+                actions, extras = given[t]
+                assert equal(at(found.actions, row), at(actions, env))
+                assert same(found.extras["value"][row], extras["value"][env])
+                assert found.infos["asked" if "asked" in found.infos else "final_info"] is not None
+                if "asked" in infos and infos["_asked"][env]:
+                    assert found.infos["asked"][row] == infos["asked"][env]
+        # What was under way is index 0 of a rollout.
+        rollout = pipeline.collect(1)
+        assert (at(rollout.observations, 0)["text"] if kind is Nested else rollout.observations[0])[
+            :, 1
+        ].max() >= 1
+
+
+def equal(ours, theirs):
+    """Equality of nested values, where scalars of an env's own may be of Python."""
+    if isinstance(theirs, dict):
+        return all(equal(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, tuple):
+        return all(map(equal, ours, theirs))
+    return np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("owned", "count", "expected"),
+    [
+        ([4, 4], 2, [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ([3, 3], 2, [[0, 3, 4], [1, 2, 5]]),
+        ([5], 2, [[0, 1], [2, 3, 4]]),
+        ([1] * 5, 2, [[0, 1, 2], [3, 4]]),
+        ([2, 1, 1], 2, [[0, 3], [1, 2]]),
+        ([7], 3, [[0, 1], [2, 3], [4, 5, 6]]),
+        ([2, 2], 1, [[0, 1, 2, 3]]),
+    ],
+)
+def test_groups_have_their_shares_of_each_worker(owned, count, expected):
+    ends = np.cumsum(owned).tolist()
+    ranges = [range(end - size, end) for size, end in zip(owned, ends, strict=True)]
+    assert [group.tolist() for group in grouped(ranges, count)] == expected
+
+
+@pytest.fixture(params=[1, 3])
+def envs(request):
+    envs = ShmVectorEnv(stories(5), num_workers=request.param)
+    with closing(envs):
+        yield envs
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (lambda rows: np.zeros(len(rows) + 1, int), ValueError, "must have"),
+        (lambda rows: np.zeros((len(rows), 2), int), ValueError, "must have"),
+        (lambda rows: np.zeros(len(rows)), TypeError, "dtype"),
+        (lambda rows: rows[:, 0] / 0, ZeroDivisionError, None),
+        (lambda rows: (np.zeros(len(rows), int), {"v": 1.0}), ValueError, "'v'"),
+        (lambda rows: (np.zeros(len(rows), int), {"v": rows[1:]}), ValueError, "'v'"),
+        (lambda rows: (np.zeros(len(rows), int), {"w": rows}), ValueError, "extras"),
+        (lambda rows: (np.zeros(len(rows), int), {"v": rows[:, :2]}), ValueError, "'v' of"),
+        (lambda rows: (np.zeros(len(rows), int), {}), ValueError, "extras"),
+    ],
+)
+@pytest.mark.parametrize("how", ["collect", "iterate"])
+def test_policies_that_answer_wrongly(envs, answer, error, message, how):
+    calls = 0
+    if how == "iterate" and message in ("extras", "'v' of"):
+        pytest.skip("each batch may have others")
+
+    def policy(observations, env_ids):
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            if error is ZeroDivisionError:
+                raise ZeroDivisionError("mine")
+            return answer(observations)
+        return np.full(len(observations), 7), {"v": observations}
+
+    pipeline = Pipeline(envs, policy)
+    pipeline.reset(seed=0)
+
+    def use():
+        if how == "collect":
+            return pipeline.collect(4)
+        return [found for found, _ in zip(pipeline, range(8), strict=False)]
+
+    with pytest.raises(error, match=message) as raised:
+        use()
+    where = f"batch 4, of envs {pipeline.groups[0].tolist()}"
+    if message not in ("extras", "'v' of"):  # which are wrong only beside those before
+        noted = "".join(getattr(raised.value, "__notes__", []))
+        if error is not ZeroDivisionError or sys.version_info >= (3, 11):
+            assert where in f"{raised.value}{noted}"
+    assert envs.exchange.num_asked == 0
+    assert envs.step([1] * 5)[1].tolist() == [1] * 5
+    use()
+    pipeline.drop()
+    assert envs.step([1] * 5)[0].shape == (5, 5)
+
+
+def test_it_goes_on_from_where_the_envs_are(envs):
+    pipeline = Pipeline(envs, Chooser(said=False))
+    envs.reset(seed=3)
+    pipeline.collect(2)
+    observations, rewards, *_ = envs.step([3] * 5)
+    rollout = pipeline.collect(2)
+    assert (rollout.observations[0] == observations).all() and (rollout.rewards[0] == 3).all()
+    last = rollout.observations[-1].copy()
+    found = next(pipeline)
+    assert (found.observations == last[found.env_ids]).all()
+    with pytest.raises(AlreadyPendingCallError):
+        envs.step([3] * 5)
+    pipeline.drop()
+    pipeline.drop()
+    assert (envs.step([3] * 5)[1] == 3).any()  # what was under way is forgotten
+    envs.send([1, 1], [0, 1])
+    for use in (lambda: pipeline.collect(2), lambda: next(pipeline)):
+        with pytest.raises(AlreadyPendingCallError):
+            use()
+    envs.recv(min_envs=2, timeout=60)
+    rollout = pipeline.collect(1)
+    rollout.release()
+    assert rollout.released
+
+
+def test_an_env_that_raises():
+    envs = ShmVectorEnv([lambda: Fails(0), *stories(3)], num_workers=2)
+    with closing(envs):
+        envs.reset(seed=0)
+        unlucky = 13
+        pipeline = Pipeline(envs, lambda seen, ids: np.where(seen[:, 1] == 2, unlucky, 1))
+        for use in (lambda: pipeline.collect(5), lambda: list(pipeline)):
+            with pytest.raises(LookupError, match="thirteen"):
+                use()
+            assert envs.exchange.num_asked == 0
+            envs.reset(seed=0)
+        unlucky = 1
+        assert pipeline.collect(2).rewards[1:].tolist() == [[1] * 4] * 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["collect", "iterate"])
+def test_workers_that_are_killed(workers, mode, how):
+    faults = FaultPolicy(on_crash="restart", max_restarts=1000, backoff_s=0)
+    envs = ShmVectorEnv(stories(4), num_workers=workers, faults=faults, autoreset_mode=mode)
+    with closing(envs):
+        chooser = Chooser(4)
+        calls = 0
+
+        def policy(observations, env_ids):
+            nonlocal calls
+            calls += 1
+            if calls % 9 == 0:
+                with suppress(ProcessLookupError):  # it was killed before, and nobody has noticed
+                    os.kill(envs.processes[calls // 9 % workers].pid, signal.SIGKILL)
+            return chooser(observations, env_ids)
+
+        policy.reset = chooser.reset
+        pipeline = Pipeline(envs, policy)
+        pipeline.reset(seed=0)
+        told = 0
+        if how == "collect":
+            for _ in range(3):
+                rollout = pipeline.collect(15)
+                for t in range(1, 16):
+                    broken = rollout.infos[t].get("_fault", np.zeros(4, bool))
+                    cut = rollout.truncations[t] & broken
+                    assert (rollout.rewards[t][cut] == 0).all()
+                    told += broken.sum()
+                # What was chosen was chosen from what stands there.
+                for t in range(15):
+                    same_again = chooser(rollout.observations[t], np.arange(4))[0]
+                    assert (rollout.actions[t] == same_again).all()
+        else:
+            for found, _ in zip(pipeline, range(90), strict=False):
+                told += found.infos.get("_fault", np.zeros(1, bool)).sum()
+                assert (chooser(found.observations, found.env_ids)[0] == found.actions).all()
+            pipeline.drop()
+        assert told > 0 and envs.stats().faults.restarts > 0
+        envs.step([1] * 4)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("how", ["collect", "iterate"])
+def test_workers_are_recycled(workers, how):
+    envs = ShmVectorEnv(stories(4), num_workers=workers, recycle_after=5)
+    with closing(envs):
+        pipeline = Pipeline(envs, Chooser(4))
+        pipeline.reset(seed=0)
+        for _ in range(3):
+            if how == "collect":
+                pipeline.collect(9)
+            else:
+                for _ in zip(pipeline, range(18), strict=False):
+                    pass
+        assert envs.stats().faults.restarts >= 2 * workers
+        pipeline.drop()
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "error", "message"),
+    [
+        ({"autoreset_mode": AutoresetMode.DISABLED}, {}, ValueError, "are reset when"),
+        ({"batch_size": 1}, {}, ValueError, "without batch_size"),
+        ({}, {"groups": 3}, ValueError, "too few for 3 groups"),
+        ({}, {"groups": 0}, ValueError, "groups must be at least 1"),
+        ({}, {"batch": "all"}, ValueError, "batch must be"),
+        ({}, {"policy": 3}, TypeError, "policy must be callable"),
+        ({}, {"envs": gym.make("CartPole-v1")}, TypeError, "without wrappers"),
+    ],
+)
+def test_bad_arguments(options, arguments, error, message):
+    with closing(ShmVectorEnv(stories(2), num_workers=1, **options)) as envs:
+        given = {"envs": envs, "policy": Chooser(), **arguments}
+        with pytest.raises(error, match=message):
+            Pipeline(**given)
+    with pytest.raises(ClosedEnvironmentError):
+        Pipeline(envs, Chooser())
+
+
+def test_observations_that_are_no_arrays():
+    with closing(ShmVectorEnv([lambda: Speaks(0)] * 3, num_workers=1)) as envs:
+        pipeline = Pipeline(envs, lambda seen, ids: np.ones(len(seen), int))
+        pipeline.reset()
+        with pytest.raises(TypeError, match="observation space holds Text"):
+            pipeline.collect(2)
+        found = next(pipeline)
+        assert found.observations == found.next_observations == ("a",) * len(found)
+        pipeline.drop()
+
+
+def test_arrays_that_the_policy_uses_again():
+    actions, values = np.zeros(2, int), np.zeros(2)
+
+    def policy(observations, env_ids):
+        actions[:] = observations[:, 1] + 1
+        values[:] = -actions
+        return actions, {"value": values}
+
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+        pipeline = Pipeline(envs, policy)
+        pipeline.reset(seed=0)
+        rollout = pipeline.collect(3)
+        assert rollout.actions.tolist() == [[1] * 4, [2] * 4, [3] * 4]
+        assert (rollout.extras["value"] == -rollout.actions).all()
+        found = [next(pipeline) for _ in range(4)]
+        assert [each.actions.tolist() for each in found] == [[4] * 2, [4] * 2, [5] * 2, [5] * 2]
+        assert all((each.extras["value"] == -each.actions).all() for each in found)
+        pipeline.drop()
