@@ -4,10 +4,13 @@
     python examples/ppo.py                      # shmvec.ShmVectorEnv
     python examples/ppo.py --vector-env async   # gymnasium.vector.AsyncVectorEnv
     python examples/ppo.py --data rollout       # workers write where the learner reads
+    python examples/ppo.py --data pipeline      # half of the envs step while the policy computes
     tensorboard --logdir runs
 
 The last line names the learning curve by a digest of all episodes' returns: the same seed gives
-the same digest with every class, whatever the number of workers.
+the same digest with every class, whatever the number of workers. (So that it is the same with
+``--data pipeline``, which asks the policy about half of the envs at a time, all that actions are
+sampled with is drawn when a rollout begins.)
 
 The algorithm is Schulman et al., 2017 (arXiv:1707.06347), with generalised advantages. Vector envs
 reset at the step after an episode's end (``AutoresetMode.NEXT_STEP``): that step's action is not
@@ -109,6 +112,7 @@ class Collector:
     def __init__(self, envs: gym.vector.VectorEnv, num_steps: int, seed: int) -> None:
         """Resets the envs."""
         self.envs, self.num_steps = envs, num_steps
+        self._noise = torch.empty(num_steps, envs.num_envs, int(envs.single_action_space.n))
         self.next_observation = _tensor(envs.reset(seed=seed)[0])
         self.handling = 0.0
         self._ended = torch.zeros(envs.num_envs)
@@ -118,16 +122,14 @@ class Collector:
     def collect(self, agent: Agent) -> Transitions:
         """Makes so many steps."""
         shape = self.num_steps, self.envs.num_envs
+        self._noise.exponential_()
         begin = time.perf_counter()
         observations = torch.zeros(*shape, *self.next_observation.shape[1:])
         kept = Transitions(observations, *(torch.zeros(shape) for _ in range(7)))
         self.handling += time.perf_counter() - begin
         for t in range(self.num_steps):
             with torch.no_grad():
-                policy = Categorical(logits=agent.policy(self.next_observation))
-                action = policy.sample()
-                log_prob = policy.log_prob(action)
-                value = agent.value(self.next_observation)[:, 0]
+                action, log_prob, value = act(agent, self.next_observation, self._noise[t])
             begin = time.perf_counter()
             kept.observations[t], kept.actions[t] = self.next_observation, action
             kept.log_probs[t], kept.values[t] = log_prob, value
@@ -161,35 +163,86 @@ class RolloutCollector(Collector):
     def collect(self, agent: Agent) -> Transitions:
         """Makes so many steps."""
         log_probs, values = [], []
+        self._noise.exponential_()
         begin = time.perf_counter()
         rollout = self.envs.rollout(self.num_steps)
         observations = torch.from_numpy(rollout.observations)
         self.handling += time.perf_counter() - begin
         for t in range(self.num_steps):
             with torch.no_grad():
-                policy = Categorical(logits=agent.policy(observations[t]))
-                action = policy.sample()
-                log_probs.append(policy.log_prob(action))
-                values.append(agent.value(observations[t])[:, 0])
+                action, log_prob, value = act(agent, observations[t], self._noise[t])
+            log_probs.append(log_prob)
+            values.append(value)
             rollout.step(action.numpy())
         begin = time.perf_counter()
+        kept = self._kept(rollout, torch.stack(log_probs), torch.stack(values))
+        self.handling += time.perf_counter() - begin
+        return kept
+
+    def _kept(self, rollout: Any, log_probs: torch.Tensor, values: torch.Tensor) -> Transitions:
+        """What a rollout holds."""
+        observations = torch.from_numpy(rollout.observations)
         self.next_observation = observations[-1]
         ended = torch.from_numpy(rollout.terminations | rollout.truncations).float()
-        kept = Transitions(
+        return Transitions(
             observations[:-1],
             torch.from_numpy(rollout.actions),
-            torch.stack(log_probs),
-            torch.stack(values),
+            log_probs,
+            values,
             torch.from_numpy(rollout.rewards[1:]).float(),
             torch.from_numpy(rollout.terminations[1:]).float(),
             ended[1:],
             1 - ended[:-1],
         )
+
+
+class PipelineCollector(RolloutCollector):
+    """The same; half of the envs step while the policy is asked about the others."""
+
+    def __init__(self, envs: shmvec.ShmVectorEnv, num_steps: int, seed: int) -> None:
+        """Resets the envs."""
+        super().__init__(envs, num_steps, seed)
+        self._pipeline = shmvec.Pipeline(envs, self._act)
+        self._steps = np.zeros(envs.num_envs, np.int64)
+        self._agent: Agent
+
+    def collect(self, agent: Agent) -> Transitions:
+        """Makes so many steps."""
+        self._noise.exponential_()
+        self._agent, self._steps[:] = agent, 0
+        rollout = self._pipeline.collect(self.num_steps)
+        begin = time.perf_counter()
+        extras = (torch.from_numpy(rollout.extras[key]) for key in ("log_probs", "values"))
+        kept = self._kept(rollout, *extras)
         self.handling += time.perf_counter() - begin
         return kept
 
+    def _act(self, observations: Any, env_ids: Any) -> tuple[Any, dict[str, Any]]:
+        """Chooses actions for some envs."""
+        noise = self._noise[self._steps[env_ids], env_ids]
+        self._steps[env_ids] += 1
+        with torch.no_grad():
+            action, log_prob, value = act(self._agent, torch.from_numpy(observations), noise)
+        return action, {"log_probs": log_prob, "values": value}
 
-COLLECTORS = {"copy": Collector, "rollout": RolloutCollector}
+
+def act(
+    agent: Agent, observations: torch.Tensor, noise: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Actions that are sampled, their log-probabilities, and values of these observations.
+
+    Args:
+        agent: The networks.
+        observations: ``(n, ...)``.
+        noise: Drawn from the exponential distribution, ``(n, actions)``: the action whose
+            probability is the largest multiple of its noise is one drawn by these probabilities.
+    """
+    policy = Categorical(logits=agent.policy(observations))
+    action = (policy.probs / noise).argmax(-1)
+    return action, policy.log_prob(action), agent.value(observations)[:, 0]
+
+
+COLLECTORS = {"copy": Collector, "rollout": RolloutCollector, "pipeline": PipelineCollector}
 
 
 def update(
@@ -320,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> Result:
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--vector-env", choices=VECTOR_ENVS, default="shm")
     parser.add_argument(
-        "--data", choices=COLLECTORS, default="copy", help="rollout: of shmvec, without copies"
+        "--data", choices=COLLECTORS, default="copy", help="of shmvec: rollout, pipeline"
     )
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--total-steps", type=int, default=100_000)
@@ -337,8 +390,8 @@ def main(arguments: Sequence[str] | None = None) -> Result:
     parser.add_argument("--entropy-coefficient", type=float, default=0.0)
     parser.add_argument("--max-grad-norm", type=float, default=0.5)
     options = parser.parse_args(arguments)
-    if options.data == "rollout" and options.vector_env != "shm":
-        parser.error("--data rollout needs --vector-env shm")
+    if options.data != "copy" and options.vector_env != "shm":
+        parser.error(f"--data {options.data} needs --vector-env shm")
     result = train(options)
     print(
         f"{options.vector_env}, seed {options.seed}: {result.episodes} episodes, mean return of "

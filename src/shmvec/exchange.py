@@ -276,13 +276,21 @@ class Exchange:
 
     # ---- asking ------------------------------------------------------------------------------
 
-    def ask(self, envs: npt.ArrayLike | None, actions: Any, *, frame: int = -1) -> None:
+    def ask(
+        self,
+        envs: npt.ArrayLike | None,
+        actions: Any,
+        *,
+        frame: int = -1,
+        together: bool = False,
+    ) -> None:
         """Asks envs to step, and does not wait.
 
         Args:
             envs: Which, int ``(n,)``. None: all.
             actions: One for each, batched as the action space says for so many; lists will do.
             frame: Of all: the frame of a rollout into which results go.
+            together: Neighbours answer together: cheaper, if nobody waits for one of them.
 
         Raises:
             ClosedEnvironmentError: It is closed.
@@ -299,7 +307,7 @@ class Exchange:
         chosen = self._chosen(envs)
         self._check(ledger, chosen)
         if len(chosen):
-            ledger.step(chosen, actions, workers.pack)
+            ledger.step(chosen, actions, workers.pack, None, together)
 
     def _ready(self) -> tuple[Ledger, Workers]:
         """The ledger and the workers, all of them alive as far as is known."""

@@ -368,7 +368,7 @@ class Pipeline:
     def _choose(self, group: _Group, observations: Any) -> tuple[Any, dict[str, Any]]:
         """Has the policy choose actions, and envs take them; returns what the policy has said."""
         rows = np.arange(len(group.envs))
-        answer = self._caller.step(group.envs, observations, rows, group.begun)
+        answer = self._caller.step(group.envs, observations, rows, group.begun, together=True)
         self._out.append(group)
         return answer
 

@@ -16,7 +16,8 @@ cdef class Ledger:
     cdef Inbox inbox
     cdef int mode
     cdef bint may_step_over       # False: stepping an env that is done is an error
-    cdef bint in_ranges           # neighbours are asked together
+    cdef bint in_ranges           # neighbours are always asked together,
+    cdef bint ranging             # and are by the call that is being made
     cdef Py_ssize_t num_envs
     cdef Py_ssize_t[::1] everyone
     # Each env.

@@ -63,7 +63,14 @@ class Ledger:
         """Raises ValueError unless each of these is an env, once, and may be asked something."""
     def step_all(self, actions: Any, pack: Callable[[Any], Any], rollout_frame: int = -1) -> None:
         """Writes actions and asks every env to step."""
-    def step(self, envs: Envs, actions: Any, pack: Callable[[Any], Any]) -> None:
+    def step(
+        self,
+        envs: Envs,
+        actions: Any,
+        pack: Callable[[Any], Any],
+        rollout_frame: int | None = None,
+        together: bool = False,
+    ) -> None:
         """Writes actions and asks each of these envs to step."""
     def reset(self, envs: Envs) -> None:
         """Asks each of these envs to reset, without seed or options."""

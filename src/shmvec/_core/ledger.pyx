@@ -277,13 +277,14 @@ cdef class Ledger:
             self.spread()
         return links.ring(SV_EVERYONE)
 
-    def step(self, const Py_ssize_t[::1] envs, actions, pack, rollout_frame=None):
+    def step(self, const Py_ssize_t[::1] envs, actions, pack, rollout_frame=None, together=False):
         """Writes actions and asks each of these envs, which were checked, to step."""
         cdef uint32_t base = self.links.sequence
         cdef Py_ssize_t i
         cdef uint32_t worker
         cdef dict late = None
         cdef list each
+        self.ranging = together or self.in_ranges
         if not self.may_step_over:
             self.check_none_over(envs)
         if rollout_frame is None:
@@ -309,6 +310,7 @@ cdef class Ledger:
     def reset(self, const Py_ssize_t[::1] envs):
         """Asks each of these envs, which were checked, to reset, without seed or options."""
         cdef uint32_t base = self.links.sequence
+        self.ranging = self.in_ranges
         self.frames.come_home()
         self.choose_frames(envs, False)
         self.links.sequence += <uint32_t>envs.shape[0]
@@ -358,19 +360,19 @@ cdef class Ledger:
         """How many envs one request can be for: then they answer at once.
 
         Where frames are leased, all of a worker if they come next, so that they lie side by side in
-        one frame; `in_ranges` those of a worker that come next, in order.
+        one frame; where they may be `ranging`, those of a worker that come next, in order.
         """
         cdef Links links = self.links
         cdef uint32_t worker = self.workers[envs[begin]]
         cdef Py_ssize_t first = links.firsts[worker]
         cdef Py_ssize_t all_of_it = links.counts[worker]
         cdef Py_ssize_t count = 1
-        if self.encoders is not None or not (self.in_ranges or self.frames.leasing):
+        if self.encoders is not None or not (self.ranging or self.frames.leasing):
             return 1  # messages name requests of single envs
         while (begin + count < envs.shape[0] and envs[begin + count] == envs[begin] + count
                 and envs[begin + count] < first + all_of_it):
             count += 1
-        if self.in_ranges:
+        if self.ranging:
             return count
         return all_of_it if count == all_of_it else 1
 

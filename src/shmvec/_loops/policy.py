@@ -43,7 +43,13 @@ class PolicyCaller:
         self.batches = 0
 
     def step(
-        self, envs: Rows, observations: Any, rows: Rows, begun: list[int], frame: int = -1
+        self,
+        envs: Rows,
+        observations: Any,
+        rows: Rows,
+        begun: list[int],
+        *,
+        together: bool = False,
     ) -> tuple[Any, dict[str, Any]]:
         """Asks the policy about a batch, and its envs to step.
 
@@ -52,7 +58,7 @@ class PolicyCaller:
             observations: Theirs.
             rows: Which of these are asked about, int ``(m,)``.
             begun: Envs among these in which an episode begins.
-            frame: Of a rollout, into which results go.
+            together: Whether nobody waits for one of them alone.
 
         Returns:
             The actions of these envs, and what the policy has said besides, a row for each.
@@ -88,7 +94,7 @@ class PolicyCaller:
             space = self._exchange.single_action_space
             given = mapped(space, partial(_checked, len(ids), len(asked)), space, actions)
             besides = {key: _rows_of(key, extras[key], len(ids), len(asked)) for key in extras}
-            self._exchange.ask(asked, given, frame=frame)
+            self._exchange.ask(asked, given, together=together)
         except (TypeError, ValueError, LookupError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the policy's actions for {where}: {error}") from error
