@@ -37,6 +37,7 @@ def test_ppo_gets_the_same_curve_on_every_class():
         ("--vector-env", "async"),
         ("--vector-env", "sync"),
         ("--data", "rollout"),
+        ("--data", "pipeline"),
     ):
         last = run("ppo.py", *options, "--total-steps", "4000", "--log-dir", "")[-1]
         episodes, curve = re.search(r"(\d+) episodes.* curve (\w{16})$", last).groups()

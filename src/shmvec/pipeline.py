@@ -12,7 +12,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.error import AlreadyPendingCallError
 
 from shmvec._loops.collected import Collected, Transitions, said_in, with_row
 from shmvec._loops.groups import grouped
@@ -270,19 +269,11 @@ class Pipeline:
         """The next transitions.
 
         Raises:
-            AlreadyPendingCallError: Envs are out, asked by somebody else.
             Exception: As :meth:`collect`.
         """
-        if not self._out:
-            self._settle()
-            if self._exchange.num_asked:
-                raise AlreadyPendingCallError(
-                    "envs are out: take the results of all that were asked, with `recv`, first.",
-                    "recv",
-                )
         try:
-            self._asking = True
             if not self._out:
+                self._settle()
                 self._start()
             while True:
                 group = self._next()
@@ -300,11 +291,14 @@ class Pipeline:
 
     def _start(self) -> None:
         """Asks about all groups."""
-        observations = self._exchange.observe()
-        everyone = range(self.envs.num_envs)
-        self._ended[:] = [self._exchange.is_over(env) for env in everyone]
+        if self._exchange.num_asked:
+            self.envs.get_attr("metadata")  # drops what was broken off, or says what is pending
+        last = self._exchange.take(everyone=True)  # nobody was asked: the last results
+        self._ended[:] = last.terminations | last.truncations
         for group in self._groups:
-            group.observations = self._some(self._seen, observations, group.envs)
+            group.observations = self._some(self._seen, last.observations, group.envs)
+        self._asking = True
+        for group in self._groups:
             self._ask(group)
 
     def _ask(self, group: _Group) -> None:
@@ -421,7 +415,7 @@ class Pipeline:
         self._out.clear()
         self._held.clear()
         self._begin_all()
-        if not self._exchange.closed:
+        if self._asking and not self._exchange.closed:
             self._exchange.drop()
         self._asking = False
 

@@ -213,6 +213,8 @@ cdef class Frames:
         `usual` are results that all envs have written as they were last asked to, all at once.
         """
         cdef Results home = self.home
+        if self.away >= 0:  # nobody was asked since
+            self.come_home()
         cdef Py_ssize_t block = self.block
         self.block = -1  # it is handed out once, and else not at all
         if usual and block >= 0:

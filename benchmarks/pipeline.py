@@ -1,0 +1,250 @@
+"""Collecting while the policy computes (`shmvec.Pipeline`), beside lockstep (`rollout`).
+
+    python benchmarks/pipeline.py                     # all cells: two minutes
+    python benchmarks/pipeline.py --cell equal dear --seconds 4
+
+In each cell 16 envs compute for some time in each step, and the policy for each row that it is
+asked about, or, in "fixed", for each batch: both by counting, so that nothing but a core is needed.
+"equal" policies take as long for all envs as these take for a step in one worker; "cheap" ones a
+tenth, "dear" ones three times as long. "cartpole" is that, with a policy of one line of NumPy.
+Systems take turns in one run:
+
+- pipeline: `Pipeline.collect(64)`, in two groups;
+- lockstep: `ShmVectorEnv.rollout(64)`, the policy asked about all envs at once.
+
+The limit is what nobody can beat: the policy's work, the envs' divided by the workers, or both
+divided by the cores, whichever is longest. Figures are medians of rounds; "× lockstep" is the
+median ratio of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+import shmvec
+from shmvec._commands.measuring import (
+    Compute,
+    Progress,
+    Slice,
+    described,
+    line,
+    machine,
+    race,
+)
+from shmvec._shared.scheduling import usable_cores
+
+NUM_ENVS = 16
+LENGTH = 64
+
+
+class Busy(gym.Env[Any, Any]):
+    """Computes for some time in each step."""
+
+    observation_space = gym.spaces.Box(0, 1, (8,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, us: float) -> None:
+        """Takes how long."""
+        self._compute = Compute(us)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode that never ends."""
+        super().reset(seed=seed)
+        return np.zeros(8, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes its time."""
+        self._compute()
+        return np.zeros(8, np.float32), 1.0, False, False, {}
+
+
+class Policy:
+    """Computes for some time, for each row or for each batch."""
+
+    def __init__(self, us: float, fixed: bool) -> None:
+        """Takes how long for all envs."""
+        self._compute = Compute(us if fixed else us / NUM_ENVS) if us else None
+        self._fixed = fixed
+
+    def __call__(
+        self, observations: npt.NDArray[np.float32], env_ids: Any
+    ) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
+        """Chooses."""
+        if self._compute is not None:
+            for _ in range(1 if self._fixed else len(observations)):
+                self._compute()
+        return (observations[:, 2] > 0).astype(np.int64), {"values": observations[:, 0]}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured: times are of all envs, in µs."""
+
+    name: str
+    workers: int
+    envs_us: float
+    policy_us: float
+    fixed: bool = False
+
+    @property
+    def limit_us(self) -> float:
+        """What a step of all envs takes at least."""
+        both = (self.envs_us + self.policy_us) / usable_cores()
+        return max(self.policy_us, self.envs_us / self.workers, both)
+
+    def make(self) -> shmvec.ShmVectorEnv:
+        """The envs."""
+        if self.name == "cartpole":
+            make: Callable[[], Any] = partial(gym.make, "CartPole-v1")
+        else:
+            make = partial(Busy, self.envs_us / NUM_ENVS)
+        return shmvec.ShmVectorEnv([make] * NUM_ENVS, num_workers=self.workers)
+
+
+class Lockstep:
+    """The policy is asked about all envs, then all envs step."""
+
+    def __init__(self, cell: Cell) -> None:
+        """Starts the envs."""
+        self.envs = cell.make()
+        self.envs.reset(seed=0)
+        self.policy = Policy(cell.policy_us, cell.fixed)
+        self.close = self.envs.close
+
+    def collect(self) -> None:
+        """A rollout, with what the policy has said besides."""
+        rollout = self.envs.rollout(LENGTH)
+        everyone = np.arange(NUM_ENVS)
+        values = np.empty((LENGTH, NUM_ENVS), np.float32)
+        for t in range(LENGTH):
+            actions, extras = self.policy(rollout.observations[t], everyone)
+            rollout.step(actions)
+            values[t] = extras["values"]
+
+    def run(self, seconds: float) -> Slice:
+        """One turn."""
+        rollouts = 0
+        begin = time.perf_counter()
+        while (elapsed := time.perf_counter() - begin) < seconds or not rollouts:
+            self.collect()
+            rollouts += 1
+        steps = rollouts * LENGTH
+        return Slice(1e6 * elapsed / steps, steps * NUM_ENVS / elapsed)
+
+
+class Pipelined(Lockstep):
+    """Our subject."""
+
+    def __init__(self, cell: Cell) -> None:
+        """Starts the envs."""
+        super().__init__(cell)
+        self.pipeline = shmvec.Pipeline(self.envs, self.policy)
+
+    def collect(self) -> None:
+        """A rollout."""
+        self.pipeline.collect(LENGTH)
+
+
+def cells(us: float) -> list[Cell]:
+    """All of them, of envs that take so long for a step of all."""
+    return [
+        Cell(name, workers, us, factor * us, fixed=name == "fixed")
+        for workers in (1, 2)
+        for name, factor in (("equal", 1), ("cheap", 0.1), ("dear", 3), ("fixed", 0.5))
+    ] + [Cell("cartpole", workers, 0, 0) for workers in (1, 2)]
+
+
+def measure(cell: Cell, seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """A row for each system."""
+    progress = Progress(sys.stderr, f"{cell.name}, {cell.workers} workers")
+    results = race(
+        {"lockstep": partial(Lockstep, cell), "pipeline": partial(Pipelined, cell)},
+        seconds,
+        rounds,
+        say=progress,
+    )
+    progress.done()
+    return [
+        {
+            "cell": cell.name,
+            "workers": cell.workers,
+            "envs_us": cell.envs_us,
+            "policy_us": cell.policy_us,
+            "system": name,
+            "step_us": result.median.batch_us,
+            "spread": result.spread,
+            "limit_us": cell.limit_us,
+            "times_lockstep": result.ratio(results["lockstep"]),
+        }
+        for name, result in results.items()
+    ]
+
+
+def main() -> None:
+    """Measures, and prints a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ["equal", "cheap", "dear", "fixed", "cartpole"]
+    parser.add_argument("--cell", nargs="+", choices=names, default=names)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--us", type=float, default=1600, help="of a step of all envs")
+    parser.add_argument("--seconds", type=float, default=4, help="of each system in each cell")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    rows = []
+    for cell in cells(options.us):
+        if cell.name in options.cell and cell.workers in options.workers:
+            rows += measure(cell, options.seconds, options.rounds)
+    on = machine()
+    print(f"{described(on)}; {NUM_ENVS} envs\n")
+    print(
+        line(
+            "cell",
+            "workers",
+            "envs, µs",
+            "policy, µs",
+            "limit, µs",
+            "system",
+            "a step, µs",
+            "spread",
+            "× lockstep",
+        )
+    )
+    print(line("---", *["--:"] * 4, "---", *["--:"] * 3))
+    for row in rows:
+        known = row["limit_us"] > 0
+        print(
+            line(
+                row["cell"],
+                row["workers"],
+                f"{row['envs_us']:,.0f}" if known else "",
+                f"{row['policy_us']:,.0f}" if known else "",
+                f"{row['limit_us']:,.0f}" if known else "",
+                row["system"],
+                f"{row['step_us']:,.0f}",
+                f"{row['spread']:.0%}",
+                f"{row['times_lockstep']:.2f}",
+            )
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": on, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
