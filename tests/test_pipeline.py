@@ -443,3 +443,94 @@ def test_arrays_that_the_policy_uses_again():
         assert [each.actions.tolist() for each in found] == [[4] * 2, [4] * 2, [5] * 2, [5] * 2]
         assert all((each.extras["value"] == -each.actions).all() for each in found)
         pipeline.drop()
+
+
+def as_arrays(found):
+    """The same with arrays: tensors as they are, which share their memory."""
+    import torch
+
+    if isinstance(found, dict):
+        return {key: as_arrays(part) for key, part in found.items()}
+    if isinstance(found, tuple):
+        return tuple(map(as_arrays, found))
+    assert isinstance(found, torch.Tensor)
+    return found.numpy()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [Story, Nested])
+@pytest.mark.parametrize("batch", ["ready", "fixed"])
+def test_tensors_hold_the_same(kind, mode, batch):
+    torch = pytest.importorskip("torch")
+    fns = [lambda i=i: kind(i, length=3) for i in range(5)]
+
+    def policy(observations, env_ids):
+        actions, extras = arrays_policy(as_arrays(observations), env_ids)
+        extras = {key: torch.as_tensor(np.asarray(values)) for key, values in extras.items()}
+        extras["value"] = torch.nn.Parameter(extras["value"]) * 1  # which requires gradients
+        if isinstance(actions, dict):
+            return {key: torch.as_tensor(part) for key, part in actions.items()}, extras
+        return torch.as_tensor(actions), extras
+
+    found = {}
+    for device in (None, "cpu"):
+        with closing(ShmVectorEnv(fns, num_workers=2, autoreset_mode=mode)) as envs:
+            arrays_policy = Chooser(5, envs.single_action_space)
+            used = arrays_policy if device is None else policy
+            policy.reset = arrays_policy.reset
+            pipeline = Pipeline(envs, used, device=device, batch=batch)
+            pipeline.reset(seed=1)
+            rollouts = [pipeline.collect(6) for _ in range(2)]
+            told = [next(pipeline) for _ in range(12)]
+            names = ["observations", "actions", "rewards", "terminations", "truncations", "extras"]
+            for each in (*rollouts, *told):
+                more = ["next_observations"] if each in told else []
+                parts = {name: getattr(each, name) for name in [*names, *more]}
+                parts = parts if device is None else as_arrays(parts)
+                if device is None:
+                    parts = {**parts, "extras": dict(each.extras)}
+                found.setdefault(device, []).append((parts, each.infos if each in told else None))
+            if device is not None:
+                assert rollouts[0].rewards.data_ptr() == rollouts[0]._rollout.rewards.ctypes.data
+            pipeline.drop()
+            del rollouts, told
+    for (parts, infos), (expected, expected_infos) in zip(found["cpu"], found[None], strict=True):
+        assert same(parts, expected)
+        assert same(infos, expected_infos)
+
+
+def test_policies_of_another_device():
+    torch = pytest.importorskip("torch")
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+        envs.reset(seed=0)
+        for device in (None, "cpu"):
+            away = Pipeline(
+                envs, lambda seen, ids: torch.zeros(2, dtype=int, device="meta"), device=device
+            )
+            with pytest.raises(TypeError, match=r"batch 0, of envs \[0, 1\]: NumPy cannot read"):
+                away.collect(2)
+        assert envs.step([1] * 4)[1].tolist() == [1] * 4
+        with pytest.raises(RuntimeError, match="must be 'cpu' or of CUDA"):
+            Pipeline(envs, Chooser(), device="meta")
+        if not torch.cuda.is_available():
+            with pytest.raises(RuntimeError, match="finds no CUDA"):
+                Pipeline(envs, Chooser(), device="cuda")
+
+
+def test_dlpack():
+    torch = pytest.importorskip("torch")
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+        pipeline = Pipeline(envs, Chooser())
+        pipeline.reset(seed=0)
+        rollout = pipeline.collect(2)
+        tensor = torch.from_dlpack(rollout.observations)
+        assert tensor.data_ptr() == rollout.observations.ctypes.data
+        assert torch.from_dlpack(next(pipeline).observations).shape == (2, 5)
+        pipeline.drop()
+
+
+def test_tensors_need_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with closing(ShmVectorEnv(stories(2), num_workers=0)) as envs:
+        with pytest.raises(ImportError, match="needs torch"):
+            Pipeline(envs, Chooser(), device="cpu")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec._loops.collected import Collected, Transitions, said_in, with_row
+from shmvec._loops.device import Mirror, Tensors
 from shmvec._loops.groups import grouped
 from shmvec._loops.policy import NOBODY, Policy, PolicyCaller, chosen
 from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count
@@ -31,6 +32,7 @@ class _Group:
     Attributes:
         envs: Which.
         part: The same, as an index of arrays of all envs: a slice where it can be.
+        runs: The same, as slices.
         firsts: The first env of each worker of theirs.
         begun: Those of them in which an episode begins with their last observations.
         observations: The last ones, where no rollout keeps them.
@@ -41,6 +43,7 @@ class _Group:
 
     envs: npt.NDArray[np.intp]
     part: Any
+    runs: list[slice]
     firsts: list[int]
     begun: list[int] = field(default_factory=list)
     observations: Any = None
@@ -83,6 +86,7 @@ class Pipeline:
         *,
         groups: int | None = None,
         deterministic: bool = True,
+        device: Any = None,
         batch: str = "ready",
     ) -> None:
         """Forms groups; asks nobody anything.
@@ -99,12 +103,17 @@ class Pipeline:
             groups: How many, each with its share of each worker's envs. None: two. One is lockstep.
             deterministic: Whether the policy is asked about the groups in turn. False: about
                 whichever is ready first, which matters where they share no workers.
+            device: Where the policy's observations, and all that is returned, are: torch tensors on
+                "cpu", which are the same memory, or on a CUDA device. What the policy returns may
+                be tensors then, too. None: NumPy arrays.
             batch: "ready": of each group's envs. "fixed": the policy's batches all have the size of
                 the largest group; what is missing are copies of the first row, of env -1, for which
                 what it answers is dropped. Transitions have that size, too.
 
         Raises:
             TypeError: ``envs`` is no ShmVectorEnv, or the policy cannot be called.
+            ImportError: ``device`` needs torch.
+            RuntimeError: There is no such device.
             ValueError: Episodes that are over are not reset (AutoresetMode.DISABLED); there are
                 more groups than envs; an argument is out of range.
         """
@@ -136,12 +145,17 @@ class Pipeline:
         self._exchange: Exchange = exchange
         self._seen, self._acted = envs.single_observation_space, envs.single_action_space
         self._groups = [
-            _Group(of, _part(of), [r[0] for r in exchange.ranges if np.isin(r, of).any()])
+            _Group(
+                of, _part(of), _runs(of), [r[0] for r in exchange.ranges if np.isin(r, of).any()]
+            )
             for of in grouped(exchange.ranges, count)
         ]
         self._fixed = batch == "fixed"
         self._size = max(len(group.envs) for group in self._groups)
-        self._caller = PolicyCaller(exchange, policy, self._size if self._fixed else None)
+        self._tensors = None if device is None else Tensors(device)
+        reading = () if self._tensors is None else (self._tensors.read, self._tensors.keep)
+        size = self._size if self._fixed else None
+        self._caller = PolicyCaller(exchange, policy, size, *reading)
         self._same_step = exchange.autoreset_mode is AutoresetMode.SAME_STEP
         self._ended = np.zeros(envs.num_envs, np.bool_)
         self._out: deque[_Group] = deque()  # groups that were asked, in this order
@@ -180,7 +194,7 @@ class Pipeline:
 
     # ---- rollouts ----------------------------------------------------------------------------
 
-    def collect(self, length: int, *, pin: bool = False) -> Collected:
+    def collect(self, length: int) -> Collected:
         """Makes so many steps of all envs, in the order of lockstep.
 
         When it returns, all envs have made as many steps, and nothing is under way: the learner can
@@ -188,7 +202,6 @@ class Pipeline:
 
         Args:
             length: Number of steps.
-            pin: Whether the memory is page-locked, see :meth:`shmvec.ShmVectorEnv.rollout`.
 
         Raises:
             ValueError: The policy's actions are wrong in number or shape; or the length is.
@@ -200,11 +213,14 @@ class Pipeline:
                 they are. A policy with ``reset`` is told then that episodes begin in all of them.
         """
         self._settle()
+        tensors = self._tensors
+        pin = tensors is not None and not tensors.on_host
         rollout = Collected(self.envs.rollout(length, pin=pin))
+        mirror = None if tensors is None else Mirror(tensors, rollout, self._seen, self._acted)
         self._ended[:] = rollout.terminations[0] | rollout.truncations[0]
         try:
             self._asking = True
-            ask = partial(self._ask_into, rollout)
+            ask = partial(self._ask_into, rollout, mirror)
             for group in self._groups:
                 group.steps = 0
                 ask(group)
@@ -215,14 +231,19 @@ class Pipeline:
                     self._go_on(group, ask)
                 elif not self._out:
                     self._exchange.recycle()
+            if mirror is not None:
+                mirror.finish()
         except BaseException:
             self._break_off()
             raise
         self._asking = False
         return rollout
 
-    def _ask_into(self, rollout: Collected, group: _Group) -> None:
-        observations = self._rows(rollout.observations, group, group.steps)
+    def _ask_into(self, rollout: Collected, mirror: Mirror | None, group: _Group) -> None:
+        if mirror is None:
+            observations = self._rows(rollout.observations, group, group.steps)
+        else:
+            observations = mirror.observations(group.steps, group.part, group.runs)
         actions, extras = self._choose(group, observations)
         self._keep(rollout.actions, actions, group, group.steps)
         rollout.keep_extras(group.steps, group.part, extras)
@@ -280,8 +301,8 @@ class Pipeline:
                 begins = self._ended[group.envs]
                 before = group.observations, group.actions, group.extras
                 answers = self._take(group)
-                found = self._transitions(answers, before, begins)
-                group.observations = answers.observations
+                group.observations = self._moved(answers.observations)
+                found = self._transitions(answers, group.observations, before, begins)
                 self._go_on(group, self._ask)
                 if found.valid.any():
                     return found
@@ -296,7 +317,7 @@ class Pipeline:
         last = self._exchange.take(everyone=True)  # nobody was asked: the last results
         self._ended[:] = last.terminations | last.truncations
         for group in self._groups:
-            group.observations = self._some(self._seen, last.observations, group.envs)
+            group.observations = self._moved(self._some(self._seen, last.observations, group.envs))
         self._asking = True
         for group in self._groups:
             self._ask(group)
@@ -306,28 +327,39 @@ class Pipeline:
         actions, extras = self._choose(group, group.observations)
         # Copies: the policy may use its arrays again.
         group.actions = mapped(self._acted, _copied, self._acted, actions)
-        group.extras = {key: values.copy() for key, values in extras.items()}
+        if self._tensors is None:
+            group.extras = {key: values.copy() for key, values in extras.items()}
+        else:
+            group.actions = self._moved(group.actions, self._acted)
+            group.extras = {key: values.clone() for key, values in extras.items()}
+
+    def _moved(self, batch: Any, space: gym.Space[Any] | None = None) -> Any:
+        """A batch, of observations if nothing else is said, where the policy wants it."""
+        tensors = self._tensors
+        return batch if tensors is None else tensors.moved(space or self._seen, batch)
 
     def _transitions(
-        self, answers: Answers, before: tuple[Any, Any, dict[str, Any]], begins: Any
+        self, answers: Answers, after: Any, before: tuple[Any, Any, dict[str, Any]], begins: Any
     ) -> Transitions:
         """Of a group that has answered.
 
         Args:
             answers: Of these envs.
+            after: Their observations, where the policy wants them.
             before: Observations, actions and extras with which they were asked.
             begins: Which of them had ended: in NEXT_STEP this step was a reset.
         """
-        after, said = answers.observations, said_in(answers)
+        said = said_in(answers)
         rows = np.arange(len(answers.envs))
         valid = np.ones(len(rows), np.bool_) if self._same_step else ~begins
         if self._same_step:
             over = np.flatnonzero(answers.terminations | answers.truncations)
             if len(over):
-                after = mapped(self._seen, copy.copy, after)
-            for row in over.tolist():
-                final = [info for info in said[int(answers.envs[row])] if "final_obs" in info]
-                after = with_row(self._seen, after, row, final[-1]["final_obs"])
+                final = mapped(self._seen, copy.copy, answers.observations)
+                for row in over.tolist():
+                    infos = [info for info in said[int(answers.envs[row])] if "final_obs" in info]
+                    final = with_row(self._seen, final, row, infos[-1]["final_obs"])
+                after = self._moved(final)
         env_ids = answers.envs.astype(np.int64)
         results: tuple[Any, ...] = (answers.rewards, answers.terminations, answers.truncations)
         observations, actions, extras = before
@@ -344,6 +376,8 @@ class Pipeline:
             if missing:
                 valid[-missing:], env_ids[-missing:] = False, NOBODY
         index = {env: row for row, env in enumerate(env_ids.tolist())}
+        if self._tensors is not None:
+            results = tuple(map(self._tensors.small, results))
         return Transitions(
             observations=observations,
             actions=actions,
@@ -431,8 +465,14 @@ class Pipeline:
 
 def _part(envs: npt.NDArray[np.intp]) -> Any:
     """An index for these envs: a slice, which copies nothing, where they are neighbours."""
-    first, last = int(envs[0]), int(envs[-1])
-    return slice(first, last + 1) if last - first == len(envs) - 1 else envs
+    runs = _runs(envs)
+    return runs[0] if len(runs) == 1 else envs
+
+
+def _runs(envs: npt.NDArray[np.intp]) -> list[slice]:
+    """Slices of neighbours."""
+    parts = np.split(envs, np.flatnonzero(np.diff(envs) != 1) + 1)
+    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def _copied(space: gym.Space[Any], actions: Any) -> Any:

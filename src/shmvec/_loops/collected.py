@@ -105,7 +105,10 @@ class Collected:
         if not self.extras and extras and index == 0:
             for key, values in extras.items():
                 shape = self.length, self.num_envs, *values.shape[1:]
-                self.extras[key] = np.empty(shape, values.dtype)
+                on_device = hasattr(values, "new_empty")
+                self.extras[key] = (
+                    values.new_empty(shape) if on_device else np.empty(shape, values.dtype)
+                )
         if self.extras.keys() != extras.keys():
             raise ValueError(
                 f"the policy has returned extras {list(extras)}, and {list(self.extras)} before"
@@ -114,8 +117,8 @@ class Collected:
             kept = self.extras[key]
             if values.shape[1:] != kept.shape[2:] or values.dtype != kept.dtype:
                 raise ValueError(
-                    f"the policy has returned {key!r} of {values.dtype} {values.shape[1:]} for an "
-                    f"env, and of {kept.dtype} {kept.shape[2:]} before"
+                    f"the policy has returned {key!r} of {values.dtype} {tuple(values.shape[1:])} "
+                    f"for an env, and of {kept.dtype} {tuple(kept.shape[2:])} before"
                 )
             kept[index, part] = values
 
@@ -132,7 +135,7 @@ class Collected:
         return self._rollout.released
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Transitions:
     """Steps of some envs, one each; what iterating over a :class:`shmvec.Pipeline` yields.
 

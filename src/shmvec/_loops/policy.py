@@ -26,7 +26,14 @@ NOBODY = -1  # the env of a row that only fills a batch
 class PolicyCaller:
     """Asks a policy about batches, and the envs for steps with what it answers."""
 
-    def __init__(self, exchange: Exchange, policy: Policy, size: int | None) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        policy: Policy,
+        size: int | None,
+        read: Callable[[Any], Any] = np.asarray,
+        keep: Callable[[Any], Any] = np.asarray,
+    ) -> None:
         """Takes a policy.
 
         Args:
@@ -34,12 +41,15 @@ class PolicyCaller:
             policy: Called with observations and the envs they are of; before, its ``reset``, if it
                 has one, with the envs in whose places episodes begin.
             size: Of every batch: what is missing is filled up. None: as many as there are.
+            read: Makes an array of actions.
+            keep: Makes what is kept of what comes with them.
         """
         self._exchange = exchange
         self._policy = policy
         reset = getattr(policy, "reset", None)
         self._reset = reset if callable(reset) else None
         self._size = size
+        self._read, self._keep = read, keep
         self.batches = 0
 
     def step(
@@ -92,8 +102,9 @@ class PolicyCaller:
             raise
         try:
             space = self._exchange.single_action_space
-            given = mapped(space, partial(_checked, len(ids), len(asked)), space, actions)
-            besides = {key: _rows_of(key, extras[key], len(ids), len(asked)) for key in extras}
+            size, count = len(ids), len(asked)
+            given = mapped(space, partial(_checked, size, count, self._read), space, actions)
+            besides = {key: _rows_of(key, extras[key], size, count, self._keep) for key in extras}
             self._exchange.ask(asked, given, together=together)
         except (TypeError, ValueError, LookupError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
@@ -109,29 +120,34 @@ def _parted(answer: Any) -> tuple[Any, Mapping[str, Any]]:
     return answer, {}
 
 
-def _rows_of(key: str, values: Any, size: int, count: int) -> Any:
+def _rows_of(key: str, values: Any, size: int, count: int, keep: Callable[[Any], Any]) -> Any:
     """The first ``count`` of ``size`` rows of something that comes with actions."""
     try:
-        values = np.asarray(values)
+        values = keep(values)
     except Exception as error:
-        raise TypeError(f"NumPy cannot read {key!r}, which comes with them: {error}") from error
-    if values.shape[:1] != (size,):
-        raise ValueError(f"{key!r}, which comes with them, has {values.shape[:1]} rows, not {size}")
+        raise TypeError(f"{key!r}, which comes with them, cannot be read: {error}") from error
+    if tuple(values.shape[:1]) != (size,):
+        raise ValueError(
+            f"{key!r}, which comes with them, has shape {tuple(values.shape)}, and must have a row "
+            f"for each of {size}"
+        )
     return values[:count]
 
 
 def chosen(part: Any, rows: Rows) -> Any:
     """Rows of a batch, or of a part of one."""
-    if isinstance(part, np.ndarray):
+    if hasattr(part, "shape"):  # an array, or a tensor
         return part[rows]
     return tuple(part[row] for row in rows)  # of spaces that are batched as tuples
 
 
-def _checked(size: int, count: int, space: gym.Space[Any], actions: Any) -> Any:
+def _checked(
+    size: int, count: int, read: Callable[[Any], Any], space: gym.Space[Any], actions: Any
+) -> Any:
     """The actions of the first ``count`` of ``size`` rows: the others are padding."""
     if isinstance(space, _OF_ARRAYS):
         try:
-            actions = np.asarray(actions)
+            actions = read(actions)
         except Exception as error:  # a tensor of another device, or one that requires gradients
             raise TypeError(f"NumPy cannot read them: {error}") from error
         expected = (size, *(space.shape or ()))
