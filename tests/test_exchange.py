@@ -5,6 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from envs import Counter
+from test_partial import Story
 
 from shmvec.exchange import Exchange
 
@@ -22,3 +23,21 @@ def test_envs_that_there_are_not(env):
             with pytest.raises(ValueError, match=f"there is no env {env}: there are 3"):
                 ask()
         assert len(exchange.take().envs) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_first_of_several_groups(workers):
+    exchange = Exchange([lambda i=i: Story(i) for i in range(4)], num_workers=workers)
+    try:
+        exchange.ask_reset(None)
+        exchange.take()
+        groups = [np.array([0, 1]), np.array([2, 3])]
+        exchange.ask([2, 3], [1, 2], together=True)
+        exchange.ask([0], [3])
+        assert exchange.first_ready(groups[1:]) == 0
+        assert exchange.first_ready([np.array([0]), groups[1]]) in (0, 1)
+        assert exchange.take([3, 2]).rewards.tolist() == [2, 1]
+        assert exchange.first_ready([groups[0]]) == 0  # env 1 was asked nothing
+        assert exchange.take([0]).rewards.tolist() == [3]
+    finally:
+        exchange.close()

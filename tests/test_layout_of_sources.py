@@ -13,6 +13,8 @@ MAY_IMPORT = {
     "_worker": {"_classes", "_core", "_shared", "faults", "_parent.arguments"},  # for annotations
     # The last for annotations.
     "_parent": {"_classes", "_core", "_shared", "faults", "spaces", "exchange"},
+    # The last but one for infos as Gymnasium gathers them.
+    "_loops": {"exchange", "faults", "spaces", "_core.told", "_parent.rollout"},
 }
 TRANSLATIONS = sorted([*PACKAGE.glob("adapters/**/*.py"), *PACKAGE.glob("planning/**/*.py")])
 

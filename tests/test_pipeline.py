@@ -1,5 +1,6 @@
 """A pipeline's rollouts and transitions: those of lockstep, whoever is stepped when."""
 
+import importlib.util
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_benchmark
 from test_partial import Fails, Story, stories
 from test_rollout import Nested, Speaks, at
 
@@ -534,3 +536,18 @@ def test_tensors_need_torch(monkeypatch):
     with closing(ShmVectorEnv(stories(2), num_workers=0)) as envs:
         with pytest.raises(ImportError, match="needs torch"):
             Pipeline(envs, Chooser(), device="cpu")
+
+
+def test_its_benchmarks_run(tmp_path):
+    arguments = ("--seconds", "0.1", "--rounds", "1")
+    cells = ("--cell", "equal", "cartpole", "--workers", "1", "--us", "100")
+    shown, results = run_benchmark("pipeline.py", tmp_path, *arguments, *cells)
+    assert [row["system"] for row in results["rows"]] == ["lockstep", "pipeline"] * 2
+    assert "× lockstep" in shown
+    cells = ("--cell", "dispatch", "--systems")
+    _, results = run_benchmark("dispatch.py", tmp_path, *arguments, *cells)
+    assert [row["system"] for row in results["rows"]] == ["shmvec"]
+    if importlib.util.find_spec("torch") is not None:
+        few = ("--envs", "2", "--device", "cpu", "--workers", "1")
+        shown, results = run_benchmark("device.py", tmp_path, *arguments, *few)
+        assert results["to_a_tensor"]["moved_us"] > 0 and "actor" in shown
