@@ -9,7 +9,9 @@ asked about, or, in "fixed", for each batch: both by counting, so that nothing b
 tenth, "dear" ones three times as long. "cartpole" is that, with a policy of one line of NumPy.
 Systems take turns in one run:
 
-- pipeline: `Pipeline.collect(64)`, in two groups;
+- pipeline: `Pipeline.collect(64)`, which finds out, in its first calls, which are not measured,
+  whether two groups or lockstep are faster;
+- two groups: the same with `deterministic=True`, which has two groups, whatever it costs;
 - lockstep: `ShmVectorEnv.rollout(64)`, the policy asked about all envs at once.
 
 The limit is what nobody can beat: the policy's work, the envs' divided by the workers, or both
@@ -55,9 +57,9 @@ class Busy(gym.Env[Any, Any]):
     observation_space = gym.spaces.Box(0, 1, (8,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, us: float) -> None:
-        """Takes how long."""
-        self._compute = Compute(us)
+    def __init__(self, compute: Compute) -> None:
+        """Takes what to do."""
+        self._compute = compute
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -75,9 +77,9 @@ class Busy(gym.Env[Any, Any]):
 class Policy:
     """Computes for some time, for each row or for each batch."""
 
-    def __init__(self, us: float, fixed: bool) -> None:
-        """Takes how long for all envs."""
-        self._compute = Compute(us if fixed else us / NUM_ENVS) if us else None
+    def __init__(self, compute: Compute | None, fixed: bool) -> None:
+        """Takes what to do for a row, or for a batch."""
+        self._compute = compute
         self._fixed = fixed
 
     def __call__(
@@ -106,23 +108,23 @@ class Cell:
         both = (self.envs_us + self.policy_us) / usable_cores()
         return max(self.policy_us, self.envs_us / self.workers, both)
 
-    def make(self) -> shmvec.ShmVectorEnv:
-        """The envs."""
+    def makers(self) -> tuple[Callable[[], Any], Policy]:
+        """What makes an env, and the policy: the same work in all systems."""
         if self.name == "cartpole":
-            make: Callable[[], Any] = partial(gym.make, "CartPole-v1")
-        else:
-            make = partial(Busy, self.envs_us / NUM_ENVS)
-        return shmvec.ShmVectorEnv([make] * NUM_ENVS, num_workers=self.workers)
+            return partial(gym.make, "CartPole-v1"), Policy(None, False)
+        rows = 1 if self.fixed else NUM_ENVS
+        policy = Policy(Compute(self.policy_us / rows), self.fixed)
+        return partial(Busy, Compute(self.envs_us / NUM_ENVS)), policy
 
 
 class Lockstep:
     """The policy is asked about all envs, then all envs step."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, make: Callable[[], Any], policy: Policy) -> None:
         """Starts the envs."""
-        self.envs = cell.make()
+        self.envs = shmvec.ShmVectorEnv([make] * NUM_ENVS, num_workers=cell.workers)
         self.envs.reset(seed=0)
-        self.policy = Policy(cell.policy_us, cell.fixed)
+        self.policy = policy
         self.close = self.envs.close
 
     def collect(self) -> None:
@@ -149,10 +151,14 @@ class Lockstep:
 class Pipelined(Lockstep):
     """Our subject."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(
+        self, cell: Cell, make: Callable[[], Any], policy: Policy, deterministic: bool = False
+    ) -> None:
         """Starts the envs."""
-        super().__init__(cell)
-        self.pipeline = shmvec.Pipeline(self.envs, self.policy)
+        super().__init__(cell, make, policy)
+        self.pipeline = shmvec.Pipeline(self.envs, policy, deterministic=deterministic)
+        for _ in range(4):
+            self.collect()
 
     def collect(self) -> None:
         """A rollout."""
@@ -171,8 +177,13 @@ def cells(us: float) -> list[Cell]:
 def measure(cell: Cell, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """A row for each system."""
     progress = Progress(sys.stderr, f"{cell.name}, {cell.workers} workers")
+    made = cell, *cell.makers()
     results = race(
-        {"lockstep": partial(Lockstep, cell), "pipeline": partial(Pipelined, cell)},
+        {
+            "lockstep": partial(Lockstep, *made),
+            "pipeline": partial(Pipelined, *made),
+            "two groups": partial(Pipelined, *made, deterministic=True),
+        },
         seconds,
         rounds,
         say=progress,

@@ -202,7 +202,7 @@ class PipelineCollector(RolloutCollector):
     def __init__(self, envs: shmvec.ShmVectorEnv, num_steps: int, seed: int) -> None:
         """Resets the envs."""
         super().__init__(envs, num_steps, seed)
-        self._pipeline = shmvec.Pipeline(envs, self._act)
+        self._pipeline = shmvec.Pipeline(envs, self._act, deterministic=True)
         self._steps = np.zeros(envs.num_envs, np.int64)
         self._agent: Agent
 

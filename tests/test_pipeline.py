@@ -19,7 +19,7 @@ from test_partial import Fails, Story, stories
 from test_rollout import Nested, Speaks, at
 
 from shmvec import FaultPolicy, Pipeline, ShmVectorEnv
-from shmvec._loops.groups import grouped
+from shmvec._loops.groups import Faster, grouped
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 
@@ -101,7 +101,7 @@ def assert_same_rollout(rollout, steps, given):
 @given(
     num_envs=st.integers(1, 9),
     workers=st.integers(0, 4),
-    groups=st.integers(1, 4),
+    groups=st.none() | st.integers(1, 4),
     mode=st.sampled_from(MODES),
     kind=st.sampled_from([Story, Nested]),
     deterministic=st.booleans(),
@@ -121,7 +121,7 @@ def test_as_lockstep(
         pipeline = Pipeline(
             envs,
             chooser,
-            groups=min(groups, num_envs),
+            groups=groups and min(groups, num_envs),
             deterministic=deterministic,
             batch=batch,
         )
@@ -145,7 +145,7 @@ def test_as_lockstep(
 @given(
     num_envs=st.integers(1, 9),
     workers=st.integers(0, 4),
-    groups=st.integers(1, 4),
+    groups=st.none() | st.integers(1, 4),
     mode=st.sampled_from(MODES),
     kind=st.sampled_from([Story, Nested]),
     deterministic=st.booleans(),
@@ -163,7 +163,7 @@ def test_transitions_are_those_of_lockstep(
         pipeline = Pipeline(
             envs,
             chooser,
-            groups=min(groups, num_envs),
+            groups=groups and min(groups, num_envs),
             deterministic=deterministic,
             batch=batch,
         )
@@ -237,6 +237,34 @@ def test_groups_have_their_shares_of_each_worker(owned, count, expected):
     assert [group.tolist() for group in grouped(ranges, count)] == expected
 
 
+def test_what_is_faster_is_found_out():
+    faster = Faster()
+    times = [2.0, 1.0]
+    chosen = []
+    for turn in range(200):
+        if turn == 100:
+            times = [0.5, 1.0]
+        way = faster.choose()
+        chosen.append(way)
+        faster.took(way, times[way])
+    assert chosen[:5] == [0, 1, 0, 1, 1]
+    assert 0 < chosen[5:100].count(0) < 4 and chosen[160:].count(1) < 3
+
+
+def test_lockstep_takes_part():
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+        chooser = Chooser(4)
+        pipeline = Pipeline(envs, chooser)
+        pipeline.reset(seed=0)
+        for _ in range(4):
+            pipeline.collect(2)
+        assert chooser.batches == [[0, 1], [2, 3], [0, 1], [2, 3], *[[0, 1, 2, 3]] * 2] * 2
+        with pytest.raises(ZeroDivisionError):
+            Pipeline(envs, lambda seen, ids: 1 / 0, groups=1).collect(2)
+        assert envs.exchange.num_asked == 0
+        pipeline.collect(2)
+
+
 @pytest.fixture(params=[1, 3])
 def envs(request):
     envs = ShmVectorEnv(stories(5), num_workers=request.param)
@@ -273,7 +301,7 @@ def test_policies_that_answer_wrongly(envs, answer, error, message, how):
             return answer(observations)
         return np.full(len(observations), 7), {"v": observations}
 
-    pipeline = Pipeline(envs, policy)
+    pipeline = Pipeline(envs, policy, deterministic=True)
     pipeline.reset(seed=0)
 
     def use():
@@ -436,7 +464,7 @@ def test_arrays_that_the_policy_uses_again():
         return actions, {"value": values}
 
     with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
-        pipeline = Pipeline(envs, policy)
+        pipeline = Pipeline(envs, policy, deterministic=True)
         pipeline.reset(seed=0)
         rollout = pipeline.collect(3)
         assert rollout.actions.tolist() == [[1] * 4, [2] * 4, [3] * 4]
@@ -480,7 +508,7 @@ def test_tensors_hold_the_same(kind, mode, batch):
             arrays_policy = Chooser(5, envs.single_action_space)
             used = arrays_policy if device is None else policy
             policy.reset = arrays_policy.reset
-            pipeline = Pipeline(envs, used, device=device, batch=batch)
+            pipeline = Pipeline(envs, used, device=device, batch=batch, deterministic=True)
             pipeline.reset(seed=1)
             rollouts = [pipeline.collect(6) for _ in range(2)]
             told = [next(pipeline) for _ in range(12)]
@@ -491,7 +519,8 @@ def test_tensors_hold_the_same(kind, mode, batch):
                 parts = parts if device is None else as_arrays(parts)
                 if device is None:
                     parts = {**parts, "extras": dict(each.extras)}
-                found.setdefault(device, []).append((parts, each.infos if each in told else None))
+                said = each.infos if each in told else each.infos[3]
+                found.setdefault(device, []).append((parts, said))
             if device is not None:
                 assert rollouts[0].rewards.data_ptr() == rollouts[0]._rollout.rewards.ctypes.data
             pipeline.drop()
@@ -542,7 +571,7 @@ def test_its_benchmarks_run(tmp_path):
     arguments = ("--seconds", "0.1", "--rounds", "1")
     cells = ("--cell", "equal", "cartpole", "--workers", "1", "--us", "100")
     shown, results = run_benchmark("pipeline.py", tmp_path, *arguments, *cells)
-    assert [row["system"] for row in results["rows"]] == ["lockstep", "pipeline"] * 2
+    assert [row["system"] for row in results["rows"]] == ["lockstep", "pipeline", "two groups"] * 2
     assert "× lockstep" in shown
     cells = ("--cell", "dispatch", "--systems")
     _, results = run_benchmark("dispatch.py", tmp_path, *arguments, *cells)

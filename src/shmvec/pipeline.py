@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from shmvec._loops.collected import Collected, Transitions, said_in, with_row
 from shmvec._loops.device import Mirror, Tensors
-from shmvec._loops.groups import grouped
+from shmvec._loops.groups import Faster, grouped
 from shmvec._loops.policy import NOBODY, Policy, PolicyCaller, chosen
 from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count
 from shmvec.faults import raise_as_gymnasium_does
@@ -34,7 +35,6 @@ class _Group:
         part: The same, as an index of arrays of all envs: a slice where it can be.
         runs: The same, as slices.
         firsts: The first env of each worker of theirs.
-        begun: Those of them in which an episode begins with their last observations.
         observations: The last ones, where no rollout keeps them.
         actions: Those that they were asked to step with, likewise.
         extras: What came with these.
@@ -45,7 +45,6 @@ class _Group:
     part: Any
     runs: list[slice]
     firsts: list[int]
-    begun: list[int] = field(default_factory=list)
     observations: Any = None
     actions: Any = None
     extras: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +84,7 @@ class Pipeline:
         policy: Policy,
         *,
         groups: int | None = None,
-        deterministic: bool = True,
+        deterministic: bool = False,
         device: Any = None,
         batch: str = "ready",
     ) -> None:
@@ -100,9 +99,12 @@ class Pipeline:
                 come from. If it has a method ``reset(env_ids)``, that is called before it is asked
                 about the first observations of episodes in these envs. (If the action space is a
                 Tuple of a Tuple or Dict and a Dict, it always returns a dict besides.)
-            groups: How many, each with its share of each worker's envs. None: two. One is lockstep.
-            deterministic: Whether the policy is asked about the groups in turn. False: about
-                whichever is ready first, which matters where they share no workers.
+            groups: How many, each with its share of each worker's envs. One is lockstep. None: two;
+                but :meth:`collect` finds out whether that or lockstep is faster, and goes on with
+                it, unless batches are to be the same in each run or of a fixed size.
+            deterministic: Whether the policy is asked about the groups in turn, the same in each
+                run. False: about whichever is ready first, which matters where they share no
+                workers.
             device: Where the policy's observations, and all that is returned, are: torch tensors on
                 "cpu", which are the same memory, or on a CUDA device. What the policy returns may
                 be tensors then, too. None: NumPy arrays.
@@ -157,11 +159,16 @@ class Pipeline:
         size = self._size if self._fixed else None
         self._caller = PolicyCaller(exchange, policy, size, *reading)
         self._same_step = exchange.autoreset_mode is AutoresetMode.SAME_STEP
+        self._everyone = np.arange(envs.num_envs, dtype=np.intp)
+        chooses = groups is None and not deterministic and count > 1 and batch == "ready"
+        self._faster = Faster() if chooses else None
         self._ended = np.zeros(envs.num_envs, np.bool_)
+        # Whether an episode begins with an env's last observations; at first and after an error
+        # the policy is told so of all: what it remembers of others does not hold.
+        self._begun = np.ones(envs.num_envs, np.bool_)
         self._out: deque[_Group] = deque()  # groups that were asked, in this order
         self._held: deque[_Group] = deque()  # those that were taken, until they are asked again
         self._asking = False  # whether something may be out, of this pipeline
-        self._begin_all()
 
     @property
     def groups(self) -> list[npt.NDArray[np.intp]]:
@@ -177,7 +184,7 @@ class Pipeline:
             Exception: As ``ShmVectorEnv.reset``.
         """
         self.drop()
-        self._begin_all()
+        self._begun[:] = True
         return self.envs.reset(seed=seed, options=options)
 
     def drop(self) -> None:
@@ -218,26 +225,53 @@ class Pipeline:
         rollout = Collected(self.envs.rollout(length, pin=pin))
         mirror = None if tensors is None else Mirror(tensors, rollout, self._seen, self._acted)
         self._ended[:] = rollout.terminations[0] | rollout.truncations[0]
+        way = 0 if self._faster is None else self._faster.choose()
+        begin = time.perf_counter()
         try:
             self._asking = True
-            ask = partial(self._ask_into, rollout, mirror)
-            for group in self._groups:
-                group.steps = 0
-                ask(group)
-            while self._out:
-                group = self._next()
-                self._take_into(rollout, group)
-                if group.steps < rollout.length:
-                    self._go_on(group, ask)
-                elif not self._out:
-                    self._exchange.recycle()
+            if way or len(self._groups) == 1:
+                self._fill_in_lockstep(rollout, mirror)
+            else:
+                self._fill(rollout, mirror)
             if mirror is not None:
                 mirror.finish()
         except BaseException:
             self._break_off()
             raise
         self._asking = False
+        if self._faster is not None:
+            self._faster.took(way, (time.perf_counter() - begin) / rollout.length)
         return rollout
+
+    def _fill(self, rollout: Collected, mirror: Mirror | None) -> None:
+        ask = partial(self._ask_into, rollout, mirror)
+        for group in self._groups:
+            group.steps = 0
+            ask(group)
+        while self._out:
+            group = self._next()
+            self._take_into(rollout, group)
+            if group.steps < rollout.length:
+                self._go_on(group, ask)
+            elif not self._out:
+                self._exchange.recycle()
+
+    def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None) -> None:
+        """The same with one group: workers write into the rollout themselves."""
+        everyone, whole = self._everyone, slice(None)
+        for t in range(rollout.length):
+
+            def step(envs: npt.NDArray[np.intp], actions: Any, index: int = t + 1) -> None:
+                rollout.step(index, actions)
+
+            if mirror is None:
+                observations = mapped(self._seen, lambda part, t=t: part[t], rollout.observations)
+            else:
+                observations = mirror.observations(t, whole, [whole])
+            begun = everyone[self._begun].tolist()
+            said = self._caller.step(everyone, observations, everyone, begun, ask=step)[1]
+            rollout.keep_extras(t, whole, said)
+            self._note(whole, rollout.terminations[t + 1] | rollout.truncations[t + 1])
 
     def _ask_into(self, rollout: Collected, mirror: Mirror | None, group: _Group) -> None:
         if mirror is None:
@@ -396,9 +430,13 @@ class Pipeline:
     def _choose(self, group: _Group, observations: Any) -> tuple[Any, dict[str, Any]]:
         """Has the policy choose actions, and envs take them; returns what the policy has said."""
         rows = np.arange(len(group.envs))
-        answer = self._caller.step(group.envs, observations, rows, group.begun, together=True)
+        begun = group.envs[self._begun[group.envs]].tolist()
+        answer = self._caller.step(group.envs, observations, rows, begun, ask=self._ask_together)
         self._out.append(group)
         return answer
+
+    def _ask_together(self, envs: npt.NDArray[np.intp], actions: Any) -> None:
+        self._exchange.ask(envs, actions, together=True)
 
     def _next(self) -> _Group:
         """The group to take: the one that was asked first, or that is ready first."""
@@ -412,11 +450,13 @@ class Pipeline:
         answers = self._exchange.take(group.envs)
         if answers.failures:
             raise_as_gymnasium_does(answers.failures)
-        over = answers.terminations | answers.truncations
-        begun = over if self._same_step else self._ended[group.envs]
-        group.begun = group.envs[begun].tolist()
-        self._ended[group.envs] = over
+        self._note(group.part, answers.terminations | answers.truncations)
         return answers
+
+    def _note(self, part: Any, over: npt.NDArray[np.bool_]) -> None:
+        """Notes whose episodes have ended with a step, and with that begin or were begun."""
+        self._begun[part] = over if self._same_step else self._ended[part]
+        self._ended[part] = over
 
     def _go_on(self, group: _Group, ask: Callable[[_Group], None]) -> None:
         """Asks about a group that was taken; where workers are worn, when they were recycled."""
@@ -448,15 +488,10 @@ class Pipeline:
         """Waits for all that was asked, and forgets it."""
         self._out.clear()
         self._held.clear()
-        self._begin_all()
+        self._begun[:] = True
         if self._asking and not self._exchange.closed:
             self._exchange.drop()
         self._asking = False
-
-    def _begin_all(self) -> None:
-        """What the policy remembers of episodes does not hold."""
-        for group in self._groups:
-            group.begun = group.envs.tolist()
 
     @staticmethod
     def _some(space: gym.Space[Any], batch: Any, rows: npt.NDArray[np.intp]) -> Any:

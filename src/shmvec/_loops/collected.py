@@ -38,6 +38,7 @@ class Infos(Sequence[dict[str, Any]]):
         """Takes what was said at each step."""
         self._gatherer = Batch(num_rows)
         self._said = said
+        self.gathered: dict[int, dict[str, Any]] = {}  # by step: as dicts of arrays already
 
     def __len__(self) -> int:
         """How many steps."""
@@ -53,8 +54,10 @@ class Infos(Sequence[dict[str, Any]]):
         """A step's infos: Gymnasium's dict of arrays."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        infos: dict[str, Any] = {}
-        said = self._said[index]
+        said, infos = self._said[index], self.gathered.get(range(len(self))[index])
+        if infos is not None:
+            return infos
+        infos = {}
         for row in sorted(said):
             for info in said[row]:
                 infos = self._gatherer._add_info(infos, info, row)
@@ -95,6 +98,10 @@ class Collected:
         self.num_envs = rollout.rewards.shape[1]
         self.said: list[Said] = [{} for _ in range(self.length + 1)]
         self.infos = Infos(self.num_envs, self.said)
+
+    def step(self, index: int, actions: Any) -> None:
+        """Steps all envs at once, into an index of this rollout."""
+        self.infos.gathered[index] = self._rollout.step(actions)
 
     def keep_extras(self, index: int, part: Any, extras: Mapping[str, Any]) -> None:
         """Keeps what came with some envs' actions.

@@ -1,7 +1,8 @@
-"""Which envs are stepped together while the policy is asked about others."""
+"""Which envs are stepped while the policy is asked about others, and whether that pays."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,10 @@ import numpy.typing as npt
 
 from shmvec.exchange import split_evenly
 
-__all__ = ["grouped"]
+__all__ = ["Faster", "grouped"]
+
+_TRIES = 2  # of each way, of which the faster counts
+_AGAIN = 50  # after so many calls the other way is tried again
 
 
 def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
@@ -43,3 +47,25 @@ def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
             group += range(begin, begin + size)
             begin += size
     return [np.array(group, np.intp) for group in groups]
+
+
+class Faster:
+    """Which of two ways is faster: both are tried, and the slower one again now and then."""
+
+    def __init__(self) -> None:
+        """Knows nothing."""
+        self._taken: tuple[deque[float], ...] = deque(maxlen=_TRIES), deque(maxlen=_TRIES)
+        self._calls = 0
+
+    def choose(self) -> int:
+        """The way to go now: 0 or 1."""
+        first, second = self._taken
+        if len(second) < _TRIES:
+            return int(len(first) > len(second))
+        best = int(min(second) < min(first))
+        return 1 - best if self._calls % _AGAIN == 0 else best
+
+    def took(self, way: int, seconds: float) -> None:
+        """Notes how long a way has taken."""
+        self._calls += 1
+        self._taken[way].append(seconds)

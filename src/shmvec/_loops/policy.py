@@ -59,7 +59,7 @@ class PolicyCaller:
         rows: Rows,
         begun: list[int],
         *,
-        together: bool = False,
+        ask: Callable[[Rows, Any], Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Asks the policy about a batch, and its envs to step.
 
@@ -68,7 +68,7 @@ class PolicyCaller:
             observations: Theirs.
             rows: Which of these are asked about, int ``(m,)``.
             begun: Envs among these in which an episode begins.
-            together: Whether nobody waits for one of them alone.
+            ask: Asks envs to step with actions. None: the exchange's.
 
         Returns:
             The actions of these envs, and what the policy has said besides, a row for each.
@@ -105,7 +105,7 @@ class PolicyCaller:
             size, count = len(ids), len(asked)
             given = mapped(space, partial(_checked, size, count, self._read), space, actions)
             besides = {key: _rows_of(key, extras[key], size, count, self._keep) for key in extras}
-            self._exchange.ask(asked, given, together=together)
+            (ask or self._exchange.ask)(asked, given)
         except (TypeError, ValueError, LookupError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the policy's actions for {where}: {error}") from error
