@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,20 @@ def test_tune_train(tmp_path, capsys):
     exec("import torch\n" + code, names)
     with closing(names["envs"]) as envs:
         assert envs.num_envs == 2
+
+
+@needs_torch
+def test_where_the_time_goes_is_not_where_others_had_their_turn():
+    from shmvec._commands.learner import Clock, Recipe
+    from shmvec._commands.tune_training import _Trained
+
+    clock = Clock()
+    trained = _Trained.__new__(_Trained)
+    trained._recipe = Recipe()
+    trained.training = SimpleNamespace(steps=0, clock=clock, iterate=lambda: clock("env"))
+    clock._last -= 1000  # as if so many seconds had passed since
+    trained.run(0)
+    assert clock.seconds["env"] < 500
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,10 @@ class Clock:
     def __init__(self) -> None:
         """Starts."""
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.resume()
+
+    def resume(self) -> None:
+        """What has passed since the last call went into nothing: others had their turn."""
         self._last = time.perf_counter()
 
     def __call__(self, part: str) -> None:

@@ -57,6 +57,7 @@ class _Trained:
     def run(self, seconds: float) -> Slice:
         """One turn, of at least so many seconds."""
         steps, count = self.training.steps, 0
+        self.training.clock.resume()
         begin = time.perf_counter()
         while (elapsed := time.perf_counter() - begin) < seconds or not count:
             self.training.iterate()
