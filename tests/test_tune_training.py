@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import re
 import sys
 from contextlib import closing
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +31,7 @@ def test_tune_train(tmp_path, capsys):
         assert sum(row[part] for part in ("env", "policy", "learning", "handling")) == (
             pytest.approx(1)
         )
-    code = shown.split("\nBest:\n", 1)[1]
+    code = re.split("\nBest, .* × SyncVectorEnv, .* × the defaults .*:\n", shown)[1]
     assert "torch.set_num_threads(" in code
     names = {}
     exec("import torch\n" + code, names)
@@ -49,6 +51,43 @@ def test_where_the_time_goes_is_not_where_others_had_their_turn():
     clock._last -= 1000  # as if so many seconds had passed since
     trained.run(0)
     assert clock.seconds["env"] < 500
+
+
+@needs_torch
+@pytest.mark.parametrize("fastest", ["park", "adaptive"])
+def test_the_best_with_each_wait_policy(fastest, monkeypatch):
+    """The wait policies are tried with the best number of workers, beside SyncVectorEnv."""
+    from shmvec._commands import measuring, tune_training
+    from shmvec._commands.learner import PARTS
+
+    asked = []
+
+    def measured(make, recipe, candidates, seconds, say):
+        asked.append(candidates)
+        rows = []
+        for one in candidates:
+            rate = 100 + 50 * (one.num_workers == 1) + 50 * (one.wait_policy == fastest == "park")
+            figures = {"batch_us": 1, "spread": 0, "steps_per_s": rate, "times_sync": rate / 100}
+            rows.append({**asdict(one), **figures, **dict.fromkeys(PARTS, 0.25)})
+        return rows
+
+    monkeypatch.setattr(tune_training, "_measure", measured)
+    for module in (measuring, tune_training):
+        monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    results = tune_training.tune(None, 4)
+    first, again = asked
+    assert {one.wait_policy for one in first} == {"adaptive"}
+    assert [one.wait_policy for one in again if one.system == "ShmVectorEnv"] == [
+        "adaptive",
+        "spin",
+        "park",
+    ]
+    assert {one.num_workers for one in again} == {None, 1}  # None: SyncVectorEnv's
+    assert results["best"]["wait_policy"] == fastest and results["best"]["num_workers"] == 1
+    shown = tune_training.report(results, "CODE")
+    assert ("wait_policy='park'" in shown) == (fastest == "park")
+    worth = "2.00" if fastest == "park" else "1.50"
+    assert f"\nBest, {worth} × SyncVectorEnv, {worth} × the defaults" in shown
 
 
 @pytest.mark.parametrize(
