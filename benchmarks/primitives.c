@@ -1,4 +1,5 @@
-/* primitives.c — what each primitive costs: ns an operation, and round trips between two processes.
+/* primitives.c — what each primitive costs: ns an operation, round trips between two processes, and
+ * turns of several on one core.
  *
  * Prints one line a measurement: name, median and worst of several repetitions, in ns. */
 #include <stdio.h>
@@ -103,6 +104,110 @@ static void round_trip(const char *name, uint32_t rounds, sv_budget budget)
     munmap(shared, sizeof *shared);
 }
 
+#define TURNS 32
+#define PAGES 200
+#define PAGE 4096
+#define ROUNDS 200 /* of a repetition */
+
+/* Processes that take turns on one core, each waking the next; see `turns`. */
+struct turns {
+    struct {
+        alignas(SV_CACHE_LINE) _Atomic uint32_t number; /* of this process's turns that have come */
+        int64_t touching_ns[REPEATS];
+    } of[TURNS];
+    int64_t took_ns[REPEATS];
+    uint32_t processes;
+};
+
+struct place {
+    struct turns *turns;
+    uint32_t index;
+};
+
+/* Some memory of a process's own: a line in each of PAGES pages, each holding the address of the
+ * next, so that the core can fetch none ahead. */
+static void **own_pages(void)
+{
+    char *memory = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    madvise(memory, PAGES * PAGE, MADV_NOHUGEPAGE);
+    void **lines[PAGES];
+    for (size_t i = 0; i < PAGES; i++) {
+        size_t page = i * 77 % PAGES; /* each once, in no order that can be foreseen */
+        lines[i] = (void **)(void *)(memory + page * PAGE + page % (PAGE / 64) * 64);
+    }
+    for (size_t i = 0; i < PAGES; i++)
+        *lines[i] = lines[(i + 1) % PAGES];
+    return lines[0];
+}
+
+static void take_turns(void *argument)
+{
+    const struct place *place = argument;
+    struct turns *turns = place->turns;
+    uint32_t next = (place->index + 1) % turns->processes;
+    sv_affinity affinity;
+    void **line = own_pages();
+    sv_affinity_narrow(&affinity, 0); /* all to the same core, for good */
+    for (uint32_t turn = 1; turn <= REPEATS * ROUNDS; turn++) {
+        _Atomic uint32_t *mine = &turns->of[place->index].number;
+        uint32_t seen;
+        while ((seen = atomic_load_explicit(mine, memory_order_acquire)) < turn)
+            sv_futex_wait(mine, seen, SV_NS_PER_S, SV_EVERYONE);
+        int64_t start = sv_now_ns();
+        for (size_t i = 0; i < PAGES; i++)
+            line = *(void **volatile *)line;
+        int64_t now = sv_now_ns();
+        turns->of[place->index].touching_ns[(turn - 1) / ROUNDS] += now - start;
+        if (place->index == 0) {
+            if ((turn - 1) % ROUNDS == 0)
+                turns->took_ns[(turn - 1) / ROUNDS] = start;
+            if (turn % ROUNDS == 0) /* all others' turns but the last round's: near enough */
+                turns->took_ns[(turn - 1) / ROUNDS] =
+                    (now - turns->took_ns[(turn - 1) / ROUNDS]) * ROUNDS / (ROUNDS - 1);
+        }
+        /* release, pairs with the acquire above: turns follow one another */
+        atomic_fetch_add_explicit(&turns->of[next].number, 1, memory_order_release);
+        if (turns->processes > 1)
+            sv_futex_wake(&turns->of[next].number, SV_EVERYONE);
+    }
+}
+
+/* What taking turns on a core costs so many processes: the memory of each is touched faster while
+ * the core still knows where it lies.  (On x86 Linux lets a core know that of six processes; who comes
+ * back after more others than five finds every page anew.) */
+static void turns(uint32_t processes)
+{
+    struct turns *turns = shared_memory(sizeof *turns);
+    struct place places[TURNS];
+    runner runners[TURNS];
+    double touching[REPEATS], handing[REPEATS];
+    char name[64];
+    turns->processes = processes;
+    for (uint32_t i = 0; i < processes; i++) {
+        places[i] = (struct place){turns, i};
+        run(&runners[i], true, take_turns, &places[i]);
+    }
+    atomic_store(&turns->of[0].number, 1);
+    sv_futex_wake(&turns->of[0].number, SV_EVERYONE);
+    for (uint32_t i = 0; i < processes; i++)
+        join(&runners[i]);
+    for (int repeat = 0; repeat < REPEATS; repeat++) {
+        int64_t ns = 0;
+        for (uint32_t i = 0; i < processes; i++)
+            ns += turns->of[i].touching_ns[repeat];
+        touching[repeat] = (double)ns / ROUNDS / processes;
+        handing[repeat] = (double)turns->took_ns[repeat] / ROUNDS / processes - touching[repeat];
+    }
+    snprintf(name, sizeof name, "%2u take turns on a core: touch %d pages", processes, PAGES);
+    report(name, touching);
+    snprintf(name, sizeof name, "%2u take turns on a core: hand over", processes);
+    if (processes > 1)
+        report(name, handing);
+    munmap(turns, sizeof *turns);
+}
+
 int main(void)
 {
     start_deadline(); /* whoever started it may be gone */
@@ -158,6 +263,9 @@ int main(void)
     round_trip("round trip between processes, pause", 200000, (sv_budget){1000000, 0, 0, 0});
     round_trip("round trip between processes, yield", 50000, (sv_budget){0, 1000000, 0, 0});
     round_trip("round trip between processes, park", 10000, (sv_budget){0, 0, 0, 0});
+    const uint32_t numbers[] = {1, 2, 4, 6, 8, 16, TURNS};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        turns(numbers[i]);
     munmap(shared, sizeof *shared);
     return 0;
 }

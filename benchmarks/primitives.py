@@ -1,4 +1,4 @@
-"""What the C primitives cost here: ns an operation, and round trips between two processes.
+"""What the C primitives cost here: ns an operation, round trips, and turns on one core.
 
 Builds benchmarks/primitives.c with the system's C compiler and runs it:
 

@@ -3,13 +3,14 @@
     python benchmarks/workers.py                         # CartPole, 32 envs, 1 to 32 workers
     python benchmarks/workers.py --workload HalfCheetah-v5 --num-workers 2 3 8
 
-For each number of workers, by turns in one run: ShmVectorEnv in lockstep; and `bound`, as many
-processes, an equal number on each core, which take turns there. In its turn each steps its envs
-once. They communicate with nobody, but they have their own copies of all that an interpreter
-touches, and a step that follows another process's finds none of that in the core's caches. Of the
-bound only the stepping counts, as if handing a core over took no time: a batch step is as long as
-the turns on the core where they take longest. No order in which workers run, each at one go and
-always on its core, is faster than that.
+For each number of workers, by turns in one run: ShmVectorEnv in lockstep, and with
+`pin_workers=True`; and `bound`, as many processes, an equal number on each core, which take turns
+there. In its turn each steps its envs once. They communicate with nobody, but they have their own
+copies of all that an interpreter touches, and a step that follows another process's finds none of
+that in the core's caches (primitives.py has what that costs without Python). Of the bound only the
+stepping counts, as if handing a core over took no time: a batch step is as long as the turns on the
+core where they take longest. No order in which workers run, each at one go and always on its core,
+is faster than that.
 
 Shares are of the limit: free-running loops, one a core, whose processes never change. `step, µs` is
 the time of an env's step; `switches` are those from process to process in a batch step, the
@@ -41,17 +42,19 @@ from shmvec._shared.scheduling import split_evenly
 
 ROUNDS = 7
 LINE = 128  # bytes: what is one core's is not on a line with what is another's
-OURS, BOUND = "ShmVectorEnv", "bound"
+OURS, PINNED, BOUND = "ShmVectorEnv", "pin_workers", "bound"
 
 
 class Ours:
     """ShmVectorEnv, of which is noted how long its envs' steps take, and the context switches."""
 
-    def __init__(self, workload: str, num_envs: int, num_workers: int) -> None:
+    def __init__(
+        self, workload: str, num_envs: int, num_workers: int, pin_workers: bool = False
+    ) -> None:
         """Starts it."""
         before = descendants()
         fns = WORKLOADS[workload].fns(num_envs)
-        self._envs: Any = ShmVectorEnv(fns, num_workers=num_workers)
+        self._envs: Any = ShmVectorEnv(fns, num_workers=num_workers, pin_workers=pin_workers)
         self._pids = [*(descendants() - before), os.getpid()]
         self._stepper = stepping(lambda: self._envs)
         self.close = self._stepper.close
@@ -162,6 +165,13 @@ def _take_turns(
         env.close()
 
 
+KINDS: dict[str, Callable[[str, int, int], Any]] = {
+    BOUND: Bound,
+    OURS: Ours,
+    PINNED: partial(Ours, pin_workers=True),
+}
+
+
 def main() -> None:
     """Runs the command line."""
     parser = arguments(__doc__, ["CartPole-v1"], [32])
@@ -182,7 +192,7 @@ def measure(workload: str, n: int, options: argparse.Namespace) -> list[str]:
         (count, name): partial(kind, workload, n, count)
         for count in options.num_workers
         if count <= n
-        for name, kind in ((BOUND, Bound), (OURS, Ours))
+        for name, kind in KINDS.items()
     }
     limit = WORKLOADS[workload].makes
     results = race(starts, options.seconds, ROUNDS, limit=limit, started=running.update)
