@@ -23,6 +23,21 @@ def test_split(num_envs, num_workers):
     assert len(ranges) == num_workers and max(sizes) - min(sizes) <= 1
 
 
+@given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 20))
+def test_split_among_pinned_workers(num_envs, num_workers, cores):
+    """Who shares a core shares its envs: no core has more than another, but for one env."""
+    num_workers = min(num_workers, num_envs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+        ranges = split_evenly(num_envs, num_workers, pinned=True)
+    assert [env for envs in ranges for env in envs] == list(range(num_envs))
+    sizes = [len(envs) for envs in ranges]
+    by_core = [sizes[core::cores] for core in range(min(cores, num_workers))]
+    assert len(ranges) == num_workers and min(sizes) > 0
+    assert max(map(sum, by_core)) - min(map(sum, by_core)) <= 1
+    assert all(max(sharing) - min(sharing) <= 1 for sharing in by_core)
+
+
 def test_usable_cores_follow_the_affinity():
     allowed = os.sched_getaffinity(0)
     try:

@@ -186,7 +186,7 @@ class Exchange:
         if self.num_workers == 0:
             self._workers = InlineWorker(functions)
         else:
-            ranges = split_evenly(self.num_envs, self.num_workers)
+            ranges = split_evenly(self.num_envs, self.num_workers, settings.pin_workers)
             # What is to see a worker's own variables must not be imported before these are set.
             calls = () if any(settings.environs) else (*functions, settings.worker_init)
             served = settings.method == "forkserver"

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -110,19 +111,29 @@ def _cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | N
     return min((quota for quota in quotas if quota > 0), default=None)
 
 
-def split_evenly(num_envs: int, num_workers: int) -> list[range]:
+def split_evenly(num_envs: int, num_workers: int, pinned: bool = False) -> list[range]:
     """The envs of each worker: neighbours, and no two workers differ by more than one.
+
+    Where workers are bound to cores, by turns, that holds for the cores, and for those who share
+    one: three workers on two cores get a quarter, a half and a quarter of the envs.
 
     >>> split_evenly(7, 2)
     [range(0, 4), range(4, 7)]
     """
-    small, larger = divmod(num_envs, num_workers)
-    ranges, start = [], 0
-    for worker in range(num_workers):
-        stop = start + small + (worker < larger)
-        ranges.append(range(start, stop))
-        start = stop
-    return ranges
+    cores = len(_allowed_cores()) if pinned else num_workers
+    ends = [0] * num_workers
+    for core, share in enumerate(_shares(num_envs, min(cores, num_workers))):
+        sharing = range(core, num_workers, cores)
+        for worker, count in zip(sharing, _shares(share, len(sharing)), strict=True):
+            ends[worker] = count
+    ends = list(accumulate(ends))
+    return list(map(range, [0, *ends], ends))
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """Parts of a number that differ by one at most."""
+    small, larger = divmod(total, parts)
+    return [small + (part < larger) for part in range(parts)]
 
 
 @dataclass(frozen=True)
