@@ -65,8 +65,10 @@
  * all that an interpreter touches, so env.step itself takes longer after another process had the
  * core: benchmarks/workers.py measures that, without us.  Tried and no better: workers that wake each
  * other as they finish, one a core at a time, which takes the wakes out of the parent's hot loop and
- * has cold processes make them; binding sleepers to cores as above, four system calls a sleep; a
- * yield in the middle of a request, so that three workers share two cores evenly.
+ * has cold processes make them (also where the order turns round with each step, so that whoever is
+ * awake is first: 1.4 times the time with 8 and 32 workers); binding sleepers to cores as above, four
+ * system calls a sleep; a yield in the middle of a request, so that three workers share two cores
+ * evenly; SCHED_BATCH for workers.
  *
  * Waking up in time.  A learner that computes 2 ms between steps, or an env that takes 1 ms, makes
  * waits that are too long to spin but of nearly the same length each time.  A waiter learns that
