@@ -21,19 +21,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import workloads
+from apart import Apart
 from workloads import WORKLOADS as ENVS
 
 import shmvec
@@ -51,74 +50,17 @@ from shmvec._commands.measuring import (
 
 ROOT = Path(__file__).parents[1]
 
-PATIENCE_S = 120  # to start, and longer than a slice should take
 
-# What a build's process runs: a function that comes as a pickle, for its tree may have no such one.
-CHILD = """
-import sys
-from multiprocessing.connection import Connection
-import cloudpickle
-pipe = Connection(int(sys.argv[1]))
-cloudpickle.loads(pipe.recv_bytes())(pipe)
-"""
+def build(tree: Path, start: Callable[[], Stepper]) -> Apart:
+    """Starts one build's vector env: a contender."""
+    return Apart(partial(_of, str(tree), start), path=[str(tree)], patience=120).ready()
 
 
-class Build:
-    """One build's vector env, in a process of its own: a contender."""
-
-    def __init__(self, tree: Path, start: Callable[[], Stepper]) -> None:
-        """Starts the process."""
-        self._tree = tree
-        self._pipe, theirs = Pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(theirs.fileno())],
-            env={**os.environ, "PYTHONPATH": str(tree)},
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
-        self._pipe.send_bytes(cloudpickle.dumps(partial(serve, str(tree), start)))
-        try:
-            self._answer(0.0)
-        except BaseException:
-            self.close()
-            raise
-
-    def run(self, seconds: float) -> Slice:
-        """One turn."""
-        self._pipe.send(seconds)
-        return Slice(*self._answer(seconds))
-
-    def _answer(self, seconds: float) -> Any:
-        if not self._pipe.poll(seconds + PATIENCE_S):
-            raise TimeoutError(f"the build in {self._tree} does not answer")
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            raise RuntimeError(f"the build in {self._tree} has failed: see above") from None
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._pipe.close()
-        try:
-            self._process.wait(PATIENCE_S)
-        finally:
-            self._process.kill()
-            self._process.wait()
-
-
-def serve(tree: str, start: Callable[[], Stepper], pipe: Any) -> None:
-    """In a build's process: runs slices until the pipe is closed."""
+def _of(tree: str, start: Callable[[], Stepper]) -> Stepper:
+    """In its process."""
     if not Path(shmvec.__file__).is_relative_to(tree):
-        raise SystemExit(f"shmvec comes from {shmvec.__file__}, not from {tree}")
-    contender = start()
-    try:
-        pipe.send(None)
-        while True:
-            pipe.send(tuple(contender.run(pipe.recv())))
-    except EOFError:
-        pass
-    finally:
-        contender.close()
+        raise RuntimeError(f"shmvec comes from {shmvec.__file__}, not from {tree}")
+    return start()
 
 
 def stepping(
@@ -327,14 +269,14 @@ def main() -> int:
             slices: dict[str, list[Slice]] = {}
             for _ in range(options.starts):
                 raced = race(
-                    {build: partial(Build, tree, start) for build, tree in trees.items()},
+                    {who: partial(build, tree, start) for who, tree in trees.items()},
                     options.seconds / options.starts,
                     rounds,
                     limit=ENVS[env].makes,
                 )
-                for build, result in raced.items():
-                    slices.setdefault(build, []).extend(result.slices)
-            results = {build: Result(turns) for build, turns in slices.items()}
+                for who, result in raced.items():
+                    slices.setdefault(who, []).extend(result.slices)
+            results = {who: Result(turns) for who, turns in slices.items()}
             one, other, limit = results["before"], results["after"], results[LIMIT].median
             changed, chance = ratios(other, one), ratios(results["again"], one)
             us = (f"{each.median.batch_us:,.1f} | {each.spread:.0%}" for each in (one, other))
