@@ -1,18 +1,23 @@
-"""What more cores are worth: ShmVectorEnv and all peers on 1, 2, 4, 8, 16 cores of one machine.
+"""ShmVectorEnv and all peers in one table, on 1, 2, 4, 8, 16 cores of one machine.
 
     python benchmarks/cores.py --json cores.json         # by itself, in at most 25 minutes
     python benchmarks/plot.py cores.json --out figures   # cores.png
+    python benchmarks/cores.py --cores 2 --num-envs 32 --workload CartPole-v1 --json part.json
+    python benchmarks/cores.py --system 'Sample Factory' --python 'Sample Factory=../old/bin/python'
+    python benchmarks/cores.py --json cores.json --show  # the table of all parts so far
 
 As many of the numbers of cores as this process may use; each by an affinity, the cores of one NUMA
-node after those of another. In each cell (cores and workload) every contender is started, takes
-three turns, each beside a turn of the limit (free-running loops, one a core), and is closed before
-the next one starts: so many processes need not fit into memory together. There are --envs-per-core
-envs, at least 8. ShmVectorEnv steps all, and batches of half of them; peers do what
-benchmarks/peers.py and benchmarks/frameworks.py start, the latter with each of their settings, of
-which the best is kept.
+node after those of another. There are --envs-per-core envs, at least 8, or --num-envs. In each cell
+(cores, workload and envs) every contender is started, takes three turns, each beside a turn of the
+limit (free-running loops, one a core), and is closed before the next one starts: so many processes
+need not fit into memory together. ShmVectorEnv steps all, and batches of half of them; peers do
+what benchmarks/peers.py and benchmarks/frameworks.py start, the latter with each of their settings,
+of which the table has the best. A contender that can not do it has a row that says why.
 
-Time is given out evenly to the cells that are left, and in a cell to its contenders: with too
-little, turns are shorter, and what remains of a cell whose time is over is left out, by name.
+Time is given out evenly to the cells that are left, and in a cell to its contenders, the first
+setting of each system before second ones: with too little, turns are shorter, and what remains of a
+cell whose time is over is left out, by name. What --json's file has of other cells and systems
+stays there, if machine and versions are the same: so it can be made in parts.
 """
 
 from __future__ import annotations
@@ -21,10 +26,11 @@ import argparse
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +38,7 @@ from typing import Any
 import peers
 from frameworks import apart, frameworks
 from guard import in_batches, stepping
-from workloads import WORKLOADS
+from workloads import ENVPOOL, WORKLOADS
 
 from shmvec._commands.measuring import (
     Limit,
@@ -48,7 +54,44 @@ NODES = Path("/sys/devices/system/node")
 ROUNDS = 3
 WARM_UP_S = 0.1
 LEAST_S, MOST_S = 0.05, 1.0  # a turn
-OWN = ("ShmVectorEnv", "ShmVectorEnv, partial")
+HEAD = "workload cores NUMA envs system setting".split() + [
+    *("batch, µs", "spread", "steps/s", "of the limit")
+]
+CELL = ("workload", "cores", "num_envs")
+
+# Whose versions are told, where they are installed.
+LIBRARIES = (
+    *(
+        "numpy",
+        "gymnasium",
+        "mujoco",
+        "ale-py",
+        "envpool",
+        "stable-baselines3",
+        "tianshou",
+        "torch",
+    ),
+    *("torchrl", "tensordict", "pufferlib", "sample-factory", "ray"),
+)
+VERSIONS = f"""
+import importlib.metadata as metadata, json
+found = {{}}
+for name in {LIBRARIES}:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+Row = dict[str, Any]
+
+
+def versions(python: str) -> dict[str, str]:
+    """What an interpreter has of the libraries."""
+    done = subprocess.run([python, "-c", VERSIONS], stdout=subprocess.PIPE, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 def nodes() -> dict[int, int]:
@@ -63,49 +106,79 @@ def nodes() -> dict[int, int]:
     return found
 
 
-def contenders(workload: str, n: int) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """System, setting, and what starts it: ours first."""
+def _unable(why: str) -> Any:
+    raise RuntimeError(why)
+
+
+def contenders(
+    workload: str, n: int, pythons: Mapping[str, str]
+) -> dict[str, dict[str, Callable[[], Any]]]:
+    """What starts each system with each of its settings: ours first."""
     make, fns = WORKLOADS[workload].make, WORKLOADS[workload].fns(n)
-    yield OWN[0], "", partial(peers.ours(fns), None)
-    if n > 1:
-        yield OWN[1], f"batch {n // 2}", stepping(make, n, in_batches, batch_size=n // 2)
+    ours, envpool = "ShmVectorEnv", "EnvPool" + peers.CPP
+    found: dict[str, dict[str, Callable[[], Any]]] = {
+        ours: {"": partial(peers.ours(fns), None)},
+        f"{ours}, partial": {
+            f"batch {n // 2}": stepping(make, n, in_batches, batch_size=n // 2)
+            for _ in range(n > 1)
+        },
+    }
     for system, start in peers.peers(workload, fns).items():
-        yield system, "", partial(start, None)
+        found[system] = {"": partial(start, None)}
+    if workload not in ENVPOOL:
+        found[envpool] = {"": partial(_unable, "it has no such env")}
     for system, settings in frameworks(make, n).items():
-        if system not in OWN:
-            for setting, begin in settings.items():
-                yield system, setting, partial(apart, system, begin)
+        python = pythons.get(system, sys.executable)
+        found[system] = {
+            setting: partial(apart, begin, python) for setting, begin in settings.items()
+        }
+    for settings in found.values():
+        if not settings:
+            settings[""] = partial(_unable, f"none of its settings divides {n} envs")
+    return found
+
+
+def in_turn(
+    systems: Mapping[str, Mapping[str, Callable[[], Any]]],
+) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """The first setting of each system, then the second ones."""
+    for number in range(max(map(len, systems.values()))):
+        for system, settings in systems.items():
+            for setting, start in list(settings.items())[number : number + 1]:
+                yield system, setting, start
 
 
 def cell(
-    workload: str, n: int, systems: Sequence[str], deadline: float, left_out: dict[str, str]
-) -> list[dict[str, Any]]:
+    workload: str,
+    systems: Mapping[str, Mapping[str, Callable[[], Any]]],
+    deadline: float,
+    say: Callable[[str], object],
+) -> list[Row]:
     """All contenders, one after the other, until the deadline."""
-    every = [one for one in contenders(workload, n) if not systems or one[0] in systems]
-    rows: list[dict[str, Any]] = []
+    every = list(in_turn(systems))
+    rows: list[Row] = []
     with contextlib.closing(
         Limit([WORKLOADS[workload].make], len(os.sched_getaffinity(0)))
     ) as limit:
         limit.run(WARM_UP_S)
         for number, (system, setting, start) in enumerate(every):
-            name = f"{system} {setting}".strip()
-            share = (deadline - time.perf_counter()) / (len(every) - number)
+            row: Row = {"system": system, "setting": setting}
+            rows.append(row)
+            left = deadline - time.perf_counter()
+            share = left / (len(every) - number)
             if share < 2 * ROUNDS * LEAST_S:
-                left_out[f"{workload}, {n} envs: {name}"] = "no time"
+                row["reason"] = "no time"
                 continue
             begin = time.perf_counter()
             try:
                 turns = _turns(start, limit, share, begin)
-            except (ImportError, RuntimeError, TimeoutError) as error:
-                left_out[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-                continue
-            ours, theirs = (Result(part) for part in zip(*turns, strict=True))
-            rows.append({"system": system, "setting": setting, **ours.figures(theirs)})
-    best: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if row["share_of_limit"] >= best.get(row["system"], row)["share_of_limit"]:
-            best[row["system"]] = row
-    return list(best.values())
+            except Exception as error:  # whatever a peer can not do
+                row["reason"] = next(iter(str(error).splitlines()), type(error).__name__)
+            else:
+                ours, theirs = (Result(part) for part in zip(*turns, strict=True))
+                row.update({name: round(of, 4) for name, of in ours.figures(theirs).items()})
+            say(f"{system} {setting}: {time.perf_counter() - begin:.1f} s")
+    return rows
 
 
 def _turns(
@@ -119,6 +192,86 @@ def _turns(
         return [(running.run(seconds), limit.run(seconds)) for _ in range(ROUNDS)]
 
 
+def merged(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """All rows; those of a cell and system that was measured anew are the new ones."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return (*(row[name] for name in CELL), row["system"])
+
+    anew = {key(row) for row in new}
+    return [*(row for row in old if key(row) not in anew), *new]
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines: of each system the best setting, or why it has none."""
+    order = list(WORKLOADS)
+    best: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        systems = list(contenders(row["workload"], row["num_envs"], {}))
+        place = order.index(row["workload"]), row["num_envs"], row["cores"]
+        key = (*place, systems.index(row["system"]))
+        if row.get("share_of_limit", -1) > best.setdefault(key, row).get("share_of_limit", -1):
+            best[key] = row
+    yield line(*HEAD)
+    yield "|---|--:|--:|--:|---|---|--:|--:|--:|--:|"
+    for _, row in sorted(best.items()):
+        shown = [row[name] for name in ("workload", "cores", "numa_nodes", "num_envs", "system")]
+        yield line(*shown, row.get("reason", row["setting"]), *cells(row))
+
+
+def measure(
+    options: argparse.Namespace, say: Callable[[str], object], keep: Callable[[list[Row]], object]
+) -> None:
+    """All cells that were asked for."""
+    begin = time.perf_counter()
+    places = nodes()
+    order = sorted(places, key=lambda core: (places[core], core))
+    missing = [count for count in options.cores if count > len(order)]
+    if missing:
+        print(f"not run, there are no more cores: {', '.join(map(str, missing))}")
+    todo = [
+        (count, name, n)
+        for count in options.cores
+        if count <= len(order)
+        for name in options.workload
+        for n in options.num_envs or [max(8, options.envs_per_core * count)]
+    ]
+    for number, (count, name, n) in enumerate(todo):
+        say(f"[{number + 1}/{len(todo)}] {name}, {count} cores, {n} envs")
+        used = order[:count]
+        os.sched_setaffinity(0, used)
+        try:
+            systems = contenders(name, n, options.python)
+            if options.system:
+                systems = {one: systems[one] for one in systems if one in options.system}
+            if WORKLOADS[name].missing():
+                why = f"{' and '.join(WORKLOADS[name].missing())} not installed"
+                systems = {one: {"": partial(_unable, why)} for one in systems}
+            left = 60 * options.minutes - (time.perf_counter() - begin)
+            deadline = time.perf_counter() + left / (len(todo) - number)
+            found = cell(name, systems, deadline, say)
+        finally:
+            os.sched_setaffinity(0, order)
+        spans = len({places[core] for core in used})
+        where = {"workload": name, "cores": count, "numa_nodes": spans, "num_envs": n}
+        keep([{**where, **row} for row in found])
+
+
+def _told(pythons: Mapping[str, str]) -> dict[str, Any]:
+    """Machine and versions."""
+    return {
+        **machine(),
+        "numa_nodes": len(set(nodes().values())),
+        "libraries": versions(sys.executable),
+        "apart": {system: versions(python) for system, python in pythons.items()},
+    }
+
+
+def _named(given: str) -> tuple[str, str]:
+    system, _, python = given.rpartition("=")
+    return system, python
+
+
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
@@ -128,53 +281,50 @@ def main() -> None:
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=workloads)
     parser.add_argument("--cores", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--envs-per-core", type=int, default=8)
+    parser.add_argument("--num-envs", nargs="+", type=int, help="in place of --envs-per-core")
     parser.add_argument("--system", nargs="+", default=[], help="only these")
     parser.add_argument("--minutes", type=float, default=25.0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="for benchmarks/plot.py")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")  # of peers; none of ours
-    begin = time.perf_counter()
-    places = nodes()
-    order = sorted(places, key=lambda core: (places[core], core))
-    told = {**machine(), "numa_nodes": len(set(places.values()))}
-    print(f"{described(told)}, {told['numa_nodes']} NUMA nodes")
-    counts = [count for count in options.cores if count <= len(order)]
-    missing = [count for count in options.cores if count > len(order)]
-    if missing:
-        print(f"not run, there are no more cores: {', '.join(map(str, missing))}")
-    print(
-        "\n| workload | cores | NUMA | envs | system | setting | batch, µs | spread | steps/s ",
-        end="",
+    parser.add_argument(
+        "--python",
+        action="append",
+        type=_named,
+        default=[],
+        metavar="SYSTEM=INTERPRETER",
+        help="one for a system of benchmarks/frameworks.py alone",
     )
-    print("| of the limit |\n|" + "---|" * 10, flush=True)
-    rows: list[dict[str, Any]] = []
-    left_out: dict[str, str] = {}
-    pairs = [(count, name) for count in counts for name in options.workload]
-    for number, (count, name) in enumerate(pairs):
-        if WORKLOADS[name].missing():
-            left_out[name] = f"{' and '.join(WORKLOADS[name].missing())} not installed"
-            continue
-        print(f"[{number + 1}/{len(pairs)}] {name}, {count} cores", file=sys.stderr, flush=True)
-        left = 60 * options.minutes - (time.perf_counter() - begin)
-        deadline = time.perf_counter() + left / (len(pairs) - number)
-        n = max(8, options.envs_per_core * count)
-        used = order[:count]
-        os.sched_setaffinity(0, used)
-        try:
-            found = cell(name, n, options.system, deadline, left_out)
-        finally:
-            os.sched_setaffinity(0, order)
-        spans = len({places[core] for core in used})
-        for row in found:
-            row.update(workload=name, cores=count, numa_nodes=spans, num_envs=n)
-            shown = name, count, spans, n, row["system"], row["setting"]
-            print(line(*shown, *cells(row)), flush=True)
-        rows += found
-        if options.json is not None:
-            results = {"machine": told, "left_out": left_out, "cores": rows}
-            options.json.write_text(json.dumps(results, indent=2) + "\n")
-    for what, why in left_out.items():
-        print(f"left out: {what} ({why})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="for benchmarks/plot.py")
+    parser.add_argument("--show", action="store_true", help="print what is there, measure nothing")
+    options = parser.parse_args()
+    options.python = dict(options.python)
+    warnings.simplefilter("ignore")  # of peers; none of ours
+    results: dict[str, Any] = {}
+    if options.json is not None and options.json.exists():
+        results = json.loads(options.json.read_text())
+    if not options.show:
+        told = _told(options.python)
+        if results and (told | {"apart": 0} != results["machine"] | {"apart": 0}):
+            parser.error(f"{options.json} is of another machine or other versions")
+        told["apart"] = {**results.get("machine", told)["apart"], **told["apart"]}
+        results = {"machine": told, "cores": results.get("cores", [])}
+
+        def keep(rows: list[Row]) -> None:
+            results["cores"] = merged(results["cores"], rows)
+            if options.json is not None:
+                options.json.write_text(written(results))
+
+        measure(options, partial(print, file=sys.stderr, flush=True), keep)
+    told = results["machine"]
+    print(f"{described(told)}, {told['numa_nodes']} NUMA nodes")
+    for system, found in {"": told["libraries"], **told["apart"]}.items():
+        print(f"{system}: " * bool(system) + ", ".join(map(" ".join, found.items())))
+    print("", *table(results["cores"]), sep="\n")
+
+
+def written(results: Mapping[str, Any]) -> str:
+    """As JSON, a line a row."""
+    rows = ",\n".join(map(json.dumps, results["cores"]))
+    told = json.dumps(results["machine"], indent=1)
+    return f'{{"machine": {told},\n"cores": [\n{rows}\n]}}\n'
 
 
 if __name__ == "__main__":

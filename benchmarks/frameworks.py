@@ -1,63 +1,72 @@
-"""What steps envs inside larger frameworks, each with its settings, and ShmVectorEnv beside it.
-
-    pip install torchrl 'ray[rllib]' sample-factory pufferlib
-    python benchmarks/frameworks.py --workload CartPole-v1 HalfCheetah-v5 --num-envs 32
+"""What steps envs inside larger frameworks, each with several settings, as contenders of a race.
 
 TorchRL's ParallelEnv (shared memory) and AsyncEnvPool, PufferLib's vector.Multiprocessing,
-Sample Factory's sampler and RLlib's SingleAgentEnvRunner. Each is tried with several settings:
-PufferLib with those that its autotune tries for so many envs, the others with their kinds of
-exchange, numbers of workers and sizes of batches. All take turns, each in a process of its own,
-with the limit beside them; the table has the best setting of each, and --json all of them.
+Sample Factory's sampler and RLlib's SingleAgentEnvRunner. benchmarks/cores.py measures them, each
+in a process of its own. PufferLib gets the settings that its autotune tries for so many envs, the
+others their kinds of exchange, numbers of workers and sizes of batches.
 
-The first three step random actions. Sample Factory's sampler has no way to do without a policy:
-it runs a small network, on a CPU. RLlib's runner draws random actions, and makes episodes.
+The first three step random actions. Sample Factory's sampler has no way to do without a policy: it
+runs a small network, on a CPU. RLlib's runner draws random actions, and makes episodes; it is used
+as it is, without Ray's processes, which it does not need.
+
+    pip install torchrl==0.14.1 'ray[rllib]==2.60.0' envpool==1.2.5
 
 PufferLib 3.0.0 builds with C libraries that it downloads. Without them: unpack the sdist, add the
 line `c_extension_paths = []` below `c_extensions = []` in its setup.py, and install it by
 `NO_OCEAN=1 NO_TRAIN=1 pip install --no-deps --no-build-isolation .`, which wants Cython, torch,
-gym, pygame and psutil. Sample Factory 2.1.1 asks for an older Gymnasium: `pip install --no-deps
-sample-factory signal-slot-mp faster-fifo`, and what is then missing; its workers fail with
-NumPy 2.4.
+gym, pygame and psutil. Its vector.Multiprocessing is Python and has all of its parts so.
+
+Sample Factory 2.1.1 fails with NumPy 2.4 (it sets elements of arrays from arrays) and asks for an
+older Gymnasium: in a virtual environment of its own `pip install 'numpy<2.4' gymnasium torch
+cloudpickle` and `pip install --no-deps sample-factory signal-slot-mp faster-fifo`, and what is then
+missing; `--python 'Sample Factory=PATH'` names that environment's interpreter.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import multiprocessing
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import workloads
 from apart import Apart
-from guard import in_batches, in_lockstep, stepping
-from workloads import WORKLOADS, arguments
 
 from shmvec._commands import bench, measuring
-from shmvec._commands.measuring import (
-    LIMIT,
-    Slice,
-    Stepper,
-    cells,
-    described,
-    line,
-    machine,
-    race,
-)
+from shmvec._commands.measuring import Slice, Stepper
 from shmvec._shared.scheduling import usable_cores
 
-__all__ = ["BY_VALUE", "apart", "frameworks"]
+__all__ = ["Start", "apart", "frameworks"]
 
-ROUNDS = 5
 FRAGMENT = 64  # steps of each env that a sampler is asked for at once
+LEAD_S = 0.02  # of a turn, not measured: who was stopped finds its way back
+PATIENCE_S = 60
 
 # Makes a contender, in the process where it is called.
 Start = Callable[[], Any]
 
 _Make = Callable[[], Any]
+
+
+class Packed:
+    """A function that any pickler takes, for those who start processes that find no benchmarks."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Takes the function."""
+        self._function = function
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Calls it."""
+        return self._function(*arguments, **named)
+
+    def __reduce__(self) -> Any:
+        """Unpacked, it is the function."""
+        return cloudpickle.loads, (cloudpickle.dumps(self._function),)
 
 
 class Sampler:
@@ -81,12 +90,15 @@ def _torchrl_env(make: _Make) -> Any:
     return GymWrapper(make())
 
 
-def _parallel_env(make: _Make, n: int, **options: Any) -> Stepper:
+def _parallel_env(make: _Make, n: int, workers: int) -> Stepper:
     import torch
-    from torchrl.envs import ParallelEnv
+    from torchrl.envs import ParallelEnv, SerialEnv
 
     torch.set_num_threads(1)
-    envs = ParallelEnv(n, partial(_torchrl_env, make), mp_start_method="fork", **options)
+    one: Any = partial(_torchrl_env, make)
+    if workers < n:
+        one = partial(SerialEnv, n // workers, one)
+    envs = ParallelEnv(workers, one, mp_start_method="fork")
     root = envs.reset()
 
     def step(action: Any) -> None:
@@ -101,6 +113,7 @@ def _async_env_pool(make: _Make, n: int, batch: int, **options: Any) -> Stepper:
     from torchrl.envs import AsyncEnvPool
 
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # torchrl's spawn: 3 s of imports each
     envs = AsyncEnvPool(
         [partial(_torchrl_env, make)] * n, backend="multiprocessing", exchange="shm", **options
     )
@@ -146,15 +159,13 @@ def _pufferlib(make: _Make, n: int, backend: str, **options: Any) -> Stepper:
 def _rllib(make: _Make, n: int, mode: str) -> Sampler:
     import logging
 
-    import ray
+    import gymnasium as gym
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
-    from ray.tune.registry import register_env
 
     logging.disable(logging.WARNING)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    register_env("measured", lambda context: make())
-    config = PPOConfig().environment("measured", disable_env_checking=True)
+    gym.register("measured-v0", make, order_enforce=False, disable_env_checker=True)
+    config = PPOConfig().environment("measured-v0", disable_env_checking=True)
     config.env_runners(
         num_env_runners=0, num_envs_per_env_runner=n, gym_env_vectorize_mode=mode
     ).training(train_batch_size=FRAGMENT * n)
@@ -163,11 +174,7 @@ def _rllib(make: _Make, n: int, mode: str) -> Sampler:
     def sample() -> int:
         return sum(map(len, runner.sample(num_timesteps=FRAGMENT * n, random_actions=True)))
 
-    def close() -> None:
-        runner.stop()
-        ray.shutdown()
-
-    return Sampler(n, sample, close)
+    return Sampler(n, sample, runner.stop)
 
 
 def _sample_factory(make: _Make, n: int, workers: int, splits: int, batched: bool) -> Sampler:
@@ -181,7 +188,7 @@ def _sample_factory(make: _Make, n: int, workers: int, splits: int, batched: boo
 
     log.setLevel("ERROR")
     folder = tempfile.TemporaryDirectory()
-    register_env("measured", partial(_made, make))
+    register_env("measured", Packed(partial(_made, make)))
     arguments = [
         *("--env=measured", "--experiment=measured", f"--train_dir={folder.name}", "--device=cpu"),
         *(f"--num_workers={workers}", f"--num_envs_per_worker={n // workers}"),
@@ -213,32 +220,32 @@ def _made(
 
 
 def frameworks(make: _Make, n: int) -> dict[str, dict[str, Start]]:
-    """What starts each, with each of its settings."""
+    """What starts each, with each of its settings, the likeliest first; none fits some numbers."""
     cores = min(n, usable_cores())
     halves = [n] if n % 2 else [n, n // 2]
-    even = [count for count in sorted({1, cores}) if n % count == 0]
-    lockstep: dict[str, Start] = {"": stepping(make, n, in_lockstep)}
-    batches = {
-        f"batch {n // 2}": stepping(make, n, in_batches, batch_size=n // 2) for _ in halves[1:]
-    }
-    puffers: dict[str, Start] = {"Serial": partial(_pufferlib, make, n, "Serial")}
+    even = [count for count in sorted({1, cores}, reverse=True) if n % count == 0]
+    share = -(-n // cores)
+    puffers: dict[str, Start] = {}
     for count in even:
         for batch in halves:
             if batch % (n // count) == 0:
                 puffers[f"{count} workers, batch {batch}"] = partial(
                     *(_pufferlib, make, n, "Multiprocessing"), num_workers=count, batch_size=batch
                 )
+    puffers["Serial"] = partial(_pufferlib, make, n, "Serial")
     return {
-        "ShmVectorEnv": lockstep,
-        "ShmVectorEnv, partial": batches,
         "PufferLib": puffers,
-        "TorchRL ParallelEnv": {"a worker an env": partial(_parallel_env, make, n)},
+        "TorchRL ParallelEnv": {
+            f"{count} workers": partial(_parallel_env, make, n, count)
+            for count in dict.fromkeys([*even[:1], n])
+        },
         "TorchRL AsyncEnvPool": {
             f"{-(-n // size)} workers, batch {batch}": partial(
                 _async_env_pool, make, n, batch, envs_per_worker=size
             )
-            for size in sorted({-(-n // cores), n})
-            for batch in halves
+            for size, batch in dict.fromkeys(
+                [(share, halves[-1]), (1, halves[-1]), (n, halves[-1]), (share, n)]
+            )
         },
         "RLlib SingleAgentEnvRunner": {
             mode: partial(_rllib, make, n, mode) for mode in ("sync", "async")
@@ -247,97 +254,37 @@ def frameworks(make: _Make, n: int) -> dict[str, dict[str, Start]]:
             f"{cores} workers, {splits} splits{', batched' * batched}": partial(
                 _sample_factory, make, n, cores, splits, batched
             )
-            for splits, batched in ((1, False), (2, False), (1, True))
+            for splits, batched in ((2, False), (1, True), (1, False))
             if n % cores == 0 and n // cores % splits == 0
         },
     }
 
 
-# What processes of their own take along by value: the benchmarks' folder is not on their path.
-BY_VALUE = (bench, measuring)
+class _Led:
+    """A contender whose turns begin with some steps that do not count."""
+
+    def __init__(self, start: Start) -> None:
+        """Starts it."""
+        self._contender = start()
+
+    def run(self, seconds: float) -> Any:
+        """One turn."""
+        self._contender.run(LEAD_S)
+        return self._contender.run(seconds)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._contender.close()
 
 
-def apart(system: str, start: Start) -> Apart:
-    """Starts one in a process of its own; samplers that go on while nobody asks are stopped."""
-    process = Apart(start, stopped=system == "Sample Factory")
-    try:
-        return process.ready()
-    except BaseException:
-        process.close()
-        raise
+def apart(start: Start, python: str = sys.executable) -> Apart:
+    """Starts one in a process of its own, which is stopped between turns.
+
+    Samplers, and workers that spin, go on while nobody asks.
+    """
+    return Apart(partial(_Led, start), python=python, stopped=True, patience=PATIENCE_S).ready()
 
 
-def measure(
-    workload: str, n: int, systems: Sequence[str], seconds: float, left_out: dict[str, str]
-) -> list[dict[str, Any]]:
-    """One cell: all settings of all, by turns; those that fail to start are left out."""
-    make = WORKLOADS[workload].make
-    starts = {
-        (system, setting): partial(apart, system, start)
-        for system, settings in frameworks(make, n).items()
-        if system in systems
-        for setting, start in settings.items()
-    }
-    running: dict[Any, Apart] = {}
-    with contextlib.ExitStack() as stack:
-        for key, start in starts.items():
-            try:
-                running[key] = stack.enter_context(contextlib.closing(start()))
-            except (ImportError, RuntimeError, TimeoutError) as error:
-                left_out[" ".join(key)] = f"{type(error).__name__}: {error}"
-        results = race(
-            {key: partial(_given, one) for key, one in running.items()},
-            seconds,
-            ROUNDS,
-            limit=[make],
-        )
-    limit = results.pop(LIMIT)
-    rows: list[dict[str, Any]] = [
-        {
-            "workload": workload,
-            "num_envs": n,
-            "system": system,
-            "setting": setting,
-            **result.figures(limit),
-        }
-        for (system, setting), result in results.items()
-    ]
-    for row in rows:
-        fastest = max(one["steps_per_s"] for one in rows if one["system"] == row["system"])
-        row["best"] = row["steps_per_s"] == fastest
-    return rows
-
-
-def _given(contender: Apart) -> Apart:
-    return contender
-
-
-def main() -> None:
-    """Runs the command line."""
-    parser = arguments(__doc__, ["CartPole-v1", "HalfCheetah-v5"], [32])
-    names = list(frameworks(WORKLOADS["Noop"].make, 2))
-    parser.add_argument("--system", nargs="+", choices=names, default=names)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    print(described(machine()))
-    print("\n| workload | envs | system | setting | batch, µs | spread | steps/s | of the limit |")
-    print("|---|--:|---|---|--:|--:|--:|--:|", flush=True)
-    rows: list[dict[str, Any]] = []
-    left_out: dict[str, str] = {}
-    for workload in options.workload:
-        for n in options.num_envs:
-            cell = measure(workload, n, options.system, options.seconds, left_out)
-            rows += cell
-            for row in cell:
-                if row["best"]:
-                    names = row["workload"], row["num_envs"], row["system"], row["setting"]
-                    print(line(*names, *cells(row)), flush=True)
-            if options.json is not None:
-                results = {"machine": machine(), "left_out": left_out, "frameworks": rows}
-                options.json.write_text(json.dumps(results, indent=2) + "\n")
-    for name, why in left_out.items():
-        print(f"left out: {name} ({why})")
-
-
-if __name__ == "__main__":
-    main()
+# Interpreters of their own have neither shmvec nor the benchmarks.
+for _module in (bench, measuring, workloads, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(_module)

@@ -30,8 +30,13 @@ def shares(rows: list[dict[str, Any]], title: str) -> Figure:
 
 
 def cores(rows: list[dict[str, Any]], title: str) -> Figure:
-    """Share of the limit against the number of cores."""
-    return _panels(rows, title, "cores", "cores")
+    """Share of the limit against the number of cores, of each system's best setting."""
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = row["workload"], row["system"], row["cores"]
+        if row.get("share_of_limit", -1) > best.get(key, {}).get("share_of_limit", -1):
+            best[key] = row
+    return _panels(list(best.values()), title, "cores", "cores")
 
 
 def _panels(rows: list[dict[str, Any]], title: str, across: str, label: str) -> Figure:

@@ -1,4 +1,4 @@
-"""benchmarks/cores.py and benchmarks/frameworks.py: they run, and leave out what is missing."""
+"""benchmarks/cores.py: one table, made in parts, in which a row says what is not there."""
 
 import importlib.util
 import os
@@ -11,30 +11,42 @@ from processes import BENCHMARKS, run_benchmark
 import shmvec
 
 
-def test_frameworks(tmp_path):
-    arguments = ["--workload", "Noop", "--num-envs", "2", "--seconds", "0.1"]
-    systems = ["ShmVectorEnv", "ShmVectorEnv, partial", "PufferLib"]
-    shown, results = run_benchmark("frameworks.py", tmp_path, *arguments, "--system", *systems)
-    best = [row["system"] for row in results["frameworks"] if row["best"]]
-    missing = "PufferLib" not in best
-    assert best == systems[: 3 - missing]
-    assert missing == ("left out: PufferLib" in shown)
-    assert all(row["steps_per_s"] > 0 for row in results["frameworks"])
+def cores(folder, *arguments):
+    arguments = ["--workload", "Noop", "--cores", "1", "--minutes", "0.03", *arguments]
+    shown, results = run_benchmark("cores.py", folder, *arguments)
+    rows = {(row["system"], row["setting"]): row for row in results["cores"]}
+    assert len(rows) == len(results["cores"])
+    return shown, rows
 
 
-def test_cores(tmp_path):
-    systems = ["ShmVectorEnv", "ShmVectorEnv, partial", "SyncVectorEnv"]
-    arguments = ["--workload", "Noop", "--cores", "1", "1000", "--minutes", "0.1"]
-    shown, results = run_benchmark(
-        "cores.py", tmp_path, *arguments, "--envs-per-core", "2", "--system", *systems
-    )
+def test_what_is_not_there_has_a_row_that_says_so(tmp_path):
+    """Also of a system with an interpreter of its own, which has neither shmvec nor benchmarks."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    arguments = ["--system", "PufferLib", "EnvPool (C++)", "--python", f"PufferLib={python}"]
+    shown, rows = cores(tmp_path, *arguments, "--num-envs", "2")
+    assert "| EnvPool (C++) | it has no such env | " in shown
+    assert rows["EnvPool (C++)", ""]["reason"] == "it has no such env"
+    puffer = rows["PufferLib", "1 workers, batch 2"]
+    if importlib.util.find_spec("pufferlib") is None:
+        assert puffer["reason"] == "No module named 'pufferlib'"
+    else:
+        assert puffer["steps_per_s"] > 0
+
+
+def test_cores_in_parts(tmp_path):
+    ours = ["ShmVectorEnv", "ShmVectorEnv, partial"]
+    sizes = ["--envs-per-core", "2", "--cores", "1", "1000"]
+    shown, first = cores(tmp_path, *sizes, "--system", *ours)
     assert "not run, there are no more cores: 1000" in shown
-    rows = results["cores"]
-    assert [row["system"] for row in rows] == ["ShmVectorEnv", "ShmVectorEnv, partial"] + (
-        ["SyncVectorEnv"]
-    )
-    assert all(row["cores"] == 1 and row["num_envs"] == 8 for row in rows)
-    assert all(row["numa_nodes"] == 1 and row["share_of_limit"] > 0 for row in rows)
+    shown, both = cores(tmp_path, *sizes, "--system", "SyncVectorEnv")
+    assert [system for system, _ in both] == [*ours, "SyncVectorEnv"]
+    assert {key: both[key] for key in first} == first
+    assert all(row["cores"] == 1 and row["num_envs"] == 8 for row in both.values())
+    assert all(row["numa_nodes"] == 1 and row["share_of_limit"] > 0 for row in both.values())
+    again, anew = cores(tmp_path, *sizes, "--show")
+    assert anew == both and again in shown
     if importlib.util.find_spec("matplotlib") is not None:
         command = [sys.executable, str(BENCHMARKS / "plot.py"), "results.json"]
         environ = {**os.environ, "PYTHONPATH": str(Path(shmvec.__file__).parents[1])}
