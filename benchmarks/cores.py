@@ -54,6 +54,7 @@ NODES = Path("/sys/devices/system/node")
 ROUNDS = 3
 WARM_UP_S = 0.1
 LEAST_S, MOST_S = 0.05, 1.0  # a turn
+GYMNASIUM = ("AsyncVectorEnv", "SyncVectorEnv")  # like ours, these start in this process
 HEAD = "workload cores NUMA envs system setting".split() + [
     *("batch, µs", "spread", "steps/s", "of the limit")
 ]
@@ -124,7 +125,10 @@ def contenders(
         },
     }
     for system, start in peers.peers(workload, fns).items():
-        found[system] = {"": partial(start, None)}
+        begin = partial(start, None)
+        if system not in GYMNASIUM:
+            begin = partial(apart, begin, pythons.get(system, sys.executable))
+        found[system] = {"": begin}
     if workload not in ENVPOOL:
         found[envpool] = {"": partial(_unable, "it has no such env")}
     for system, settings in frameworks(make, n).items():
@@ -152,9 +156,10 @@ def cell(
     workload: str,
     systems: Mapping[str, Mapping[str, Callable[[], Any]]],
     deadline: float,
+    keep: Callable[[list[Row]], object],
     say: Callable[[str], object],
-) -> list[Row]:
-    """All contenders, one after the other, until the deadline."""
+) -> None:
+    """All contenders, one after the other, until the deadline; keeps all rows after each."""
     every = list(in_turn(systems))
     rows: list[Row] = []
     with contextlib.closing(
@@ -168,6 +173,7 @@ def cell(
             share = left / (len(every) - number)
             if share < 2 * ROUNDS * LEAST_S:
                 row["reason"] = "no time"
+                keep(rows)
                 continue
             begin = time.perf_counter()
             try:
@@ -177,8 +183,8 @@ def cell(
             else:
                 ours, theirs = (Result(part) for part in zip(*turns, strict=True))
                 row.update({name: round(of, 4) for name, of in ours.figures(theirs).items()})
+            keep(rows)
             say(f"{system} {setting}: {time.perf_counter() - begin:.1f} s")
-    return rows
 
 
 def _turns(
@@ -207,9 +213,9 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     order = list(WORKLOADS)
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        systems = list(contenders(row["workload"], row["num_envs"], {}))
+        systems = [*contenders(row["workload"], row["num_envs"], {}), row["system"]]
         place = order.index(row["workload"]), row["num_envs"], row["cores"]
-        key = (*place, systems.index(row["system"]))
+        key = (*place, systems.index(row["system"]), row["system"])
         if row.get("share_of_limit", -1) > best.setdefault(key, row).get("share_of_limit", -1):
             best[key] = row
     yield line(*HEAD)
@@ -239,6 +245,8 @@ def measure(
     for number, (count, name, n) in enumerate(todo):
         say(f"[{number + 1}/{len(todo)}] {name}, {count} cores, {n} envs")
         used = order[:count]
+        spans = len({places[core] for core in used})
+        where = {"workload": name, "cores": count, "numa_nodes": spans, "num_envs": n}
         os.sched_setaffinity(0, used)
         try:
             systems = contenders(name, n, options.python)
@@ -249,12 +257,13 @@ def measure(
                 systems = {one: {"": partial(_unable, why)} for one in systems}
             left = 60 * options.minutes - (time.perf_counter() - begin)
             deadline = time.perf_counter() + left / (len(todo) - number)
-            found = cell(name, systems, deadline, say)
+            cell(name, systems, deadline, partial(_keep_there, keep, where), say)
         finally:
             os.sched_setaffinity(0, order)
-        spans = len({places[core] for core in used})
-        where = {"workload": name, "cores": count, "numa_nodes": spans, "num_envs": n}
-        keep([{**where, **row} for row in found])
+
+
+def _keep_there(keep: Callable[[list[Row]], object], where: Row, rows: list[Row]) -> None:
+    keep([{**where, **row} for row in rows])
 
 
 def _told(pythons: Mapping[str, str]) -> dict[str, Any]:
@@ -290,7 +299,7 @@ def main() -> None:
         type=_named,
         default=[],
         metavar="SYSTEM=INTERPRETER",
-        help="one for a system of benchmarks/frameworks.py alone",
+        help="one for a system alone, but for ours and Gymnasium's",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="for benchmarks/plot.py")
     parser.add_argument("--show", action="store_true", help="print what is there, measure nothing")

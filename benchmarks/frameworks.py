@@ -16,10 +16,11 @@ line `c_extension_paths = []` below `c_extensions = []` in its setup.py, and ins
 `NO_OCEAN=1 NO_TRAIN=1 pip install --no-deps --no-build-isolation .`, which wants Cython, torch,
 gym, pygame and psutil. Its vector.Multiprocessing is Python and has all of its parts so.
 
-Sample Factory 2.1.1 fails with NumPy 2.4 (it sets elements of arrays from arrays) and asks for an
-older Gymnasium: in a virtual environment of its own `pip install 'numpy<2.4' gymnasium torch
-cloudpickle` and `pip install --no-deps sample-factory signal-slot-mp faster-fifo`, and what is then
-missing; `--python 'Sample Factory=PATH'` names that environment's interpreter.
+Sample Factory 2.1.1 asks for an older Gymnasium, and with NumPy 2.4 its sampling fails unless it is
+batched ("setting an array element with a sequence"). So it has a virtual environment of its own:
+`pip install 'numpy<2.4' gymnasium torch cloudpickle` (and mujoco or ale-py), `pip install --no-deps
+sample-factory signal-slot-mp faster-fifo`, and what is then missing; `--python 'Sample
+Factory=PATH'` names its interpreter.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from functools import partial
 from typing import Any
 
 import cloudpickle
+import peers
 import workloads
 from apart import Apart
 
@@ -223,21 +225,22 @@ def frameworks(make: _Make, n: int) -> dict[str, dict[str, Start]]:
     """What starts each, with each of its settings, the likeliest first; none fits some numbers."""
     cores = min(n, usable_cores())
     halves = [n] if n % 2 else [n, n // 2]
-    even = [count for count in sorted({1, cores}, reverse=True) if n % count == 0]
+    even = [count for count in sorted({1, cores}) if n % count == 0]
     share = -(-n // cores)
     puffers: dict[str, Start] = {}
-    for count in even:
+    # Its parent spins as its workers do: on two cores, two workers have one too few.
+    for count in sorted(even, reverse=cores > 2):
         for batch in halves:
             if batch % (n // count) == 0:
                 puffers[f"{count} workers, batch {batch}"] = partial(
                     *(_pufferlib, make, n, "Multiprocessing"), num_workers=count, batch_size=batch
                 )
-    puffers["Serial"] = partial(_pufferlib, make, n, "Serial")
     return {
-        "PufferLib": puffers,
+        "PufferLib Multiprocessing": puffers,
+        "PufferLib Serial": {"": partial(_pufferlib, make, n, "Serial")},
         "TorchRL ParallelEnv": {
             f"{count} workers": partial(_parallel_env, make, n, count)
-            for count in dict.fromkeys([*even[:1], n])
+            for count in dict.fromkeys([*even[-1:], n])
         },
         "TorchRL AsyncEnvPool": {
             f"{-(-n // size)} workers, batch {batch}": partial(
@@ -286,5 +289,5 @@ def apart(start: Start, python: str = sys.executable) -> Apart:
 
 
 # Interpreters of their own have neither shmvec nor the benchmarks.
-for _module in (bench, measuring, workloads, sys.modules[__name__]):
+for _module in (bench, measuring, peers, workloads, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(_module)

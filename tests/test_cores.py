@@ -24,15 +24,16 @@ def test_what_is_not_there_has_a_row_that_says_so(tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o700)
-    arguments = ["--system", "PufferLib", "EnvPool (C++)", "--python", f"PufferLib={python}"]
+    puffer = "PufferLib Multiprocessing"
+    arguments = ["--system", puffer, "EnvPool (C++)", "--python", f"{puffer}={python}"]
     shown, rows = cores(tmp_path, *arguments, "--num-envs", "2")
     assert "| EnvPool (C++) | it has no such env | " in shown
     assert rows["EnvPool (C++)", ""]["reason"] == "it has no such env"
-    puffer = rows["PufferLib", "1 workers, batch 2"]
+    row = rows[puffer, "1 workers, batch 2"]
     if importlib.util.find_spec("pufferlib") is None:
-        assert puffer["reason"] == "No module named 'pufferlib'"
+        assert row["reason"] == "No module named 'pufferlib'"
     else:
-        assert puffer["steps_per_s"] > 0
+        assert row["steps_per_s"] > 0
 
 
 def test_cores_in_parts(tmp_path):
