@@ -53,7 +53,7 @@ from shmvec._commands.measuring import (
 NODES = Path("/sys/devices/system/node")
 ROUNDS = 3
 WARM_UP_S = 0.1
-LEAST_S, MOST_S = 0.05, 1.0  # a turn
+LEAST_S = 0.05  # a turn
 GYMNASIUM = ("AsyncVectorEnv", "SyncVectorEnv")  # like ours, these start in this process
 HEAD = "workload cores NUMA envs system setting".split() + [
     *("batch, µs", "spread", "steps/s", "of the limit")
@@ -156,10 +156,20 @@ def cell(
     workload: str,
     systems: Mapping[str, Mapping[str, Callable[[], Any]]],
     deadline: float,
+    most: float,
     keep: Callable[[list[Row]], object],
     say: Callable[[str], object],
 ) -> None:
-    """All contenders, one after the other, until the deadline; keeps all rows after each."""
+    """All contenders, one after the other, until the deadline; keeps all rows after each.
+
+    Args:
+        workload: What they step.
+        systems: What starts each, by setting.
+        deadline: When they must be done, by `time.perf_counter`.
+        most: How many seconds a turn takes at most.
+        keep: Takes all rows so far.
+        say: Is told what was done.
+    """
     every = list(in_turn(systems))
     rows: list[Row] = []
     with contextlib.closing(
@@ -177,7 +187,7 @@ def cell(
                 continue
             begin = time.perf_counter()
             try:
-                turns = _turns(start, limit, share, begin)
+                turns = _turns(start, limit, begin + share, most)
             except Exception as error:  # whatever a peer can not do
                 row["reason"] = next(iter(str(error).splitlines()), type(error).__name__)
             else:
@@ -188,13 +198,13 @@ def cell(
 
 
 def _turns(
-    start: Callable[[], Any], limit: Limit, share: float, begin: float
+    start: Callable[[], Any], limit: Limit, until: float, most: float
 ) -> list[tuple[Slice, Slice]]:
     """Turns of one contender, each beside one of the limit."""
     with contextlib.closing(start()) as running:
         running.run(WARM_UP_S)
-        left = share - (time.perf_counter() - begin)
-        seconds = min(MOST_S, max(LEAST_S, left / (2 * ROUNDS)))
+        left = until - time.perf_counter()
+        seconds = min(most, max(LEAST_S, left / (2 * ROUNDS)))
         return [(running.run(seconds), limit.run(seconds)) for _ in range(ROUNDS)]
 
 
@@ -257,7 +267,8 @@ def measure(
                 systems = {one: {"": partial(_unable, why)} for one in systems}
             left = 60 * options.minutes - (time.perf_counter() - begin)
             deadline = time.perf_counter() + left / (len(todo) - number)
-            cell(name, systems, deadline, partial(_keep_there, keep, where), say)
+            kept = partial(_keep_there, keep, where)
+            cell(name, systems, deadline, options.seconds, kept, say)
         finally:
             os.sched_setaffinity(0, order)
 
@@ -292,7 +303,8 @@ def main() -> None:
     parser.add_argument("--envs-per-core", type=int, default=8)
     parser.add_argument("--num-envs", nargs="+", type=int, help="in place of --envs-per-core")
     parser.add_argument("--system", nargs="+", default=[], help="only these")
-    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--minutes", type=float, default=25.0, help="for all")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for a turn at most")
     parser.add_argument(
         "--python",
         action="append",

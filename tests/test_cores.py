@@ -12,7 +12,7 @@ import shmvec
 
 
 def cores(folder, *arguments):
-    arguments = ["--workload", "Noop", "--cores", "1", "--minutes", "0.03", *arguments]
+    arguments = ["--workload", "Noop", "--cores", "1", "--seconds", "0.05", *arguments]
     shown, results = run_benchmark("cores.py", folder, *arguments)
     rows = {(row["system"], row["setting"]): row for row in results["cores"]}
     assert len(rows) == len(results["cores"])
