@@ -4,7 +4,8 @@ import importlib.util
 import os
 import signal
 import sys
-from contextlib import closing, suppress
+import types
+from contextlib import closing, nullcontext, suppress
 
 import gymnasium as gym
 import numpy as np
@@ -487,11 +488,42 @@ def as_arrays(found):
     return found.numpy()
 
 
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Has the copies to a GPU be made in main memory: what runs is the code for a GPU."""
+    torch = pytest.importorskip("torch")
+    stream = types.SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+    cudart = types.SimpleNamespace(
+        cudaHostRegister=lambda *given: 0, cudaHostUnregister=lambda address: 0
+    )
+    for name, value in {
+        "is_available": lambda: True,
+        "Stream": lambda device: stream,
+        "current_stream": lambda device: stream,
+        "stream": lambda given: nullcontext(),
+        "cudart": lambda: cudart,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, given: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+
+    def pipeline(*arguments, **options):
+        made = Pipeline(*arguments, **options)
+        made._tensors.device = torch.device("cpu")
+        assert not made._tensors.on_host
+        return made
+
+    return pipeline
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [Story, Nested])
-@pytest.mark.parametrize("batch", ["ready", "fixed"])
-def test_tensors_hold_the_same(kind, mode, batch):
+@pytest.mark.parametrize(
+    ("batch", "device"), [("ready", "cpu"), ("fixed", "cpu"), ("ready", "cuda"), ("fixed", "cuda")]
+)
+def test_tensors_hold_the_same(kind, mode, batch, device, request):
     torch = pytest.importorskip("torch")
+    make = Pipeline if device == "cpu" else request.getfixturevalue("stand_in")
     fns = [lambda i=i: kind(i, length=3) for i in range(5)]
 
     def policy(observations, env_ids):
@@ -503,12 +535,15 @@ def test_tensors_hold_the_same(kind, mode, batch):
         return torch.as_tensor(actions), extras
 
     found = {}
-    for device in (None, "cpu"):
+    for where in (None, device):
         with closing(ShmVectorEnv(fns, num_workers=2, autoreset_mode=mode)) as envs:
             arrays_policy = Chooser(5, envs.single_action_space)
-            used = arrays_policy if device is None else policy
             policy.reset = arrays_policy.reset
-            pipeline = Pipeline(envs, used, device=device, batch=batch, deterministic=True)
+            options = {"batch": batch, "deterministic": True}
+            if where is None:
+                pipeline = Pipeline(envs, arrays_policy, **options)
+            else:
+                pipeline = make(envs, policy, device=where, **options)
             pipeline.reset(seed=1)
             rollouts = [pipeline.collect(6) for _ in range(2)]
             told = [next(pipeline) for _ in range(12)]
@@ -516,16 +551,16 @@ def test_tensors_hold_the_same(kind, mode, batch):
             for each in (*rollouts, *told):
                 more = ["next_observations"] if each in told else []
                 parts = {name: getattr(each, name) for name in [*names, *more]}
-                parts = parts if device is None else as_arrays(parts)
-                if device is None:
+                parts = parts if where is None else as_arrays(parts)
+                if where is None:
                     parts = {**parts, "extras": dict(each.extras)}
                 said = each.infos if each in told else each.infos[3]
-                found.setdefault(device, []).append((parts, said))
-            if device is not None:
+                found.setdefault(where, []).append((parts, said))
+            if where == "cpu":
                 assert rollouts[0].rewards.data_ptr() == rollouts[0]._rollout.rewards.ctypes.data
             pipeline.drop()
             del rollouts, told
-    for (parts, infos), (expected, expected_infos) in zip(found["cpu"], found[None], strict=True):
+    for (parts, infos), (expected, expected_infos) in zip(found[device], found[None], strict=True):
         assert same(parts, expected)
         assert same(infos, expected_infos)
 

@@ -73,15 +73,15 @@ class Tensors:
         """A batch on the device. Its arrays are nobody else's: nothing changes them."""
         if self.on_host:
             return mapped(space, self.wrapped, batch)
-        with self.copying():
-            return mapped(space, self._sent, batch)
+        with self.copying() as asking:
+            return mapped(space, partial(self._sent, asking), batch)
 
-    def _sent(self, array: Any) -> Any:
+    def _sent(self, asking: Any, array: Any) -> Any:
         if not isinstance(array, np.ndarray):
             return array
         # Torch's page-locked memory is used again when the copy is made, and not before.
         sent = self.wrapped(array).pin_memory().to(self.device, non_blocking=True)
-        sent.record_stream(self._torch.cuda.current_stream(self.device))
+        sent.record_stream(asking)  # nor is this, before that stream has done with it
         return sent
 
     def small(self, array: Any) -> Any:
@@ -94,7 +94,7 @@ class Tensors:
         asking = self._torch.cuda.current_stream(self.device)
         self._stream.wait_stream(asking)  # what the memory was used for before
         with self._torch.cuda.stream(self._stream):
-            yield
+            yield asking
         asking.wait_stream(self._stream)
 
     def finish(self) -> None:
