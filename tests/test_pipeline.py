@@ -19,7 +19,7 @@ from processes import run_benchmark
 from test_partial import Fails, Story, stories
 from test_rollout import Nested, Speaks, at
 
-from shmvec import FaultPolicy, Pipeline, ShmVectorEnv
+from shmvec import FaultPolicy, Pipeline, ShmVectorEnv, evaluate
 from shmvec._loops.groups import Faster, grouped
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
@@ -593,6 +593,15 @@ def test_dlpack():
         assert tensor.data_ptr() == rollout.observations.ctypes.data
         assert torch.from_dlpack(next(pipeline).observations).shape == (2, 5)
         pipeline.drop()
+
+
+def test_its_policies_can_be_evaluated():
+    chooser = Chooser(2)
+    result = evaluate([lambda: Story(0)] * 2, chooser, 4, seeds=0, num_workers=1)
+    chooser.said = False
+    again = evaluate([lambda: Story(0)] * 2, chooser, 4, seeds=0, num_workers=1)
+    assert len(result) == 4 and chooser.batches
+    assert result.lengths.tolist() == again.lengths.tolist()
 
 
 def test_tensors_need_torch(monkeypatch):

@@ -91,13 +91,13 @@ class PolicyCaller:
                 lambda part: chosen(part, rows),
                 observations,
             )
-        where = f"batch {self.batches}, of envs {asked.tolist()}"
         try:
             if begun and self._reset is not None:
                 self._reset(np.array(begun, np.int64))
             actions, extras = _parted(self._policy(observations, ids))
         except Exception as error:
             if hasattr(error, "add_note"):  # from Python 3.11
+                where = self._named(asked)
                 error.add_note(f"raised by the policy in {where}; its envs were not stepped")
             raise
         try:
@@ -108,9 +108,12 @@ class PolicyCaller:
             (ask or self._exchange.ask)(asked, given)
         except (TypeError, ValueError, LookupError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"the policy's actions for {where}: {error}") from error
+            raise kind(f"the policy's actions for {self._named(asked)}: {error}") from error
         self.batches += 1
         return given, besides
+
+    def _named(self, envs: Rows) -> str:
+        return f"batch {self.batches}, of envs {envs.tolist()}"
 
 
 def _parted(answer: Any) -> tuple[Any, Mapping[str, Any]]:
