@@ -76,7 +76,7 @@ class Counting(gym.Env[Any, Any]):
         """Counts."""
         if self._step_s:
             time.sleep(self._step_s)
-        self._count = self._count + action
+        self._count = self._count + 1
         return self._count, 1.0, bool(self._count[0] >= self._most), False, {}
 
 

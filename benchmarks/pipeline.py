@@ -9,10 +9,10 @@ asked about, or, in "fixed", for each batch: both by counting, so that nothing b
 tenth, "dear" ones three times as long. "cartpole" is that, with a policy of one line of NumPy.
 Systems take turns in one run:
 
-- pipeline: `Pipeline.collect(64)`, which finds out, in its first calls, which are not measured,
+- pipeline: `Pipeline.collect(32)`, which finds out, in its first calls, which are not measured,
   whether two groups or lockstep are faster;
 - two groups: the same with `deterministic=True`, which has two groups, whatever it costs;
-- lockstep: `ShmVectorEnv.rollout(64)`, the policy asked about all envs at once.
+- lockstep: `ShmVectorEnv.rollout(32)`, the policy asked about all envs at once.
 
 The limit is what nobody can beat: the policy's work, the envs' divided by the workers, or both
 divided by the cores, whichever is longest. Figures are medians of rounds; "× lockstep" is the
@@ -48,7 +48,7 @@ from shmvec._commands.measuring import (
 from shmvec._shared.scheduling import usable_cores
 
 NUM_ENVS = 16
-LENGTH = 64
+LENGTH = 32
 
 
 class Busy(gym.Env[Any, Any]):
@@ -205,6 +205,21 @@ def measure(cell: Cell, seconds: float, rounds: int) -> list[dict[str, Any]]:
     ]
 
 
+def shown(row: dict[str, Any]) -> str:
+    """A line of the table."""
+    known = row["limit_us"] > 0
+    times = [f"{row[key]:,.0f}" if known else "" for key in ("envs_us", "policy_us", "limit_us")]
+    return line(
+        row["cell"],
+        row["workers"],
+        *times,
+        row["system"],
+        f"{row['step_us']:,.0f}",
+        f"{row['spread']:.0%}",
+        f"{row['times_lockstep']:.2f}",
+    )
+
+
 def main() -> None:
     """Measures, and prints a table."""
     parser = argparse.ArgumentParser(
@@ -218,41 +233,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
+    on = machine()
+    print(f"{described(on)}; {NUM_ENVS} envs\n")
+    columns = "cell", "workers", "envs, µs", "policy, µs", "limit, µs", "system", "a step, µs"
+    print(line(*columns, "spread", "× lockstep"))
+    print(line("---", *["--:"] * 4, "---", *["--:"] * 3), flush=True)
     rows = []
     for cell in cells(options.us):
         if cell.name in options.cell and cell.workers in options.workers:
-            rows += measure(cell, options.seconds, options.rounds)
-    on = machine()
-    print(f"{described(on)}; {NUM_ENVS} envs\n")
-    print(
-        line(
-            "cell",
-            "workers",
-            "envs, µs",
-            "policy, µs",
-            "limit, µs",
-            "system",
-            "a step, µs",
-            "spread",
-            "× lockstep",
-        )
-    )
-    print(line("---", *["--:"] * 4, "---", *["--:"] * 3))
-    for row in rows:
-        known = row["limit_us"] > 0
-        print(
-            line(
-                row["cell"],
-                row["workers"],
-                f"{row['envs_us']:,.0f}" if known else "",
-                f"{row['policy_us']:,.0f}" if known else "",
-                f"{row['limit_us']:,.0f}" if known else "",
-                row["system"],
-                f"{row['step_us']:,.0f}",
-                f"{row['spread']:.0%}",
-                f"{row['times_lockstep']:.2f}",
-            )
-        )
+            found = measure(cell, options.seconds, options.rounds)
+            print(*map(shown, found), sep="\n", flush=True)
+            rows += found
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": on, "rows": rows}, indent=2) + "\n")
 
