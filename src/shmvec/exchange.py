@@ -579,7 +579,7 @@ class Exchange:
 
         with self.turn:
             self._wait(lambda: missing() == 0, missing, None)
-        return next(i for i, group in enumerate(groups) if ledger.num_missing(group) == 0)
+        return [ledger.num_missing(group) for group in groups].index(0)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until all that were asked have answered; False: the time is up first.
