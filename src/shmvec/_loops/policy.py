@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec.exchange import Exchange
+from shmvec.faults import RemoteTraceback
 from shmvec.spaces import mapped
 
 __all__ = ["NOBODY", "Policy", "PolicyCaller", "chosen"]
@@ -77,7 +78,7 @@ class PolicyCaller:
             ValueError: The number or shape of the actions is wrong, or there is not a row for each
                 env in what is said besides. No env was stepped.
             TypeError: Their dtype is, or they are no arrays that NumPy can read. Likewise.
-            Exception: What the policy raises.
+            Exception: What the policy raises; and as ``ask``.
         """
         asked = envs[rows]
         ids = asked.astype(np.int64)
@@ -107,6 +108,8 @@ class PolicyCaller:
             besides = {key: _rows_of(key, extras[key], size, count, self._keep) for key in extras}
             (ask or self._exchange.ask)(asked, given)
         except (TypeError, ValueError, LookupError) as error:
+            if isinstance(error.__cause__, RemoteTraceback):  # an env's, where asking waits for it
+                raise
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the policy's actions for {self._named(asked)}: {error}") from error
         self.batches += 1
