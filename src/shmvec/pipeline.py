@@ -97,8 +97,7 @@ class Pipeline:
                 batched as ``action_space`` says, or these and a dict of arrays with a row for each,
                 such as values and log-probabilities. ``env_ids``, int64 ``(n,)``, says where they
                 come from. If it has a method ``reset(env_ids)``, that is called before it is asked
-                about the first observations of episodes in these envs. (If the action space is a
-                Tuple of a Tuple or Dict and a Dict, it always returns a dict besides.)
+                about the first observations of episodes in these envs.
             groups: How many, each with its share of each worker's envs. One is lockstep. None: two;
                 but :meth:`collect` finds out whether that or lockstep is faster, and goes on with
                 it, unless batches are to be the same in each run or of a fixed size.

@@ -95,7 +95,8 @@ class PolicyCaller:
         try:
             if begun and self._reset is not None:
                 self._reset(np.array(begun, np.int64))
-            actions, extras = _parted(self._policy(observations, ids))
+            answer = self._policy(observations, ids)
+            actions, extras = _parted(self._exchange.single_action_space, answer)
         except Exception as error:
             if hasattr(error, "add_note"):  # from Python 3.11
                 where = self._named(asked)
@@ -119,11 +120,29 @@ class PolicyCaller:
         return f"batch {self.batches}, of envs {envs.tolist()}"
 
 
-def _parted(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+def _parted(space: gym.Space[Any], answer: Any) -> tuple[Any, Mapping[str, Any]]:
     """Actions, and the dict that may come with them."""
     if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
-        return answer
+        if not _fits(space, answer):
+            return answer
     return answer, {}
+
+
+def _fits(space: gym.Space[Any], actions: Any) -> bool:
+    """Whether something is put together as a batch of a space: then no dict has come with it."""
+    if isinstance(space, gym.spaces.Dict):
+        return isinstance(actions, Mapping) and all(
+            key in actions and _fits(part, actions[key]) for key, part in space.items()
+        )
+    if isinstance(space, gym.spaces.Tuple):
+        return (
+            isinstance(actions, (tuple, list))
+            and len(actions) == len(space.spaces)
+            and all(map(_fits, space.spaces, actions))
+        )
+    if isinstance(actions, tuple):  # of as many actions, of a space of one's own perhaps dicts
+        return len({isinstance(action, Mapping) for action in actions}) < 2
+    return not isinstance(actions, Mapping)
 
 
 def _rows_of(key: str, values: Any, size: int, count: int, keep: Callable[[Any], Any]) -> Any:
