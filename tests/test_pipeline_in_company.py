@@ -5,7 +5,7 @@ from contextlib import closing
 import gymnasium as gym
 import numpy as np
 import pytest
-from test_partial import Story
+from test_partial import Story, stories
 from test_pipeline import Chooser
 
 from shmvec import Pipeline, ShmVectorEnv, evaluate
@@ -88,3 +88,20 @@ def test_actions_that_end_with_a_dict(which):
             found = next(pipeline)
             assert found.extras.keys() == said.keys() and found.rewards.tolist() == [7, 7]
             pipeline.drop()
+
+
+def test_extras_that_only_later_groups_have():
+    calls = 0
+
+    def policy(observations, env_ids):
+        nonlocal calls
+        calls += 1
+        actions = np.zeros(len(env_ids), int)
+        return actions if calls == 1 else (actions, {"value": actions})
+
+    with closing(ShmVectorEnv(stories(4), num_workers=0)) as envs:
+        pipeline = Pipeline(envs, policy, groups=2)
+        pipeline.reset(seed=0)
+        with pytest.raises(ValueError, match="extras"):
+            pipeline.collect(1)
+        pipeline.collect(1)

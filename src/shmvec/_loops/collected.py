@@ -95,6 +95,7 @@ class Collected:
         self.truncations: Any = rollout.truncations
         self.actions = rollout.actions
         self.extras: dict[str, Any] = {}
+        self._named = False  # whether a batch has said what these are
         self.num_envs = rollout.rewards.shape[1]
         self.said: list[Said] = [{} for _ in range(self.length + 1)]
         self.infos = Infos(self.num_envs, self.said)
@@ -109,7 +110,8 @@ class Collected:
         Raises:
             ValueError: These are not the names, shapes or dtypes that came first.
         """
-        if not self.extras and extras and index == 0:
+        if not self._named:
+            self._named = True
             for key, values in extras.items():
                 shape = self.length, self.num_envs, *values.shape[1:]
                 on_device = hasattr(values, "new_empty")
