@@ -1,5 +1,6 @@
 """A pipeline whose envs fail, or are used by others as well: nobody takes what is another's."""
 
+import time
 from contextlib import closing
 
 import gymnasium as gym
@@ -105,3 +106,36 @@ def test_extras_that_only_later_groups_have():
         with pytest.raises(ValueError, match="extras"):
             pipeline.collect(1)
         pipeline.collect(1)
+
+
+class Sleeps(gym.Env):
+    """An action is how many ms a step takes."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(1000)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1), {}
+
+    def step(self, action):
+        time.sleep(action / 1000)
+        return np.ones(1), 1.0, False, False, {}
+
+
+def test_a_group_that_waits_for_its_worker_to_be_recycled_as_another_one_ends():
+    asked = [0, 0]
+
+    def policy(observations, env_ids):
+        (env,) = env_ids.tolist()
+        asked[env] += 1
+        # Of the second rollout: one env comes to its 2nd step when the other one makes its last.
+        return [{(0, 5): 200, (1, 7): 400}.get((env, asked[env]), 0)]
+
+    envs = ShmVectorEnv([Sleeps] * 2, num_workers=2, recycle_after=5)
+    with closing(envs):
+        pipeline = Pipeline(envs, policy, groups=2)
+        pipeline.reset(seed=0)
+        pipeline.collect(3)
+        envs.restart([1])  # only the first worker is worn as soon
+        rollout = pipeline.collect(4)
+        assert asked == [7, 7] and rollout.infos[3]["_fault"].tolist() == [True, False]

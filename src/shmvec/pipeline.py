@@ -251,9 +251,8 @@ class Pipeline:
             group = self._next()
             self._take_into(rollout, group)
             if group.steps < rollout.length:
-                self._go_on(group, ask)
-            elif not self._out:
-                self._exchange.recycle()
+                self._held.append(group)
+            self._go_on(ask)
 
     def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None) -> None:
         """The same with one group: workers write into the rollout themselves."""
@@ -336,7 +335,8 @@ class Pipeline:
                 answers = self._take(group)
                 group.observations = self._moved(answers.observations)
                 found = self._transitions(answers, group.observations, before, begins)
-                self._go_on(group, self._ask)
+                self._held.append(group)
+                self._go_on(self._ask)
                 if found.valid.any():
                     return found
         except BaseException:
@@ -457,13 +457,12 @@ class Pipeline:
         self._begun[part] = over if self._same_step else self._ended[part]
         self._ended[part] = over
 
-    def _go_on(self, group: _Group, ask: Callable[[_Group], None]) -> None:
-        """Asks about a group that was taken; where workers are worn, when they were recycled."""
-        self._held.append(group)
-        if self._out and any(map(self._exchange.is_worn, group.firsts)):
-            return
+    def _go_on(self, ask: Callable[[_Group], None]) -> None:
+        """Asks about groups that were taken; where workers are worn, when they were recycled."""
         if not self._out:
             self._exchange.recycle()
+        elif any(self._exchange.is_worn(env) for group in self._held for env in group.firsts):
+            return
         while self._held:
             ask(self._held.popleft())
 
