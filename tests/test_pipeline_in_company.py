@@ -6,10 +6,11 @@ from contextlib import closing
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import AlreadyPendingCallError
 from test_partial import Story, stories
 from test_pipeline import Chooser
 
-from shmvec import Pipeline, ShmVectorEnv, evaluate
+from shmvec import EnvTimeoutError, Pipeline, ShmVectorEnv, evaluate
 
 
 class Raises(Story):
@@ -139,3 +140,82 @@ def test_a_group_that_waits_for_its_worker_to_be_recycled_as_another_one_ends():
         envs.restart([1])  # only the first worker is worn as soon
         rollout = pipeline.collect(4)
         assert asked == [7, 7] and rollout.infos[3]["_fault"].tolist() == [True, False]
+
+
+def seven(observations, env_ids):
+    return np.full(len(env_ids), 7)
+
+
+def test_what_a_left_loop_has_asked_is_not_dropped_for_a_step_that_failed_before():
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+        pipeline = Pipeline(envs, seven)
+        pipeline.reset(seed=0)
+        with pytest.raises(TypeError, match="dtype"):
+            envs.step(np.zeros(4))
+        next(pipeline)
+        with pytest.raises(AlreadyPendingCallError, match=r"`drop\(\)` the Pipeline"):
+            envs.step([1] * 4)
+        assert next(pipeline).rewards.tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("count", [4, 1])
+@pytest.mark.parametrize("go_on", ["next", "collect"])
+def test_others_have_taken_what_a_left_loop_has_asked(count, go_on):
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+        pipeline = Pipeline(envs, seven)
+        pipeline.reset(seed=0)
+        next(pipeline)
+        envs.recv(min_envs=count, timeout=60)
+        if go_on == "next":
+            assert next(pipeline).rewards.tolist() == [7, 7]
+        else:
+            assert (pipeline.collect(1).rewards == 7).all()
+        pipeline.drop()
+        assert envs.step([1] * 4)[1].tolist() == [1] * 4
+
+
+def test_a_pipeline_is_forgotten_whose_loop_was_left():
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+        envs.reset(seed=0)
+        for _ in Pipeline(envs, seven):
+            break
+        assert envs.step([1] * 4)[1].tolist() == [1] * 4
+        pipeline = Pipeline(envs, seven)
+        next(pipeline)
+        assert Pipeline(envs, seven) is not None  # which has asked for nothing
+        with pytest.raises(AlreadyPendingCallError):
+            envs.step([1] * 4)
+        del pipeline
+        assert envs.exchange.num_asked == 4
+    for _ in range(2):
+        with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+            pipeline = Pipeline(envs, seven)
+            pipeline.reset(seed=0)
+            next(pipeline)
+        del pipeline
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_step_that_takes_too_long_is_waited_for_by_the_next_call(groups, tmp_path):
+    class Waits(Story):
+        def step(self, action):
+            if (self.index, self.asked) == (1, 2):
+                self.asked += 1
+                while not (tmp_path / "go").exists():
+                    time.sleep(0.01)
+            return super().step(action)
+
+    envs = ShmVectorEnv(
+        [lambda i=i: Waits(i, length=99) for i in range(2)], num_workers=2, step_timeout=0.2
+    )
+    with closing(envs):
+        pipeline = Pipeline(envs, seven, groups=groups)
+        pipeline.reset(seed=0)
+        with pytest.raises(EnvTimeoutError):
+            pipeline.collect(5)
+        for call in (lambda: envs.step([1] * 2), lambda: pipeline.collect(2)):
+            with pytest.raises(EnvTimeoutError):
+                call()
+        (tmp_path / "go").touch()
+        assert envs.step([1] * 2)[1].tolist() == [1, 1]
+        assert pipeline.collect(2).rewards[1:].tolist() == [[7, 7]] * 2

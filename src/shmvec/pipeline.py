@@ -6,6 +6,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -325,6 +326,7 @@ class Pipeline:
             Exception: As :meth:`collect`.
         """
         try:
+            self._look()
             if not self._out:
                 self._settle()
                 self._start()
@@ -345,9 +347,8 @@ class Pipeline:
 
     def _start(self) -> None:
         """Asks about all groups."""
-        if self._exchange.num_asked:
-            self.envs.get_attr("metadata")  # drops what was broken off, or says what is pending
-        last = self._exchange.take(everyone=True)  # nobody was asked: the last results
+        with self.envs.lend("Pipeline") as exchange:
+            last = exchange.take(everyone=True)  # nobody was asked: the last results
         self._ended[:] = last.terminations | last.truncations
         for group in self._groups:
             group.observations = self._moved(self._some(self._seen, last.observations, group.envs))
@@ -424,6 +425,13 @@ class Pipeline:
             said={index[env]: each for env, each in said.items() if env in index},
         )
 
+    def __del__(self) -> None:
+        """Leaves what it has asked for to the envs' next call, which drops it."""
+        if getattr(self, "_out", None):
+            # They are being used, or were closed: then nobody needs to be told.
+            with suppress(Exception), self.envs.lend("Pipeline", settle=False, out=True):
+                pass
+
     # ---- groups ------------------------------------------------------------------------------
 
     def _choose(self, group: _Group, observations: Any) -> tuple[Any, dict[str, Any]]:
@@ -466,10 +474,16 @@ class Pipeline:
         while self._held:
             ask(self._held.popleft())
 
+    def _look(self) -> None:
+        """Begins anew if others have taken what this has asked for."""
+        if self._exchange.num_asked < sum([len(group.envs) for group in self._out]):
+            self._break_off()
+
     def _settle(self) -> None:
         """Takes what a loop that was left has asked for; drops what a call was broken off with."""
         if not self._asking:
             return
+        self._look()
         if not self._out:
             self._break_off()
             return
@@ -483,12 +497,14 @@ class Pipeline:
         self._asking = False
 
     def _break_off(self) -> None:
-        """Waits for all that was asked, and forgets it."""
+        """Waits for all that was asked, and forgets it; or the envs' next call does."""
         self._out.clear()
         self._held.clear()
         self._begun[:] = True
         if self._asking and not self._exchange.closed:
-            self._exchange.drop()
+            with self.envs.lend("Pipeline", settle=False, out=True) as exchange:
+                self._asking = False
+                exchange.drop()
         self._asking = False
 
     @staticmethod

@@ -806,7 +806,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._ready("restart", asking=True, settle=False).restart(envs)
 
     @contextmanager
-    def lend(self, name: str, settle: bool = True) -> Iterator[Exchange]:
+    def lend(self, name: str, settle: bool = True, out: bool = False) -> Iterator[Exchange]:
         """Lends the exchange to what asks envs in an order of its own, as ``evaluate`` does.
 
         Meanwhile calls of this one's methods are refused, and so are other threads. What is asked
@@ -815,13 +815,14 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Args:
             name: Of what it is lent to, for messages.
             settle: Whether to wait for what a broken-off call has left; else ``drop`` that first.
+            out: Whether envs may be out: for who has asked them.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
             AlreadyPendingCallError: Another call waits for its results.
         """
         with self.exchange.turn:
-            exchange = self._ready(name, settle=settle)
+            exchange = self._ready(name, asking=out, settle=settle)
             self._in_call, self._state = True, SimpleNamespace(value=name)
             try:
                 yield exchange
@@ -898,7 +899,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         elif not asking and exchange.num_asked:
             raise AlreadyPendingCallError(
                 f"Calling `{name}` while envs are out: take the results of all that were asked to "
-                "step or reset, with `recv`, first.",
+                "step or reset, with `recv`, or `drop()` the Pipeline that has asked them, first.",
                 "recv",
             )
         return exchange
