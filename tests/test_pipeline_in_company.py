@@ -219,3 +219,46 @@ def test_a_step_that_takes_too_long_is_waited_for_by_the_next_call(groups, tmp_p
         (tmp_path / "go").touch()
         assert envs.step([1] * 2)[1].tolist() == [1, 1]
         assert pipeline.collect(2).rewards[1:].tolist() == [[7, 7]] * 2
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_the_policy_is_told_which_envs_others_have_used(workers):
+    class Remembers:
+        def __init__(self):
+            self.told = set()
+
+        def reset(self, env_ids):
+            self.told.update(env_ids.tolist())
+
+        def __call__(self, observations, env_ids):
+            return np.zeros(len(env_ids), int)
+
+    def told(use):
+        policy.told.clear()
+        use()
+        return sorted(policy.told)
+
+    policy = Remembers()
+    with closing(ShmVectorEnv([Sleeps] * 4, num_workers=workers)) as envs:
+        pipeline = Pipeline(envs, policy)
+        envs.reset(seed=0)
+        everyone = [0, 1, 2, 3]
+        for use in (lambda: pipeline.collect(1), lambda: [next(pipeline), next(pipeline)]):
+            pipeline.drop()
+            pipeline.collect(1)
+            assert told(use) == []
+            pipeline.collect(1)
+            envs.get_attr("metadata")
+            assert told(use) == []
+            pipeline.collect(1)
+            envs.reset(seed=1)
+            assert told(use) == everyone
+            pipeline.collect(1)
+            envs.reset(options={"reset_mask": np.array([False, True, False, False])})
+            assert told(use) == [1]
+            pipeline.collect(1)
+            envs.step([0] * 4, mask=np.array([True, False, False, False]))
+            assert told(use) == (everyone if workers < 2 else [0, 1])
+        # Nothing is out for others to use: it goes on.
+        pipeline.collect(1)
+        assert told(lambda: pipeline.collect(3)) == []

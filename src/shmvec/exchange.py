@@ -179,6 +179,7 @@ class Exchange:
         self._in_hand: tuple[Taken, ...] = ()
         self.turn = Turn()
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
+        self._resets = np.zeros(self.num_envs, np.int64)
         self._gatherer = Batch(self.num_envs)
 
         calls: Sequence[Any] = ()
@@ -370,6 +371,7 @@ class Exchange:
         if seeds is not None or options is not None:
             packed = packed_reset(workers, chosen.tolist(), seeds, options)
         self._recovery.remember(chosen.tolist(), seeds, options, repeat)
+        self._resets[chosen] += 1
         workers.doing = "reset"
         if packed is None:
             ledger.reset(chosen)
@@ -710,6 +712,15 @@ class Exchange:
     def restarts(self, env: int) -> int:
         """How often an env's worker has been restarted."""
         return self._recovery.restarts_of(env)
+
+    def moves(self) -> npt.NDArray[np.int64]:
+        """Two numbers of each env, ``(2, num_envs)``, that tell whether others have used it.
+
+        They are others once envs of its worker have stepped, or it was asked to reset.
+        """
+        self._open()
+        steps = [self._links.steps_of(worker) for worker in range(len(self.ranges))]
+        return np.stack([np.repeat(steps, list(map(len, self.ranges))), self._resets])
 
     def observe(self) -> Any:
         """The last observations of all envs, as ``copy`` says."""

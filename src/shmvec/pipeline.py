@@ -163,9 +163,10 @@ class Pipeline:
         chooses = groups is None and not deterministic and count > 1 and batch == "ready"
         self._faster = Faster() if chooses else None
         self._ended = np.zeros(envs.num_envs, np.bool_)
-        # Whether an episode begins with an env's last observations; at first and after an error
-        # the policy is told so of all: what it remembers of others does not hold.
+        # Whether an episode begins with an env's last observations; at first, after an error and
+        # when others have used it the policy is told so: what it remembers does not hold.
         self._begun = np.ones(envs.num_envs, np.bool_)
+        self._moves = exchange.moves()  # when this has used them last
         self._out: deque[_Group] = deque()  # groups that were asked, in this order
         self._held: deque[_Group] = deque()  # those that were taken, until they are asked again
         self._asking = False  # whether something may be out, of this pipeline
@@ -223,6 +224,7 @@ class Pipeline:
         tensors = self._tensors
         pin = tensors is not None and not tensors.on_host
         rollout = Collected(self.envs.rollout(length, pin=pin))
+        self._notice()
         mirror = None if tensors is None else Mirror(tensors, rollout, self._seen, self._acted)
         self._ended[:] = rollout.terminations[0] | rollout.truncations[0]
         way = 0 if self._faster is None else self._faster.choose()
@@ -235,6 +237,7 @@ class Pipeline:
                 self._fill(rollout, mirror)
             if mirror is not None:
                 mirror.finish()
+            self._moves = self._exchange.moves()
         except BaseException:
             self._break_off()
             raise
@@ -349,6 +352,7 @@ class Pipeline:
         """Asks about all groups."""
         with self.envs.lend("Pipeline") as exchange:
             last = exchange.take(everyone=True)  # nobody was asked: the last results
+            self._notice()
         self._ended[:] = last.terminations | last.truncations
         for group in self._groups:
             group.observations = self._moved(self._some(self._seen, last.observations, group.envs))
@@ -474,6 +478,10 @@ class Pipeline:
         while self._held:
             ask(self._held.popleft())
 
+    def _notice(self) -> None:
+        """Notes which envs others have used: what the policy remembers of them does not hold."""
+        self._begun |= (self._exchange.moves() != self._moves).any(axis=0)
+
     def _look(self) -> None:
         """Begins anew if others have taken what this has asked for."""
         if self._exchange.num_asked < sum([len(group.envs) for group in self._out]):
@@ -491,6 +499,7 @@ class Pipeline:
             while self._out:
                 self._take(self._next())
             self._held.clear()
+            self._moves = self._exchange.moves()
         except BaseException:
             self._break_off()
             raise
