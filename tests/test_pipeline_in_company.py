@@ -262,3 +262,23 @@ def test_the_policy_is_told_which_envs_others_have_used(workers):
         # Nothing is out for others to use: it goes on.
         pipeline.collect(1)
         assert told(lambda: pipeline.collect(3)) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("go_on", ["next", "collect", "drop"])
+def test_an_env_raises_that_is_not_waited_for_yet(workers, go_on):
+    fns = [lambda i=i: Raises(i, OSError) for i in range(2)]
+    with closing(ShmVectorEnv(fns, num_workers=workers)) as envs:
+        pipeline = Pipeline(envs, seven, groups=2, deterministic=True)
+        pipeline.reset(seed=0)
+        for _ in range(4):
+            next(pipeline)
+        next(pipeline)  # of the first env; the other one raises
+        assert envs.exchange.wait(60)
+        if go_on == "drop":
+            pipeline.drop()
+        else:
+            with pytest.raises(OSError, match="mine"):
+                next(pipeline) if go_on == "next" else pipeline.collect(1)
+        assert envs.exchange.num_asked == 0
+        envs.reset(seed=0)

@@ -52,6 +52,10 @@ class _Group:
     steps: int = 0
 
 
+class _TakenError(RuntimeError):
+    """Others have taken what envs were asked for."""
+
+
 class Pipeline:
     """Collects what a policy meets in envs; both work at the same time.
 
@@ -329,7 +333,6 @@ class Pipeline:
             Exception: As :meth:`collect`.
         """
         try:
-            self._look()
             if not self._out:
                 self._settle()
                 self._start()
@@ -337,7 +340,12 @@ class Pipeline:
                 group = self._next()
                 begins = self._ended[group.envs]
                 before = group.observations, group.actions, group.extras
-                answers = self._take(group)
+                try:
+                    answers = self._take(group)
+                except _TakenError:
+                    self._break_off()
+                    self._start()
+                    continue
                 group.observations = self._moved(answers.observations)
                 found = self._transitions(answers, group.observations, before, begins)
                 self._held.append(group)
@@ -457,10 +465,16 @@ class Pipeline:
         return self._out.popleft()
 
     def _take(self, group: _Group) -> Answers:
-        """Waits for a group; notes whose episodes end and begin."""
+        """Waits for a group; notes whose episodes end and begin.
+
+        Raises:
+            _TakenError: Others have taken what it was asked for, by ``recv`` after a loop was left.
+        """
         answers = self._exchange.take(group.envs)
         if answers.failures:
             raise_as_gymnasium_does(answers.failures)
+        if len(answers.envs) < len(group.envs):
+            raise _TakenError("others have taken what a Pipeline had asked envs for")
         self._note(group.part, answers.terminations | answers.truncations)
         return answers
 
@@ -482,16 +496,10 @@ class Pipeline:
         """Notes which envs others have used: what the policy remembers of them does not hold."""
         self._begun |= (self._exchange.moves() != self._moves).any(axis=0)
 
-    def _look(self) -> None:
-        """Begins anew if others have taken what this has asked for."""
-        if self._exchange.num_asked < sum([len(group.envs) for group in self._out]):
-            self._break_off()
-
     def _settle(self) -> None:
         """Takes what a loop that was left has asked for; drops what a call was broken off with."""
         if not self._asking:
             return
-        self._look()
         if not self._out:
             self._break_off()
             return
@@ -500,6 +508,9 @@ class Pipeline:
                 self._take(self._next())
             self._held.clear()
             self._moves = self._exchange.moves()
+        except _TakenError:
+            self._break_off()
+            return
         except BaseException:
             self._break_off()
             raise
