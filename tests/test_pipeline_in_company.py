@@ -282,3 +282,33 @@ def test_an_env_raises_that_is_not_waited_for_yet(workers, go_on):
                 next(pipeline) if go_on == "next" else pipeline.collect(1)
         assert envs.exchange.num_asked == 0
         envs.reset(seed=0)
+
+
+@pytest.mark.parametrize("how", ["next", "collect"])
+def test_ctrl_c_waits_for_no_env(how, tmp_path):
+    class Waits(Sleeps):
+        def step(self, action):
+            deadline = time.monotonic() + 30
+            while action and not (tmp_path / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return super().step(0)
+
+    calls = 0
+
+    def policy(observations, env_ids):
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return [1]
+
+    with closing(ShmVectorEnv([Waits] * 2, num_workers=2)) as envs:
+        pipeline = Pipeline(envs, policy, groups=2, deterministic=True)
+        pipeline.reset(seed=0)
+        with pytest.raises(KeyboardInterrupt):
+            next(pipeline) if how == "next" else pipeline.collect(3)
+        assert envs.exchange.num_asked == 1
+        (tmp_path / "go").touch()
+        pipeline.drop()
+        assert pipeline.collect(2).rewards[1:].tolist() == [[1, 1]] * 2
+        assert envs.step([0] * 2)[1].tolist() == [1, 1]

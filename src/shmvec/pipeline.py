@@ -20,7 +20,7 @@ from shmvec._loops.device import Mirror, Tensors
 from shmvec._loops.groups import Faster, grouped
 from shmvec._loops.policy import NOBODY, Policy, PolicyCaller, chosen
 from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count
-from shmvec.faults import raise_as_gymnasium_does
+from shmvec.faults import EnvTimeoutError, raise_as_gymnasium_does
 from shmvec.spaces import mapped
 from shmvec.vector_env import ShmVectorEnv
 
@@ -242,8 +242,8 @@ class Pipeline:
             if mirror is not None:
                 mirror.finish()
             self._moves = self._exchange.moves()
-        except BaseException:
-            self._break_off()
+        except BaseException as error:
+            self._break_off(error)
             raise
         self._asking = False
         if self._faster is not None:
@@ -352,8 +352,8 @@ class Pipeline:
                 self._go_on(self._ask)
                 if found.valid.any():
                     return found
-        except BaseException:
-            self._break_off()
+        except BaseException as error:
+            self._break_off(error)
             raise
 
     def _start(self) -> None:
@@ -511,20 +511,26 @@ class Pipeline:
         except _TakenError:
             self._break_off()
             return
-        except BaseException:
-            self._break_off()
+        except BaseException as error:
+            self._break_off(error)
             raise
         self._asking = False
 
-    def _break_off(self) -> None:
-        """Waits for all that was asked, and forgets it; or the envs' next call does."""
+    def _break_off(self, error: BaseException | None = None) -> None:
+        """Waits for all that was asked, and forgets it; or the envs' next call does.
+
+        Args:
+            error: Why. Who presses Ctrl-C waits for no env, nor who has waited as long as it may.
+        """
+        waits = error is None or isinstance(error, Exception)
         self._out.clear()
         self._held.clear()
         self._begun[:] = True
         if self._asking and not self._exchange.closed:
             with self.envs.lend("Pipeline", settle=False, out=True) as exchange:
                 self._asking = False
-                exchange.drop()
+                if waits and not isinstance(error, EnvTimeoutError):
+                    exchange.drop()
         self._asking = False
 
     @staticmethod
