@@ -17,7 +17,7 @@ from scripts import succeeds
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._parent import supervisor
-from shmvec._worker.fork_server import servers
+from shmvec._worker.fork_server import fork_server, servers
 
 DEADLINE_S = 60
 METHODS = ["fork", "forkserver", "spawn"]
@@ -284,3 +284,26 @@ def test_threads_that_start_by_the_same_server():
     for thread in threads:
         thread.join(DEADLINE_S)
     assert not errors
+
+
+def test_a_fork_server_in_use_is_never_forgotten():
+    """Whatever bytecode of its choice is broken off, no second one is started beside it."""
+    succeeds("import test_start_faults as it; it.break_off_the_choice()")
+
+
+def break_off_the_choice():
+    start("forkserver").close()
+    (kept,) = servers()
+
+    def chosen():
+        return fork_server(sorted(kept.modules), kept.environ, no_others=False)
+
+    at, moment = 0, Breaking(0)
+    while moment.count == moment.at:
+        at += 1
+        moment = Breaking(at)
+        with contextlib.suppress(Break), moment:
+            assert chosen() is kept
+        assert chosen() is kept, at
+    assert at > 10
+    assert set(servers()) == {kept}

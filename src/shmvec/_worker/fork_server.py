@@ -144,12 +144,15 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
         enough = server.modules == set(modules) if no_others else server.modules >= set(modules)
         # What was appended since hides nothing that it has found.
         same = _lasting(server.environ) == fixed and server.path == sys.path[: len(server.path)]
-        if enough and same:
+        if server.usable and enough and same:
+            # To the end. In this order, lest a signal in between leaves it out: it would run on
+            # beside the one that takes its place.
+            _servers.append(server)
             _drop(server)
             break
     else:
         server = ForkServer(modules, environ)
-    _servers.append(server)
+        _servers.append(server)
     del _servers[:-_MOST_SERVERS]
     return server
 
