@@ -350,6 +350,21 @@ def test_actions_keep_the_dtype_of_the_caller():
     ours.close()
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_action_space_may_be_of_the_other_byte_order(num_workers):
+    box = gym.spaces.Box(-1, 1, (2,), np.dtype("f4").newbyteorder())
+    make = [lambda: Spaces(gym.spaces.Discrete(3), box, 99)] * 2
+    envs = ShmVectorEnv(make, num_workers=num_workers)
+    envs.reset()
+    for dtype in (box.dtype, "f4", "f8", "longdouble"):
+        envs.step(np.array([[0.25, 0.5], [0.5, 1]], dtype))
+    for env, row in enumerate([[0.25, 0.5], [0.5, 1]]):
+        actions = envs.get_attr("actions")[env]
+        assert [action.tolist() for action in actions] == [row] * 4
+        assert [str(action.dtype) for action in actions] == ["float32"] * 2 + ["float64", "float32"]
+    envs.close()
+
+
 def test_actions_are_the_envs_to_keep():
     """An env may store its action: the next step must not change it."""
     box = gym.spaces.Box(-1, 1, (2,), np.float32)

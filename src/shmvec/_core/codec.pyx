@@ -290,7 +290,7 @@ cdef class ActionCodec(Codec):
             1 << code for code, dtype in enumerate(_FORMATS)
             if dtype.itemsize * self.size <= self.capacity
         ])
-        self.dtype = np.dtype(dtype)
+        self.dtype = np.dtype(dtype).newbyteorder("=")  # as all formats are
         self.space = space
         self.arrays = [None] * len(_FORMATS)
         self.slots = [None] * len(_FORMATS)
