@@ -6,8 +6,8 @@ import copy as copying
 import multiprocessing
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.context import BaseContext
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
+from shmvec._core.turn import Loan
 from shmvec._parent.answers import Envs
 from shmvec._parent.arguments import (
     AutoresetMode,
@@ -805,8 +806,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         envs = existing_env_ids(env_id, self.num_envs)
         self._ready("restart", asking=True, settle=False).restart(envs)
 
-    @contextmanager
-    def lend(self, name: str, settle: bool = True, out: bool = False) -> Iterator[Exchange]:
+    def lend(
+        self, name: str, settle: bool = True, out: bool = False
+    ) -> AbstractContextManager[Exchange]:
         """Lends the exchange to what asks envs in an order of its own, as ``evaluate`` does.
 
         Meanwhile calls of this one's methods are refused, and so are other threads. What is asked
@@ -821,14 +823,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             ClosedEnvironmentError: After ``close``.
             AlreadyPendingCallError: Another call waits for its results.
         """
-        with self.exchange.turn:
-            exchange = self._ready(name, asking=out, settle=settle)
-            self._in_call, self._state = True, SimpleNamespace(value=name)
-            try:
-                yield exchange
-            finally:
-                self._state = _DEFAULT  # first, without a call: no signal comes before it
-                self._in_call = exchange.num_asked > 0
+        begin = partial(self._ready, name, asking=out, settle=settle)
+        return Loan(self.exchange.turn, begin, self, SimpleNamespace(value=name))
 
     # ---- the end -----------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """Ctrl-C in the middle of what follows a fault, and faults that come together."""
 
+import sys
+
 import numpy as np
 import pytest
 from envs import Counter
@@ -249,3 +251,32 @@ def test_infos_that_cannot_be_read_are_told_once(workers):
     finally:
         envs.close()
         _RAISED.clear()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="it looks for signals before the block")
+def test_a_lent_exchange_is_back_while_the_exception_is_kept_that_broke_it_off():
+    succeeds("""
+        from echoing import Interrupted, Moments
+        from envs import Counter
+        from shmvec import ShmVectorEnv
+
+        class Lending(Moments):
+            def _enter(self, frame, event, arg):
+                if os.path.basename(frame.f_code.co_filename) in ("vector_env.py", "contextlib.py"):
+                    return super()._enter(frame, event, arg)
+
+        def kept():
+            try:
+                envs.set_attr("length", 99)
+            except Interrupted:  # as long as this is handled, frames stay as they were
+                sys.settrace(None)
+                envs.step([1, 1])
+
+        if __name__ == "__main__":
+            envs = ShmVectorEnv([lambda: Counter(99)] * 2, num_workers=1)
+            envs.reset()
+            moments = Lending()
+            while moments.interrupt(kept):
+                envs.step([1, 1])
+            envs.close()
+    """)
