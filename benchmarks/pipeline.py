@@ -12,17 +12,20 @@ Systems take turns in one run:
 - pipeline: `Pipeline.collect(32)`, which finds out, in its first calls, which are not measured,
   whether two groups or lockstep are faster;
 - two groups: the same with `deterministic=True`, which has two groups, whatever it costs;
-- lockstep: `ShmVectorEnv.rollout(32)`, the policy asked about all envs at once.
+- lockstep: `ShmVectorEnv.rollout(32)`, the policy asked about all envs at once;
+- both at once: no vector env: processes do the envs' work while this one does the policy's, and
+  none waits for another. Cores may be slower when all are busy: this can be reached here.
 
-The limit is what nobody can beat: the policy's work, the envs' divided by the workers, or both
-divided by the cores, whichever is longest. Figures are medians of rounds; "× lockstep" is the
-median ratio of the same round.
+The limit is what nobody can beat on cores that are not: the policy's work, the envs' divided by the
+workers, or both divided by the cores, whichever is longest. Figures are medians of rounds;
+"× lockstep" is the median ratio of the same round.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable
@@ -157,12 +160,58 @@ class Pipelined(Lockstep):
         """Starts the envs."""
         super().__init__(cell, make, policy)
         self.pipeline = shmvec.Pipeline(self.envs, policy, deterministic=deterministic)
-        for _ in range(4):
+        for _ in range(12):
             self.collect()
 
     def collect(self) -> None:
         """A rollout."""
         self.pipeline.collect(LENGTH)
+
+
+class AtOnce:
+    """All the work of a step, done at once by as many processes, with nothing between them."""
+
+    def __init__(self, cell: Cell, make: Callable[[], Any], policy: Policy) -> None:
+        """Starts a process for each worker."""
+        self._policy = policy
+        self._env = make()
+        context = multiprocessing.get_context("fork")
+        self._ends, self._processes = [], []
+        for _ in range(cell.workers):
+            own, other = context.Pipe()
+            count = NUM_ENVS // cell.workers
+            process = context.Process(target=self._work, args=(other, count), daemon=True)
+            process.start()
+            self._ends.append(own)
+            self._processes.append(process)
+
+    def _work(self, end: Any, num_envs: int) -> None:
+        while (seconds := end.recv()) is not None:
+            end.send(self._timed(lambda: [self._env.step(0) for _ in range(num_envs)], seconds))
+
+    @staticmethod
+    def _timed(work: Callable[[], Any], seconds: float) -> float:
+        """What it takes in µs, on average over so many seconds."""
+        count, begin = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - begin) < seconds or not count:
+            work()
+            count += 1
+        return 1e6 * elapsed / count
+
+    def run(self, seconds: float) -> Slice:
+        """One turn: a step takes as long as the slowest of them does."""
+        seen = np.zeros((NUM_ENVS, 8), np.float32)
+        for end in self._ends:
+            end.send(seconds)
+        own = self._timed(lambda: self._policy(seen, None), seconds)
+        slowest = max([own, *(end.recv() for end in self._ends)])
+        return Slice(slowest, 1e6 * NUM_ENVS / slowest)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for end, process in zip(self._ends, self._processes, strict=True):
+            end.send(None)
+            process.join()
 
 
 def cells(us: float) -> list[Cell]:
@@ -178,12 +227,15 @@ def measure(cell: Cell, seconds: float, rounds: int) -> list[dict[str, Any]]:
     """A row for each system."""
     progress = Progress(sys.stderr, f"{cell.name}, {cell.workers} workers")
     made = cell, *cell.makers()
+    systems: dict[str, Callable[[], Any]] = {
+        "lockstep": partial(Lockstep, *made),
+        "pipeline": partial(Pipelined, *made),
+        "two groups": partial(Pipelined, *made, deterministic=True),
+    }
+    if cell.limit_us > 0:
+        systems["both at once"] = partial(AtOnce, *made)
     results = race(
-        {
-            "lockstep": partial(Lockstep, *made),
-            "pipeline": partial(Pipelined, *made),
-            "two groups": partial(Pipelined, *made, deterministic=True),
-        },
+        systems,
         seconds,
         rounds,
         say=progress,

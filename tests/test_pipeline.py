@@ -615,7 +615,10 @@ def test_its_benchmarks_run(tmp_path):
     arguments = ("--seconds", "0.1", "--rounds", "1")
     cells = ("--cell", "equal", "cartpole", "--workers", "1", "--us", "100")
     shown, results = run_benchmark("pipeline.py", tmp_path, *arguments, *cells)
-    assert [row["system"] for row in results["rows"]] == ["lockstep", "pipeline", "two groups"] * 2
+    assert [row["system"] for row in results["rows"]] == [
+        *["lockstep", "pipeline", "two groups", "both at once"],
+        *["lockstep", "pipeline", "two groups"],
+    ]
     assert "× lockstep" in shown
     cells = ("--cell", "dispatch", "--systems")
     _, results = run_benchmark("dispatch.py", tmp_path, *arguments, *cells)
