@@ -238,32 +238,70 @@ def test_groups_have_their_shares_of_each_worker(owned, count, expected):
     assert [group.tolist() for group in grouped(ranges, count)] == expected
 
 
-def test_what_is_faster_is_found_out():
+def went(faster, groups_take, steps, length=100):
+    """How many steps were made in groups, where lockstep takes 1 and these so much."""
+    made = dict.fromkeys((False, True), 0)
+    left = 0
+    while sum(made.values()) < steps:
+        left = left or length
+        in_groups, count = faster.choose(length, left)
+        assert 0 < count <= left
+        left -= count
+        made[in_groups] += count
+        faster.took(in_groups, count, groups_take if in_groups else 1.0)
+    return made[True]
+
+
+@pytest.mark.parametrize("length", [1, 8, 100, 128])
+def test_groups_must_be_clearly_faster(length):
+    assert went(Faster(), 0.95, 20_000, length) < 1_200
+    assert went(Faster(), 0.6, 20_000, length) > 19_000
     faster = Faster()
-    times = [2.0, 1.0]
-    chosen = []
-    for turn in range(200):
-        if turn == 100:
-            times = [0.5, 1.0]
-        way = faster.choose()
-        chosen.append(way)
-        faster.took(way, times[way])
-    assert chosen[:5] == [0, 1, 0, 1, 1]
-    assert 0 < chosen[5:100].count(0) < 4 and chosen[160:].count(1) < 3
+    assert went(faster, 3.0, 300, length) < 150
+    for _ in range(2):
+        assert 0 < went(faster, 3.0, 20_000, length) * 2 < 200  # a hundredth of the time
+        went(faster, 0.6, 6_000, length)
+        assert faster.grouped
+        went(faster, 3.0, 6_000, length)
+        assert not faster.grouped
 
 
-def test_lockstep_takes_part():
-    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
-        chooser = Chooser(4)
+def test_a_disturbance_does_not_decide():
+    faster = Faster()
+    went(faster, 1.2, 200)
+    faster.took(False, 4_000, 1.0)
+    assert faster.choose(100, 100)[0]
+    faster.took(True, 16, 0.1)
+    assert not faster.grouped
+    assert went(faster, 1.2, 400) < 40
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("kind", "workers"), [(Story, 1), (Nested, 3)])
+def test_lockstep_and_groups_take_turns_in_a_rollout(kind, mode, workers):
+    fns = [lambda i=i: kind(i, 0, length=2 + i % 3) for i in range(4)]
+    lengths = [40, 7, 100]
+    expected = lockstep(fns, mode, 3, lengths)
+    with closing(ShmVectorEnv(fns, num_workers=workers, autoreset_mode=mode)) as envs:
+        chooser = Chooser(4, envs.single_action_space)
         pipeline = Pipeline(envs, chooser)
-        pipeline.reset(seed=0)
-        for _ in range(4):
-            pipeline.collect(2)
-        assert chooser.batches == [[0, 1], [2, 3], [0, 1], [2, 3], *[[0, 1, 2, 3]] * 2] * 2
+        pipeline.reset(seed=3)
+        rollout = None
+        for length, (steps, given) in zip(lengths, expected, strict=True):
+            rollout = pipeline.collect(length)
+            assert_same_rollout(rollout, steps, given)
+        changes = np.flatnonzero(np.diff([len(ids) for ids in chooser.batches]))
+        assert len(changes) >= 4
+        assert same(envs.exchange.observe(), at(rollout.observations, 100))
+
+
+def test_lockstep_tells_what_a_policy_raises():
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+        envs.reset(seed=0)
         with pytest.raises(ZeroDivisionError):
             Pipeline(envs, lambda seen, ids: 1 / 0, groups=1).collect(2)
         assert envs.exchange.num_asked == 0
-        pipeline.collect(2)
+        Pipeline(envs, Chooser(4)).collect(2)
 
 
 @pytest.fixture(params=[1, 3])

@@ -164,6 +164,10 @@ class Pipeline:
         self._caller = PolicyCaller(exchange, policy, size, *reading)
         self._same_step = exchange.autoreset_mode is AutoresetMode.SAME_STEP
         self._everyone = np.arange(envs.num_envs, dtype=np.intp)
+        # Workers answer in the order in which they were asked: groups that share them do, too.
+        self._in_turn = deterministic or all(
+            group.firsts == self._groups[0].firsts for group in self._groups
+        )
         chooses = groups is None and not deterministic and count > 1 and batch == "ready"
         self._faster = Faster() if chooses else None
         self._ended = np.zeros(envs.num_envs, np.bool_)
@@ -231,14 +235,10 @@ class Pipeline:
         self._notice()
         mirror = None if tensors is None else Mirror(tensors, rollout, self._seen, self._acted)
         self._ended[:] = rollout.terminations[0] | rollout.truncations[0]
-        way = 0 if self._faster is None else self._faster.choose()
-        begin = time.perf_counter()
         try:
             self._asking = True
-            if way or len(self._groups) == 1:
-                self._fill_in_lockstep(rollout, mirror)
-            else:
-                self._fill(rollout, mirror)
+            while rollout.steps < rollout.length:
+                self._fill_some(rollout, mirror)
             if mirror is not None:
                 mirror.finish()
             self._moves = self._exchange.moves()
@@ -246,38 +246,55 @@ class Pipeline:
             self._break_off(error)
             raise
         self._asking = False
-        if self._faster is not None:
-            self._faster.took(way, (time.perf_counter() - begin) / rollout.length)
         return rollout
 
-    def _fill(self, rollout: Collected, mirror: Mirror | None) -> None:
-        ask = partial(self._ask_into, rollout, mirror)
+    def _fill_some(self, rollout: Collected, mirror: Mirror | None) -> None:
+        """Makes steps in the way that is faster, or that is tried."""
+        faster, begin = self._faster, rollout.steps
+        in_groups, steps = len(self._groups) > 1, rollout.length - begin
+        if faster is not None:
+            in_groups, steps = faster.choose(rollout.length, steps)
+        fill = self._fill if in_groups else self._fill_in_lockstep
+        started = fill(rollout, mirror, begin + steps)
+        if faster is not None:
+            # When the first step was made: what a change costs is not to count.
+            seconds = time.perf_counter() - started
+            faster.took(in_groups, steps, seconds / max(1, steps - 1))
+
+    def _fill(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
+        """Makes steps in groups up to an index; returns when the first was made."""
+        ask, begin, started = partial(self._ask_into, rollout, mirror), rollout.steps, 0.0
         for group in self._groups:
-            group.steps = 0
+            group.steps = begin
             ask(group)
         while self._out:
             group = self._next()
             self._take_into(rollout, group)
-            if group.steps < rollout.length:
+            if group.steps == begin + 1:
+                started = time.perf_counter()
+            if group.steps < end:
                 self._held.append(group)
             self._go_on(ask)
+        rollout.steps = end
+        return started
 
-    def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None) -> None:
+    def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
         """The same with one group: workers write into the rollout themselves."""
-        everyone, whole = self._everyone, slice(None)
-        for t in range(rollout.length):
-
-            def step(envs: npt.NDArray[np.intp], actions: Any, index: int = t + 1) -> None:
-                rollout.step(index, actions)
-
+        everyone, whole, started = self._everyone, slice(None), 0.0
+        told = self._caller.tells  # else it is enough to know that at the end
+        rollout.resume()
+        for t in range(rollout.steps, end):
             if mirror is None:
                 observations = mapped(self._seen, lambda part, t=t: part[t], rollout.observations)
             else:
                 observations = mirror.observations(t, whole, [whole])
-            begun = everyone[self._begun].tolist()
-            said = self._caller.step(everyone, observations, everyone, begun, ask=step)[1]
+            begun = self._begun.nonzero()[0].tolist() if told else []
+            said = self._caller.step(everyone, observations, None, begun, ask=rollout.step)[1]
             rollout.keep_extras(t, whole, said)
-            self._note(whole, rollout.terminations[t + 1] | rollout.truncations[t + 1])
+            if told or t >= end - 2:  # who has ended, and who before that
+                self._note(whole, rollout.terminations[t + 1] | rollout.truncations[t + 1])
+            started = started or time.perf_counter()
+        return started
 
     def _ask_into(self, rollout: Collected, mirror: Mirror | None, group: _Group) -> None:
         if mirror is None:
@@ -448,9 +465,8 @@ class Pipeline:
 
     def _choose(self, group: _Group, observations: Any) -> tuple[Any, dict[str, Any]]:
         """Has the policy choose actions, and envs take them; returns what the policy has said."""
-        rows = np.arange(len(group.envs))
-        begun = group.envs[self._begun[group.envs]].tolist()
-        answer = self._caller.step(group.envs, observations, rows, begun, ask=self._ask_together)
+        begun = group.envs[self._begun[group.part]].tolist()
+        answer = self._caller.step(group.envs, observations, None, begun, ask=self._ask_together)
         self._out.append(group)
         return answer
 
@@ -459,7 +475,7 @@ class Pipeline:
 
     def _next(self) -> _Group:
         """The group to take: the one that was asked first, or that is ready first."""
-        if not self.deterministic and len(self._out) > 1:
+        if not self._in_turn and len(self._out) > 1:
             ready = self._exchange.first_ready([group.envs for group in self._out])
             self._out.rotate(-ready)
         return self._out.popleft()

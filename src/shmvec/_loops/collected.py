@@ -73,7 +73,7 @@ class Collected:
 
     Attributes:
         length: Number of steps.
-        steps: The same.
+        steps: The same, as soon as it is returned.
         observations: ``(length + 1, num_envs, ...)``, nested as the observation space is.
         rewards: float64 ``(length + 1, num_envs)``. That of ``actions[t]`` is ``rewards[t + 1]``.
         terminations: bool ``(length + 1, num_envs)``.
@@ -88,7 +88,7 @@ class Collected:
     def __init__(self, rollout: Rollout) -> None:
         """Takes a rollout of which no step is made."""
         self._rollout = rollout
-        self.length = self.steps = rollout.length
+        self.length, self.steps = rollout.length, 0
         self.observations = rollout.observations
         self.rewards: Any = rollout.rewards
         self.terminations: Any = rollout.terminations
@@ -100,9 +100,14 @@ class Collected:
         self.said: list[Said] = [{} for _ in range(self.length + 1)]
         self.infos = Infos(self.num_envs, self.said)
 
-    def step(self, index: int, actions: Any) -> None:
-        """Steps all envs at once, into an index of this rollout."""
-        self.infos.gathered[index] = self._rollout.step(actions)
+    def resume(self) -> None:
+        """Before :meth:`step`, where other steps were made otherwise."""
+        self._rollout.resume(self.steps)
+
+    def step(self, envs: Any, actions: Any) -> None:
+        """Steps all envs at once, to the next index."""
+        self.infos.gathered[self.steps + 1] = self._rollout.step(actions)
+        self.steps += 1
 
     def keep_extras(self, index: int, part: Any, extras: Mapping[str, Any]) -> None:
         """Keeps what came with some envs' actions.

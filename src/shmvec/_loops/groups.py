@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Sequence
 
@@ -12,8 +13,11 @@ from shmvec.exchange import split_evenly
 
 __all__ = ["Faster", "grouped"]
 
-_TRIES = 2  # of each way, of which the faster counts
-_AGAIN = 50  # after so many calls the other way is tried again
+_SLICE = 16  # steps for which one way is gone
+_PAIRS = 5  # slices of each way, of which the median counts
+_AGAIN = 25  # slices, at least, until the slower way is tried again
+_COST = 0.01  # of the time, at most, by which such tries may make all slower
+_GAIN, _KEEP = 0.93, 0.97  # time in groups by that in lockstep: to begin with them, to stay
 
 
 def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
@@ -50,22 +54,51 @@ def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
 
 
 class Faster:
-    """Which of two ways is faster: both are tried, and the slower one again now and then."""
+    """Whether groups are faster than lockstep, which is found out while steps are made.
+
+    Slices of both ways take turns, so that what disturbs one disturbs the other. Lockstep is left
+    if the median of the last ratios says that groups are clearly faster. Then the slower way gets a
+    slice now and then: the slower it is, the more rarely, so that it costs no more than a hundredth
+    of the time; and another one at once where that was a surprise.
+    """
 
     def __init__(self) -> None:
-        """Knows nothing."""
-        self._taken: tuple[deque[float], ...] = deque(maxlen=_TRIES), deque(maxlen=_TRIES)
-        self._calls = 0
+        """Begins with lockstep."""
+        self.grouped = False  # how most steps are made
+        self._ratios: deque[float] = deque(maxlen=_PAIRS)
+        self._usual = 0.0  # seconds that a step has taken last
+        self._steps = _SLICE  # until the other way is tried
 
-    def choose(self) -> int:
-        """The way to go now: 0 or 1."""
-        first, second = self._taken
-        if len(second) < _TRIES:
-            return int(len(first) > len(second))
-        best = int(min(second) < min(first))
-        return 1 - best if self._calls % _AGAIN == 0 else best
+    def choose(self, length: int, left: int) -> tuple[bool, int]:
+        """How to go on.
 
-    def took(self, way: int, seconds: float) -> None:
-        """Notes how long a way has taken."""
-        self._calls += 1
-        self._taken[way].append(seconds)
+        Args:
+            length: Steps of a rollout.
+            left: Of these.
+
+        Returns:
+            Whether in groups; and for how many steps.
+        """
+        slices = -(-length // _SLICE)
+        most = -(-length // slices)
+        if self._steps > 0:
+            return self.grouped, min(left, max(most, self._steps))
+        if left < most:  # too few to be compared
+            return self.grouped, left
+        return not self.grouped, most
+
+    def took(self, grouped: bool, steps: int, seconds: float) -> None:
+        """Notes how many steps were made, and how long one has taken."""
+        if grouped == self.grouped:
+            self._usual, self._steps = seconds, self._steps - steps
+            return
+        ratio = seconds / self._usual if grouped else self._usual / seconds
+        self._ratios.append(ratio)
+        self._steps = _SLICE
+        if len(self._ratios) == _PAIRS:
+            most = _KEEP if self.grouped else _GAIN
+            typical = statistics.median(self._ratios)
+            self.grouped = typical < most
+            if (ratio < most) == self.grouped:
+                loss = (1 / typical if self.grouped else typical) - 1
+                self._steps = int(_SLICE * max(_AGAIN, loss / _COST))

@@ -49,6 +49,7 @@ class PolicyCaller:
         self._policy = policy
         reset = getattr(policy, "reset", None)
         self._reset = reset if callable(reset) else None
+        self.tells = self._reset is not None  # whether it is to know who begins
         self._size = size
         self._read, self._keep = read, keep
         self.batches = 0
@@ -57,7 +58,7 @@ class PolicyCaller:
         self,
         envs: Rows,
         observations: Any,
-        rows: Rows,
+        rows: Rows | None,
         begun: list[int],
         *,
         ask: Callable[[Rows, Any], Any] | None = None,
@@ -67,7 +68,7 @@ class PolicyCaller:
         Args:
             envs: Of the batch, int ``(n,)``.
             observations: Theirs.
-            rows: Which of these are asked about, int ``(m,)``.
+            rows: Which of these are asked about, int ``(m,)``. None: all.
             begun: Envs among these in which an episode begins.
             ask: Asks envs to step with actions. None: the exchange's.
 
@@ -80,13 +81,14 @@ class PolicyCaller:
             TypeError: Their dtype is, or they are no arrays that NumPy can read. Likewise.
             Exception: What the policy raises; and as ``ask``.
         """
-        asked = envs[rows]
+        asked = envs if rows is None else envs[rows]
         ids = asked.astype(np.int64)
-        missing = 0 if self._size is None else self._size - len(rows)
+        missing = 0 if self._size is None else self._size - len(asked)
         if missing:
+            rows = np.arange(len(envs)) if rows is None else rows
             rows = np.append(rows, np.repeat(rows[:1], missing))
             ids = np.append(ids, np.repeat(NOBODY, missing))
-        if len(rows) != len(envs) or missing:
+        if rows is not None and (len(rows) != len(envs) or missing):
             observations = mapped(
                 self._exchange.single_observation_space,
                 lambda part: chosen(part, rows),

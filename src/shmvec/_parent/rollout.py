@@ -62,6 +62,7 @@ class Rollout:
         actions: Any,
         action_space: gym.Space[Any],
         step: Callable[[Rollout, Any, Callable[[], None]], dict[str, Any]],
+        resume: Callable[[Rollout], None],
     ) -> None:
         """Made by ``ShmVectorEnv.rollout``."""
         self.length = length
@@ -70,7 +71,13 @@ class Rollout:
         self.steps = 0
         self._lease = lease
         self._action_space = action_space
-        self._step = step
+        self._step, self._resume = step, resume
+
+    def resume(self, steps: int) -> None:
+        """Goes on behind so many steps, the last of which were made, and written, by the caller."""
+        if steps != self.steps:
+            self.steps = steps
+            self._resume(self)
 
     def step(self, actions: Any) -> dict[str, Any]:
         """Steps all envs; the results are at the next index.
@@ -174,6 +181,7 @@ class Rollouts:
             actions,
             self._action_space,
             self._step,
+            self._resume,
         )
         self._current = weakref.ref(rollout)
         return rollout
@@ -231,6 +239,10 @@ class Rollouts:
 
         arrays = create_empty_array(self._action_space, self._layout.num_envs, place)
         return arrays, offset
+
+    def _resume(self, rollout: Rollout) -> None:
+        """Has the last results be those that are at an index of a rollout."""
+        self._exchange.frames.start_rollout(self._half * (rollout.length + 1) + rollout.steps)
 
     def _step(
         self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]
