@@ -609,7 +609,10 @@ def test_policies_of_another_device():
         envs.reset(seed=0)
         for device in (None, "cpu"):
             away = Pipeline(
-                envs, lambda seen, ids: torch.zeros(2, dtype=int, device="meta"), device=device
+                envs,
+                lambda seen, ids: torch.zeros(2, dtype=int, device="meta"),
+                groups=2,
+                device=device,
             )
             with pytest.raises(TypeError, match=r"batch 0, of envs \[0, 1\]: NumPy cannot read"):
                 away.collect(2)
