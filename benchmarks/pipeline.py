@@ -14,7 +14,9 @@ Systems take turns in one run:
 - two groups: the same with `deterministic=True`, which has two groups, whatever it costs;
 - lockstep: `ShmVectorEnv.rollout(32)`, the policy asked about all envs at once;
 - both at once: no vector env: processes do the envs' work while this one does the policy's, and
-  none waits for another. Cores may be slower when all are busy: this can be reached here.
+  none waits for another. Cores may be slower when all are busy: of "equal" with one worker this can
+  be reached. It is no limit where there are more processes than cores, or the policy is cheap: here
+  each computes all the time, and takes from the others what they would have there.
 
 The limit is what nobody can beat on cores that are not: the policy's work, the envs' divided by the
 workers, or both divided by the cores, whichever is longest. Figures are medians of rounds;
