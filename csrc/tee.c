@@ -337,6 +337,8 @@ static nfds_t what_to_wait_for(struct pollfd *polled, int64_t *until)
             polled[count++] = (struct pollfd){.fd = tee->source, .events = POLLIN};
         if (tee->blocked)
             polled[count++] = (struct pollfd){.fd = tee->target, .events = POLLOUT};
+        else if (tee->guarded && !is_guarded(tee))
+            *until = 0; /* the other's line has come to its end since: nobody else would tell */
         else if (waiting > 0 && !tee->guarded && tee->since + SV_TEE_HOLD_NS < *until)
             *until = tee->since + SV_TEE_HOLD_NS;
     }
