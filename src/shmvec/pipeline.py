@@ -19,6 +19,7 @@ from shmvec._loops.collected import Collected, Transitions, said_in, with_row
 from shmvec._loops.device import Mirror, Tensors
 from shmvec._loops.groups import Faster, grouped
 from shmvec._loops.policy import NOBODY, Policy, PolicyCaller, chosen
+from shmvec._parent.rollout import store
 from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count
 from shmvec.faults import EnvTimeoutError, raise_as_gymnasium_does
 from shmvec.spaces import mapped
@@ -302,7 +303,7 @@ class Pipeline:
         else:
             observations = mirror.observations(group.steps, group.part, group.runs)
         actions, extras = self._choose(group, observations)
-        self._keep(rollout.actions, actions, group, group.steps)
+        store(self._acted, rollout.actions, (group.steps, group.part), actions)
         rollout.keep_extras(group.steps, group.part, extras)
 
     def _take_into(self, rollout: Collected, group: _Group) -> None:
@@ -312,21 +313,11 @@ class Pipeline:
         rollout.rewards[index] = answers.rewards
         rollout.terminations[index] = answers.terminations
         rollout.truncations[index] = answers.truncations
-        self._keep(rollout.observations, answers.observations, group, group.steps, seen=True)
+        store(self._seen, rollout.observations, index, answers.observations)
         rollout.said[group.steps].update(said_in(answers))
 
     def _rows(self, arrays: Any, group: _Group, index: int) -> Any:
         return mapped(self._seen, lambda part: part[index][group.part], arrays)
-
-    def _keep(
-        self, arrays: Any, values: Any, group: _Group, index: int, *, seen: bool = False
-    ) -> None:
-        """Copies a group's actions, or what was seen, to a step of arrays for all envs."""
-
-        def put(array: npt.NDArray[Any], value: Any) -> None:
-            array[index, group.part] = value
-
-        mapped(self._seen if seen else self._acted, put, arrays, values)
 
     # ---- transitions -------------------------------------------------------------------------
 

@@ -23,11 +23,12 @@ from shmvec._core.lease import Lease
 from shmvec._core.results import Results
 from shmvec._parent.arguments import checked_count
 from shmvec._shared.memory import map_memory, reserve_memory
+from shmvec.spaces import mapped
 
 if TYPE_CHECKING:
     from shmvec.exchange import Exchange
 
-__all__ = ["Rollout", "Rollouts"]
+__all__ = ["Rollout", "Rollouts", "store"]
 
 _ALIGNMENT = 128
 _FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; some are at home
@@ -95,7 +96,7 @@ class Rollout:
             Exception: As for ``ShmVectorEnv.step``. The rollout cannot be gone on with.
         """
         infos = self._step(
-            self, actions, lambda: _store(self._action_space, self.actions, self.steps, actions)
+            self, actions, lambda: store(self._action_space, self.actions, self.steps, actions)
         )
         self.steps += 1
         return infos
@@ -281,16 +282,13 @@ def _check_arrays(space: gym.Space[Any], name: str) -> None:
         raise TypeError(f"a rollout is of arrays only: the {name} space holds {space}")
 
 
-def _store(space: gym.Space[Any], arrays: Any, index: int, values: Any) -> None:
-    """Copies a batch of actions to an index of the arrays for them."""
-    if isinstance(space, spaces.Dict):
-        for key, part in space.spaces.items():
-            _store(part, arrays[key], index, values[key])
-    elif isinstance(space, spaces.Tuple):
-        for part, array, value in zip(space.spaces, arrays, values, strict=True):
-            _store(part, array, index, value)
-    else:
-        arrays[index] = values
+def store(space: gym.Space[Any], arrays: Any, index: Any, values: Any) -> None:
+    """Copies a batch to an index of the arrays for several."""
+
+    def put(array: npt.NDArray[Any], part: Any) -> None:
+        array[index] = part
+
+    mapped(space, put, arrays, values)
 
 
 def _page_lock(memory: npt.NDArray[np.uint8]) -> None:
