@@ -20,7 +20,7 @@ from gymnasium.envs.registration import EnvSpec, _find_spec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from shmvec._loops.episodes import Episode, EpisodePlayer
-from shmvec._loops.policy import Policy
+from shmvec._loops.policy import Policy, check_policy
 from shmvec._loops.statistics import (
     confidence_interval,
     interquartile_mean,
@@ -265,12 +265,9 @@ def evaluate(
         raise TypeError(f"info_keys must be several, as [{info_keys!r}]")
     keys = dict.fromkeys(info_keys)  # now: what raises here must not do so at the end
     played = _episodes(checked_count("episodes", episodes), seeds, options)
-    if batch not in ("ready", "fixed"):
-        raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
     if time_limit is not None and not time_limit > 0:
         raise ValueError(f"time_limit must be positive, got {time_limit}")
-    if not callable(policy):
-        raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy!r}")
+    check_policy(policy, batch)
     if isinstance(envs, ShmVectorEnv):
         chosen = {"num_envs": num_envs, "video_folder": video_folder, **vector_options}
         given = [name for name, value in chosen.items() if value is not None]

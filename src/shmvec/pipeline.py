@@ -18,7 +18,7 @@ import numpy.typing as npt
 from shmvec._loops.collected import Collected, Transitions, said_in, with_row
 from shmvec._loops.device import Mirror, Tensors
 from shmvec._loops.groups import Faster, grouped
-from shmvec._loops.policy import NOBODY, Policy, PolicyCaller, chosen
+from shmvec._loops.policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
 from shmvec._parent.rollout import store
 from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count
 from shmvec.faults import EnvTimeoutError, raise_as_gymnasium_does
@@ -138,12 +138,7 @@ class Pipeline:
             )
         if envs.batch_size is not None:
             raise ValueError("a Pipeline makes its own batches: make the envs without batch_size")
-        if not callable(policy):
-            raise TypeError(
-                f"policy must be callable, policy(observations, env_ids), got {policy!r}"
-            )
-        if batch not in ("ready", "fixed"):
-            raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
+        check_policy(policy, batch)
         count = min(2, envs.num_envs) if groups is None else checked_count("groups", groups)
         if count > envs.num_envs:
             raise ValueError(f"there are {envs.num_envs} envs: too few for {count} groups")

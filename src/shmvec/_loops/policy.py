@@ -14,7 +14,7 @@ from shmvec.exchange import Exchange
 from shmvec.faults import RemoteTraceback
 from shmvec.spaces import mapped
 
-__all__ = ["NOBODY", "Policy", "PolicyCaller", "chosen"]
+__all__ = ["NOBODY", "Policy", "PolicyCaller", "check_policy", "chosen"]
 
 Policy = Callable[[Any, npt.NDArray[np.int64]], Any]
 Rows = npt.NDArray[np.intp]
@@ -22,6 +22,14 @@ Rows = npt.NDArray[np.intp]
 _OF_ARRAYS = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiBinary, gym.spaces.MultiDiscrete
 
 NOBODY = -1  # the env of a row that only fills a batch
+
+
+def check_policy(policy: Any, batch: str) -> None:
+    """Raises unless a policy can be called, with such batches."""
+    if batch not in ("ready", "fixed"):
+        raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
+    if not callable(policy):
+        raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy!r}")
 
 
 class PolicyCaller:
