@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, overload
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from shmvec._core.told import Batch
 from shmvec._parent.rollout import Rollout
 from shmvec.exchange import Answers
+from shmvec.spaces import mapped
 
 __all__ = ["Collected", "Infos", "Said", "Transitions", "said_in", "with_row"]
 
@@ -191,15 +193,10 @@ class Transitions:
 
 def with_row(space: gym.Space[Any], batch: Any, row: int, observation: Any) -> Any:
     """A batch of which a row is another observation; changes arrays in place."""
-    if isinstance(space, gym.spaces.Dict):
-        return {
-            key: with_row(part, batch[key], row, observation[key]) for key, part in space.items()
-        }
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(
-            with_row(part, values, row, value)
-            for part, values, value in zip(space.spaces, batch, observation, strict=True)
-        )
+    return mapped(space, partial(_with_row, row), batch, observation)
+
+
+def _with_row(row: int, batch: Any, observation: Any) -> Any:
     if isinstance(batch, np.ndarray):
         batch[row] = observation
         return batch
