@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import types
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 
 import gymnasium as gym
 import numpy as np
@@ -80,6 +80,17 @@ def lockstep(fns, mode, seed, lengths):
     return rollouts
 
 
+@contextmanager
+def choosing(fns, workers, mode, groups, **options):
+    """A vector env, a policy and their pipeline, with at most a worker and a group for each env."""
+    num_envs = len(fns)
+    envs = ShmVectorEnv(fns, num_workers=min(workers, num_envs), autoreset_mode=mode)
+    with closing(envs):
+        chooser = Chooser(num_envs, envs.single_action_space)
+        groups = groups and min(groups, num_envs)
+        yield envs, chooser, Pipeline(envs, chooser, groups=groups, **options)
+
+
 def assert_same_rollout(rollout, steps, given):
     assert rollout.length == rollout.steps == len(given)
     assert len(rollout.infos) == len(steps)
@@ -116,16 +127,11 @@ def test_as_lockstep(
 ):
     fns = [lambda i=i: kind(i, turns, length=2 + i % 3) for i in range(num_envs)]
     expected = lockstep(fns, mode, seed, lengths)
-    envs = ShmVectorEnv(fns, num_workers=min(workers, num_envs), autoreset_mode=mode)
-    with closing(envs):
-        chooser = Chooser(num_envs, envs.single_action_space)
-        pipeline = Pipeline(
-            envs,
-            chooser,
-            groups=groups and min(groups, num_envs),
-            deterministic=deterministic,
-            batch=batch,
-        )
+    with choosing(fns, workers, mode, groups, deterministic=deterministic, batch=batch) as (
+        envs,
+        chooser,
+        pipeline,
+    ):
         pipeline.reset(seed=seed)
         held = []
         for length, (steps, given) in zip(lengths, expected, strict=True):
@@ -158,16 +164,11 @@ def test_transitions_are_those_of_lockstep(
 ):
     fns = [lambda i=i: kind(i, length=2 + i % 3) for i in range(num_envs)]
     ((steps, given),) = lockstep(fns, mode, seed, [12])
-    envs = ShmVectorEnv(fns, num_workers=min(workers, num_envs), autoreset_mode=mode)
-    with closing(envs):
-        chooser = Chooser(num_envs, envs.single_action_space)
-        pipeline = Pipeline(
-            envs,
-            chooser,
-            groups=groups and min(groups, num_envs),
-            deterministic=deterministic,
-            batch=batch,
-        )
+    with choosing(fns, workers, mode, groups, deterministic=deterministic, batch=batch) as (
+        envs,
+        chooser,
+        pipeline,
+    ):
         pipeline.reset(seed=seed)
         counts = np.zeros(num_envs, int)
         told = []  # checked at the end: nothing changes them
