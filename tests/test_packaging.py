@@ -40,6 +40,7 @@ def checkout(tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 def test_sdist_and_wheel(checkout, tmp_path):
     pytest.importorskip("build")
     out = tmp_path / "dist"
