@@ -62,14 +62,14 @@ def test_a_system_that_makes_no_memfd_gives_a_block_of_dev_shm(no_memfd):
 
 
 def test_a_small_dev_shm_is_an_error_with_the_numbers(no_memfd, monkeypatch):
-    monkeypatch.setattr(shmvec._shared.memory, "_free_shm", lambda: 1234)
+    monkeypatch.setattr(shmvec._shared.memory, "free_shm", lambda: 1234)
     with pytest.raises(OSError, match=r"needs [\d,]+ bytes .* 1,234 in /dev/shm") as caught:
         reserve_memory(5000)
     assert caught.value.errno == errno.ENOSPC
 
 
 def test_no_memory_is_an_error_with_the_numbers(monkeypatch):
-    monkeypatch.setattr(shmvec._shared.memory, "_free_memory", lambda: 5678)
+    monkeypatch.setattr(shmvec._shared.memory, "free_memory", lambda: 5678)
     with pytest.raises(OSError, match=r"needs [\d,]+ bytes .* 5,678 bytes free") as caught:
         ShmVectorEnv([Counter] * 2, num_workers=2)
     assert caught.value.errno == errno.ENOSPC
@@ -112,7 +112,7 @@ def cgroups(tmp_path):
                 (tmp_path / folder / "memory.stat").write_text(stat)
 
         def free(self):
-            return shmvec._shared.memory._free_memory(tmp_path, tmp_path / "membership")
+            return shmvec._shared.memory.free_memory(tmp_path, tmp_path / "membership")
 
     return Cgroups()
 

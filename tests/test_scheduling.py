@@ -107,8 +107,8 @@ def test_cgroup_quota(tmp_path, monkeypatch, files, quota):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    assert scheduling._cgroup_quota(tmp_path, tmp_path / "none") == quota
-    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: quota)
+    assert scheduling.cgroup_quota(tmp_path, tmp_path / "none") == quota
+    monkeypatch.setattr(scheduling, "cgroup_quota", lambda: quota)
     assert usable_cores() >= 1
     if quota == 0.5:
         assert usable_cores() == 1
@@ -128,7 +128,7 @@ def test_cgroup_quota(tmp_path, monkeypatch, files, quota):
     ],
 )
 def test_cores_that_others_leave_to_this_process(monkeypatch, variable, value, expected):
-    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: None)
+    monkeypatch.setattr(scheduling, "cgroup_quota", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setenv(variable, value)
     assert usable_cores() == expected
@@ -138,14 +138,14 @@ def test_cores_that_others_leave_to_this_process(monkeypatch, variable, value, e
 def test_ranks_that_are_bound_are_not_given_a_share_of_their_share(monkeypatch, bound_to, expected):
     """Four ranks on eight cores: bound to two each, two to the same four, or not at all."""
     cores = {0: set(range(bound_to)), os.getppid(): set(range(8))}
-    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: None)
+    monkeypatch.setattr(scheduling, "cgroup_quota", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert usable_cores() == expected
 
 
 def test_a_quota_is_that_of_all_ranks(monkeypatch):
-    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: 6)
+    monkeypatch.setattr(scheduling, "cgroup_quota", lambda: 6)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert usable_cores() == 2
@@ -172,7 +172,7 @@ def test_cores_of_an_actor_of_ray(monkeypatch, resources, expected):
         def get_assigned_resources():
             return resources
 
-    monkeypatch.setattr(scheduling, "_cgroup_quota", lambda: None)
+    monkeypatch.setattr(scheduling, "cgroup_quota", lambda: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setitem(sys.modules, "ray", Ray)
     assert usable_cores() == expected
@@ -180,7 +180,7 @@ def test_cores_of_an_actor_of_ray(monkeypatch, resources, expected):
 
 def test_nobody_pauses_without_a_core_to_spare(monkeypatch):
     for cores in (1, 2, 16):
-        monkeypatch.setattr(scheduling, "_allowed_cores", lambda cores=cores: set(range(cores)))
+        monkeypatch.setattr(scheduling, "allowed_cores", lambda cores=cores: set(range(cores)))
         for num_workers in (1, 2, 8, 16, 100):
             budgets = wait_budgets(num_workers, cores)
             pauses = budgets.parent[0] > 0, budgets.worker[0] > 0
@@ -191,7 +191,7 @@ def test_nobody_pauses_without_a_core_to_spare(monkeypatch):
 
 def test_no_homing_under_a_quota(monkeypatch):
     """Else all containers of a machine would wake their workers on its first cores."""
-    monkeypatch.setattr(scheduling, "_allowed_cores", lambda: set(range(64)))
+    monkeypatch.setattr(scheduling, "allowed_cores", lambda: set(range(64)))
     assert not wait_budgets(2, cores=2).homing
 
 
@@ -200,12 +200,12 @@ def test_the_tightest_quota_around_a_process_counts(tmp_path):
     membership.write_text("0::/user/job\n")
     (tmp_path / "user" / "job").mkdir(parents=True)
     (tmp_path / "user" / "job" / "cpu.max").write_text("400000 100000")
-    assert scheduling._cgroup_quota(tmp_path, membership) == 4
+    assert scheduling.cgroup_quota(tmp_path, membership) == 4
     (tmp_path / "user" / "cpu.max").write_text("250000 100000")
-    assert scheduling._cgroup_quota(tmp_path, membership) == 2.5
+    assert scheduling.cgroup_quota(tmp_path, membership) == 2.5
     membership.write_text("0::/\n")
     (tmp_path / "cpu.max").write_text("max 100000")
-    assert scheduling._cgroup_quota(tmp_path, membership) is None
+    assert scheduling.cgroup_quota(tmp_path, membership) is None
 
 
 def test_a_quota_of_version_1_counts_where_the_process_is(tmp_path):
@@ -214,4 +214,4 @@ def test_a_quota_of_version_1_counts_where_the_process_is(tmp_path):
     (tmp_path / "cpu" / "job").mkdir(parents=True)
     (tmp_path / "cpu" / "job" / "cpu.cfs_quota_us").write_text("150000")
     (tmp_path / "cpu" / "job" / "cpu.cfs_period_us").write_text("100000")
-    assert scheduling._cgroup_quota(tmp_path, membership) == 1.5
+    assert scheduling.cgroup_quota(tmp_path, membership) == 1.5

@@ -1,4 +1,4 @@
-"""The command line: ``python -m shmvec``, followed by bench, tune or evaluate."""
+"""The command line: ``python -m shmvec``, followed by bench, tune, evaluate or doctor."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import importlib.util
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from shmvec import __version__
-from shmvec._commands import bench, tune
-from shmvec._commands.measuring import EnvFn
+from shmvec._commands import bench, doctor, measuring, tune
+from shmvec._commands.machine import Machine, Prices
+from shmvec._commands.measuring import EnvFn, described
 from shmvec._commands.named import find_env, find_function
 from shmvec.evaluation import evaluate
 
@@ -89,6 +91,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--info", nargs="+", default=[], metavar="KEY", help="of last infos")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the episodes to a file")
     command.set_defaults(run=_evaluate)
+
+    command = commands.add_parser(
+        "doctor",
+        help="see whether this machine lets workers run fast, and what to change",
+        description=doctor.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file")
+    command.set_defaults(run=_doctor)
 
     options = parser.parse_args(arguments)
     for name in ("json", "plot"):
@@ -212,6 +223,22 @@ def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         episodes = {name: values.tolist() for name, values in result.columns().items()}
         options.json.write_text(json.dumps(episodes, indent=2, default=str) + "\n")
     return 0 if result.complete else 1
+
+
+def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    del parser
+    machine = Machine.read()
+    prices = Prices.measured(machine.cores)
+    found = doctor.findings(machine, prices)
+    print(f"{described(measuring.machine())}\n{doctor.report(found)}")
+    if options.json is not None:
+        written = {
+            "machine": asdict(machine),
+            "prices": asdict(prices),
+            "findings": [asdict(finding) for finding in found],
+        }
+        options.json.write_text(json.dumps(written, indent=2) + "\n")
+    return 0
 
 
 def _tune_training(

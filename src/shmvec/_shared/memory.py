@@ -20,7 +20,7 @@ from typing import Any
 from shmvec._core.segment import reserve
 from shmvec._shared.cgroups import MEMBERSHIP, ROOT, own_cgroups
 
-__all__ = ["map_memory", "reserve_memory"]
+__all__ = ["free_memory", "free_shm", "map_memory", "reserve_memory"]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # Each version's names of a cgroup's limit and of what of it is used.
@@ -43,7 +43,7 @@ def reserve_memory(nbytes: int) -> int:
         OSError: There is not that much memory; the message has the numbers.
     """
     # Before anything is written: what goes beyond a limit is not refused but ended by the kernel.
-    if _free_memory() < nbytes:
+    if free_memory() < nbytes:
         raise _no_room(nbytes)
     try:
         descriptor = _memfd()
@@ -76,7 +76,7 @@ def _memfd() -> int:
 
 
 def _shared_memory(nbytes: int) -> int:
-    if _free_shm() < nbytes:
+    if free_shm() < nbytes:
         raise _no_room(nbytes)
     untracked: dict[str, Any] = {"track": False} if sys.version_info >= (3, 13) else {}
     block = SharedMemory(create=True, size=nbytes, **untracked)
@@ -90,14 +90,15 @@ def _shared_memory(nbytes: int) -> int:
 def _no_room(nbytes: int) -> OSError:
     return OSError(
         errno.ENOSPC,
-        f"shmvec needs {nbytes:,} bytes of shared memory; there are {_free_memory():,} bytes "
+        f"shmvec needs {nbytes:,} bytes of shared memory; there are {free_memory():,} bytes "
         "free for this process (of the machine's, or by a cgroup's limit) and "
-        f"{_free_shm():,} in /dev/shm. Use fewer envs or smaller observations, or give the "
+        f"{free_shm():,} in /dev/shm. Use fewer envs or smaller observations, or give the "
         "container more memory (docker run --memory=...)",
     )
 
 
-def _free_shm() -> int:
+def free_shm() -> int:
+    """Bytes free in /dev/shm."""
     try:
         status = os.statvfs("/dev/shm")
     except OSError:
@@ -105,7 +106,7 @@ def _free_shm() -> int:
     return status.f_bavail * status.f_frsize
 
 
-def _free_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
+def free_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
     """Bytes that this process can still have: the machine's, or fewer by a cgroup's limit."""
     rooms = []
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as lines:

@@ -20,6 +20,8 @@ from shmvec._shared.cgroups import MEMBERSHIP, ROOT, own_cgroups
 __all__ = [
     "WAIT_POLICIES",
     "WaitBudgets",
+    "allowed_cores",
+    "cgroup_quota",
     "current_budgets",
     "split_evenly",
     "usable_cores",
@@ -50,7 +52,7 @@ def usable_cores(processes: Iterable[Any] = ()) -> int:
     Args:
         processes: Others, of ``multiprocessing``: cores that one of them may use count too.
     """
-    cores = _host_share(len(_allowed_cores(processes)), _cgroup_quota())
+    cores = _host_share(len(allowed_cores(processes)), cgroup_quota())
     given = _count_in("SLURM_CPUS_PER_TASK"), _ray_cpus()
     return min([cores, *(max(1, math.ceil(count)) for count in given if count is not None)])
 
@@ -87,7 +89,7 @@ def _ray_cpus() -> float | None:
     return None
 
 
-def _allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
+def allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
     """Cores in the affinity of this process, or of one of those."""
     cores = os.sched_getaffinity(0)
     for process in processes:
@@ -96,7 +98,7 @@ def _allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
     return cores
 
 
-def _cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
+def cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
     """CPU quota in cores, the tightest of those that hold here; None if there is none."""
     quotas = []
     for folder in own_cgroups("cpu", root, membership):
@@ -120,7 +122,7 @@ def split_evenly(num_envs: int, num_workers: int, pinned: bool = False) -> list[
     >>> split_evenly(7, 2)
     [range(0, 4), range(4, 7)]
     """
-    cores = len(_allowed_cores()) if pinned else num_workers
+    cores = len(allowed_cores()) if pinned else num_workers
     ends = [0] * num_workers
     for core, share in enumerate(_shares(num_envs, min(cores, num_workers))):
         sharing = range(core, num_workers, cores)
@@ -190,7 +192,7 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
             parent=(8 * pause, pause, 0, window), worker=(pause, _PATIENCE, 0, window), homing=False
         )
     # Under a quota there are more cores than workers, and others live on the first of them.
-    homing = num_workers == len(_allowed_cores())
+    homing = num_workers == len(allowed_cores())
     return WaitBudgets(
         parent=(0, 50 * _US, linger if num_workers > 1 else 0, window),
         worker=(0, _PATIENCE, 0, window),

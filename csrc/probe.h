@@ -1,0 +1,34 @@
+/* probe.h — what a hand-over between two cores costs on this machine, and what all cores do together.
+ *
+ * wait.h rests on four prices: a cache line that goes from core to core, a sleeper that is woken, a
+ * yield, a look at the clock.  Where one of them is not what it usually is, the machine is to blame
+ * (a hypervisor, a power-saving governor, a clock that is a system call, two "cores" that are one),
+ * and no option of ours helps: python -m shmvec doctor says so.
+ *
+ * Players are processes, as workers are, and each is bound to a core, so that the scheduler decides
+ * nothing.  They are forked here and run only what is here: it does not matter which threads the
+ * caller has.  Each knows when to stop, and ends with the caller's thread: nobody waits for anybody
+ * for ever.
+ */
+#ifndef SHMVEC_PROBE_H
+#define SHMVEC_PROBE_H
+
+#include "platform.h"
+
+/* Two players, each on a core, hand a cache line to each other for so long.
+ *
+ * `sleeping`: each sleeps until it is woken; otherwise it spins.
+ * Returns ns there and back, or 0: they could not be started, or have not met. */
+double sv_probe_round_trip(uint32_t core, uint32_t other, bool sleeping, int64_t duration_ns);
+
+/* A player on each of these cores computes for so long.
+ *
+ * `rates[i]`: what the i-th has done a ns; 0: it could not be started.  Returns false if there is no
+ * memory for it. */
+bool sv_probe_rates(const uint32_t *cores, uint32_t count, int64_t duration_ns, double *rates);
+
+/* ns of a yield, and of a reading of the clock, by the caller. */
+double sv_probe_yield(int64_t duration_ns);
+double sv_probe_clock(int64_t duration_ns);
+
+#endif

@@ -1,0 +1,276 @@
+"""Whether this machine lets workers run as fast as they can; what to change where it does not.
+
+It looks at cores, quotas, memory, descriptors and threads of libraries, and measures for two
+seconds what it costs here to hand work from core to core. Each line is ok, or says what to change
+and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from shmvec._commands.machine import Machine, Prices
+
+__all__ = ["Finding", "findings", "report"]
+
+# What a vector env has open in the parent: itself, and for each worker (tests/test_doctor.py).
+_DESCRIPTORS, _DESCRIPTORS_A_WORKER = 16, 6
+_TASKS_A_WORKER = 2  # a process and its watchdog's thread
+_ROOM_FOR = 64  # workers; who has more cores needs room for as many
+_LEAST_MEMORY = 1 << 30
+_LEAST_SHM = 256 << 20
+
+_US = 1e-6
+# Beyond these something is wrong with the machine; about what is usual on one that is well.
+_MOST_LINE, _USUAL_LINE = 0.6 * _US, "0.05 to 0.4 µs"
+_MOST_WAKE, _USUAL_WAKE = 160 * _US, "10 to 100 µs"
+_MOST_SWITCH, _USUAL_SWITCH = 25 * _US, "3 to 12 µs"
+_MOST_YIELD, _USUAL_YIELD = 4 * _US, "0.2 to 1.5 µs"
+_MOST_CLOCK, _USUAL_CLOCK = 0.2 * _US, "0.02 to 0.06 µs"
+_MOST_STOLEN = 0.05
+_LEAST_TOGETHER = 0.8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the report.
+
+    Attributes:
+        topic: What was looked at.
+        found: What is there.
+        change: What to change and why; None: it is ok.
+    """
+
+    topic: str
+    found: str
+    change: str | None = None
+
+
+def findings(machine: Machine, prices: Prices) -> list[Finding]:
+    """Judges what was read off a machine, and measured there."""
+    found = [
+        *_cores(machine),
+        *_memory(machine),
+        *_limits(machine),
+        *_threads(machine),
+        *_hand_overs(machine, prices),
+    ]
+    options = [f"{name}={value}" for name, value in machine.variables.items() if "SHMVEC_" in name]
+    if options:
+        found.append(Finding("options", f"{', '.join(options)} in the environment"))
+    return found
+
+
+def report(found: Sequence[Finding]) -> str:
+    """The lines, and how many ask for a change."""
+    width = max(len(finding.topic) for finding in found)
+    lines = []
+    for finding in found:
+        mark = "ok    " if finding.change is None else "CHANGE"
+        lines.append(f"{mark}  {finding.topic:{width}}  {finding.found}")
+        if finding.change is not None:
+            lines.append(f"{'':{width + 10}}-> {finding.change}")
+    changes = sum(finding.change is not None for finding in found)
+    lines.append("Nothing to change." if not changes else f"To change: {changes}.")
+    return "\n".join(lines)
+
+
+def _cores(machine: Machine) -> Iterator[Finding]:
+    allowed = len(machine.cores)
+    told = f"{machine.usable} usable: {allowed} of {machine.online} by affinity"
+    if machine.quota is not None:
+        told += f", {machine.quota:g} by the cgroup's quota"
+    for name in ("SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"):
+        if name in machine.variables:
+            told += f", {name}={machine.variables[name]}"
+    change = None
+    if machine.usable == 1 and machine.online > 1:
+        change = (
+            "this process gets one core: workers and your program take turns on it. Look for who "
+            "says so (taskset, KMP_AFFINITY, docker --cpus, Slurm's --cpus-per-task); where it "
+            "must stay so, num_workers=0 saves the processes"
+        )
+    elif machine.usable == 1:
+        change = "with one core nothing runs in parallel: num_workers=0 saves the processes"
+    elif machine.quota is not None and machine.quota % 1 and machine.quota < allowed:
+        change = (
+            "a part of a core in a quota stops all processes for the rest of each period once it "
+            "is used up: give whole cores (docker --cpuset-cpus, a whole number of CPUs)"
+        )
+    yield Finding("cores", told, change)
+    if machine.physical < allowed:
+        yield Finding(
+            "hyperthreads",
+            f"{allowed} on {machine.physical} physical cores: they do not add up to as many cores; "
+            "python -m shmvec tune finds how many workers pay",
+        )
+    if machine.nodes > 1:
+        yield Finding(
+            "NUMA",
+            f"cores of {machine.nodes} nodes",
+            "memory of another node is slower to reach: bind a training run to one node "
+            "(numactl --cpunodebind=0 --membind=0 python train.py), and run one on each",
+        )
+    yield Finding(
+        "other programs",
+        f"{machine.load:.1f} processes ran at a time in the last minute",
+        "they take the cores from workers, and from what is measured below"
+        if _is_busy(machine)
+        else None,
+    )
+
+
+def _is_busy(machine: Machine) -> bool:
+    return machine.load > max(0.5, 0.5 * len(machine.cores))
+
+
+def _memory(machine: Machine) -> Iterator[Finding]:
+    yield Finding(
+        "memory",
+        f"{_bytes(machine.memory)} free for this process",
+        "each worker is a Python process with your env in it: free some, or raise the container's "
+        "limit (docker run --memory=...)"
+        if machine.memory < _LEAST_MEMORY
+        else None,
+    )
+    if machine.memfd is None:
+        yield Finding(
+            "shared memory", f"memfd; /dev/shm ({_bytes(machine.shm)} free) is not needed"
+        )
+    else:
+        yield Finding(
+            "shared memory",
+            f"/dev/shm, {_bytes(machine.shm)} free; no memfd: {machine.memfd}",
+            "results and rollouts must fit in there: docker run --shm-size=2g, or let the sandbox "
+            "allow memfd_create"
+            if machine.shm < _LEAST_SHM
+            else None,
+        )
+
+
+def _limits(machine: Machine) -> Iterator[Finding]:
+    yield Finding(
+        "watching workers",
+        "pidfd" if machine.pidfd is None else f"no pidfd: {machine.pidfd}",
+        "workers cannot be started without it: Linux 5.3 or newer, and a seccomp filter that "
+        "allows pidfd_open (a newer Docker's does); or num_workers=0"
+        if machine.pidfd is not None
+        else None,
+    )
+    wanted = max(_ROOM_FOR, machine.usable)
+    soft, hard, used = machine.descriptors
+    room = max(0, soft - used - _DESCRIPTORS) // _DESCRIPTORS_A_WORKER
+    needed = used + _DESCRIPTORS + wanted * _DESCRIPTORS_A_WORKER
+    yield Finding(
+        "descriptors",
+        f"{soft:,}, {used} in use: room for {room:,} workers",
+        f"ulimit -n {needed if needed > hard else hard}" + (" (as root)" if needed > hard else "")
+        if room < wanted
+        else None,
+    )
+    if machine.processes is not None:
+        room = machine.processes // _TASKS_A_WORKER
+        yield Finding(
+            "processes",
+            f"{machine.processes:,} more by the cgroup's limit: {room:,} workers",
+            "docker run --pids-limit=..., or the cgroup's pids.max" if room < wanted else None,
+        )
+    yield Finding("start methods", ", ".join(machine.contexts))
+
+
+def _threads(machine: Machine) -> Iterator[Finding]:
+    many = {
+        name: value
+        for name, value in machine.variables.items()
+        if name.endswith(("_NUM_THREADS", "_MAXIMUM_THREADS", "_THREADS_NUM"))
+    }
+    told = ", ".join(f"{name}={value}" for name, value in many.items())
+    too_many = {value for value in many.values() if value.isdecimal() and int(value) > 1}
+    change = None
+    if too_many and machine.usable > 1:
+        change = (
+            f"workers keep to it, too: {machine.usable} of them run libraries on "
+            f"{max(too_many, key=int)} threads each. Unset it; threads_per_worker= is for workers, "
+            "torch.set_num_threads for your program"
+        )
+    elif machine.torch is not None and "OMP_NUM_THREADS" not in many and machine.usable > 1:
+        change = (
+            f"torch {machine.torch} computes on {machine.physical} threads in your program, which "
+            "take the workers' cores: torch.set_num_threads(1) where networks are small "
+            "(python -m shmvec tune --train ENV measures it)"
+        )
+    yield Finding(
+        "library threads", told or "no limit set; workers keep to their share of the cores", change
+    )
+
+
+def _hand_overs(machine: Machine, prices: Prices) -> Iterator[Finding]:
+    virtual = "a hypervisor that moves them about, or an emulated machine"
+    slow = "system calls are slow here (a sandbox such as gVisor, a tracer, an audit rule)"
+    told = [
+        _price(
+            "cache line, there and back",
+            prices.line,
+            _MOST_LINE,
+            _USUAL_LINE,
+            f"the cores are far apart (two sockets: bind the program to one), or {virtual}",
+        ),
+        _price(
+            "waking another core, twice",
+            prices.wake,
+            _MOST_WAKE,
+            _USUAL_WAKE,
+            "idle cores sleep deeply (governor performance; cpupower idle-set -D 20), or a "
+            'hypervisor is slow to wake them: with cores to spare, wait_policy="spin" avoids it',
+        ),
+        _price(
+            "switch on one core, twice",
+            prices.switch,
+            _MOST_SWITCH,
+            _USUAL_SWITCH,
+            f"{slow}: run outside of it, with at most as many workers as cores",
+        ),
+        _price("yield", prices.yield_, _MOST_YIELD, _USUAL_YIELD, f'{slow}: wait_policy="park"'),
+        _price(
+            f"clock ({machine.clock or 'unknown'})",
+            prices.clock,
+            _MOST_CLOCK,
+            _USUAL_CLOCK,
+            "each look at the clock is a system call: boot with clocksource=tsc where the "
+            "processor has a steady one",
+        ),
+    ]
+    cores = min(machine.physical, machine.quota or machine.physical)
+    told += [
+        Finding(
+            "all cores at once",
+            f"do {prices.together:.2f} times what one does alone",
+            f"there should be {cores:g}: a hypervisor that shares them, a power limit; more "
+            "workers than that do not help"
+            if prices.together < _LEAST_TOGETHER * cores
+            else None,
+        ),
+        Finding(
+            "stolen time",
+            f"{100 * prices.stolen:.0f} %",
+            "the hypervisor gives these cores to others: a machine with cores of its own"
+            if prices.stolen > _MOST_STOLEN
+            else None,
+        ),
+    ]
+    for finding in told:
+        if finding.change is not None and _is_busy(machine):
+            finding = replace(finding, change="look again when no other programs run")
+        yield finding
+
+
+def _price(topic: str, seconds: float | None, most: float, usual: str, change: str) -> Finding:
+    if seconds is None:
+        return Finding(topic, "not measured: there is one core")
+    told = f"{1e6 * seconds:.3g} µs (usual: {usual})"
+    return Finding(topic, told, change if seconds > most else None)
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

@@ -1,0 +1,215 @@
+"""What a machine offers to programs with many processes, read off it: for the doctor command."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import resource
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from shmvec._core import probe
+from shmvec._shared.cgroups import own_cgroups
+from shmvec._shared.memory import free_memory, free_shm
+from shmvec._shared.scheduling import allowed_cores, cgroup_quota, usable_cores
+from shmvec._shared.threads import thread_variables
+
+__all__ = ["Machine", "Prices"]
+
+_SYSTEM = Path("/sys/devices/system")
+_ROUNDS = 6  # of what is measured by turns
+_SLICE_S = 0.04
+_MOST_PROCESSES = 256
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use of the machine.
+
+    Attributes:
+        cores: Numbers of the cores that its affinity allows.
+        online: How many cores the system has.
+        quota: Cores by the cgroup's quota; None: there is none.
+        usable: Cores for workers, by these and what Slurm, Ray and torchrun say.
+        physical: Cores of which the allowed ones are hyperthreads.
+        nodes: NUMA nodes that have allowed cores.
+        load: Processes that ran or wanted to, on average of the last minute.
+        memory: Bytes that can still be had, the cgroup's limit considered.
+        shm: Bytes free in /dev/shm.
+        memfd: Why no memfd can be made; None: they can.
+        pidfd: Why no pidfd can be opened; None: they can.
+        descriptors: That one process may have, how many it may allow itself, and has.
+        processes: That may still be started; None: no limit is known.
+        contexts: Start methods of multiprocessing.
+        variables: Environment variables about threads of libraries, cores, and options of ours.
+        torch: Version of the installed torch; None: it is not installed.
+        clock: The clock's source; None: the system does not say.
+    """
+
+    cores: tuple[int, ...]
+    online: int
+    quota: float | None
+    usable: int
+    physical: int
+    nodes: int
+    load: float
+    memory: int
+    shm: int
+    memfd: str | None
+    pidfd: str | None
+    descriptors: tuple[int, int, int]
+    processes: int | None
+    contexts: tuple[str, ...]
+    variables: dict[str, str]
+    torch: str | None
+    clock: str | None
+
+    @classmethod
+    def read(cls) -> Machine:
+        """Reads it; what the system does not tell is left out."""
+        cores = tuple(sorted(allowed_cores()))
+        variables = [*thread_variables(1), "SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"]
+        variables += [name for name in sorted(os.environ) if name.startswith("SHMVEC_")]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return cls(
+            cores=cores,
+            online=os.cpu_count() or len(cores),
+            quota=cgroup_quota(),
+            usable=usable_cores(),
+            physical=len({_siblings(core) for core in cores}),
+            nodes=max(1, sum(not on.isdisjoint(cores) for on in _nodes())),
+            load=os.getloadavg()[0],
+            memory=free_memory(),
+            shm=free_shm(),
+            memfd=_refused(lambda: os.memfd_create("shmvec")),
+            pidfd=_refused(lambda: os.pidfd_open(os.getpid())),
+            descriptors=(soft, hard, len(os.listdir("/proc/self/fd"))),
+            processes=_processes_left(),
+            contexts=tuple(multiprocessing.get_all_start_methods()),
+            variables={name: os.environ[name] for name in variables if name in os.environ},
+            torch=_version("torch"),
+            clock=_text(_SYSTEM / "clocksource/clocksource0/current_clocksource"),
+        )
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What is measured: seconds, unless it says otherwise.
+
+    Attributes:
+        line: A cache line from one core to another, and back; None: there is one core only.
+        wake: A process on another core is woken, and wakes in its turn.
+        switch: The same between two on one core.
+        yield_: A ``sched_yield``.
+        clock: A reading of the clock.
+        together: What all cores get done at once, in cores: less than there are where two are one,
+            or are also somebody else's.
+        stolen: Share of the time that the hypervisor gave to others meanwhile.
+    """
+
+    line: float | None
+    wake: float | None
+    switch: float | None
+    yield_: float
+    clock: float
+    together: float
+    stolen: float
+
+    @classmethod
+    def measured(cls, cores: Collection[int]) -> Prices:
+        """Measures for about two seconds.
+
+        The best of several times counts: what others on the machine do only adds to it.
+        """
+        first, *others = sorted(cores)[:_MOST_PROCESSES]
+        # No hyperthread of the same core, if there is a choice.
+        other = next((core for core in others if _siblings(core) != _siblings(first)), None)
+        if other is None:
+            other = next(iter(others), None)
+        before = _stolen()
+        lines, wakes, switches, yields, clocks = [], [], [], [], []
+        alone, together = [], []
+        for _ in range(_ROUNDS):
+            if other is not None:
+                lines.append(probe.round_trip(first, other, False, _SLICE_S))
+                wakes.append(probe.round_trip(first, other, True, _SLICE_S))
+            switches.append(probe.round_trip(first, first, True, _SLICE_S))
+            alone += probe.rates([first], _SLICE_S)
+            together.append(sum(probe.rates([first, *others], _SLICE_S)))
+            yields.append(probe.yield_cost(_SLICE_S / 4))
+            clocks.append(probe.clock_cost(_SLICE_S / 4))
+        after = _stolen()
+        return cls(
+            line=_best(lines),
+            wake=_best(wakes),
+            switch=_best(switches),
+            yield_=min(yields),
+            clock=min(clocks),
+            together=max(together) / max(alone) if max(alone) > 0 else 0.0,
+            stolen=(after[0] - before[0]) / max(1, after[1] - before[1]),
+        )
+
+
+def _best(values: list[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _refused(attempt: Callable[[], int]) -> str | None:
+    """Opens a descriptor; why that fails."""
+    try:
+        os.close(attempt())
+    except OSError as error:
+        return str(error.strerror)
+    return None
+
+
+def _text(path: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        return path.read_text("utf-8").strip()
+    return None
+
+
+def _members(text: str) -> Iterator[int]:
+    """Numbers of a list as the kernel writes it: ``0-3,8``."""
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def _siblings(core: int) -> frozenset[int]:
+    """The hyperthreads of the core that this is one of."""
+    text = _text(_SYSTEM / f"cpu/cpu{core}/topology/thread_siblings_list")
+    return frozenset(_members(text)) if text else frozenset([core])
+
+
+def _nodes() -> list[set[int]]:
+    """The cores of each NUMA node."""
+    texts = [_text(path) for path in (_SYSTEM / "node").glob("node[0-9]*/cpulist")]
+    return [set(_members(text)) for text in texts if text is not None]
+
+
+def _processes_left() -> int | None:
+    """How many processes and threads may still be started, by the cgroups' limits."""
+    left = []
+    for folder in own_cgroups("pids"):
+        limit, used = _text(folder / "pids.max"), _text(folder / "pids.current")
+        if limit is not None and used is not None and limit.isdecimal():
+            left.append(int(limit) - int(used))
+    return max(0, min(left)) if left else None
+
+
+def _version(package: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
+
+
+def _stolen() -> tuple[int, int]:
+    """Time that a hypervisor has given to others, and all time, in ticks of all cores."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as lines:
+        ticks = [int(number) for number in next(lines).split()[1:9]]
+        return ticks[7], sum(ticks)
+    return 0, 0

@@ -1,0 +1,199 @@
+"""The doctor command: a machine that is well is, each ailment is named, nothing is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from dataclasses import replace
+
+import gymnasium as gym
+import pytest
+
+import shmvec.__main__
+from shmvec import ShmVectorEnv
+from shmvec._commands import doctor, machine
+from shmvec._commands.machine import Machine, Prices
+from shmvec._core import probe
+
+WELL = Machine(
+    cores=tuple(range(8)),
+    online=8,
+    quota=None,
+    usable=8,
+    physical=8,
+    nodes=1,
+    load=0.2,
+    memory=16 << 30,
+    shm=64 << 20,  # as Docker gives it
+    memfd=None,
+    pidfd=None,
+    descriptors=(1024, 4096, 10),
+    processes=None,
+    contexts=("fork", "spawn", "forkserver"),
+    variables={},
+    torch=None,
+    clock="tsc",
+)
+USUAL = Prices(
+    line=1e-7, wake=5e-5, switch=6e-6, yield_=5e-7, clock=2.5e-8, together=7.8, stolen=0.0
+)
+
+
+def changes(well=WELL, usual=USUAL):
+    return [finding for finding in doctor.findings(well, usual) if finding.change is not None]
+
+
+def test_a_machine_that_is_well():
+    assert changes() == []
+    text = doctor.report(doctor.findings(WELL, USUAL))
+    assert "CHANGE" not in text and text.endswith("Nothing to change.")
+
+
+@pytest.mark.parametrize(
+    ("topic", "says", "facts", "prices"),
+    [
+        ("cores", "num_workers=0", {"usable": 1, "cores": (3,), "physical": 1}, {"together": 1.0}),
+        ("cores", "--cpuset-cpus", {"quota": 1.5, "usable": 2}, {"together": 1.5}),
+        (
+            "cores",
+            "nothing runs in parallel",
+            {"usable": 1, "cores": (0,), "online": 1, "physical": 1},
+            {"line": None, "wake": None, "together": 1.0},
+        ),
+        ("NUMA", "numactl", {"nodes": 2}, {}),
+        ("other programs", "take the cores", {"load": 7.0}, {}),
+        ("memory", "docker run --memory", {"memory": 200 << 20}, {}),
+        ("shared memory", "--shm-size", {"memfd": "Function not implemented"}, {}),
+        ("watching workers", "num_workers=0", {"pidfd": "Operation not permitted"}, {}),
+        ("descriptors", "ulimit -n 4096", {"descriptors": (256, 4096, 10)}, {}),
+        ("descriptors", "(as root)", {"descriptors": (256, 256, 10)}, {}),
+        ("processes", "--pids-limit", {"processes": 100}, {}),
+        ("library threads", "8 of them", {"variables": {"OMP_NUM_THREADS": "4"}}, {}),
+        ("library threads", "torch.set_num_threads(1)", {"torch": "2.13.0"}, {}),
+        ("cache line, there and back", "far apart", {}, {"line": 2e-6}),
+        ("waking another core, twice", "sleep deeply", {}, {"wake": 4e-4}),
+        ("switch on one core, twice", "gVisor", {}, {"switch": 1e-4}),
+        ("yield", 'wait_policy="park"', {}, {"yield_": 1e-5}),
+        ("clock (acpi_pm)", "clocksource=tsc", {"clock": "acpi_pm"}, {"clock": 1e-6}),
+        ("all cores at once", "there should be 8", {}, {"together": 4.2}),
+        ("stolen time", "hypervisor", {}, {"stolen": 0.2}),
+    ],
+)
+def test_an_ailment_is_named(topic, says, facts, prices):
+    """And nothing else is."""
+    [finding] = changes(replace(WELL, **facts), replace(USUAL, **prices))
+    assert finding.topic == topic and says in finding.change
+    assert "To change: 1." in doctor.report([finding])
+
+
+def test_what_is_no_ailment():
+    """Hyperthreads, a whole quota, 64 MB of /dev/shm, one thread a library, given options."""
+    threads = {"OMP_NUM_THREADS": "1", "SHMVEC_NUM_WORKERS": "4"}
+    found = replace(WELL, physical=4, quota=4.0, usable=4, torch="2.13.0", variables=threads)
+    assert changes(found, replace(USUAL, together=4.1)) == []
+    text = doctor.report(doctor.findings(found, USUAL))
+    assert "4 physical cores" in text and "4 by the cgroup's quota" in text
+    assert "SHMVEC_NUM_WORKERS=4 in the environment" in text
+
+
+def test_prices_beside_other_programs_are_not_the_machines():
+    found = changes(replace(WELL, load=9.0), replace(USUAL, wake=1e-3))
+    assert [finding.topic for finding in found] == ["other programs", "waking another core, twice"]
+    assert "no other programs run" in found[1].change
+
+
+def test_the_command(tmp_path, capsys):
+    """In a program with threads, as a notebook is."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, args=(60,))
+    thread.start()
+    try:
+        file = tmp_path / "found.json"
+        assert shmvec.__main__.main(["doctor", "--json", str(file)]) == 0
+    finally:
+        done.set()
+        thread.join()
+    written = json.loads(file.read_text())
+    text = capsys.readouterr().out
+    assert all(finding["found"] in text for finding in written["findings"])
+    assert written["machine"]["cores"] == sorted(os.sched_getaffinity(0))
+    assert written["machine"]["usable"] >= 1 and written["prices"]["clock"] > 0
+    assert written["prices"]["together"] > 0
+
+
+def test_under_slurm_and_with_few_descriptors():
+    """A job of one CPU on a machine of more, which may open 200 files."""
+    command = "import sys, shmvec.__main__; sys.exit(shmvec.__main__.main(['doctor']))"
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); "
+    done = subprocess.run(
+        [sys.executable, "-c", limited + command],
+        env={**os.environ, "SLURM_CPUS_PER_TASK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    assert "1 usable" in done.stdout and "SLURM_CPUS_PER_TASK=1" in done.stdout
+    assert "200, " in done.stdout and "ulimit -n" in done.stdout
+
+
+def test_room_for_workers_is_counted_rightly():
+    """Descriptors that a vector env takes, and processes and threads, are at most as foretold."""
+    before = len(os.listdir("/proc/self/fd"))
+    makes = [lambda: gym.make("CartPole-v1")] * 5
+    with closing(ShmVectorEnv(makes, num_workers=5)) as envs:
+        envs.reset(seed=1)
+        opened = len(os.listdir("/proc/self/fd")) - before
+        tasks = [len(os.listdir(f"/proc/{process.pid}/task")) for process in envs.processes]
+    assert opened <= doctor._DESCRIPTORS + 5 * doctor._DESCRIPTORS_A_WORKER
+    assert max(tasks) <= doctor._TASKS_A_WORKER
+
+
+def test_lists_of_cores(tmp_path, monkeypatch):
+    """As the kernel writes them: of hyperthreads, and of NUMA nodes, of which one has no cores."""
+    assert list(machine._members("0-2,8,10-11")) == [0, 1, 2, 8, 10, 11]
+    topology = tmp_path / "cpu/cpu3/topology"
+    topology.mkdir(parents=True)
+    (topology / "thread_siblings_list").write_text("3,7\n")
+    for node, cores in (("node0", "0-3\n"), ("node1", "4-7\n"), ("node2", "\n")):
+        (tmp_path / "node" / node).mkdir(parents=True)
+        (tmp_path / "node" / node / "cpulist").write_text(cores)
+    monkeypatch.setattr(machine, "_SYSTEM", tmp_path)
+    assert machine._siblings(3) == {3, 7} and machine._siblings(4) == {4}
+    assert sorted(map(sorted, machine._nodes())) == [[], [0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_limits_of_processes(tmp_path, monkeypatch):
+    for folder, limit in (("inner", "max"), ("outer", "500")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "pids.max").write_text(f"{limit}\n")
+        (tmp_path / folder / "pids.current").write_text("120\n")
+    folders = [tmp_path / "inner", tmp_path / "outer", tmp_path / "none"]
+    monkeypatch.setattr(machine, "own_cgroups", lambda controller: folders)
+    assert machine._processes_left() == 380
+    monkeypatch.setattr(machine, "own_cgroups", lambda controller: folders[:1])
+    assert machine._processes_left() is None
+
+
+def test_players_that_cannot_be_started_are_not_waited_for():
+    core = min(os.sched_getaffinity(0))
+    assert probe.round_trip(core, 100_000, False, 0.01) is None
+    assert probe.rates([core, 100_000], 0.01)[1] == 0
+
+
+def test_a_signal_while_it_measures():
+    """Its handler runs and raises when the slice is over; no player is left."""
+    core = min(os.sched_getaffinity(0))
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(1000):
+                probe.rates([core], 0.05)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
