@@ -290,7 +290,7 @@ class Exchange:
         Args:
             envs: Which, int ``(n,)``. None: all.
             actions: One for each, batched as the action space says for so many; lists will do.
-            frame: Of all: the frame of a rollout into which results go.
+            frame: Of a rollout, into which results go; of some envs only where the others' are in it.
             together: Neighbours answer together: cheaper, if nobody waits for one of them.
 
         Raises:
@@ -308,7 +308,7 @@ class Exchange:
         chosen = self._chosen(envs)
         self._check(ledger, chosen)
         if len(chosen):
-            ledger.step(chosen, actions, workers.pack, None, together)
+            ledger.step(chosen, actions, workers.pack, None if frame < 0 else frame, together)
 
     def _ready(self) -> tuple[Ledger, Workers]:
         """The ledger and the workers, all of them alive as far as is known."""
@@ -525,9 +525,9 @@ class Exchange:
                     self._wait(lambda: ledger.num_out == 0, lambda: ledger.num_out, timeout)
                 return ledger.ready(), None
             these = self._chosen(envs)
-            self._wait(
-                lambda: ledger.num_missing(these) == 0, lambda: ledger.num_missing(these), timeout
-            )
+            if timeout is not None or not self._is_regular(ledger, 0, these):
+                missing = partial(ledger.num_missing, these)
+                self._wait(lambda: missing() == 0, missing, timeout)
             return ledger.those_ready(these), set(these.tolist())
         wanted = count if least is None else least
         if ledger.num_asked < wanted and not ledger.raised:
@@ -560,10 +560,10 @@ class Exchange:
             return self._everyone[:0], None
         return ledger.oldest(count), ()
 
-    def _is_regular(self, ledger: Ledger, wanted: int) -> bool:
-        """Waits until so many envs are ready; False if something happens that is to be seen to."""
+    def _is_regular(self, ledger: Ledger, wanted: int, envs: Envs | None = None) -> bool:
+        """Waits until so many, or these, are ready; False if something is to be seen to."""
         try:
-            return ledger.wait_regular(wanted)
+            return ledger.wait_regular(wanted, envs)
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
         return False

@@ -19,7 +19,6 @@ from shmvec._loops.collected import Collected, Transitions, said_in, with_row
 from shmvec._loops.device import Mirror, Tensors
 from shmvec._loops.groups import Faster, grouped
 from shmvec._loops.policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
-from shmvec._parent.rollout import store
 from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count
 from shmvec.faults import EnvTimeoutError, raise_as_gymnasium_does
 from shmvec.spaces import mapped
@@ -271,14 +270,13 @@ class Pipeline:
             if group.steps < end:
                 self._held.append(group)
             self._go_on(ask)
-        rollout.steps = end
+        rollout.meet(end)
         return started
 
     def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
         """The same with one group: workers write into the rollout themselves."""
         everyone, whole, started = self._everyone, slice(None), 0.0
         told = self._caller.tells  # else it is enough to know that at the end
-        rollout.resume()
         for t in range(rollout.steps, end):
             if mirror is None:
                 observations = mapped(self._seen, lambda part, t=t: part[t], rollout.observations)
@@ -297,19 +295,22 @@ class Pipeline:
             observations = self._rows(rollout.observations, group, group.steps)
         else:
             observations = mirror.observations(group.steps, group.part, group.runs)
-        actions, extras = self._choose(group, observations)
-        store(self._acted, rollout.actions, (group.steps, group.part), actions)
-        rollout.keep_extras(group.steps, group.part, extras)
+        step = partial(self._ask_for_rollout, rollout, group)
+        rollout.keep_extras(group.steps, group.part, self._choose(group, observations, step)[1])
+
+    @staticmethod
+    def _ask_for_rollout(
+        rollout: Collected, group: _Group, envs: npt.NDArray[np.intp], actions: Any
+    ) -> None:
+        rollout.ask(envs, group.part, group.steps, actions)
 
     def _take_into(self, rollout: Collected, group: _Group) -> None:
-        answers = self._take(group)
+        said = said_in(self._take(group, arrays=False))
         group.steps += 1
+        if said:
+            rollout.said[group.steps].update(said)
         index = group.steps, group.part
-        rollout.rewards[index] = answers.rewards
-        rollout.terminations[index] = answers.terminations
-        rollout.truncations[index] = answers.truncations
-        store(self._seen, rollout.observations, index, answers.observations)
-        rollout.said[group.steps].update(said_in(answers))
+        self._note(group.part, rollout.terminations[index] | rollout.truncations[index])
 
     def _rows(self, arrays: Any, group: _Group, index: int) -> Any:
         return mapped(self._seen, lambda part: part[index][group.part], arrays)
@@ -349,6 +350,7 @@ class Pipeline:
                     self._break_off()
                     self._start()
                     continue
+                self._note(group.part, answers.terminations | answers.truncations)
                 group.observations = self._moved(answers.observations)
                 found = self._transitions(answers, group.observations, before, begins)
                 self._held.append(group)
@@ -373,7 +375,7 @@ class Pipeline:
 
     def _ask(self, group: _Group) -> None:
         """Asks the policy about a group, and its envs to step."""
-        actions, extras = self._choose(group, group.observations)
+        actions, extras = self._choose(group, group.observations, self._ask_together)
         # Copies: the policy may use its arrays again.
         group.actions = mapped(self._acted, _copied, self._acted, actions)
         if self._tensors is None:
@@ -449,10 +451,15 @@ class Pipeline:
 
     # ---- groups ------------------------------------------------------------------------------
 
-    def _choose(self, group: _Group, observations: Any) -> tuple[Any, dict[str, Any]]:
+    def _choose(
+        self,
+        group: _Group,
+        observations: Any,
+        step: Callable[[npt.NDArray[np.intp], Any], None],
+    ) -> tuple[Any, dict[str, Any]]:
         """Has the policy choose actions, and envs take them; returns what the policy has said."""
-        begun = group.envs[self._begun[group.part]].tolist()
-        answer = self._caller.step(group.envs, observations, None, begun, ask=self._ask_together)
+        begun = group.envs[self._begun[group.part]].tolist() if self._caller.tells else []
+        answer = self._caller.step(group.envs, observations, None, begun, ask=step)
         self._out.append(group)
         return answer
 
@@ -466,18 +473,17 @@ class Pipeline:
             self._out.rotate(-ready)
         return self._out.popleft()
 
-    def _take(self, group: _Group) -> Answers:
-        """Waits for a group; notes whose episodes end and begin.
+    def _take(self, group: _Group, arrays: bool = True) -> Answers:
+        """Waits for a group.
 
         Raises:
             _TakenError: Others have taken what it was asked for, by ``recv`` after a loop was left.
         """
-        answers = self._exchange.take(group.envs)
+        answers = self._exchange.take(group.envs, arrays=arrays)
         if answers.failures:
             raise_as_gymnasium_does(answers.failures)
         if len(answers.envs) < len(group.envs):
             raise _TakenError("others have taken what a Pipeline had asked envs for")
-        self._note(group.part, answers.terminations | answers.truncations)
         return answers
 
     def _note(self, part: Any, over: npt.NDArray[np.bool_]) -> None:
@@ -507,7 +513,9 @@ class Pipeline:
             return
         try:
             while self._out:
-                self._take(self._next())
+                group = self._next()
+                answers = self._take(group)
+                self._note(group.part, answers.terminations | answers.truncations)
             self._held.clear()
             self._moves = self._exchange.moves()
         except _TakenError:

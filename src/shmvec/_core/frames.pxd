@@ -8,6 +8,8 @@ cdef class Frames:
     cdef Results home             # frames in the segment
     cdef readonly Results rollouts  # frames after these, in memory of their own; None: none
     cdef readonly Py_ssize_t away   # the frame of `rollouts` with the last results; -1: at home
+    cdef Py_ssize_t[::1] ahead    # by how many frames each env is beyond that one,
+    cdef bint uneven              # if some are
     cdef Py_ssize_t num_envs
     cdef Py_ssize_t[::1] everyone  # indices of all envs
     cdef Py_ssize_t[::1] rows     # where at home each env's last results are, or will be,
@@ -23,7 +25,10 @@ cdef class Frames:
     cdef Py_ssize_t choose(self, const Py_ssize_t[::1] envs) except -1
     cdef int aim(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1
     cdef Py_ssize_t aim_all(self, Py_ssize_t rollout_frame) except -1
+    cdef int aim_some(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1
     cdef Py_ssize_t frame_of(self, Py_ssize_t env)
+    cpdef meet(self, Py_ssize_t frame)
+    cdef object rows_away(self)
     cdef int come_home(self) except -1
     cdef Results where(self, Py_ssize_t env, Py_ssize_t *row, Py_ssize_t *last)
     cdef Py_ssize_t first_row(self)

@@ -33,6 +33,9 @@ class Frames:
     def start_rollout(self, frame: int) -> None:
         """Puts the last results into a frame of the rollouts."""
 
+    def meet(self, frame: int) -> None:
+        """Says that the last results of all envs are, or will be, in a frame of a rollout."""
+
     def end_rollout(self) -> None:
         """Brings the last results home: their frame is the user's from now on."""
 

@@ -25,6 +25,8 @@ cdef class Frames:
         self.keep_last = keep_last
         self.several = leasing or keep_last
         self.away = -1
+        self.uneven = False
+        self.ahead = np.zeros(home.num_envs, np.intp)
         self.pool = pool
         self.block = -1
         self.beyond = home.num_frames
@@ -89,11 +91,11 @@ cdef class Frames:
         cdef Py_ssize_t frame = 0
         self.block = -1
         if rollout_frame >= 0:
-            self.away = rollout_frame
+            self.meet(rollout_frame)
             return self.beyond + rollout_frame
         if self.away >= 0 and self.keep_last:
             self.come_home()  # the last results are needed
-        self.away = -1
+        self.meet(-1)
         if self.several:
             frame = self.choose(self.everyone)
             self.aim(self.everyone, frame)
@@ -102,10 +104,22 @@ cdef class Frames:
             frame += (1 + self.block) * self.home.num_frames
         return frame
 
+    cdef int aim_some(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
+        """Says that the results of these envs will be in a frame of a rollout."""
+        cdef Py_ssize_t i
+        if self.away < 0:
+            raise RuntimeError(
+                "the last results are in no rollout. Nothing was sent to any env.")
+        self.block = -1
+        self.uneven = True
+        for i in range(envs.shape[0]):
+            self.ahead[envs[i]] = rollout_frame - self.away
+        return 0
+
     cdef Py_ssize_t frame_of(self, Py_ssize_t env):
         """The frame that an env's last request named."""
         if self.away >= 0:
-            return self.beyond + self.away
+            return self.beyond + self.away + self.ahead[env]
         return self.rows[env] // self.num_envs
 
     # ---- rollouts ----------------------------------------------------------------------------
@@ -119,10 +133,21 @@ cdef class Frames:
         """Puts the last results into a frame of the rollouts."""
         source, rows = self.home, self.rows
         if self.away >= 0:
-            source = self.rollouts
-            rows = self.away * self.num_envs + np.asarray(self.everyone)
+            source, rows = self.rollouts, self.rows_away()
         self.rollouts.copy_rows(source, rows, frame * self.num_envs)
+        self.meet(frame)
+
+    cpdef meet(self, Py_ssize_t frame):
+        """Says that the last results of all envs are, or will be, in a frame of a rollout."""
         self.away = frame
+        if self.uneven:
+            self.ahead[:] = 0
+            self.uneven = False
+
+    cdef object rows_away(self):
+        """Where in a rollout each env's last results are."""
+        frames = self.away + np.asarray(self.ahead)
+        return frames * self.num_envs + np.asarray(self.everyone)
 
     def end_rollout(self):
         """What is written to the last frame of a rollout from now on is the user's."""
@@ -131,10 +156,10 @@ cdef class Frames:
     cdef int come_home(self) except -1:
         """Copies the last results to the frames in the segment if they are in a rollout."""
         if self.away >= 0:
-            rows = self.away * self.num_envs + np.asarray(self.everyone)
+            rows = self.rows_away()
             self.aim(self.everyone, self.choose(self.everyone))
             self.home.copy_rows(self.rollouts, rows, self.rows[0])
-            self.away = -1
+            self.meet(-1)
         return 0
 
     def end(self):
@@ -151,8 +176,9 @@ cdef class Frames:
             row[0] = self.rows[env]
             last[0] = self.last_rows[env]
             return self.home
-        row[0] = self.away * self.num_envs + env
-        last[0] = max(self.away - 1, 0) * self.num_envs + env
+        cdef Py_ssize_t frame = self.away + self.ahead[env]
+        row[0] = frame * self.num_envs + env
+        last[0] = max(frame - 1, 0) * self.num_envs + env
         return self.rollouts
 
     cdef bint over(self, Py_ssize_t env):

@@ -58,7 +58,7 @@ class Ledger:
     def is_broken(self, env: int) -> bool:
         """Whether its next step is answered by a truncation."""
     def num_missing(self, envs: Envs) -> int:
-        """How many of these have been asked and are not ready."""
+        """How many requests to these are not answered."""
     def check(self, envs: Envs) -> None:
         """Raises ValueError unless each of these is an env, once, and may be asked something."""
     def step_all(self, actions: Any, pack: Callable[[Any], Any], rollout_frame: int = -1) -> None:
@@ -86,10 +86,10 @@ class Ledger:
         """
     def wait_all(self, timeout: float | None) -> bool:
         """Waits until all requests are answered; False: the time is up first."""
-    def wait(self, wanted: int, timeout: float | None) -> bool:
+    def wait(self, wanted: int, timeout: float | None, requests: bool = False) -> bool:
         """Waits until so many more may have answered; False: the time is up first."""
-    def wait_regular(self, wanted: int) -> bool:
-        """Waits until so many envs are ready; False if anything else happens before."""
+    def wait_regular(self, wanted: int, envs: Envs | None = None) -> bool:
+        """Waits until so many, or these, are ready; False if anything else happens before."""
     def look_around(self) -> None:
         """Looks after signals, channels, workers and limits."""
     def look_if_due(self) -> None:

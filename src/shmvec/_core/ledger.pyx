@@ -138,12 +138,15 @@ cdef class Ledger:
         return env in self.after and self.after[env][1]
 
     def num_missing(self, const Py_ssize_t[::1] envs):
-        """How many of these envs have been asked and are not ready."""
+        """How many requests to these envs are not answered; neighbours' may be one."""
         cdef Py_ssize_t i
         cdef Py_ssize_t missing = 0
+        cdef uint32_t last = 0
         for i in range(envs.shape[0]):
             self.check_exists(envs[i])
-            missing += self.states[envs[i]] != READY and self.states[envs[i]] != IDLE
+            if self.states[envs[i]] != READY and self.states[envs[i]] != IDLE:
+                missing += missing == 0 or self.sequences[envs[i]] != last
+                last = self.sequences[envs[i]]
         return missing
 
     # ---- asking ------------------------------------------------------------------------------
@@ -303,7 +306,10 @@ cdef class Ledger:
                 if not self.encode(worker, envs[i], each[i], base + 1 + <uint32_t>i):
                     late[envs[i]] = pack([(envs[i], each[i])])
         if rollout_frame is not None:
-            self.frames.aim_all(rollout_frame)
+            if envs.shape[0] == self.num_envs:
+                self.frames.aim_all(rollout_frame)
+            else:
+                self.frames.aim_some(envs, rollout_frame)
             self.chosen[:] = -1
         self.post(envs, STEP, base + 1, late)
 
@@ -505,8 +511,8 @@ cdef class Ledger:
         """Waits until all requests are answered; False: the time is up first."""
         return self.links.wait_for(self.links.issued, timeout)
 
-    def wait(self, Py_ssize_t wanted, timeout):
-        """Waits until so many more envs may have answered.  False: the time is up first."""
+    def wait(self, Py_ssize_t wanted, timeout, bint requests=False):
+        """Waits until so many more envs or requests may be answered. False: the time is up first."""
         cdef Links links = self.links
         cdef uint32_t done = links.issued - self.open_requests
         cdef sv_budget usual = links.waiter.budget
@@ -514,7 +520,7 @@ cdef class Ledger:
             return self.wait_all(timeout)
         if self.open_requests == 0:  # nothing would ever come
             raise RuntimeError("the segment is damaged: answers are lost")
-        if self.ranges_out:  # one answer may be that of many
+        if self.ranges_out and not requests:  # one answer may be that of many
             wanted = 1
         if usual.pause == 0:
             # A worker to which the core is yielded keeps it until it has answered all that it was
@@ -526,17 +532,19 @@ cdef class Ledger:
         finally:
             links.waiter.budget = usual
 
-    def wait_regular(self, Py_ssize_t wanted):
-        """Waits until so many envs are ready; False if anything else happens before."""
+    def wait_regular(self, Py_ssize_t wanted, envs=None):
+        """Waits until so many, or these, envs are ready; False if anything else happens before."""
+        cdef Py_ssize_t missing
         while True:
             self.pop()
             if self.num_owed > 0 or self.failures or self.raised:
                 return False
-            if self.num_ready >= wanted:
+            missing = wanted - self.num_ready if envs is None else self.num_missing(envs)
+            if missing <= 0:
                 return True
             if self.open_requests == 0:
                 return False
-            self.wait(wanted - self.num_ready, None)
+            self.wait(missing, None, envs is not None)
 
     def look_around(self):
         """Looks after signals, channels, workers and limits, as a wait does after each slice."""

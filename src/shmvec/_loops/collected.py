@@ -23,8 +23,10 @@ Said = dict[int, list[dict[str, Any]]]  # what was said, by row
 
 def said_in(answers: Answers) -> Said:
     """What envs have said, and what is told of their workers; nothing of those with nothing."""
-    envs = answers.envs.tolist()
-    said = {env: [info] for env, info in zip(envs, answers.infos, strict=True) if info}
+    said: Said = {}
+    if any(answers.infos):
+        each = zip(answers.envs.tolist(), answers.infos, strict=True)
+        said = {env: [info] for env, info in each if info}
     for env, told in answers.told.items():
         said.setdefault(env, []).append(told.info)
     return said
@@ -102,9 +104,14 @@ class Collected:
         self.said: list[Said] = [{} for _ in range(self.length + 1)]
         self.infos = Infos(self.num_envs, self.said)
 
-    def resume(self) -> None:
-        """Before :meth:`step`, where other steps were made otherwise."""
-        self._rollout.resume(self.steps)
+    def ask(self, envs: Any, part: Any, index: int, actions: Any) -> None:
+        """Asks some envs for a step; see :meth:`shmvec._parent.rollout.Rollout.ask`."""
+        self._rollout.ask(envs, part, index, actions)
+
+    def meet(self, steps: int) -> None:
+        """Says that all envs have made so many steps, by :meth:`ask`."""
+        self._rollout.meet(steps)
+        self.steps = steps
 
     def step(self, envs: Any, actions: Any) -> None:
         """Steps all envs at once, to the next index."""

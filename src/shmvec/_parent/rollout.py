@@ -33,6 +33,11 @@ __all__ = ["Rollout", "Rollouts", "store"]
 _ALIGNMENT = 128
 _FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; some are at home
 
+_CANNOT_GO_ON = (
+    "this rollout cannot be gone on with: another one was begun, the envs were stepped or reset "
+    "without it, or its last step failed. Begin another one with rollout()"
+)
+
 # Sends actions for a frame, calls the function while the workers step, returns the infos.
 _Step = Callable[[Any, int, Callable[[], None]], dict[str, Any]]
 
@@ -63,7 +68,8 @@ class Rollout:
         actions: Any,
         action_space: gym.Space[Any],
         step: Callable[[Rollout, Any, Callable[[], None]], dict[str, Any]],
-        resume: Callable[[Rollout], None],
+        ask: Callable[[Rollout, int, npt.NDArray[np.intp], Any], None],
+        meet: Callable[[Rollout], None],
     ) -> None:
         """Made by ``ShmVectorEnv.rollout``."""
         self.length = length
@@ -72,13 +78,28 @@ class Rollout:
         self.steps = 0
         self._lease = lease
         self._action_space = action_space
-        self._step, self._resume = step, resume
+        self._step, self._ask, self._meet = step, ask, meet
 
-    def resume(self, steps: int) -> None:
-        """Goes on behind so many steps, the last of which were made, and written, by the caller."""
-        if steps != self.steps:
-            self.steps = steps
-            self._resume(self)
+    def ask(self, envs: npt.NDArray[np.intp], part: Any, index: int, actions: Any) -> None:
+        """Asks some envs for a step, and does not wait: each may be at an index of its own.
+
+        Args:
+            envs: Which.
+            part: The same, as an index.
+            index: Of the actions; results go to the next one.
+            actions: Of these envs.
+
+        Raises:
+            RuntimeError: As :meth:`step`.
+            Exception: As ``Exchange.ask``.
+        """
+        self._ask(self, index, envs, actions)
+        store(self._action_space, self.actions, (index, part), actions)
+
+    def meet(self, steps: int) -> None:
+        """Says that all envs have made so many steps, by :meth:`ask`."""
+        self.steps = steps
+        self._meet(self)
 
     def step(self, actions: Any) -> dict[str, Any]:
         """Steps all envs; the results are at the next index.
@@ -182,7 +203,8 @@ class Rollouts:
             actions,
             self._action_space,
             self._step,
-            self._resume,
+            self._ask,
+            self._meet,
         )
         self._current = weakref.ref(rollout)
         return rollout
@@ -241,9 +263,23 @@ class Rollouts:
         arrays = create_empty_array(self._action_space, self._layout.num_envs, place)
         return arrays, offset
 
-    def _resume(self, rollout: Rollout) -> None:
-        """Has the last results be those that are at an index of a rollout."""
-        self._exchange.frames.start_rollout(self._half * (rollout.length + 1) + rollout.steps)
+    def _ask(
+        self, rollout: Rollout, index: int, envs: npt.NDArray[np.intp], actions: Any
+    ) -> None:
+        """Asks some envs for the step behind an index of a rollout."""
+        exchange = self._exchange
+        last = None if self._current is None else self._current()
+        if last is not rollout or exchange.frames.away < 0:
+            raise RuntimeError(_CANNOT_GO_ON)
+        frame = self._half * (rollout.length + 1) + index + 1
+        exchange.ask(envs, actions, frame=frame, together=True)
+
+    def _meet(self, rollout: Rollout) -> None:
+        """Has the last results be those at an index of a rollout, where they are."""
+        frames = self._exchange.frames
+        frames.meet(self._half * (rollout.length + 1) + rollout.steps)
+        if rollout.steps == rollout.length:
+            frames.end_rollout()
 
     def _step(
         self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]
@@ -259,11 +295,7 @@ class Rollouts:
         frame = self._half * (rollout.length + 1) + rollout.steps
         last = None if self._current is None else self._current()
         if last is not rollout or self._exchange.frames.away != frame:
-            raise RuntimeError(
-                "this rollout cannot be gone on with: another one was begun, the envs were "
-                "stepped or reset without it, or its last step failed. Begin another one with "
-                "rollout()"
-            )
+            raise RuntimeError(_CANNOT_GO_ON)
         infos = self._step_all(actions, frame + 1, meanwhile)
         if rollout.steps == rollout.length - 1:
             self._exchange.frames.end_rollout()  # the last row is the user's, to change as well
