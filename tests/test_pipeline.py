@@ -239,7 +239,7 @@ def test_groups_have_their_shares_of_each_worker(owned, count, expected):
     assert [group.tolist() for group in grouped(ranges, count)] == expected
 
 
-def went(faster, groups_take, steps, length=100):
+def went(faster, groups_take, steps, length=100, policy=0.5):
     """How many steps were made in groups, where lockstep takes 1 and these so much."""
     made = dict.fromkeys((False, True), 0)
     left = 0
@@ -249,7 +249,7 @@ def went(faster, groups_take, steps, length=100):
         assert 0 < count <= left
         left -= count
         made[in_groups] += count
-        faster.took(in_groups, count, groups_take if in_groups else 1.0)
+        faster.took(in_groups, count, groups_take if in_groups else 1.0, policy)
     return made[True]
 
 
@@ -270,11 +270,29 @@ def test_groups_must_be_clearly_faster(length):
 def test_a_disturbance_does_not_decide():
     faster = Faster()
     went(faster, 1.2, 200)
-    faster.took(False, 4_000, 1.0)
+    faster.took(False, 4_000, 1.0, 0.5)
     assert faster.choose(100, 100)[0]
-    faster.took(True, 16, 0.1)
+    faster.took(True, 16, 0.1, 0.1)
     assert not faster.grouped
     assert went(faster, 1.2, 400) < 40
+
+
+@pytest.mark.parametrize("policy", [0.05, 0.95])
+def test_groups_are_not_tried_where_they_could_save_little(policy):
+    faster = Faster()
+    assert went(faster, 0.5, 5_000, policy=policy) == 0
+    assert went(faster, 0.5, 5_000, policy=0.2) > 4_000
+
+
+def test_what_is_clear_is_decided_soon():
+    assert went(Faster(), 2.0, 400) == 3 * 15  # of 7 slices of a rollout of 100
+
+
+class TakesTurns(Faster):
+    """Finds lockstep and groups equally fast, however long they take."""
+
+    def took(self, grouped, steps, seconds, policy):
+        super().took(grouped, steps, 1.0, 0.5)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -286,6 +304,7 @@ def test_lockstep_and_groups_take_turns_in_a_rollout(kind, mode, workers):
     with closing(ShmVectorEnv(fns, num_workers=workers, autoreset_mode=mode)) as envs:
         chooser = Chooser(4, envs.single_action_space)
         pipeline = Pipeline(envs, chooser)
+        pipeline._faster = TakesTurns()
         pipeline.reset(seed=3)
         rollout = None
         for length, (steps, given) in zip(lengths, expected, strict=True):

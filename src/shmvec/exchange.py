@@ -462,11 +462,13 @@ class Exchange:
         self._in_hand = rest  # nothing may come between this and the return
         return taken.answers
 
-    def take_soonest(self, count: int, gather: Any) -> Answers | None:
-        """The same for so many envs, with no limit of time, if all is as usual.
+    def take_soonest(
+        self, count: int, gather: Any, envs: Envs | None = None, arrays: bool = True
+    ) -> Answers | None:
+        """The same for so many envs, or all of these, with no limit of time, if all is as usual.
 
         Returns:
-            What ``take(count=count, gather=True)`` does; None: :meth:`take` them.
+            What ``take(count=count, gather=True)`` or ``take(envs)`` does; None: :meth:`take` them.
 
         Raises:
             Exception: As :meth:`take`.
@@ -476,7 +478,7 @@ class Exchange:
             return None
         with self.turn:
             try:
-                made = ledger.take_soonest(count, gather)
+                made = ledger.take_soonest(count, gather, envs, arrays)
             except (WorkerCrashError, EnvTimeoutError) as error:
                 self._recover(error)
                 return None

@@ -250,11 +250,13 @@ class Pipeline:
         if faster is not None:
             in_groups, steps = faster.choose(rollout.length, steps)
         fill = self._fill if in_groups else self._fill_in_lockstep
+        policy = self._caller.seconds
         started = fill(rollout, mirror, begin + steps)
         if faster is not None:
             # When the first step was made: what a change costs is not to count.
             seconds = time.perf_counter() - started
-            faster.took(in_groups, steps, seconds / max(1, steps - 1))
+            policy = (self._caller.seconds - policy) / steps
+            faster.took(in_groups, steps, seconds / max(1, steps - 1), policy)
 
     def _fill(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
         """Makes steps in groups up to an index; returns when the first was made."""
@@ -279,7 +281,7 @@ class Pipeline:
         told = self._caller.tells  # else it is enough to know that at the end
         for t in range(rollout.steps, end):
             if mirror is None:
-                observations = mapped(self._seen, lambda part, t=t: part[t], rollout.observations)
+                observations = self._at(rollout, t, whole)
             else:
                 observations = mirror.observations(t, whole, [whole])
             begun = self._begun.nonzero()[0].tolist() if told else []
@@ -292,7 +294,7 @@ class Pipeline:
 
     def _ask_into(self, rollout: Collected, mirror: Mirror | None, group: _Group) -> None:
         if mirror is None:
-            observations = self._rows(rollout.observations, group, group.steps)
+            observations = self._at(rollout, group.steps, group.part)
         else:
             observations = mirror.observations(group.steps, group.part, group.runs)
         step = partial(self._ask_for_rollout, rollout, group)
@@ -312,8 +314,12 @@ class Pipeline:
         index = group.steps, group.part
         self._note(group.part, rollout.terminations[index] | rollout.truncations[index])
 
-    def _rows(self, arrays: Any, group: _Group, index: int) -> Any:
-        return mapped(self._seen, lambda part: part[index][group.part], arrays)
+    def _at(self, rollout: Collected, index: int, part: Any) -> Any:
+        """What the policy is to be asked about."""
+        observations = rollout.observations
+        if isinstance(observations, np.ndarray):  # the usual
+            return observations[index, part]
+        return mapped(self._seen, lambda each: each[index, part], observations)
 
     # ---- transitions -------------------------------------------------------------------------
 
@@ -479,7 +485,10 @@ class Pipeline:
         Raises:
             _TakenError: Others have taken what it was asked for, by ``recv`` after a loop was left.
         """
-        answers = self._exchange.take(group.envs, arrays=arrays)
+        envs, exchange = group.envs, self._exchange
+        answers = exchange.take_soonest(len(envs), None, envs, arrays)
+        if answers is None:
+            answers = exchange.take(envs, arrays=arrays)
         if answers.failures:
             raise_as_gymnasium_does(answers.failures)
         if len(answers.envs) < len(group.envs):

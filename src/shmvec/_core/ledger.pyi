@@ -98,7 +98,9 @@ class Ledger:
         self, vector_env: Any, arrays: bool = True, commit: bool = True
     ) -> tuple[Any, ...] | None:
         """Four arrays and infos of all; None if something is not as usual."""
-    def take_soonest(self, count: int, vector_env: Any) -> tuple[Any, ...] | None:
+    def take_soonest(
+        self, count: int, vector_env: Any, envs: Envs | None = None, arrays: bool = True
+    ) -> tuple[Any, ...] | None:
         """Envs, four arrays and infos, not committed; None if something is not as usual."""
     def pop(self) -> None:
         """Takes the answers that are there."""

@@ -869,9 +869,7 @@ cdef class Ledger:
 
     def those_ready(self, const Py_ssize_t[::1] envs):
         """Those of these envs that are ready; others have raised, or lost their command."""
-        cdef Py_ssize_t i
-        return np.array([envs[i] for i in range(envs.shape[0]) if self.states[envs[i]] == READY],
-                        np.intp)
+        return np.array([env for env in envs if self.states[env] == READY], np.intp)
 
     def ready(self):
         """All envs that are ready, by index."""
@@ -885,15 +883,18 @@ cdef class Ledger:
                 count += 1
         return envs
 
-    def take_soonest(self, Py_ssize_t count, vector_env):
-        """Waits for so many envs, and gathers those that have been ready for longest.
+    def take_soonest(self, Py_ssize_t count, vector_env, envs=None, arrays=True):
+        """Waits for so many envs, these or those that are ready first, and gathers them.
 
         None if something is not as usual: then it is for `pop` and `gather`.
         """
         self.look_if_due()  # also where others leave nothing to wait for
-        if count > self.asked or not self.wait_regular(count):
+        if count > self.asked or not self.wait_regular(count, envs):
             return None
-        return self.results_of(self.oldest(count), vector_env, False, True)[0]
+        envs = self.oldest(count) if envs is None else self.those_ready(envs)
+        if len(envs) < count or (vector_env is None and self.told):
+            return None
+        return self.results_of(envs, vector_env, False, arrays)[0]
 
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays):
         """(Envs that are ready, four arrays of theirs or of all, infos), the lease of views.

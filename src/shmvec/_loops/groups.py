@@ -14,7 +14,7 @@ from shmvec.exchange import split_evenly
 __all__ = ["Faster", "grouped"]
 
 _SLICE = 16  # steps for which one way is gone
-_PAIRS = 5  # slices of each way, of which the median counts
+_PAIRS = 5  # slices of each way, of which most count
 _AGAIN = 25  # slices, at least, until the slower way is tried again
 _COST = 0.01  # of the time, at most, by which such tries may make all slower
 _GAIN, _KEEP = 0.93, 0.97  # time in groups by that in lockstep: to begin with them, to stay
@@ -56,10 +56,12 @@ def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
 class Faster:
     """Whether groups are faster than lockstep, which is found out while steps are made.
 
-    Slices of both ways take turns, so that what disturbs one disturbs the other. Lockstep is left
-    if the median of the last ratios says that groups are clearly faster. Then the slower way gets a
-    slice now and then: the slower it is, the more rarely, so that it costs no more than a hundredth
-    of the time; and another one at once where that was a surprise.
+    Groups save at most the time of the policy or that of the envs, whichever is shorter: where that
+    would not be enough, they are not tried. Else slices of both ways take turns, so that what
+    disturbs one disturbs the other. Lockstep is left if most of the last ratios say that groups are
+    clearly faster. Then the slower way gets a slice now and then: the slower it is, the more rarely,
+    so that it costs no more than a hundredth of the time; and another one at once where that was a
+    surprise.
     """
 
     def __init__(self) -> None:
@@ -67,6 +69,7 @@ class Faster:
         self.grouped = False  # how most steps are made
         self._ratios: deque[float] = deque(maxlen=_PAIRS)
         self._usual = 0.0  # seconds that a step has taken last
+        self._may_pay = True  # whether groups may be fast enough, as lockstep was last
         self._steps = _SLICE  # until the other way is tried
 
     def choose(self, length: int, left: int) -> tuple[bool, int]:
@@ -81,24 +84,27 @@ class Faster:
         """
         slices = -(-length // _SLICE)
         most = -(-length // slices)
-        if self._steps > 0:
+        if self._steps > 0 or not (self.grouped or self._may_pay):
             return self.grouped, min(left, max(most, self._steps))
         if left < most:  # too few to be compared
             return self.grouped, left
         return not self.grouped, most
 
-    def took(self, grouped: bool, steps: int, seconds: float) -> None:
-        """Notes how many steps were made, and how long one has taken."""
+    def took(self, grouped: bool, steps: int, seconds: float, policy: float) -> None:
+        """Notes how many steps were made, and how long one, and the policy for it, has taken."""
+        if not grouped:
+            self._may_pay = min(policy, seconds - policy) > (1 - _GAIN) * seconds
         if grouped == self.grouped:
             self._usual, self._steps = seconds, self._steps - steps
             return
         ratio = seconds / self._usual if grouped else self._usual / seconds
         self._ratios.append(ratio)
         self._steps = _SLICE
-        if len(self._ratios) == _PAIRS:
-            most = _KEEP if self.grouped else _GAIN
+        most = _KEEP if self.grouped else _GAIN
+        for_groups = sum(each < most for each in self._ratios)
+        if max(for_groups, len(self._ratios) - for_groups) > _PAIRS // 2:
             typical = statistics.median(self._ratios)
-            self.grouped = typical < most
+            self.grouped = for_groups > _PAIRS // 2
             if (ratio < most) == self.grouped:
                 loss = (1 / typical if self.grouped else typical) - 1
                 self._steps = int(_SLICE * max(_AGAIN, loss / _COST))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -61,6 +62,9 @@ class PolicyCaller:
         self._size = size
         self._read, self._keep = read, keep
         self.batches = 0
+        self.seconds = 0.0  # that the policy has taken
+        self._space: gym.Space[Any] = exchange.single_action_space
+        self._plain = isinstance(self._space, _OF_ARRAYS)
 
     def step(
         self,
@@ -105,17 +109,22 @@ class PolicyCaller:
         try:
             if begun and self._reset is not None:
                 self._reset(np.array(begun, np.int64))
+            begin = time.perf_counter()
             answer = self._policy(observations, ids)
-            actions, extras = _parted(self._exchange.single_action_space, answer)
+            self.seconds += time.perf_counter() - begin
+            actions, extras = self._parted(answer)
         except Exception as error:
             if hasattr(error, "add_note"):  # from Python 3.11
                 where = self._named(asked)
                 error.add_note(f"raised by the policy in {where}; its envs were not stepped")
             raise
         try:
-            space = self._exchange.single_action_space
             size, count = len(ids), len(asked)
-            given = mapped(space, partial(_checked, size, count, self._read), space, actions)
+            if self._plain:
+                given = _checked(size, count, self._read, self._space, actions)
+            else:
+                check = partial(_checked, size, count, self._read)
+                given = mapped(self._space, check, self._space, actions)
             besides = {key: _rows_of(key, extras[key], size, count, self._keep) for key in extras}
             (ask or self._exchange.ask)(asked, given)
         except (TypeError, ValueError, LookupError) as error:
@@ -126,16 +135,15 @@ class PolicyCaller:
         self.batches += 1
         return given, besides
 
+    def _parted(self, answer: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Actions, and the dict that may come with them."""
+        if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+            if self._plain or not _fits(self._space, answer):
+                return answer
+        return answer, {}
+
     def _named(self, envs: Rows) -> str:
         return f"batch {self.batches}, of envs {envs.tolist()}"
-
-
-def _parted(space: gym.Space[Any], answer: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Actions, and the dict that may come with them."""
-    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
-        if not _fits(space, answer):
-            return answer
-    return answer, {}
 
 
 def _fits(space: gym.Space[Any], actions: Any) -> bool:
@@ -161,12 +169,12 @@ def _rows_of(key: str, values: Any, size: int, count: int, keep: Callable[[Any],
         values = keep(values)
     except Exception as error:
         raise TypeError(f"{key!r}, which comes with them, cannot be read: {error}") from error
-    if tuple(values.shape[:1]) != (size,):
+    if values.shape[:1] != (size,):  # a tensor's shape is a tuple, too
         raise ValueError(
             f"{key!r}, which comes with them, has shape {tuple(values.shape)}, and must have a row "
             f"for each of {size}"
         )
-    return values[:count]
+    return values if count == size else values[:count]
 
 
 def chosen(part: Any, rows: Rows) -> Any:
@@ -190,4 +198,4 @@ def _checked(
             raise ValueError(f"they have shape {actions.shape}, and must have {expected}")
     elif len(actions) != size:
         raise ValueError(f"there are {len(actions)}, and must be {size}")
-    return actions[:count]
+    return actions if count == size else actions[:count]
