@@ -53,22 +53,24 @@ class Result:
     digest: str  # of all episodes' returns
     steps_per_second: float
     handling: float  # seconds spent on data, neither in the networks nor in the envs
+    collecting: float  # seconds spent on rollouts: all but learning from them
 
 
 class Agent(nn.Module):
     """Two small networks: a policy over discrete actions, and a value function."""
 
-    def __init__(self, observation_size: int, num_actions: int) -> None:
+    def __init__(self, observation_size: int, num_actions: int, width: int = 64) -> None:
         """Initialises orthogonally, the policy's last layer close to uniform."""
         super().__init__()
-        self.policy = _network(observation_size, num_actions, gain=0.01)
-        self.value = _network(observation_size, 1, gain=1.0)
+        self.policy = _network(observation_size, width, num_actions, gain=0.01)
+        self.value = _network(observation_size, width, 1, gain=1.0)
 
 
-def _network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
+def _network(inputs: int, width: int, outputs: int, gain: float) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for size, width, scale in ((inputs, 64, 2**0.5), (64, 64, 2**0.5), (64, outputs, gain)):
-        layer = nn.Linear(size, width)
+    sizes = (inputs, width, 2**0.5), (width, width, 2**0.5), (width, outputs, gain)
+    for size, following, scale in sizes:
+        layer = nn.Linear(size, following)
         nn.init.orthogonal_(layer.weight, scale)
         nn.init.zeros_(layer.bias)
         layers += [layer, nn.Tanh()]
@@ -197,12 +199,12 @@ class RolloutCollector(Collector):
 
 
 class PipelineCollector(RolloutCollector):
-    """The same; half of the envs step while the policy is asked about the others."""
+    """The same; half of the envs step while the policy is asked about the others, if that pays."""
 
     def __init__(self, envs: shmvec.ShmVectorEnv, num_steps: int, seed: int) -> None:
         """Resets the envs."""
         super().__init__(envs, num_steps, seed)
-        self._pipeline = shmvec.Pipeline(envs, self._act, deterministic=True)
+        self._pipeline = shmvec.Pipeline(envs, self._act)
         self._steps = np.zeros(envs.num_envs, np.int64)
         self._agent: Agent
 
@@ -299,9 +301,10 @@ def train(options: argparse.Namespace) -> Result:
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)  # the networks are tiny, and the cores are the envs'
     make = VECTOR_ENVS[options.vector_env]
-    envs = make([lambda: gym.make(options.env_id)] * options.num_envs)
+    workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
+    envs = make([lambda: gym.make(options.env_id)] * options.num_envs, **workers)
     observation_size = int(np.prod(envs.single_observation_space.shape))
-    agent = Agent(observation_size, int(envs.single_action_space.n))
+    agent = Agent(observation_size, int(envs.single_action_space.n), options.width)
     optimizer = torch.optim.Adam(agent.parameters(), lr=options.learning_rate, eps=1e-5)
     writer = _writer(options)
 
@@ -309,12 +312,14 @@ def train(options: argparse.Namespace) -> Result:
     returns: list[float] = []
     recent: deque[float] = deque(maxlen=100)
     start = time.perf_counter()
-    step = 0
+    step, collecting = 0, 0.0
     collector = COLLECTORS[options.data](envs, options.num_steps, options.seed)
     for iteration in range(iterations):
         left = 1 - iteration / iterations
         optimizer.param_groups[0]["lr"] = left * options.learning_rate
+        begin = time.perf_counter()
         kept = collector.collect(agent)
+        collecting += time.perf_counter() - begin
         step_of = step + kept.valid.sum(1).cumsum(0)
         for t, _, total, length in collector.finished(kept):
             returns.append(float(total))
@@ -342,7 +347,7 @@ def train(options: argparse.Namespace) -> Result:
     digest = hashlib.sha256(np.asarray(returns, np.float64).tobytes()).hexdigest()[:16]
     mean_return = float(np.mean(recent)) if recent else 0.0
     rate = step / (time.perf_counter() - start)
-    return Result(len(returns), mean_return, digest, rate, collector.handling)
+    return Result(len(returns), mean_return, digest, rate, collector.handling, collecting)
 
 
 def _tensor(array: Any) -> torch.Tensor:
@@ -376,6 +381,8 @@ def main(arguments: Sequence[str] | None = None) -> Result:
         "--data", choices=COLLECTORS, default="copy", help="of shmvec: rollout, pipeline"
     )
     parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--num-workers", type=int, help="of shmvec; none: it chooses")
+    parser.add_argument("--width", type=int, default=64, help="of the networks' layers")
     parser.add_argument("--total-steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-dir", default="runs", help="TensorBoard's folder; '' for none")
@@ -390,13 +397,14 @@ def main(arguments: Sequence[str] | None = None) -> Result:
     parser.add_argument("--entropy-coefficient", type=float, default=0.0)
     parser.add_argument("--max-grad-norm", type=float, default=0.5)
     options = parser.parse_args(arguments)
-    if options.data != "copy" and options.vector_env != "shm":
-        parser.error(f"--data {options.data} needs --vector-env shm")
+    if options.vector_env != "shm" and (options.data != "copy" or options.num_workers):
+        parser.error("--data and --num-workers need --vector-env shm")
     result = train(options)
     print(
         f"{options.vector_env}, seed {options.seed}: {result.episodes} episodes, mean return of "
         f"the last 100 {result.mean_return:.1f}, {result.steps_per_second:,.0f} steps/s, "
-        f"{result.handling:.2f} s of handling data, learning curve {result.digest}"
+        f"{result.handling:.2f} s of handling data, {result.collecting:.2f} s of collecting, "
+        f"learning curve {result.digest}"
     )
     return result
 

@@ -7,10 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError
+from gymnasium.vector import AutoresetMode
 from test_partial import Story, stories
 from test_pipeline import Chooser
 
-from shmvec import EnvTimeoutError, Pipeline, ShmVectorEnv, evaluate
+from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, ShmVectorEnv, evaluate
 
 
 class Raises(Story):
@@ -312,3 +313,70 @@ def test_ctrl_c_waits_for_no_env(how, tmp_path):
         pipeline.drop()
         assert pipeline.collect(2).rewards[1:].tolist() == [[1, 1]] * 2
         assert envs.step([0] * 2)[1].tolist() == [1, 1]
+
+
+class Lasts(Story):
+    """Has one episode, so that each step counts."""
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, False, info
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize(("workers", "faults"), [(0, None), (1, "restart"), (2, None)])
+def test_groups_that_are_apart_when_it_is_broken_off(workers, faults, mode):
+    faults = FaultPolicy(on_crash=faults) if faults else FaultPolicy()  # who keeps last results
+    fns = [lambda i=i: Lasts(i) for i in range(4)]
+    envs = ShmVectorEnv(fns, num_workers=workers, faults=faults, autoreset_mode=mode)
+    errors, asked = [], np.zeros(4)
+
+    def policy(seen, ids):
+        if len(called) == number:
+            raise LookupError(number)
+        called.append(ids)
+        assert (seen[:, 1] == asked[ids]).all()
+        asked[ids] += 1
+        return ids
+
+    with closing(envs):
+        pipeline = Pipeline(envs, policy, deterministic=True)
+        for number, length in [(0, 4), (1, 4), (4, 4), (5, 2), (7, 4)]:
+            called = []
+            pipeline.reset(seed=0)  # which brings home what is in frames of a rollout
+            with pytest.raises(LookupError) as raised:
+                pipeline.collect(4)
+            errors.append(raised.value)  # with the frames of all that was called
+            number = -1
+            rollout = pipeline.collect(length)  # of another length: in other memory
+            assert (rollout.observations[1:, :, 1] - rollout.observations[:-1, :, 1] == 1).all()
+            assert (rollout.observations[-1, :, 1] == asked).all()
+            assert (envs.step([5] * 4)[0][:, 1] == asked + 1).all()
+            asked += 1
+        assert not any(map(envs.exchange.is_out, range(4)))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_policy_that_steps_the_envs_itself(groups):
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+
+        def policy(seen, ids):
+            envs.step([1] * 4)
+            return ids
+
+        pipeline = Pipeline(envs, policy, groups=groups)
+        pipeline.reset(seed=0)
+        with pytest.raises(RuntimeError, match="cannot be gone on with"):
+            pipeline.collect(3)
+        assert envs.step([1] * 4)[0][:, 1].tolist() == [2] * 4
+
+
+def test_frames_of_a_rollout_are_for_envs_whose_company_is_there():
+    with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
+        envs.reset(seed=0)
+        rollout = envs.rollout(2)
+        rollout.step([1] * 4)
+        rollout.step([1] * 4)
+        with pytest.raises(RuntimeError, match="in no rollout"):
+            envs.exchange.ask([0, 1], [1, 1], frame=1)
+        assert envs.step([1] * 4)[0][:, 1].tolist() == [3] * 4

@@ -238,6 +238,7 @@ class Pipeline:
                 mirror.finish()
             self._moves = self._exchange.moves()
         except BaseException as error:
+            rollout.release()  # who keeps the error keeps this frame: nobody else has it
             self._break_off(error)
             raise
         self._asking = False

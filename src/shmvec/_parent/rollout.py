@@ -263,9 +263,7 @@ class Rollouts:
         arrays = create_empty_array(self._action_space, self._layout.num_envs, place)
         return arrays, offset
 
-    def _ask(
-        self, rollout: Rollout, index: int, envs: npt.NDArray[np.intp], actions: Any
-    ) -> None:
+    def _ask(self, rollout: Rollout, index: int, envs: npt.NDArray[np.intp], actions: Any) -> None:
         """Asks some envs for the step behind an index of a rollout."""
         exchange = self._exchange
         last = None if self._current is None else self._current()
