@@ -290,7 +290,7 @@ class Exchange:
         Args:
             envs: Which, int ``(n,)``. None: all.
             actions: One for each, batched as the action space says for so many; lists will do.
-            frame: Of a rollout, into which results go; of some envs only where the others' are in it.
+            frame: Of a rollout, into which results go; of some only where the others' are in it.
             together: Neighbours answer together: cheaper, if nobody waits for one of them.
 
         Raises:

@@ -59,9 +59,9 @@ class Faster:
     Groups save at most the time of the policy or that of the envs, whichever is shorter: where that
     would not be enough, they are not tried. Else slices of both ways take turns, so that what
     disturbs one disturbs the other. Lockstep is left if most of the last ratios say that groups are
-    clearly faster. Then the slower way gets a slice now and then: the slower it is, the more rarely,
-    so that it costs no more than a hundredth of the time; and another one at once where that was a
-    surprise.
+    clearly faster. Then the slower way gets a slice now and then: the slower it is, the more
+    rarely, so that it costs no more than a hundredth of the time; and another one at once where
+    that was a surprise.
     """
 
     def __init__(self) -> None:
