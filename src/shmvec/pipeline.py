@@ -286,8 +286,7 @@ class Pipeline:
             else:
                 observations = mirror.observations(t, whole, [whole])
             begun = self._begun.nonzero()[0].tolist() if told else []
-            said = self._caller.step(everyone, observations, None, begun, ask=rollout.step)[1]
-            rollout.keep_extras(t, whole, said)
+            self._caller.step(everyone, observations, None, begun, ask=rollout.step)
             if told or t >= end - 2:  # who has ended, and who before that
                 self._note(whole, rollout.terminations[t + 1] | rollout.truncations[t + 1])
             started = started or time.perf_counter()
@@ -298,14 +297,7 @@ class Pipeline:
             observations = self._at(rollout, group.steps, group.part)
         else:
             observations = mirror.observations(group.steps, group.part, group.runs)
-        step = partial(self._ask_for_rollout, rollout, group)
-        rollout.keep_extras(group.steps, group.part, self._choose(group, observations, step)[1])
-
-    @staticmethod
-    def _ask_for_rollout(
-        rollout: Collected, group: _Group, envs: npt.NDArray[np.intp], actions: Any
-    ) -> None:
-        rollout.ask(envs, group.part, group.steps, actions)
+        self._choose(group, observations, partial(rollout.ask, group.part, group.steps))
 
     def _take_into(self, rollout: Collected, group: _Group) -> None:
         said = said_in(self._take(group, arrays=False))
@@ -462,7 +454,7 @@ class Pipeline:
         self,
         group: _Group,
         observations: Any,
-        step: Callable[[npt.NDArray[np.intp], Any], None],
+        step: Callable[[npt.NDArray[np.intp], Any, dict[str, Any]], None],
     ) -> tuple[Any, dict[str, Any]]:
         """Has the policy choose actions, and envs take them; returns what the policy has said."""
         begun = group.envs[self._begun[group.part]].tolist() if self._caller.tells else []
@@ -470,7 +462,7 @@ class Pipeline:
         self._out.append(group)
         return answer
 
-    def _ask_together(self, envs: npt.NDArray[np.intp], actions: Any) -> None:
+    def _ask_together(self, envs: npt.NDArray[np.intp], actions: Any, said: Any) -> None:
         self._exchange.ask(envs, actions, together=True)
 
     def _next(self) -> _Group:

@@ -104,19 +104,24 @@ class Collected:
         self.said: list[Said] = [{} for _ in range(self.length + 1)]
         self.infos = Infos(self.num_envs, self.said)
 
-    def ask(self, envs: Any, part: Any, index: int, actions: Any) -> None:
+    def ask(
+        self, part: Any, index: int, envs: Any, actions: Any, extras: Mapping[str, Any]
+    ) -> None:
         """Asks some envs for a step; see :meth:`shmvec._parent.rollout.Rollout.ask`."""
         self._rollout.ask(envs, part, index, actions)
+        self.keep_extras(index, part, extras)
 
     def meet(self, steps: int) -> None:
         """Says that all envs have made so many steps, by :meth:`ask`."""
         self._rollout.meet(steps)
         self.steps = steps
 
-    def step(self, envs: Any, actions: Any) -> None:
+    def step(self, envs: Any, actions: Any, extras: Mapping[str, Any]) -> None:
         """Steps all envs at once, to the next index."""
-        self.infos.gathered[self.steps + 1] = self._rollout.step(actions)
+        keep = partial(self.keep_extras, self.steps, slice(None), extras)
+        infos = self._rollout.step(actions, meanwhile=keep)
         self.steps += 1
+        self.infos.gathered[self.steps] = infos
 
     def keep_extras(self, index: int, part: Any, extras: Mapping[str, Any]) -> None:
         """Keeps what came with some envs' actions.

@@ -73,7 +73,7 @@ class PolicyCaller:
         rows: Rows | None,
         begun: list[int],
         *,
-        ask: Callable[[Rows, Any], Any] | None = None,
+        ask: Callable[[Rows, Any, dict[str, Any]], Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Asks the policy about a batch, and its envs to step.
 
@@ -82,7 +82,8 @@ class PolicyCaller:
             observations: Theirs.
             rows: Which of these are asked about, int ``(m,)``. None: all.
             begun: Envs among these in which an episode begins.
-            ask: Asks envs to step with actions. None: the exchange's.
+            ask: Asks envs to step with actions, and is told what was said besides. None: the
+                exchange's.
 
         Returns:
             The actions of these envs, and what the policy has said besides, a row for each.
@@ -126,7 +127,10 @@ class PolicyCaller:
                 check = partial(_checked, size, count, self._read)
                 given = mapped(self._space, check, self._space, actions)
             besides = {key: _rows_of(key, extras[key], size, count, self._keep) for key in extras}
-            (ask or self._exchange.ask)(asked, given)
+            if ask is None:
+                self._exchange.ask(asked, given)
+            else:
+                ask(asked, given, besides)
         except (TypeError, ValueError, LookupError) as error:
             if isinstance(error.__cause__, RemoteTraceback):  # an env's, where asking waits for it
                 raise
@@ -137,7 +141,9 @@ class PolicyCaller:
 
     def _parted(self, answer: Any) -> tuple[Any, Mapping[str, Any]]:
         """Actions, and the dict that may come with them."""
-        if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            return answer, {}
+        if type(answer[1]) is dict or isinstance(answer[1], Mapping):  # the latter is slow
             if self._plain or not _fits(self._space, answer):
                 return answer
         return answer, {}

@@ -101,11 +101,14 @@ class Rollout:
         self.steps = steps
         self._meet(self)
 
-    def step(self, actions: Any) -> dict[str, Any]:
+    def step(
+        self, actions: Any, *, meanwhile: Callable[[], object] | None = None
+    ) -> dict[str, Any]:
         """Steps all envs; the results are at the next index.
 
         Args:
             actions: As for ``ShmVectorEnv.step``. A copy is kept in ``actions``.
+            meanwhile: Is called while they step.
 
         Returns:
             The infos, as of ``ShmVectorEnv.step``.
@@ -116,9 +119,13 @@ class Rollout:
                 a step has failed. Nothing was sent.
             Exception: As for ``ShmVectorEnv.step``. The rollout cannot be gone on with.
         """
-        infos = self._step(
-            self, actions, lambda: store(self._action_space, self.actions, self.steps, actions)
-        )
+
+        def work() -> None:
+            store(self._action_space, self.actions, self.steps, actions)
+            if meanwhile is not None:
+                meanwhile()
+
+        infos = self._step(self, actions, work)
         self.steps += 1
         return infos
 
