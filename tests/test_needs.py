@@ -173,7 +173,7 @@ def given_env_fns(monkeypatch, make):
         given.extend(env_fns)
         raise Stop
 
-    monkeypatch.setattr("shmvec.exchange.Launcher", stop)
+    monkeypatch.setattr("shmvec._staff.Launcher", stop)
     with pytest.raises(Stop):
         make()
     return given

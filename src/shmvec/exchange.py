@@ -47,17 +47,15 @@ from shmvec._parent.commands import packed_command, packed_reset
 from shmvec._parent.defaults import of_workers
 from shmvec._parent.late import Unreadable, read_late
 from shmvec._parent.leases import Leases
-from shmvec._parent.needs import needed_modules, ready_to_fork
 from shmvec._parent.ownership import caller, own
 from shmvec._parent.recovery import Recovery
 from shmvec._parent.settings import Settings
-from shmvec._parent.supervisor import Supervisor, Workers
+from shmvec._parent.supervisor import Workers
 from shmvec._shared.scheduling import split_evenly, usable_cores
 from shmvec._shared.signals import uninterrupted
+from shmvec._staff import staff_for
 from shmvec._worker.host import EnvFn
 from shmvec._worker.hosted import HostedEnv
-from shmvec._worker.inline import InlineWorker
-from shmvec._worker.launcher import Launcher
 from shmvec.faults import (
     EnvTimeoutError,
     Failure,
@@ -182,29 +180,7 @@ class Exchange:
         self._resets = np.zeros(self.num_envs, np.int64)
         self._gatherer = Batch(self.num_envs)
 
-        calls: Sequence[Any] = ()
-        forked = self.num_workers > 0 and settings.method == "fork"
-        if self.num_workers == 0:
-            self._workers = InlineWorker(functions)
-        else:
-            ranges = split_evenly(self.num_envs, self.num_workers, settings.pin_workers)
-            # What is to see a worker's own variables must not be imported before these are set.
-            calls = () if any(settings.environs) else (*functions, settings.worker_init)
-            served = settings.method == "forkserver"
-            launcher = Launcher(
-                functions,
-                ranges,
-                method=settings.method,
-                daemon=settings.daemon,
-                name=name,
-                threads=settings.threads,
-                pinned=settings.pin_workers,
-                preload=settings.preload,
-                needed=needed_modules(calls) if served else (),
-                environs=settings.environs,
-                init=settings.worker_init,
-            )
-            self._workers = Supervisor(launcher, ranges)
+        self._workers, prepared = staff_for(functions, settings, name)
         self.ranges = self._workers.ranges
         # Ends the workers of an exchange that is forgotten, and of one that is open at exit: before
         # multiprocessing waits for its children there, which weakref.finalize does not promise.
@@ -213,8 +189,7 @@ class Exchange:
         )
         self.initialized = False
         try:
-            preload = settings.preload
-            with ready_to_fork(calls, preload) if forked else contextlib.nullcontext():
+            with prepared:
                 self._workers.start()
             if wait:
                 self.initialize()
