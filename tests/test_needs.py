@@ -412,10 +412,10 @@ class Collects(Counter):
 
 def test_workers_leave_shared_objects_shared():
     """A collection would write to all of them, and so copy them."""
-    objects = len(gc.get_objects())
+    objects, frozen = len(gc.get_objects()), gc.get_freeze_count()
     with closing(ShmVectorEnv([Collects], context="fork", num_workers=1)) as envs:
-        assert envs.call("collect")[0] >= 0.9 * objects
-    assert gc.get_freeze_count() == 0  # of this process nothing is frozen
+        assert envs.call("collect")[0] >= 0.9 * (objects + frozen)
+    assert gc.get_freeze_count() <= frozen  # of this process nothing is frozen
 
 
 def test_nothing_is_imported_if_workers_must_come_first(module):
