@@ -25,7 +25,8 @@
     X(waits)      /* that did not find all they waited for at once */                              \
     X(parks)      /* sleeps: at most one a slice */                                                \
     X(late_wakes) /* sleeps that ended more than 100 us after the wake */                          \
-    X(wakes)      /* times that it woke the other side */
+    X(wakes)      /* times that it woke the other side */                                          \
+    X(late)       /* messages that fitted no ring, and went through the channel */
 
 /* Of the process itself. */
 typedef struct {
@@ -39,7 +40,7 @@ typedef struct {
 #define SV_COUNTER(name) _Atomic uint64_t name;
     alignas(SV_CACHE_LINE) SV_COUNTERS(SV_COUNTER)
 #undef SV_COUNTER
-    _Atomic uint64_t busy_since; /* when what it is doing began; only if there are time limits, */
+    _Atomic uint64_t busy_since; /* when what it is doing began, */
     _Atomic uint64_t busy;       /* and what that is: an sv_busy, or 0 */
 } sv_counters;
 

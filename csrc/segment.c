@@ -48,7 +48,8 @@ bool sv_segment_plan(const sv_segment_sizes *sizes, sv_segment *plan)
     plan->completion = plan->bell + aligned(sizeof(sv_bell));
     plan->policy = plan->completion + aligned(sizeof(sv_completion));
     plan->counters = plan->policy + aligned(sizeof(sv_policy));
-    plan->requests = plan->counters + sizes->num_workers * sizeof(sv_counters);
+    plan->timings = plan->counters + sizes->num_workers * sizeof(sv_counters);
+    plan->requests = plan->timings + sizes->num_envs * sizeof(sv_timings);
     plan->completions = plan->requests + sizes->num_workers * plan->record_stride;
     plan->infos = plan->completions + sizes->num_workers * plan->record_stride;
     plan->actions = plan->infos + sizes->num_workers * plan->info_stride;

@@ -5,6 +5,7 @@
  *     completion      the parent sleeps here
  *     policy          how long workers may spin when they wait
  *     counters        one block a worker: what it has done
+ *     timings         one block an env: how long its steps and resets have taken
  *     requests        one ring a worker, parent to worker
  *     completions     one ring a worker, worker to parent
  *     infos           one byte ring a worker, worker to parent: infos, and observations of spaces
@@ -24,10 +25,11 @@
 #include "completion.h"
 #include "counters.h"
 #include "ring.h"
+#include "timings.h"
 #include "wait.h"
 
 #define SV_SEGMENT_MAGIC UINT64_C(0x316365766d6873ff)
-#define SV_SEGMENT_VERSION 6
+#define SV_SEGMENT_VERSION 7
 
 #define SV_MAX_WORKERS 65536
 #define SV_MAX_ENVS 1048576
@@ -52,6 +54,7 @@ typedef struct {
     uint64_t completion;
     uint64_t policy;
     uint64_t counters;
+    uint64_t timings;
     uint64_t requests;
     uint64_t completions;
     uint64_t record_stride;
@@ -99,6 +102,12 @@ static inline sv_policy *sv_segment_policy(void *base, const sv_segment *plan)
 static inline sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)
 {
     return (sv_counters *)((char *)base + plan->counters) + worker;
+}
+
+/* Precondition: env < sizes.num_envs. */
+static inline sv_timings *sv_segment_timings(void *base, const sv_segment *plan, uint32_t env)
+{
+    return (sv_timings *)((char *)base + plan->timings) + env;
 }
 
 /* Rings of one worker.  Precondition: worker < sizes.num_workers. */

@@ -1,5 +1,6 @@
 """``stats()``: what was counted is what was done."""
 
+import os
 import time
 from contextlib import closing
 
@@ -9,9 +10,10 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 
 from shmvec import ShmVectorEnv
+from shmvec.stats import Timing
 
 
-class Timing(Counter):
+class Timed(Counter):
     """Knows how long it was in `step` and `reset`."""
 
     def __init__(self, length):
@@ -35,7 +37,7 @@ class Timing(Counter):
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_counts(num_workers, mode):
     envs = ShmVectorEnv(
-        [lambda: Timing(2), lambda: Timing(50), lambda: Timing(50)],
+        [lambda: Timed(2), lambda: Timed(50), lambda: Timed(50)],
         autoreset_mode=mode,
         num_workers=num_workers,
     )
@@ -58,6 +60,13 @@ def test_counts(num_workers, mode):
         assert sum(worker.reset_s for worker in whole.workers) >= sum(envs.get_attr("in_reset"))
         if num_workers == 0:
             assert not any(worker.waits for worker in whole.workers)
+        # Each step and each reset is in its env's histogram, and all their time in the workers'.
+        assert sum(env.step.count for env in stats.envs) == steps
+        assert [env.reset.count for env in stats.envs] == [resets, 0, 0]
+        assert whole.step.total_s <= sum(worker.step_s for worker in whole.workers) + 1e-9
+        assert whole.step.total_s >= sum(envs.get_attr("in_step"))
+        assert whole.reset.total_s == pytest.approx(sum(w.reset_s for w in whole.workers))
+        assert whole.num_workers == num_workers and 0 < stats.elapsed_s < whole.elapsed_s
 
 
 def test_waits_are_counted_by_phase():
@@ -113,3 +122,108 @@ def test_stats_of_a_closed_env():
     envs.close()
     with pytest.raises(ClosedEnvironmentError):
         envs.stats()
+
+
+class Sleeper(Counter):
+    """Its third step takes longer."""
+
+    def step(self, action):
+        if self.count == 2:
+            time.sleep(0.03)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_envs_histogram(num_workers):
+    with closing(
+        ShmVectorEnv([lambda: Counter(50), lambda: Sleeper(50)], num_workers=num_workers)
+    ) as envs:
+        envs.reset()
+        for _ in range(40):
+            envs.step([0, 0])
+        quick, slow = (env.step for env in envs.stats().envs)
+        assert quick.count == slow.count == 40 == sum(slow.buckets)
+        assert sum(slow.buckets[16:]) >= 1  # 17 ms and more
+        assert 0.03 <= slow.longest_s <= slow.total_s
+        assert slow.quantile(0) < slow.quantile(0.5) <= slow.quantile(1) <= slow.longest_s
+        before = envs.stats()
+        envs.step([0, 0])
+        after = (envs.stats() - before).envs[1].step
+        # The longest of all is not in it: its bucket says how long it was at most.
+        assert after.count == 1 and after.total_s <= after.longest_s <= slow.longest_s
+
+
+def test_an_env_whose_worker_is_restarted_keeps_its_histogram():
+    with closing(ShmVectorEnv([Counter] * 2, num_workers=2)) as envs:
+        envs.reset()
+        for _ in range(5):
+            envs.step([0, 0])
+        envs.restart([1])
+        envs.reset()
+        envs.step([0, 0])
+        stats = envs.stats()
+        assert [env.step.count for env in stats.envs] == [6, 6]
+        assert [env.reset.count for env in stats.envs] == [2, 2]
+        assert sum(worker.steps for worker in stats.workers) == 12
+        assert (envs.stats() - stats).envs[0].step.longest_s == 0
+
+
+def test_a_histogram_is_right_within_its_buckets():
+    assert Timing.of([0] * 32).quantile(0.5) == Timing.of([0] * 32).mean_s == 0
+    timing = Timing.of([6_000, 3_000, 0, 0, 3, *[0] * 27])  # three times 1024 to 2047 ns
+    assert timing.mean_s == pytest.approx(2e-6)
+    assert (
+        1.024e-6 <= timing.quantile(0.01) <= timing.quantile(0.5) <= timing.quantile(1) <= 2.048e-6
+    )
+    assert (timing + timing).count == 6 and (timing + timing - timing).buckets == timing.buckets
+
+
+class Held(Counter):
+    """Is in `step`, or in a reset with options, until a file is there."""
+
+    def _wait(self, path):
+        until = time.monotonic() + 60
+        while not os.path.exists(path):
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
+    def step(self, action):
+        if action == 1:
+            self._wait(self.gate)
+        return super().step(action)
+
+    def reset(self, *, seed=None, options=None):
+        if options:
+            self._wait(options["gate"])
+        return super().reset(seed=seed)
+
+
+def once_doing(envs, worker):
+    until = time.monotonic() + 60
+    while (doing := envs.stats().doing)[worker] is None:
+        assert time.monotonic() < until
+    return doing
+
+
+def test_what_workers_do_now(tmp_path):
+    with closing(ShmVectorEnv([Held] * 4, num_workers=2)) as envs:
+        envs.reset()
+        assert envs.stats().doing == (None, None)
+        step, reset = str(tmp_path / "step"), str(tmp_path / "reset")
+        envs.set_attr("gate", step)
+        envs.step_async([0, 0, 0, 1])
+        _, doing = once_doing(envs, 1)
+        while doing.env == 2:  # which comes first
+            _, doing = once_doing(envs, 1)
+        assert (doing.env, doing.operation) == (3, "step") and doing.for_s >= 0
+        later = envs.stats()
+        assert later.doing[1].for_s > doing.for_s
+        open(step, "w").close()
+        envs.step_wait()
+        assert envs.stats().doing == (None, None)
+        envs.async_reset(options={"gate": reset}, env_id=[0])
+        doing, nothing = once_doing(envs, 0)
+        assert (doing.env, doing.operation, nothing) == (0, "reset", None)
+        open(reset, "w").close()
+        envs.recv(min_envs=1)
+        assert envs.stats().doing == (None, None)

@@ -16,13 +16,14 @@ static void test_plan(void)
     sv_segment plan;
     CHECK(sv_segment_plan(&SIZES, &plan));
     const uint64_t offsets[] = {0,          sizeof plan,  plan.bell,       plan.completion,
-                                plan.counters, plan.requests, plan.completions, plan.infos, plan.actions, plan.slabs,
+                                plan.counters, plan.timings, plan.requests, plan.completions, plan.infos, plan.actions, plan.slabs,
                                 plan.total_bytes};
     for (size_t i = 1; i < sizeof offsets / sizeof *offsets; i++)
         CHECK(offsets[i] > offsets[i - 1]);
     for (size_t i = 2; i < sizeof offsets / sizeof *offsets; i++)
         CHECK(offsets[i] % SV_CACHE_LINE == 0);
     CHECK(plan.record_stride % SV_CACHE_LINE == 0 && plan.info_stride % SV_CACHE_LINE == 0);
+    CHECK(plan.timings + 7 * sizeof(sv_timings) == plan.requests);
     CHECK(plan.requests + 3 * plan.record_stride == plan.completions);
     CHECK(plan.infos + 3 * plan.info_stride == plan.actions);
     CHECK(plan.actions + 3 * plan.action_stride == plan.slabs);

@@ -51,7 +51,7 @@ from shmvec._parent.ownership import caller, own
 from shmvec._parent.recovery import Recovery
 from shmvec._parent.settings import Settings
 from shmvec._parent.supervisor import Workers
-from shmvec._shared.scheduling import split_evenly, usable_cores
+from shmvec._shared.scheduling import split_evenly, time_on_cores, usable_cores
 from shmvec._shared.signals import uninterrupted
 from shmvec._staff import staff_for
 from shmvec._worker.host import EnvFn
@@ -217,6 +217,7 @@ class Exchange:
             if closed and isinstance(error, Exception):
                 raise ClosedEnvironmentError("The vector env was closed as it started.") from None
             raise
+        self._began = time.monotonic()
         self.initialized = True
 
     def _start(self, workers: Workers) -> None:
@@ -707,7 +708,16 @@ class Exchange:
     def stats(self) -> Stats:
         """What has been done so far, and where the time went."""
         self._open()
-        return Stats.of(*self._links.counters(), self._recovery.counts)
+        return Stats.of(
+            *self._links.counters(),
+            self._recovery.counts,
+            self._links.timings(),
+            [time_on_cores(process.pid) for process in self.processes],
+            self._links.doing(),
+            elapsed_s=time.monotonic() - self._began,
+            num_workers=self.num_workers,
+            cores=usable_cores(self.processes),
+        )
 
     # ---- faults ------------------------------------------------------------------------------
 

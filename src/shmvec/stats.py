@@ -2,10 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
+from operator import add
 from typing import Any
 
-__all__ = ["FaultCounts", "Stats", "Waits", "WorkerStats"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Doing", "EnvStats", "FaultCounts", "Stats", "Timing", "Waits", "WorkerStats"]
+
+_FIRST_S = 512e-9  # where the first bucket ends; each further one is twice as wide: csrc/timings.h
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long something has taken, each time: a histogram.
+
+    Attributes:
+        count: How often it was done.
+        total_s: Seconds in all.
+        longest_s: Seconds of the longest. Of a difference of two: known if the longest of all is in
+            it; otherwise where the bucket ends in which it lies.
+        buckets: How often it took less than 512 ns, less than twice as long, and so on; in the last
+            one, 137 s and more.
+    """
+
+    count: int
+    total_s: float
+    longest_s: float
+    buckets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, words: Sequence[int]) -> Timing:
+        """Makes it from the core's: the sum and the longest in ns, and the buckets."""
+        total_ns, longest_ns, *buckets = words
+        return cls(sum(buckets), 1e-9 * total_ns, 1e-9 * longest_ns, tuple(buckets))
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds on average; 0 if it was never done."""
+        return self.total_s / self.count if self.count else 0.0
+
+    def quantile(self, share: float) -> float:
+        """About so many seconds, or less, took this share of them.
+
+        It lies in the right bucket, where between is a guess: true within a factor of two.
+
+        Args:
+            share: 0.5 for the median, 0.99 for what one in a hundred exceeds.
+
+        Returns:
+            Seconds; 0 if it was never done.
+        """
+        wanted, seen = share * self.count, 0
+        for number, count in enumerate(self.buckets):
+            if count and seen + count >= wanted:
+                begin, end = _bounds(number)
+                within = (wanted - seen) / count
+                return min(begin + within * (end - begin), self.longest_s)
+            seen += count
+        return 0.0
+
+    def __add__(self, other: Timing) -> Timing:
+        """Both together."""
+        return Timing(
+            self.count + other.count,
+            self.total_s + other.total_s,
+            max(self.longest_s, other.longest_s),
+            tuple(map(add, self.buckets, other.buckets)),
+        )
+
+    def __sub__(self, earlier: Timing) -> Timing:
+        """What came between."""
+        buckets = tuple(now - then for now, then in zip(self.buckets, earlier.buckets, strict=True))
+        longest = 0.0
+        if any(buckets):
+            longest = self.longest_s
+            if longest <= earlier.longest_s:
+                last = max(number for number, count in enumerate(buckets) if count)
+                longest = min(longest, _bounds(last)[1])
+        return Timing(self.count - earlier.count, self.total_s - earlier.total_s, longest, buckets)
+
+
+def _bounds(bucket: int) -> tuple[float, float]:
+    """Where a bucket begins and ends, in seconds."""
+    return (_FIRST_S * 2 ** (bucket - 1) if bucket else 0.0), _FIRST_S * 2.0**bucket
 
 
 @dataclass(frozen=True)
@@ -42,12 +125,52 @@ class WorkerStats(Waits):
         step_s: Seconds in ``env.step``, and taking its results.
         resets: Resets of its envs.
         reset_s: Seconds in ``env.reset``.
+        late: Observations, infos and actions that fitted no ring in shared memory, and went through
+            the worker's socket.
+        cpu_s: Seconds that its process has run; of the one that there is now, if it was restarted.
+            None: the system does not say.
+        starved_s: Seconds that it could have run, and others had the cores.
     """
 
     steps: int
     step_s: float
     resets: int
     reset_s: float
+    late: int
+    cpu_s: float | None = None
+    starved_s: float | None = None
+
+
+@dataclass(frozen=True)
+class EnvStats:
+    """How long an env's steps and resets took.
+
+    Attributes:
+        step: ``env.step``, and taking its results.
+        reset: ``env.reset``.
+    """
+
+    step: Timing
+    reset: Timing
+
+    def __sub__(self, earlier: EnvStats) -> EnvStats:
+        """What came between."""
+        return EnvStats(self.step - earlier.step, self.reset - earlier.reset)
+
+
+@dataclass(frozen=True)
+class Doing:
+    """What a worker is in the middle of.
+
+    Attributes:
+        env: Which env.
+        operation: "step" or "reset".
+        for_s: Seconds since it began.
+    """
+
+    env: int
+    operation: str
+    for_s: float
 
 
 @dataclass(frozen=True)
@@ -77,21 +200,47 @@ class Stats:
         parent: The waits of the calling process.
         workers: What each worker has done.
         faults: What went wrong.
+        envs: How long each env took.
+        elapsed_s: Seconds since the vector env was made.
+        num_workers: Worker processes; 0 if the envs live in the calling one.
+        cores: Cores that the program may use.
+        doing: What each worker was doing when it was asked; None: neither a step nor a reset.
     """
 
     parent: Waits
     workers: tuple[WorkerStats, ...]
     faults: FaultCounts
+    envs: tuple[EnvStats, ...] = ()
+    elapsed_s: float = 0.0
+    num_workers: int = 0
+    cores: int = 1
+    doing: tuple[Doing | None, ...] = ()
 
     @classmethod
     def of(
-        cls, parent: dict[str, int], workers: list[dict[str, int]], faults: dict[str, int]
+        cls,
+        parent: dict[str, int],
+        workers: list[dict[str, int]],
+        faults: dict[str, int],
+        timings: npt.NDArray[np.uint64],
+        on_cores: Sequence[tuple[float | None, float | None]],
+        doing: Sequence[tuple[int, bool, float] | None],
+        **others: Any,
     ) -> Stats:
-        """Makes it from the core's counters."""
+        """Makes it from the core's counters and what the system knows of the processes."""
+        unknown = [(None, None)] * len(workers)
         return cls(
             Waits(**_named(parent, Waits)),
-            tuple(WorkerStats(**_named(worker, WorkerStats)) for worker in workers),
+            tuple(
+                WorkerStats(**_named(worker, WorkerStats), cpu_s=cpu_s, starved_s=starved_s)
+                for worker, (cpu_s, starved_s) in zip(workers, [*on_cores, *unknown], strict=False)
+            ),
             FaultCounts(**faults),
+            tuple(EnvStats(*map(Timing.of, kinds)) for kinds in timings.tolist()),
+            doing=tuple(
+                each and Doing(each[0], "reset" if each[1] else "step", each[2]) for each in doing
+            ),
+            **others,
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
@@ -103,19 +252,49 @@ class Stats:
                 for now, then in zip(self.workers, earlier.workers, strict=True)
             ),
             FaultCounts(**_difference(self.faults, earlier.faults)),
+            tuple(now - then for now, then in zip(self.envs, earlier.envs, strict=True)),
+            self.elapsed_s - earlier.elapsed_s,
+            self.num_workers,
+            self.cores,
+            self.doing,
         )
 
+    @property
+    def step(self) -> Timing:
+        """The steps of all envs."""
+        return _together(env.step for env in self.envs)
 
-def _named(counters: dict[str, int], kind: Any) -> dict[str, Any]:
+    @property
+    def reset(self) -> Timing:
+        """The resets of all envs."""
+        return _together(env.reset for env in self.envs)
+
+
+def _together(timings: Iterable[Timing]) -> Timing:
+    return reduce(add, timings, Timing(0, 0.0, 0.0, (0,) * 30))
+
+
+def _named(counters: dict[str, Any], kind: Any) -> dict[str, Any]:
     """Those that it has fields for, nanoseconds as seconds."""
     values: dict[str, Any] = {}
     for field in fields(kind):
         in_ns = field.name.removesuffix("_s") + "_ns"
-        values[field.name] = 1e-9 * counters[in_ns] if in_ns in counters else counters[field.name]
+        if in_ns in counters:
+            values[field.name] = 1e-9 * counters[in_ns]
+        elif field.name in counters:
+            values[field.name] = counters[field.name]
     return values
 
 
 def _difference(now: Any, then: Any) -> dict[str, Any]:
     return {
-        field.name: getattr(now, field.name) - getattr(then, field.name) for field in fields(now)
+        field.name: _less(getattr(now, field.name), getattr(then, field.name))
+        for field in fields(now)
     }
+
+
+def _less(now: Any, then: Any) -> Any:
+    if now is None:
+        return None
+    # What only its process knows begins anew in one that takes its place.
+    return now if then is None or (isinstance(now, float) and now < then) else now - then

@@ -390,7 +390,7 @@ def test_closing_workers_that_doze():
 
 def test_a_worker_that_is_busy_with_nonsense():
     def damage(found):
-        busy = found.counters + 8 * 12  # since when, and with what
+        busy = found.counters + 8 * 13  # since when, and with what
         found.memory[busy : busy + 16] = (1).to_bytes(8, "little") + (2000).to_bytes(8, "little")
         time.sleep(1)
 

@@ -101,7 +101,7 @@ class Scribbler:
 
     def in_counters(self):
         self.word(
-            self.map.counters + LINE * self.worker() + 8 * self.rng.choice((0, 3, 12, 13, 13)), 8
+            self.map.counters + LINE * self.worker() + 8 * self.rng.choice((0, 3, 13, 14, 14)), 8
         )
 
     def worker(self):

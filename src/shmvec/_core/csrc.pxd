@@ -53,6 +53,7 @@ cdef extern from "counters.h" nogil:
         int64_t step_ns
         int64_t reset_ns
         int64_t wakes
+        int64_t late
     ctypedef struct sv_counters:
         sv_counter requests
         sv_counter steps
@@ -68,6 +69,18 @@ cdef extern from "counters.h" nogil:
     void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
     uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int64_t *elapsed)
     uint64_t sv_counter_get(const sv_counter *counter)
+
+
+cdef extern from "timings.h" nogil:
+    enum:
+        SV_TIMING_WORDS
+    ctypedef struct sv_timing:
+        pass
+    ctypedef struct sv_timings:
+        sv_timing step
+        sv_timing reset
+    void sv_timing_add(sv_timing *timing, int64_t elapsed)
+    void sv_timings_read(const sv_timings *timings, uint64_t *words)
 
 
 cdef extern from "ring.h" nogil:
@@ -210,6 +223,7 @@ cdef extern from "segment.h" nogil:
     sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
     sv_policy *sv_segment_policy(void *base, const sv_segment *plan)
     sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)
+    sv_timings *sv_segment_timings(void *base, const sv_segment *plan, uint32_t env)
     void *sv_segment_requests(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_completions(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_infos(void *base, const sv_segment *plan, uint32_t worker)

@@ -1,6 +1,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from shmvec._core.segment import Segment
 
 class Links:
@@ -48,3 +51,14 @@ class Links:
 
     def counters(self) -> tuple[dict[str, int], list[dict[str, int]]]:
         """What the parent has counted, and what each worker has done."""
+
+    def timings(self) -> npt.NDArray[np.uint64]:
+        """How long each env's steps and resets have taken.
+
+        Returns:
+            For each env, steps and resets: their sum and the longest, in ns, and the buckets of
+            csrc/timings.h.
+        """
+
+    def doing(self) -> list[tuple[int, bool, float] | None]:
+        """What each worker does now: (env, whether it resets, seconds); None: neither."""

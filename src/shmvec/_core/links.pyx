@@ -16,6 +16,7 @@ from shmvec._core.csrc cimport (
     SV_RING_CORRUPT,
     SV_RING_NO,
     SV_RING_YES,
+    SV_TIMING_WORDS,
     SV_WAIT_READY,
     sv_bell_has_dozers,
     sv_bell_mask,
@@ -45,6 +46,8 @@ from shmvec._core.csrc cimport (
     sv_segment_policy,
     sv_segment_renew,
     sv_segment_requests,
+    sv_segment_timings,
+    sv_timings_read,
     sv_wait_completion,
     sv_waiter_init,
 )
@@ -377,3 +380,30 @@ cdef class Links:
                 for name, count in self.counters_of(worker).items()})
         self.tally.requests = self.issued
         return dict_of(&self.tally), workers
+
+    def timings(self):
+        """How long each env's steps and resets have taken: (num_envs, 2, words); see csrc/timings.h."""
+        cdef uint32_t env
+        cdef uint32_t num_envs = self.segment.plan.sizes.num_envs
+        found = np.empty((num_envs, 2, SV_TIMING_WORDS), np.uint64)
+        cdef uint64_t[:, :, ::1] words = found
+        for env in range(num_envs):
+            sv_timings_read(sv_segment_timings(self.segment.base, &self.segment.plan, env),
+                            &words[env, 0, 0])
+        return found
+
+    def doing(self):
+        """What each worker does now: (env, whether it is a reset, seconds); None: nothing of these."""
+        cdef uint32_t worker
+        cdef uint64_t busy
+        cdef int64_t elapsed
+        cdef int64_t now = sv_now_ns()
+        cdef list found = []
+        for worker in range(self.num_workers):
+            busy = sv_busy_for(
+                sv_segment_counters(self.segment.base, &self.segment.plan, worker), now, &elapsed)
+            if self.firsts[worker] < busy >> 1 <= self.firsts[worker] + self.counts[worker]:
+                found.append(((busy >> 1) - 1, bool(busy & 1), 1e-9 * max(0, elapsed)))
+            else:  # or the segment is damaged
+                found.append(None)
+        return found

@@ -53,7 +53,6 @@ class WorkerLoop:
         host: Host,
         slabs: Slabs,
         autoreset: str,
-        timed: bool = False,
         mends: bool = False,
         resets: Sequence[tuple[int | None, Any] | None] | None = None,
     ) -> None:
@@ -67,13 +66,12 @@ class WorkerLoop:
             host: For what is rare.
             slabs: The arrays of the segment.
             autoreset: Value of the ``AutoresetMode``.
-            timed: Whether there are time limits.
             mends: Whether an env that has raised is reset, and not given up.
             resets: Of a worker that takes another one's place: seed and options for each env's
                 next reset that has none.
         """
     def busy(self) -> tuple[int, bool, float] | None:
-        """What an env is doing: (env, whether it resets, seconds); None if nothing is timed."""
+        """What an env is doing: (env, whether it resets, seconds); None: nothing."""
     def take_rollouts(self, rollouts: Results) -> None:
         """Takes frames that follow those in the segment, in place of any before."""
     def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:

@@ -47,6 +47,9 @@ from shmvec._core.csrc cimport (
     sv_segment_counters,
     sv_segment_policy,
     sv_segment_requests,
+    sv_segment_timings,
+    sv_timing_add,
+    sv_timings,
     sv_wait_request,
     sv_waiter,
     sv_waiter_follow,
@@ -129,6 +132,8 @@ cdef class WorkerLoop:
     cdef sv_waiter waiter
     cdef sv_counts tally          # what it has done,
     cdef sv_counters *counters    # for the parent to see
+    cdef sv_timings *timings      # of its envs, likewise
+    cdef int64_t lap              # when the step in hand began: the last look at the clock
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec actions
@@ -145,7 +150,6 @@ cdef class WorkerLoop:
     cdef uint32_t index
     cdef Py_ssize_t first_env
     cdef int autoreset
-    cdef bint timed               # there are time limits: say what is being done
     cdef bint mends               # an env that has raised is reset, not given up
     cdef bytearray over           # NEXT_STEP: envs whose episode is over, to be reset
     cdef dict retries             # env: (seed, options) for its next reset that has none
@@ -159,7 +163,7 @@ cdef class WorkerLoop:
     cdef bint alone               # in a process of its own
 
     def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
-                 timed=False, mends=False, resets=None):
+                 mends=False, resets=None):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
@@ -172,6 +176,7 @@ cdef class WorkerLoop:
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
         self.counters = sv_segment_counters(segment.base, &segment.plan, index)
+        self.timings = sv_segment_timings(segment.base, &segment.plan, first_env)
         sv_waiter_follow(
             &self.waiter, sv_segment_policy(segment.base, &segment.plan), &self.tally)
         self.messages = Encoder(segment, index, first_env, len(envs), True)
@@ -187,7 +192,6 @@ cdef class WorkerLoop:
         self.index = index
         self.first_env = first_env
         self.autoreset = AUTORESET[autoreset]
-        self.timed = timed
         self.mends = mends
         self.over = bytearray(len(envs))
         self.retries = {}
@@ -241,7 +245,7 @@ cdef class WorkerLoop:
                 idle_since = sv_now_ns()
 
     def busy(self):
-        """What is being done: (env, whether it is a reset, seconds); None: nothing, or untimed."""
+        """What is being done: (env, whether it is a reset, seconds); None: nothing."""
         cdef int64_t elapsed
         cdef uint64_t busy = sv_busy_for(self.counters, sv_now_ns(), &elapsed)
         if busy == 0:
@@ -285,8 +289,7 @@ cdef class WorkerLoop:
             self.failures = [(self.first_env + i, doing, error) for i in range(begin, end)]
         if self.late or self.failures or results is not None:
             self.flags |= LATE
-        if self.timed:
-            sv_busy_begin(self.counters, 0, 0)
+        sv_busy_begin(self.counters, 0, 0)
         self.complete(request)
         SV_FAULT(9)
         # After the completion: the parent, which reads the channel whenever it waits, knows sooner.
@@ -306,11 +309,13 @@ cdef class WorkerLoop:
                 self.receive_actions(request.operation & LATE, request.count)
             elif request.operation & LATE:  # of a shape that the slab has no room for
                 self.given = dict(self.host.late_actions(self.sequence))
+                self.tally.late += len(self.given)
             elif self.given:
                 self.given.clear()
             start, reset_ns = sv_now_ns(), self.tally.reset_ns
+            self.lap = start
             self.step_range(begin, end)
-            self.tally.step_ns += sv_now_ns() - start - (self.tally.reset_ns - reset_ns)
+            self.tally.step_ns += self.lap - start - (self.tally.reset_ns - reset_ns)
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
@@ -364,6 +369,7 @@ cdef class WorkerLoop:
         if late:
             for env, action in self.host.late_actions(self.sequence):
                 self.actions.write(env, action)
+                self.tally.late += 1
                 expected -= 1
         if expected != 0:
             raise RuntimeError("the segment is damaged: there is not one action for each env")
@@ -386,7 +392,11 @@ cdef class WorkerLoop:
 
     cdef int step_range(self, Py_ssize_t begin, Py_ssize_t end) except -1:
         cdef Py_ssize_t i
+        cdef int64_t steps
+        cdef int64_t reset_ns
+        cdef int64_t now
         for i in range(begin, end):
+            steps, reset_ns = self.tally.steps, self.tally.reset_ns
             try:
                 if self.over[i]:
                     self.operation = "reset"
@@ -398,6 +408,12 @@ cdef class WorkerLoop:
                 self.fail(i, error)
             if forked:
                 end_forks()
+            # One look at the clock an env: where one's step ends, the next one's begins.
+            now = sv_now_ns()
+            if self.tally.steps != steps:
+                sv_timing_add(
+                    &self.timings[i].step, now - self.lap - (self.tally.reset_ns - reset_ns))
+            self.lap = now
             SV_FAULT(2)
         return 0
 
@@ -424,8 +440,7 @@ cdef class WorkerLoop:
         if self.undecodable and env in self.undecodable:
             raise self.undecodable.pop(env)
         self.tally.steps += 1
-        if self.timed:
-            sv_busy_begin(self.counters, sv_busy(env, False), sv_now_ns())
+        sv_busy_begin(self.counters, sv_busy(env, False), self.lap)
         action = self.given[env] if self.given else self.actions.read(env)
         result = self.envs[i].step(action)
         if forked:
@@ -489,8 +504,7 @@ cdef class WorkerLoop:
             explicit = True
             seed = again[0] if seed is None else seed
             options = again[1] if options is None else options
-        if self.timed:
-            sv_busy_begin(self.counters, sv_busy(self.first_env + i, True), sv_now_ns())
+        sv_busy_begin(self.counters, sv_busy(self.first_env + i, True), start)
         try:
             if explicit:
                 result = self.envs[i].reset(seed=seed, options=options)
@@ -503,7 +517,9 @@ cdef class WorkerLoop:
         finally:
             if forked:
                 end_forks()
-            self.tally.reset_ns += sv_now_ns() - start
+            start = sv_now_ns() - start
+            self.tally.reset_ns += start
+            sv_timing_add(&self.timings[i].reset, start)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
                 f"reset() returned {type(result).__name__}; expected the tuple "
@@ -568,6 +584,7 @@ cdef class WorkerLoop:
             if kind == FINAL:
                 message = {"final_obs": self.finals.read(env), **message}
             self.late.append((kind, env, message))
+            self.tally.late += 1
         return 0
 
     cdef int fail(self, Py_ssize_t i, error) except -1:

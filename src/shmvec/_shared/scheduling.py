@@ -24,6 +24,7 @@ __all__ = [
     "cgroup_quota",
     "current_budgets",
     "split_evenly",
+    "time_on_cores",
     "usable_cores",
     "wait_budgets",
 ]
@@ -111,6 +112,17 @@ def cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | No
             quotas.append(int(limit) / int(period))
     # "max" is no number, and -1 no quota.
     return min((quota for quota in quotas if quota > 0), default=None)
+
+
+def time_on_cores(pid: int | None) -> tuple[float | None, float | None]:
+    """Seconds that a process's first thread has run, and could have while others had the cores.
+
+    (None, None) where the system does not say, and of a process that is gone.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text("utf-8").split()
+        return 1e-9 * int(ran), 1e-9 * int(waited)
+    return None, None
 
 
 def split_evenly(num_envs: int, num_workers: int, pinned: bool = False) -> list[range]:

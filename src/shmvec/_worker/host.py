@@ -135,7 +135,6 @@ class EnvHost:
             self,
             attachment.layout.attach(segment),
             attachment.autoreset,
-            attachment.limits != (None, None),
             attachment.mends,
             attachment.resets,
         )
