@@ -217,7 +217,7 @@ def test_what_workers_do_now(tmp_path):
             _, doing = once_doing(envs, 1)
         assert (doing.env, doing.operation) == (3, "step") and doing.for_s >= 0
         later = envs.stats()
-        assert later.doing[1].for_s > doing.for_s
+        assert later.doing[1].for_s > doing.for_s and "step of env 3 for" in str(later)
         open(step, "w").close()
         envs.step_wait()
         assert envs.stats().doing == (None, None)

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Doing", "EnvStats", "FaultCounts", "Stats", "Timing", "Waits", "WorkerStats"]
+from shmvec._judgement import Verdict, judged
+
+__all__ = ["Doing", "EnvStats", "FaultCounts", "Stats", "Timing", "Verdict", "Waits", "WorkerStats"]
 
 _FIRST_S = 512e-9  # where the first bucket ends; each further one is twice as wide: csrc/timings.h
+_MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,11 @@ class Waits:
     late_wakes: int
     wakes: int
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that it has waited, in all."""
+        return self.pause_s + self.yield_s + self.park_s
+
 
 @dataclass(frozen=True)
 class WorkerStats(Waits):
@@ -139,6 +147,11 @@ class WorkerStats(Waits):
     late: int
     cpu_s: float | None = None
     starved_s: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in its envs."""
+        return self.step_s + self.reset_s
 
 
 @dataclass(frozen=True)
@@ -172,6 +185,10 @@ class Doing:
     operation: str
     for_s: float
 
+    def __str__(self) -> str:
+        """In words."""
+        return f"{self.operation} of env {self.env} for {_time(self.for_s)}"
+
 
 @dataclass(frozen=True)
 class FaultCounts:
@@ -195,6 +212,8 @@ class FaultCounts:
 @dataclass(frozen=True)
 class Stats:
     """Counts and times since the vector env was made; subtract two to measure what lies between.
+
+    ``print(envs.stats())`` shows a table and the verdict.
 
     Attributes:
         parent: The waits of the calling process.
@@ -260,6 +279,11 @@ class Stats:
         )
 
     @property
+    def verdict(self) -> Verdict:
+        """What the time went into, and what to change: a judgement by these numbers alone."""
+        return judged(self)
+
+    @property
     def step(self) -> Timing:
         """The steps of all envs."""
         return _together(env.step for env in self.envs)
@@ -269,9 +293,83 @@ class Stats:
         """The resets of all envs."""
         return _together(env.reset for env in self.envs)
 
+    def __str__(self) -> str:
+        """A table, and the verdict."""
+        return "\n".join([*self._table(), str(self.verdict)])
+
+    def _table(self) -> list[str]:
+        """Its lines."""
+        seconds = max(self.elapsed_s, 1e-9)
+        steps = sum(worker.steps for worker in self.workers)
+        resets = sum(worker.resets for worker in self.workers)
+        lines = [
+            f"{self.elapsed_s:.3g} s: {steps:,} steps ({steps / seconds:,.0f} a second), "
+            f"{resets:,} resets; {self.num_workers} workers, {len(self.envs)} envs, "
+            f"{self.cores} cores",
+            f"the caller waited {_percent(self.parent.waited_s, seconds)} of the time "
+            f"({self.parent.parks:,} sleeps)",
+        ]
+        doing = self.doing or (None,) * len(self.workers)
+        head = (
+            "worker",
+            "steps",
+            "resets",
+            "in step",
+            "in reset",
+            "waiting",
+            "CPU",
+            "starved",
+            "now",
+        )
+        rows = [
+            (
+                str(index),
+                f"{worker.steps:,}",
+                f"{worker.resets:,}",
+                _percent(worker.step_s, seconds),
+                _percent(worker.reset_s, seconds),
+                _percent(worker.waited_s, seconds),
+                _percent(worker.cpu_s, seconds),
+                _percent(worker.starved_s, seconds),
+                str(now or "-"),
+            )
+            for index, (worker, now) in enumerate(
+                zip(self.workers[:_MOST_ROWS], doing, strict=False)
+            )
+        ]
+        lines += _columns([head, *rows])
+        if len(self.workers) > _MOST_ROWS:
+            lines.append(f"... and {len(self.workers) - _MOST_ROWS} more")
+        kinds = [
+            (name, _time(t.quantile(0.5)), _time(t.quantile(0.99)), _time(t.longest_s))
+            for name, t in (("step", self.step), ("reset", self.reset))
+            if t.count
+        ]
+        if kinds:
+            lines += _columns([("one env's", "p50", "p99", "longest"), *kinds])
+        faults = [(f.name, getattr(self.faults, f.name)) for f in fields(self.faults)]
+        told = ", ".join(f"{count} {name}" for name, count in faults if count)
+        return [*lines, f"faults: {told}"] if told else lines
+
 
 def _together(timings: Iterable[Timing]) -> Timing:
     return reduce(add, timings, Timing(0, 0.0, 0.0, (0,) * 30))
+
+
+def _percent(part: float | None, whole: float) -> str:
+    return "?" if part is None else f"{100 * part / whole:.0f} %"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, columns flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.rjust, row, widths)) for row in rows]
 
 
 def _named(counters: dict[str, Any], kind: Any) -> dict[str, Any]:

@@ -583,7 +583,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         return self.call("render")
 
     def stats(self) -> Stats:
-        """What has been done so far, and where the time went; costs nothing when not called.
+        """What has been done so far, and where the time went; printed, a table with a verdict.
 
         Example:
             >>> import shmvec

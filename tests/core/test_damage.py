@@ -399,6 +399,21 @@ def test_a_worker_that_is_busy_with_nonsense():
             envs.step([0])
 
 
+def test_stats_of_counters_and_histograms_that_are_nonsense():
+    with vector_env(2) as envs:
+        before = envs.stats()
+        found = Map()
+        for begin, end in (
+            (found.counters, found.timings),
+            (found.timings, found.requests(0)),
+        ):
+            found.memory[begin:end] = b"\xff" * (end - begin)
+        stats = envs.stats()
+        assert stats.doing == (None, None)
+        for told in (stats, stats - before, before - stats):
+            assert told.verdict.kind and str(told)
+
+
 def test_a_worker_that_is_restarted_under_a_damaged_header():
     faults = FaultPolicy(on_crash="restart", max_restarts=1)
     with vector_env(2, faults=faults) as envs:

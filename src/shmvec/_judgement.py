@@ -1,0 +1,193 @@
+"""What a vector env's time went into, as its ``Stats`` tell, and the option to change.
+
+One question after another, the plainest first; the first that is answered yes is the verdict. The
+limits are where a change pays, on the workloads of tests/test_verdicts.py, and no more exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shmvec.stats import Stats, WorkerStats
+
+__all__ = ["Verdict", "judged"]
+
+_LATE = 0.05  # messages through sockets, of all steps
+_POLICY = 0.5  # the caller's own time, of all
+_STARVED = 0.25  # time without a core, of that in envs
+_UNEVEN = 1.5  # the busiest worker's time in envs, by the others'
+_RESETS = 0.5  # time in resets, of that in envs
+_FEW_RESETS = 0.25  # the same, where workers wait for each other
+_IDLE = 0.7  # workers' time in envs, of that in which they could have been there
+_TAIL = 8  # the slowest hundredth of steps, by the median
+_SMALL_S = 20e-6  # work of a request that is not worth a worker of its own
+_AWAKE = 0.5  # time on a core, of that in envs
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the time went into.
+
+    Attributes:
+        kind: "env-bound", "policy-bound", "straggler", "reset-bound", "oversubscribed",
+            "messages through pipes", "too many workers", or "idle": nothing was stepped.
+        reason: The numbers that say so.
+        advice: What to do about it; empty if there is nothing.
+        option: The option of ``ShmVectorEnv`` to change, as it is written; empty: none helps.
+    """
+
+    kind: str
+    reason: str
+    advice: str = ""
+    option: str = ""
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.kind}: {self.reason}." + (f" {self.advice}." if self.advice else "")
+
+
+def judged(stats: Stats) -> Verdict:
+    """The verdict on what was done."""
+    workers, parent = stats.workers, stats.parent
+    done = sum(worker.steps + worker.resets for worker in workers)
+    if done == 0:
+        return Verdict("idle", "nothing was stepped or reset")
+    late = sum(worker.late for worker in workers)
+    if late > _LATE * done:
+        return Verdict(
+            "messages through pipes",
+            f"{late:,} observations, infos or actions of {done:,} steps and resets did not fit the "
+            "rings in shared memory",
+            "Return less in infos; observations in a space of fixed size need no messages, with "
+            "shared_memory=True",
+            "shared_memory=True",
+        )
+    busy = [worker.busy_s for worker in workers]
+    elapsed = max(stats.elapsed_s, 1e-9)
+    waited = sum(busy) if not stats.num_workers else parent.waited_s
+    if waited < _POLICY * elapsed and max(busy) < _IDLE * elapsed:
+        return Verdict(
+            "policy-bound",
+            f"the caller computed for {1 - waited / elapsed:.0%} of the time, and waited for the "
+            "envs for the rest",
+            "Make the policy faster, or let it compute while envs are stepped: "
+            + ("num_workers=1 and shmvec.Pipeline" if not stats.num_workers else "shmvec.Pipeline"),
+            "" if stats.num_workers else "num_workers=1",
+        )
+    # Lockstep: how much of the time in which the caller waited the workers were in their envs.
+    used = sum(busy) / (len(workers) * max(waited, *busy, 1e-9))
+    return (
+        _without_cores(stats, sum(busy))
+        or _resets(stats, sum(busy), used)
+        or _straggler(stats, busy, used)
+        or _too_little(stats, sum(busy), used)
+        or _envs(stats, sum(busy))
+    )
+
+
+def _starved(worker: WorkerStats) -> float:
+    """Seconds in which it lacked a core, and did not offer it to others."""
+    return max(0.0, (worker.starved_s or 0.0) - worker.yield_s)
+
+
+def _without_cores(stats: Stats, busy: float) -> Verdict | None:
+    """Too many workers for the cores, or others on them."""
+    starved = sum(map(_starved, stats.workers))
+    if stats.num_workers == 0 or starved <= _STARVED * max(0.0, busy):
+        return None
+    lacked = f"workers were ready to run and had no core for {starved:.3g} s, "
+    lacked += f"{starved / max(busy, 1e-9):.0%} of their time in envs"
+    if stats.num_workers > stats.cores:
+        return Verdict(
+            "too many workers",
+            f"{stats.num_workers} share {stats.cores} cores: {lacked}",
+            f"num_workers={stats.cores}",
+            f"num_workers={stats.cores}",
+        )
+    return Verdict(
+        "oversubscribed",
+        f"{lacked}: other programs or threads have the cores",
+        "threads_per_worker=1 if they are the envs' own libraries; torch.set_num_threads for the "
+        "policy's; otherwise fewer programs, or num_workers= as many cores as are free",
+        "threads_per_worker=1",
+    )
+
+
+def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
+    resets = sum(worker.reset_s for worker in stats.workers) / busy if busy else 0.0
+    if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
+        return None
+    return Verdict(
+        "reset-bound",
+        f"{resets:.0%} of the workers' time went into {stats.reset.count:,} resets, of "
+        f"{1e3 * stats.reset.mean_s:.3g} ms each (a step: {1e3 * stats.step.mean_s:.3g} ms)",
+        "Make env.reset cheaper; or do not wait for envs that reset: batch_size="
+        f"{max(1, len(stats.envs) // 2)} with send and recv",
+        f"batch_size={max(1, len(stats.envs) // 2)}",
+    )
+
+
+def _straggler(stats: Stats, busy: list[float], used: float) -> Verdict | None:
+    """One env that all others wait for, or in each batch another."""
+    if stats.num_workers < 2 or used >= _IDLE:
+        return None
+    half = f"batch_size={max(1, len(stats.envs) // 2)}"
+    others = f"Do not wait for it: {half} with send and recv"
+    means = [env.step.mean_s for env in stats.envs]
+    rest = (sum(busy) - max(busy)) / (len(busy) - 1)
+    if max(busy) > _UNEVEN * rest:
+        slowest = max(range(len(means)), key=means.__getitem__)
+        return Verdict(
+            "straggler",
+            f"worker {busy.index(max(busy))} was in its envs for {max(busy):.3g} s, others for "
+            f"{rest:.3g} s on average; a step of env {slowest} takes "
+            f"{1e3 * means[slowest]:.3g} ms, of the median env {1e3 * median(means):.3g} ms",
+            others,
+            half,
+        )
+    usual, slow = stats.step.quantile(0.5), stats.step.quantile(0.99)
+    if slow > _TAIL * usual:
+        return Verdict(
+            "straggler",
+            f"the slowest hundredth of all steps takes {1e3 * slow:.3g} ms and more, the median "
+            f"{1e3 * usual:.3g} ms: each batch waits for its slowest",
+            others,
+            half,
+        )
+    return None
+
+
+def _too_little(stats: Stats, busy: float, used: float) -> Verdict | None:
+    requests = sum(worker.requests for worker in stats.workers)
+    work = busy / max(1, requests)
+    if stats.num_workers == 0 or work > _SMALL_S or used >= _IDLE:
+        return None
+    option = f"num_workers={stats.num_workers // 2}"
+    return Verdict(
+        "too many workers",
+        f"what a worker is asked at a time takes {1e6 * work:.3g} µs, less than asking it",
+        f"{option}, or more envs",
+        option,
+    )
+
+
+def _envs(stats: Stats, busy: float) -> Verdict:
+    most = min(stats.cores, len(stats.envs))
+    reason = f"{busy / max(stats.elapsed_s, 1e-9):.2g} workers were in their envs at a time"
+    reason += f"; a step takes {1e3 * stats.step.mean_s:.3g} ms"
+    if stats.num_workers < most:
+        option = f"num_workers={most}"
+        return Verdict("env-bound", reason, f"There are {stats.cores} cores: {option}", option)
+    cpu = [worker.cpu_s for worker in stats.workers if worker.cpu_s is not None]
+    if cpu and sum(cpu) < _AWAKE * busy and stats.num_workers < len(stats.envs):
+        option = f"num_workers={min(len(stats.envs), 2 * stats.num_workers)}"
+        return Verdict(
+            "env-bound",
+            f"{reason}, most of it asleep",
+            f"More workers than cores can wait at the same time: {option}",
+            option,
+        )
+    return Verdict("env-bound", reason, "Make env.step faster, or use more cores")

@@ -1,0 +1,216 @@
+"""``stats().verdict``: what the time went into, in cases of which the answer is known."""
+
+import time
+from contextlib import closing
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter
+
+from shmvec import ShmVectorEnv
+from shmvec.stats import EnvStats, FaultCounts, Stats, Timing, Waits, WorkerStats
+
+MS = 1e-3
+
+
+def timing(*taken):
+    """Of so many times so long: (count, seconds)."""
+    buckets = [0] * 30
+    for count, seconds in taken:
+        buckets[max(0, min(29, int(seconds * 1e9).bit_length() - 9))] += count
+    return Timing(
+        sum(count for count, _ in taken),
+        sum(count * seconds for count, seconds in taken),
+        max((seconds for _, seconds in taken), default=0.0),
+        tuple(buckets),
+    )
+
+
+def made(envs, *, workers, waited, elapsed=10.0, cores=2, batches=1000, inline=False, **given):
+    """Stats of such envs, split evenly; what is given of the workers is a list or for each."""
+    each = []
+    for index, its in enumerate(np.array_split(np.arange(len(envs)), workers)):
+        one = {name: v[index] if isinstance(v, list) else v for name, v in given.items()}
+        step = [envs[env].step for env in its]
+        reset = [envs[env].reset for env in its]
+        step_s, reset_s = sum(t.total_s for t in step), sum(t.total_s for t in reset)
+        each.append(
+            WorkerStats(
+                **{
+                    "requests": batches,
+                    "waits": batches,
+                    "pause_s": 0.0,
+                    "yield_s": 0.0,
+                    "park_s": max(0.0, elapsed - step_s - reset_s),
+                    "parks": batches,
+                    "late_wakes": 0,
+                    "wakes": 0,
+                    "steps": sum(t.count for t in step),
+                    "step_s": step_s,
+                    "resets": sum(t.count for t in reset),
+                    "reset_s": reset_s,
+                    "late": 0,
+                    "cpu_s": step_s + reset_s,
+                    "starved_s": 0.0,
+                }
+                | one
+            )
+        )
+    parent = Waits(batches, batches, 0.0, 0.0, waited, batches, 0, 0)
+    faults = FaultCounts(0, 0, 0, 0, 0)
+    count = 0 if inline else workers
+    return Stats(parent, tuple(each), faults, tuple(envs), elapsed, count, cores)
+
+
+def env(*steps, resets=()):
+    return EnvStats(timing(*steps), timing(*resets))
+
+
+CASES = {
+    "nothing was done": (made([env()] * 4, workers=2, waited=0.0), "idle", ""),
+    "infos of megabytes": (
+        made([env((1000, MS))] * 4, workers=2, waited=9.0, late=1500),
+        "messages through pipes",
+        "shared_memory=True",
+    ),
+    "a large network": (made([env((1000, MS))] * 4, workers=2, waited=2.5), "policy-bound", ""),
+    "a large network, no workers": (
+        made([env((1000, MS))] * 2, workers=1, waited=0.0, inline=True),
+        "policy-bound",
+        "num_workers=1",
+    ),
+    "16 workers on two cores": (
+        made([env((1000, MS))] * 16, workers=16, waited=9.0, starved_s=0.8),
+        "too many workers",
+        "num_workers=2",
+    ),
+    "another program on the cores": (
+        made([env((1000, 4 * MS))] * 4, workers=2, waited=9.0, starved_s=4.0, cpu_s=4.0),
+        "oversubscribed",
+        "threads_per_worker=1",
+    ),
+    "who yields a core has not lacked it": (
+        made([env((1000, 4 * MS))] * 4, workers=2, waited=9.0, starved_s=4.0, yield_s=4.0),
+        "env-bound",
+        "",
+    ),
+    "resets that take as long as all steps": (
+        made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=2, waited=9.0),
+        "reset-bound",
+        "batch_size=2",
+    ),
+    "a batch waits for who resets": (
+        made([env((1000, MS), resets=[(10, 40 * MS)])] * 4, workers=4, waited=9.0, cores=4),
+        "reset-bound",
+        "batch_size=2",
+    ),
+    "one slow env": (
+        made([env((1000, MS))] * 3 + [env((1000, 9 * MS))], workers=4, waited=9.5, cores=4),
+        "straggler",
+        "batch_size=2",
+    ),
+    "each batch another slow step": (
+        made([env((950, MS), (50, 40 * MS))] * 8, workers=8, waited=9.5, cores=8),
+        "straggler",
+        "batch_size=4",
+    ),
+    "steps of microseconds": (
+        made([env((1000, 2e-6))] * 4, workers=4, waited=9.0, cores=8),
+        "too many workers",
+        "num_workers=2",
+    ),
+    "a core that nobody uses": (
+        made([env((1000, 2 * MS))] * 4, workers=1, waited=9.0),
+        "env-bound",
+        "num_workers=2",
+    ),
+    "all cores used": (made([env((1000, 4.5 * MS))] * 4, workers=2, waited=9.5), "env-bound", ""),
+    "envs that sleep": (
+        made([env((1000, 2 * MS))] * 8, workers=2, waited=9.0, cpu_s=0.1),
+        "env-bound",
+        "num_workers=4",
+    ),
+    "the policy computes meanwhile": (
+        made([env((1000, 4.5 * MS))] * 4, workers=2, waited=0.5),
+        "env-bound",
+        "",
+    ),
+    "a system that says nothing of cores": (
+        made([env((1000, 4 * MS))] * 4, workers=2, waited=9.0, cpu_s=None, starved_s=None),
+        "env-bound",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_known_case(case):
+    stats, kind, option = CASES[case]
+    verdict = stats.verdict
+    assert (verdict.kind, verdict.option) == (kind, option), verdict
+    assert str(verdict).startswith(f"{kind}: ") and verdict.reason in str(verdict)
+    assert option in verdict.advice
+    assert str(stats).endswith(str(verdict))
+
+
+def test_a_straggler_is_named():
+    stats, _, _ = CASES["one slow env"]
+    assert "worker 3" in stats.verdict.reason and "env 3" in stats.verdict.reason
+
+
+class Slow(Counter):
+    """Sleeps, where it is told to."""
+
+    def __init__(self, step_s=0.0, reset_s=0.0, length=1000):
+        super().__init__(length)
+        self.step_s, self.reset_s = step_s, reset_s
+
+    def step(self, action):
+        time.sleep(self.step_s)
+        return super().step(action)
+
+    def reset(self, **kwargs):
+        time.sleep(self.reset_s)
+        return super().reset(**kwargs)
+
+
+class Talkative(gym.Wrapper):
+    """Its infos fit no ring."""
+
+    def step(self, action):
+        *result, _ = self.env.step(action)
+        return *result, {"all": np.zeros(1_000_000)}
+
+
+def judged(env_fns, batches, policy_s=0.0, **options):
+    with closing(ShmVectorEnv(env_fns, **options)) as envs:
+        envs.reset()
+        before = envs.stats()
+        for _ in range(batches):
+            envs.step([0] * len(env_fns))
+            time.sleep(policy_s)
+        return envs.stats() - before
+
+
+REAL = {
+    "policy-bound": dict(env_fns=[Counter] * 2, batches=20, policy_s=0.02, num_workers=2),
+    "env-bound": dict(env_fns=[lambda: Slow(0.05)] * 2, batches=10, num_workers=2),
+    "straggler": dict(env_fns=[Slow, lambda: Slow(0.05)], batches=20, num_workers=2),
+    "reset-bound": dict(env_fns=[lambda: Slow(0, 0.05, 2)] * 2, batches=12, num_workers=2),
+    "messages through pipes": dict(
+        env_fns=[lambda: Talkative(Counter())] * 2, batches=5, num_workers=2
+    ),
+    "idle": dict(env_fns=[Counter], batches=0, num_workers=1),
+}
+
+
+@pytest.mark.parametrize("kind", REAL)
+def test_a_real_run(kind):
+    stats = judged(**REAL[kind])
+    assert stats.verdict.kind == kind, stats
+
+
+def test_the_table_of_envs_in_the_calling_process():
+    told = str(judged([lambda: Slow(0.001)] * 2, 10, num_workers=0))
+    assert "20 steps" in told and "0 workers, 2 envs" in told and "env-bound" in told
