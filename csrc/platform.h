@@ -45,6 +45,22 @@ static inline int64_t sv_now_ns(void)
     return (int64_t)now.tv_sec * SV_NS_PER_S + now.tv_nsec;
 }
 
+/* A counter that runs at a steady rate.  It is one instruction, where the clock is a call that waits
+ * for all before it and has its own code and data to fetch, amid an env's.  Its unit is not known, and
+ * cores may disagree about it: for measuring, not for deadlines. */
+static inline uint64_t sv_ticks(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ __volatile__("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+#else
+    return (uint64_t)sv_now_ns();
+#endif
+}
+
 /* Tells the core that this is a spin loop: saves power and the sibling hyper-thread's time. */
 static inline void sv_pause(void)
 {

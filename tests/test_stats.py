@@ -63,8 +63,9 @@ def test_counts(num_workers, mode):
         # Each step and each reset is in its env's histogram, and all their time in the workers'.
         assert sum(env.step.count for env in stats.envs) == steps
         assert [env.reset.count for env in stats.envs] == [resets, 0, 0]
-        assert whole.step.total_s <= sum(worker.step_s for worker in whole.workers) + 1e-9
-        assert whole.step.total_s >= sum(envs.get_attr("in_step"))
+        # (Measured by ticks, whose length is known about.)
+        assert whole.step.total_s <= 1.01 * sum(worker.step_s for worker in whole.workers)
+        assert whole.step.total_s >= 0.99 * sum(envs.get_attr("in_step"))
         assert whole.reset.total_s == pytest.approx(sum(w.reset_s for w in whole.workers))
         assert whole.num_workers == num_workers and 0 < stats.elapsed_s < whole.elapsed_s
 
@@ -144,7 +145,7 @@ def test_an_envs_histogram(num_workers):
         quick, slow = (env.step for env in envs.stats().envs)
         assert quick.count == slow.count == 40 == sum(slow.buckets)
         assert sum(slow.buckets[16:]) >= 1  # 17 ms and more
-        assert 0.03 <= slow.longest_s <= slow.total_s
+        assert 0.029 <= slow.longest_s <= slow.total_s
         assert slow.quantile(0) < slow.quantile(0.5) <= slow.quantile(1) <= slow.longest_s
         before = envs.stats()
         envs.step([0, 0])

@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef extern from "platform.h" nogil:
     int64_t sv_now_ns()
+    uint64_t sv_ticks()
     const uint32_t SV_EVERYONE
 
 

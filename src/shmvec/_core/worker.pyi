@@ -53,6 +53,7 @@ class WorkerLoop:
         host: Host,
         slabs: Slabs,
         autoreset: str,
+        timed: bool = False,
         mends: bool = False,
         resets: Sequence[tuple[int | None, Any] | None] | None = None,
     ) -> None:
@@ -66,6 +67,7 @@ class WorkerLoop:
             host: For what is rare.
             slabs: The arrays of the segment.
             autoreset: Value of the ``AutoresetMode``.
+            timed: Whether there are time limits.
             mends: Whether an env that has raised is reset, and not given up.
             resets: Of a worker that takes another one's place: seed and options for each env's
                 next reset that has none.

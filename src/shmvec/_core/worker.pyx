@@ -48,6 +48,7 @@ from shmvec._core.csrc cimport (
     sv_segment_policy,
     sv_segment_requests,
     sv_segment_timings,
+    sv_ticks,
     sv_timing_add,
     sv_timings,
     sv_wait_request,
@@ -133,7 +134,12 @@ cdef class WorkerLoop:
     cdef sv_counts tally          # what it has done,
     cdef sv_counters *counters    # for the parent to see
     cdef sv_timings *timings      # of its envs, likewise
-    cdef int64_t lap              # when the step in hand began: the last look at the clock
+    cdef int64_t made_at          # when this was made, by the clock
+    cdef uint64_t made_at_ticks   # and in ticks: what a tick is follows
+    cdef double ns_per_tick
+    cdef int64_t began            # when the request in hand was begun, by the clock
+    cdef uint64_t began_ticks
+    cdef uint64_t lap             # when the step in hand was, in ticks
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec actions
@@ -150,6 +156,7 @@ cdef class WorkerLoop:
     cdef uint32_t index
     cdef Py_ssize_t first_env
     cdef int autoreset
+    cdef bint timed               # there are time limits: the clock must say since when
     cdef bint mends               # an env that has raised is reset, not given up
     cdef bytearray over           # NEXT_STEP: envs whose episode is over, to be reset
     cdef dict retries             # env: (seed, options) for its next reset that has none
@@ -163,7 +170,7 @@ cdef class WorkerLoop:
     cdef bint alone               # in a process of its own
 
     def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
-                 mends=False, resets=None):
+                 timed=False, mends=False, resets=None):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
@@ -176,6 +183,7 @@ cdef class WorkerLoop:
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
         self.counters = sv_segment_counters(segment.base, &segment.plan, index)
+        self.made_at, self.made_at_ticks = sv_now_ns(), sv_ticks()
         self.timings = sv_segment_timings(segment.base, &segment.plan, first_env)
         sv_waiter_follow(
             &self.waiter, sv_segment_policy(segment.base, &segment.plan), &self.tally)
@@ -192,6 +200,7 @@ cdef class WorkerLoop:
         self.index = index
         self.first_env = first_env
         self.autoreset = AUTORESET[autoreset]
+        self.timed = timed
         self.mends = mends
         self.over = bytearray(len(envs))
         self.retries = {}
@@ -313,9 +322,9 @@ cdef class WorkerLoop:
             elif self.given:
                 self.given.clear()
             start, reset_ns = sv_now_ns(), self.tally.reset_ns
-            self.lap = start
+            self.begin_laps(start)
             self.step_range(begin, end)
-            self.tally.step_ns += self.lap - start - (self.tally.reset_ns - reset_ns)
+            self.tally.step_ns += sv_now_ns() - start - (self.tally.reset_ns - reset_ns)
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
@@ -326,6 +335,15 @@ cdef class WorkerLoop:
         elif operation != CLOSE:
             raise RuntimeError(f"the segment is damaged: operation {operation}")
         return results
+
+    cdef int begin_laps(self, int64_t now) except -1:
+        """A request is begun; says by all that has passed so far how long a tick is."""
+        self.began, self.began_ticks = now, sv_ticks()
+        self.lap = self.began_ticks
+        if self.began_ticks > self.made_at_ticks:
+            self.ns_per_tick = (
+                <double>(now - self.made_at) / <double>(self.began_ticks - self.made_at_ticks))
+        return 0
 
     cdef int send_late(self, object results) except -1:
         """Sends what was announced, even if Ctrl-C comes in between (in the parent's process)."""
@@ -394,7 +412,7 @@ cdef class WorkerLoop:
         cdef Py_ssize_t i
         cdef int64_t steps
         cdef int64_t reset_ns
-        cdef int64_t now
+        cdef uint64_t now
         for i in range(begin, end):
             steps, reset_ns = self.tally.steps, self.tally.reset_ns
             try:
@@ -408,11 +426,13 @@ cdef class WorkerLoop:
                 self.fail(i, error)
             if forked:
                 end_forks()
-            # One look at the clock an env: where one's step ends, the next one's begins.
-            now = sv_now_ns()
+            # One look an env: where one's step ends, the next one's begins.
+            now = sv_ticks()
             if self.tally.steps != steps:
                 sv_timing_add(
-                    &self.timings[i].step, now - self.lap - (self.tally.reset_ns - reset_ns))
+                    &self.timings[i].step,
+                    <int64_t>(self.ns_per_tick * <double><int64_t>(now - self.lap))
+                    - (self.tally.reset_ns - reset_ns))
             self.lap = now
             SV_FAULT(2)
         return 0
@@ -440,7 +460,10 @@ cdef class WorkerLoop:
         if self.undecodable and env in self.undecodable:
             raise self.undecodable.pop(env)
         self.tally.steps += 1
-        sv_busy_begin(self.counters, sv_busy(env, False), self.lap)
+        sv_busy_begin(
+            self.counters, sv_busy(env, False),
+            sv_now_ns() if self.timed else self.began + <int64_t>(
+                self.ns_per_tick * <double><int64_t>(self.lap - self.began_ticks)))
         action = self.given[env] if self.given else self.actions.read(env)
         result = self.envs[i].step(action)
         if forked:

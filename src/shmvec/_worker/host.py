@@ -135,6 +135,7 @@ class EnvHost:
             self,
             attachment.layout.attach(segment),
             attachment.autoreset,
+            attachment.limits != (None, None),
             attachment.mends,
             attachment.resets,
         )
