@@ -1,4 +1,4 @@
-"""The command line: ``python -m shmvec``, followed by bench, tune, evaluate or doctor."""
+"""The command line: ``python -m shmvec``, followed by a command; ``--help`` lists them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shmvec import __version__
-from shmvec._commands import bench, doctor, measuring, tune
+from shmvec._commands import bench, doctor, measuring, stacks, tune
 from shmvec._commands.machine import Machine, Prices
 from shmvec._commands.measuring import EnvFn, described
 from shmvec._commands.named import find_env, find_function
@@ -100,6 +100,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file")
     command.set_defaults(run=_doctor)
+
+    command = commands.add_parser(
+        "stacks",
+        help="print where in Python the workers of a running program are",
+        description=stacks.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument(
+        "pid", type=_positive(int), metavar="PID", help="process id of the program, or of a worker"
+    )
+    command.set_defaults(run=_stacks)
 
     options = parser.parse_args(arguments)
     for name in ("json", "plot"):
@@ -238,6 +249,16 @@ def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
             "findings": [asdict(finding) for finding in found],
         }
         options.json.write_text(json.dumps(written, indent=2) + "\n")
+    return 0
+
+
+def _stacks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    try:
+        for told in stacks.told(options.pid):
+            print(told, flush=True)
+    except LookupError as error:
+        print(error.args[0], file=sys.stderr)
+        return 1
     return 0
 
 

@@ -75,9 +75,12 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
         env: Its index.
         operation: "step" or "reset".
         limit: Seconds that it may take.
-        stderr: The last lines that its worker has written to stderr, if that was ended for it.
+        stack: Where in Python its worker was then, most recent call first, as lines; in
+            parentheses, why that could not be read.
+        stderr: The last lines that its worker had written to stderr.
     """
 
+    stack = ""
     stderr = ""
 
     def __init__(self, env: int, operation: str, limit: float) -> None:
@@ -92,10 +95,10 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
         self.limit = limit
         self.began = 0  # by the monotonic clock, in ns
 
-    def take_last_words(self, stderr: str) -> None:
-        """Its worker, which has written this, is ended because of it."""
-        self.stderr = stderr
-        self.args = (f"{self.args[0]}{told_last_words({None: stderr})}",)
+    def take_last_words(self, stack: str, stderr: str) -> None:
+        """Its worker is there, and has written this."""
+        self.stack, self.stderr = stack, stderr
+        self.args = (f"{self.args[0]}{told_stack(stack)}{told_last_words({None: stderr})}",)
 
     @property
     def summary(self) -> str:
@@ -109,10 +112,11 @@ class FaultPolicy:
 
     The step in which a fault happens returns for its env the last observation, reward 0 and
     ``truncated=True``, so that no learner bootstraps across the break, and says what it was in
-    ``infos["fault"]``: ``type``, ``message``, ``restarts`` of its worker so far, and in ``stderr``
-    the last lines that a worker which crashed has written there. The next step goes on as after any
-    truncation in the autoreset mode in force. A worker that is restarted takes its other envs with
-    it: they are truncated as well, in the same step or in their next one.
+    ``infos["fault"]``: ``type``, ``message``, ``restarts`` of its worker so far, in ``stderr`` the
+    last lines that a worker which crashed has written there, and in ``stack`` where one was that
+    took too long. The next step goes on as after any truncation in the autoreset mode in force. A
+    worker that is restarted takes its other envs with it: they are truncated as well, in the same
+    step or in their next one.
 
     A restarted env is built by its ``env_fn`` and reset with :func:`restart_seed`, so a run with
     the same faults in the same places is the same run.
@@ -187,6 +191,8 @@ class Fault:
         restarts: How often the worker had been restarted by then, this time included.
         stderr: The last lines that the worker had written to stderr, if its process has crashed or
             was ended because of a time limit. A crash in C says there where in Python it was.
+        stack: Of a time limit that its process was ended for: where in Python that was, most recent
+            call first.
     """
 
     env: int
@@ -197,6 +203,7 @@ class Fault:
     at: float
     restarts: int
     stderr: str = ""
+    stack: str = ""
 
     @property
     def info(self) -> dict[str, Any]:
@@ -206,6 +213,7 @@ class Fault:
             "message": self.message,
             "restarts": self.restarts,
             "stderr": self.stderr,
+            "stack": self.stack,
         }
 
 
@@ -371,6 +379,13 @@ def last_words(cause: object, worker: int) -> str:
     if isinstance(cause, WorkerCrashError):
         return dict(zip(cause.workers, cause.stderr, strict=False)).get(worker, "")
     return cause.stderr if isinstance(cause, EnvTimeoutError) else ""
+
+
+def told_stack(stack: str) -> str:
+    """What a message says, at its end, of where a worker is."""
+    if not stack:
+        return ""
+    return f"\nThe Python stack of its worker, most recent call first:\n{indent(stack, '    ')}"
 
 
 def told_last_words(stderr: Mapping[Any, str]) -> str:

@@ -159,6 +159,9 @@ cdef extern from "wait.h" nogil:
                            int64_t slice_ns)
 
 
+cdef extern from "handler.h" nogil:
+    int sv_handler_keep_errno(int number)
+
 cdef extern from "family.h" nogil:
     int sv_family_lead(uint64_t mark)
     uint32_t sv_family_signal(const uint64_t *marks, uint32_t count, int number, int spared)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from shmvec._core.channel import Channel
 from shmvec._core.output import Tee
+from shmvec._shared.stacks import OURS
 
 __all__ = ["LastWords", "excerpt"]
 
@@ -16,7 +16,6 @@ _MOST_BYTES = 4096
 _LONGEST_LINE = 200
 _FATAL = "Fatal Python error"
 _UNENDED = re.compile(rf"(?<=[^\n]){_FATAL}: ")  # a line that it was written behind
-_OURS = f"{os.sep}shmvec{os.sep}_worker{os.sep}"
 _HEADS = ("Current thread", "Stack (")
 
 
@@ -75,7 +74,7 @@ def _crash_of(words: list[str]) -> list[str]:
     heads = [number for number, line in enumerate(words) if line.startswith(_HEADS)]
     crash = [words[0]]
     for line in words[heads[0] :] if heads else words[1:]:
-        if not line or _OURS in line:
+        if not line or OURS in line:
             break
         crash.append(line)
     return crash

@@ -27,6 +27,7 @@ from shmvec.faults import (
     last_words,
     restart_seed,
     told_last_words,
+    told_stack,
 )
 
 __all__ = ["Recovery"]
@@ -117,20 +118,22 @@ class Recovery:
         self._replace(dict.fromkeys(error.workers, error))
 
     def _on_timeout(self, error: EnvTimeoutError) -> None:
-        if self.policy.on_timeout == "raise":
-            raise error
         worker = self._worker_of[error.env]
+        if self.policy.on_timeout == "raise":
+            error.take_last_words(self._workers.stack(worker), self._workers.last_words(worker))
+            raise error
         if self.policy.on_timeout == "reset":
             began, until = self._interrupted.get(worker, (None, 0.0))
             if began != error.began:
-                log.warning("%s; it is interrupted", error.summary)
+                told = told_stack(self._workers.stack(worker))
+                log.warning("%s; it is interrupted%s", error.summary, told)
                 self._interrupted[worker] = error.began, time.monotonic() + _HEED_S
                 self._workers.interrupt(worker)
                 return
             if time.monotonic() < until:
                 return
         self.counts["timeouts"] += 1
-        error.take_last_words(self._workers.last_words(worker))
+        error.take_last_words(self._workers.stack(worker), self._workers.last_words(worker))
         self._replace({worker: error}, error.env)
 
     def mend(self) -> None:
@@ -276,12 +279,15 @@ class Recovery:
         else:
             kind, why = type(cause).__name__, getattr(cause, "summary", "") or str(cause)
         words = last_words(cause, worker)
-        fault = Fault(env, worker, kind, why, done, time.time(), self._restarts[worker], words)
+        stack = cause.stack if isinstance(cause, EnvTimeoutError) else ""
+        count = self._restarts[worker]
+        fault = Fault(env, worker, kind, why, done, time.time(), count, words, stack)
         if done == "reset":
             self.counts["resets"] += 1
         # What was asked for is no reason to warn.
         level = logging.INFO if isinstance(cause, str) else logging.WARNING
-        log.log(level, "env %d of worker %d: %s: %s; %s", env, worker, kind, why, done)
+        told = told_stack(stack)
+        log.log(level, "env %d of worker %d: %s: %s; %s%s", env, worker, kind, why, done, told)
         if isinstance(cause, str):
             return fault
         recent = self._recent[worker]

@@ -26,6 +26,7 @@ from shmvec._parent.last_words import LastWords
 from shmvec._shared.family import end_families, new_mark
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.records import Attachment, Report, Resets
+from shmvec._shared.stacks import stack_of
 from shmvec.faults import Failure, crash, note_failures
 
 __all__ = ["Launcher", "Supervisor", "Workers"]
@@ -107,6 +108,9 @@ class Workers(Protocol):
 
     def last_words(self, index: int) -> str:
         """The last lines that a worker has written to stderr so far."""
+
+    def stack(self, index: int) -> str:
+        """Where in Python a worker is; see ``stack_of``."""
 
     def interrupt(self, index: int) -> None:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
@@ -347,6 +351,10 @@ class Supervisor:
     def last_words(self, index: int) -> str:
         """The last lines that a worker has written to stderr so far."""
         return self._words[index].text()
+
+    def stack(self, index: int) -> str:
+        """Where in Python a worker is, read without its help."""
+        return stack_of(self.processes[index].pid)
 
     def interrupt(self, index: int) -> None:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""

@@ -170,6 +170,10 @@ class InlineWorker:
         """None: what envs write is the calling process's."""
         return ""
 
+    def stack(self, index: int) -> str:
+        """None: it is the calling process's."""
+        return ""
+
     def interrupt(self, index: int) -> None:
         """Nobody can: there are no time limits here."""
 

@@ -109,7 +109,7 @@ class Launcher:
         """
         task = Task(
             index=index,
-            first_env=self._ranges[index].start,
+            envs=self._ranges[index],
             env_fns=self._loads[index],
             init=self._init,
             registry=self._registry,

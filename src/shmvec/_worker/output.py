@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shmvec._core.output import buffer_c_lines, flush_c
+from shmvec._shared.stacks import is_wanted
 
 __all__ = ["finish_output", "take_output"]
 
@@ -39,7 +40,7 @@ def take_output(forked: bool, descriptors: Sequence[int]) -> None:
         setattr(sys, name, _order(current, forked) or _anew(current, number))
     for descriptor in descriptors:
         _redirect(descriptor)
-    if os.environ.get("PYTHONFAULTHANDLER", "1") not in ("", "0"):
+    if is_wanted():
         with contextlib.suppress(OSError, ValueError):  # there is no stderr
             faulthandler.enable(2)  # a crash in C says where in Python it was
 

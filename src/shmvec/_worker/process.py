@@ -26,6 +26,7 @@ from shmvec._shared.family import end_own_family, lead_family
 from shmvec._shared.memory import map_memory
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.registry import join_registry, kept_registry
+from shmvec._shared.stacks import offer_stacks
 from shmvec._shared.threads import inherited_openmp, limit_threads, pin_to_core
 from shmvec._worker.generators import seed_generators
 from shmvec._worker.host import EnvFn, EnvHost
@@ -49,7 +50,7 @@ class Task:
 
     Attributes:
         index: The worker's index.
-        first_env: Index of its first env.
+        envs: Indices of its envs.
         env_fns: Make its envs; cloudpickled unless they were inherited by a fork.
         init: Called first, with the worker's index; cloudpickled likewise. None: nothing is.
         registry: The parent's registry of envs, packed; None: it was inherited.
@@ -63,7 +64,7 @@ class Task:
     """
 
     index: int
-    first_env: int
+    envs: range
     env_fns: Sequence[EnvFn] | bytes
     init: Callable[[int], object] | bytes | None
     registry: bytes | None
@@ -84,6 +85,7 @@ class Parent:
 
     def __init__(self, pid: int, channel: Channel) -> None:
         """Takes the worker's end of the control channel."""
+        self.pid = pid
         self._channel = channel
         self.depot: Depot | None = None
         try:
@@ -189,11 +191,12 @@ def _run(task: Task, parent: Parent) -> None:
         gc.freeze()  # its collections must not touch, and so copy, the parent's pages
     watch_forks()
     take_output(task.forked, parent.receive(0)[1])
+    offer_stacks(parent.pid, task.index, task.envs)
     if task.pinned:
         pin_to_core(task.index)
     inherited = inherited_openmp() if task.forked else []
     limit_threads(task.threads, inherited)
-    host = EnvHost(task.index, task.first_env, parent)
+    host = EnvHost(task.index, task.envs.start, parent)
     try:
         _serve(host, parent, task, partial(limit_threads, task.threads, inherited))
     finally:

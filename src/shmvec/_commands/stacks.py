@@ -1,0 +1,43 @@
+"""Prints the Python stacks of workers, most recent call first, as far as they are those of envs.
+
+Workers are asked by a signal, and go on with what they do; neither they nor their program need to
+answer. It takes the same user, on the same machine (in the same container).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shmvec._shared.stacks import offer_of, offers_of, stack_of
+
+__all__ = ["told"]
+
+_MOST_LINES = 1000  # of a thread
+
+
+def told(pid: int) -> Iterator[str]:
+    """The stack of each worker, with a heading.
+
+    Args:
+        pid: Process id of the program whose vector envs' workers they are, or of one worker.
+
+    Raises:
+        LookupError: There is no such process, it is another user's, or it has no workers.
+    """
+    try:
+        itself = offer_of(pid)
+    except FileNotFoundError:
+        raise LookupError(f"There is no process {pid}.") from None
+    except PermissionError:
+        raise LookupError(f"Process {pid} is not one that this user may look at.") from None
+    offers = [itself] if itself is not None else offers_of(pid)
+    if not offers:
+        raise LookupError(
+            f"Process {pid} is no worker, and has none: no vector env of shmvec's is open in it, "
+            "they all have num_workers=0, or PYTHONFAULTHANDLER=0 is set in it."
+        )
+    for offer in offers:
+        envs = offer.envs
+        which = f"envs {envs[0]} to {envs[-1]}" if len(envs) > 1 else f"env {envs[0]}"
+        stack = stack_of(offer.pid, most_lines=_MOST_LINES)
+        yield f"worker {offer.worker} ({which}), process {offer.pid}:\n{stack}\n"
