@@ -51,4 +51,4 @@ def staff_for(
     )
     forked = settings.method == "fork"
     prepared = ready_to_fork(calls, settings.preload) if forked else nullcontext()
-    return Supervisor(launcher, ranges), prepared
+    return Supervisor(launcher, ranges, settings.hang_warning_s), prepared

@@ -151,7 +151,8 @@ class Exchange:
                 ``copy``, ``context``, ``daemon``, ``observation_mode``, ``autoreset_mode``,
                 ``max_concurrency``, ``num_workers``, ``wait_policy``, ``threads_per_worker``,
                 ``pin_workers``, ``step_timeout``, ``reset_timeout``, ``faults``,
-                ``recycle_after``, ``preload``, ``worker_environ`` and ``worker_init``.
+                ``recycle_after``, ``hang_warning_s``, ``preload``, ``worker_environ`` and
+                ``worker_init``.
 
         Raises:
             Exception: As :class:`shmvec.ShmVectorEnv`.

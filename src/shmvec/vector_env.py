@@ -125,6 +125,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         reset_timeout: float | None = None,
         faults: FaultPolicy | None = None,
         recycle_after: int | None = None,
+        hang_warning_s: float | None = 30.0,
         preload: Sequence[str] = (),
         worker_environ: WorkerEnviron = None,
         worker_init: Callable[[int], object] | None = None,
@@ -177,6 +178,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 that is raised.
             recycle_after: A worker is restarted after so many steps of each of its envs, for
                 simulators that leak. Envs that are in an episode then are truncated.
+            hang_warning_s: After so many seconds in one step, reset, call or start, the log says
+                where in Python the worker is; the wait goes on. 0 or None: never.
             preload: Modules that are imported once, before workers are forked, by this process or
                 by the fork server, besides those that the env_fns name.
             worker_environ: Environment variables of the workers, such as ``CUDA_VISIBLE_DEVICES``,
@@ -255,6 +258,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             reset_timeout=reset_timeout,
             faults=faults,
             recycle_after=recycle_after,
+            hang_warning_s=hang_warning_s,
             preload=preload,
             worker_environ=worker_environ,
             worker_init=worker_init,

@@ -35,6 +35,9 @@ cdef class Links:
     cdef int64_t reset_limit
     cdef int64_t slice_ns         # between two looks around
     cdef int64_t counted_from     # limits count from here, at the earliest
+    cdef object hung
+    cdef int64_t hang_ns          # what takes longer is told; -1: nothing is
+    cdef int64_t[::1] told        # when that began which was told of a worker
     cdef int64_t[::1] idle_since  # since when a worker has not begun what it was asked; 0: it has
     cdef uint64_t[::1] idle_answered  # what it had answered then
     cdef int attach(self, uint32_t worker) except -1
@@ -50,6 +53,8 @@ cdef class Links:
     cdef int check_open(self) except -1
     cdef int look_around(self) except -1
     cdef int check_limits(self, int64_t now) except -1
+    cdef bint has(self, uint32_t worker, uint64_t busy)
+    cdef object busy_with(self, uint32_t worker, uint64_t busy)
     cdef int follow_if_due(self) except -1
     cdef int follow(self) except -1
     cdef int renew(self, uint32_t worker) except -1

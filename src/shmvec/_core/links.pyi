@@ -23,6 +23,8 @@ class Links:
         budgets: Callable[[], Any],
         limits: tuple[float | None, float | None] = (None, None),
         inline: Callable[[], None] | None = None,
+        hang_after: float | None = None,
+        hung: Callable[[list[tuple[int, tuple[int, bool] | None, float]]], None] | None = None,
     ) -> None:
         """Attaches to the rings.
 
@@ -35,6 +37,9 @@ class Links:
             budgets: Says how to wait.
             limits: Seconds that a step and a reset of one env may take.
             inline: Serves what was asked where there are no processes.
+            hang_after: Seconds; None: for ever.
+            hung: Is told, once, of each worker that is at something for longer, by its index, what
+                that is ((env, whether it is reset); None: something else), and the seconds.
         """
 
     def remind(self) -> None:

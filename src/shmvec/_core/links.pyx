@@ -102,12 +102,15 @@ cdef class Links:
         free(self.outstanding)
 
     def __init__(self, segment, ranges, channels, look, rouse, budgets, limits=(None, None),
-                 inline=None):
+                 inline=None, hang_after=None, hung=None):
         self.channels = channels
         self.look = look
         self.rouse = rouse
         self.budgets = budgets
         self.inline = inline
+        self.hung = hung
+        self.hang_ns = -1 if hang_after is None else <int64_t>(hang_after * 1e9)
+        self.told = np.zeros(self.num_workers, np.int64)
         self.idle_since = np.zeros(self.num_workers, np.int64)
         self.idle_answered = np.zeros(self.num_workers, np.uint64)
         self.past = [{} for _ in ranges]
@@ -269,7 +272,7 @@ cdef class Links:
         self.check_open()
         self.pump()
         self.look()
-        if self.step_limit >= 0 or self.reset_limit >= 0:
+        if self.step_limit >= 0 or self.reset_limit >= 0 or self.hang_ns >= 0:
             self.check_limits(now)
         return 0
 
@@ -293,12 +296,18 @@ cdef class Links:
         return difference
 
     cdef int check_limits(self, int64_t now) except -1:
-        """Raises if an env takes longer than it may, or a worker does not begin (SIGSTOP)."""
+        """Raises if an env takes longer than it may, or a worker does not begin (SIGSTOP).
+
+        What is suspiciously long is told to `hung`, once.
+        """
         cdef uint32_t worker
         cdef uint64_t busy
+        cdef int64_t began
         cdef int64_t elapsed
         cdef int64_t limit
         cdef sv_counters *counters
+        cdef list hanging = []
+        error = None
         for worker in range(self.num_workers):
             counters = sv_segment_counters(self.segment.base, &self.segment.plan, worker)
             busy = sv_busy_for(counters, now, &elapsed)
@@ -311,19 +320,38 @@ cdef class Links:
             else:
                 elapsed = now - self.idle_since[worker]
                 busy = sv_busy(self.firsts[worker], False)
+            if busy == 0:
+                continue
+            began, elapsed = now - elapsed, min(elapsed, now - self.counted_from)
             limit = self.reset_limit if busy & 1 else self.step_limit
             if self.idle_since[worker] != 0:
                 limit = -1 if limit < 0 or self.calling else max(limit, BEGIN_NS)
-            if busy != 0 and 0 <= limit < min(elapsed, now - self.counted_from):
-                if not self.firsts[worker] < busy >> 1 <= self.firsts[worker] + self.counts[worker]:
+            if 0 <= self.hang_ns < elapsed and self.told[worker] != began:
+                self.told[worker] = began
+                hanging.append((worker, self.busy_with(worker, busy), 1e-9 * elapsed))
+            if 0 <= limit < elapsed and error is None:
+                if not self.has(worker, busy):
                     raise RuntimeError(
                         f"the segment is damaged: worker {worker} is busy with an env that it has "
                         "not")
                 error = EnvTimeoutError((busy >> 1) - 1, "reset" if busy & 1 else "step",
                                         1e-9 * limit)
-                error.began = now - elapsed
-                raise error
+                error.began = began
+        if hanging:
+            self.hung(hanging)
+        if error is not None:
+            raise error
         return 0
+
+    cdef bint has(self, uint32_t worker, uint64_t busy):
+        """Whether a worker has the env that it is busy with; else the segment is damaged."""
+        return self.firsts[worker] < busy >> 1 <= self.firsts[worker] + self.counts[worker]
+
+    cdef object busy_with(self, uint32_t worker, uint64_t busy):
+        """(Env, whether it is reset) of a worker; None: neither step nor reset."""
+        if self.idle_since[worker] != 0 or not self.has(worker, busy):
+            return None
+        return (busy >> 1) - 1, bool(busy & 1)
 
     cdef int follow_if_due(self) except -1:
         """Looks at the cores again if that was long ago."""
@@ -402,7 +430,7 @@ cdef class Links:
         for worker in range(self.num_workers):
             busy = sv_busy_for(
                 sv_segment_counters(self.segment.base, &self.segment.plan, worker), now, &elapsed)
-            if self.firsts[worker] < busy >> 1 <= self.firsts[worker] + self.counts[worker]:
+            if self.has(worker, busy):
                 found.append(((busy >> 1) - 1, bool(busy & 1), 1e-9 * max(0, elapsed)))
             else:  # or the segment is damaged
                 found.append(None)

@@ -45,6 +45,7 @@ __all__ = [
     "checked_env_fns",
     "checked_env_ids",
     "checked_environs",
+    "checked_hang_warning",
     "checked_limits",
     "checked_max_concurrency",
     "checked_num_workers",
@@ -286,6 +287,19 @@ def checked_limits(
                 limit = None
         limits.append(limit)
     return limits[0], limits[1]
+
+
+def checked_hang_warning(seconds: Any) -> float | None:
+    """Seconds after which a hang is told; None: it never is."""
+    if seconds is None:
+        return None
+    try:
+        seconds = float(seconds)
+    except (TypeError, ValueError):
+        raise TypeError(f"hang_warning_s must be seconds or None, got {seconds!r}") from None
+    if not seconds >= 0:
+        raise ValueError(f"hang_warning_s must not be negative, got {seconds}")
+    return seconds if 0 < seconds <= _FOR_EVER else None
 
 
 def checked_wait_policy(policy: Any) -> None:

@@ -138,6 +138,8 @@ def assemble(
         ),
         limits=settings.limits,
         inline=workers.inline,
+        hang_after=settings.hang_warning_s,
+        hung=workers.hung,
     )
     blocks = slabs.blocks
     pool = None if blocks is None else Pool(blocks.memory, blocks.nbytes, blocks.codecs)

@@ -13,6 +13,7 @@ from shmvec._parent.arguments import (
     AtMost,
     checked_context,
     checked_count,
+    checked_hang_warning,
     checked_limits,
     checked_threads,
     checked_wait_policy,
@@ -64,6 +65,7 @@ _OF_WORKERS: dict[str, Callable[[str], Any]] = {
     "threads_per_worker": lambda text: checked_threads(int(text), 1, 1),
     "wait_policy": _word(checked_wait_policy),
     "pin_workers": _flag,
+    "hang_warning_s": lambda text: checked_hang_warning(float(text)) or 0.0,  # None: not given
 }
 _LIMITS = ("step_timeout", "reset_timeout")
 _OF_VECTOR_ENVS: dict[str, Callable[[str], Any]] = {

@@ -13,6 +13,7 @@ from shmvec._parent.arguments import (
     checked_context,
     checked_count,
     checked_environs,
+    checked_hang_warning,
     checked_limits,
     checked_max_concurrency,
     checked_num_workers,
@@ -59,6 +60,7 @@ class Settings:
     reset_timeout: InitVar[float | None] = None
     faults: Any = None
     recycle_after: int | None = None
+    hang_warning_s: float | None = 30.0
     method: str = field(init=False)
     environs: list[dict[str, str]] = field(init=False)
     limits: tuple[float | None, float | None] = field(init=False)
@@ -96,6 +98,9 @@ class Settings:
             raise TypeError(f"faults must be a shmvec.FaultPolicy, got {self.faults!r}")
         if self.recycle_after is not None:
             self.recycle_after = checked_count("recycle_after", self.recycle_after)
+        self.hang_warning_s = checked_hang_warning(self.hang_warning_s)
+        if self.num_workers == 0:
+            self.hang_warning_s = None  # nobody is left to say so
         self.limits = checked_limits(
             given_once("step_timeout", step_timeout, self.faults.step_timeout),
             given_once("reset_timeout", reset_timeout, self.faults.reset_timeout),

@@ -22,12 +22,13 @@ from typing import Any, Protocol
 from shmvec import _classes
 from shmvec._core.channel import Channel
 from shmvec._core.segment import Segment
+from shmvec._parent.hangs import Busy, Hangs, Watch
 from shmvec._parent.last_words import LastWords
 from shmvec._shared.family import end_families, new_mark
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.records import Attachment, Report, Resets
 from shmvec._shared.stacks import stack_of
-from shmvec.faults import Failure, crash, note_failures
+from shmvec.faults import Failure, crash, note_failures, told_last_words, told_stack
 
 __all__ = ["Launcher", "Supervisor", "Workers"]
 
@@ -112,6 +113,9 @@ class Workers(Protocol):
     def stack(self, index: int) -> str:
         """Where in Python a worker is; see ``stack_of``."""
 
+    def hung(self, hanging: Sequence[Busy]) -> None:
+        """Says where workers are that take long for what they were asked."""
+
     def interrupt(self, index: int) -> None:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
 
@@ -144,13 +148,16 @@ class Supervisor:
     pack = staticmethod(_classes.dumps)
     unpack = staticmethod(loads)
 
-    def __init__(self, launcher: Launcher, ranges: Sequence[range]) -> None:
-        """Will start one process for each range of envs."""
+    def __init__(
+        self, launcher: Launcher, ranges: Sequence[range], hang_warning_s: float | None
+    ) -> None:
+        """Will start one process for each range of envs; see ``Hangs`` for the last argument."""
         self.ranges = list(ranges)
         self.doing = "start"
         self.stopped = False
         self.processes: list[Any] = []
         self.channels: list[Any] = []
+        self._hangs = Hangs(hang_warning_s, self.ranges)
         self._launcher = launcher
         self._owner = os.getpid()
         self._words: list[LastWords] = []
@@ -189,9 +196,11 @@ class Supervisor:
         dead: list[int] = []
         waiting = list(range(len(self.ranges)))
         end = math.inf
+        building = Watch(self._hangs, "has been building its envs")
         try:
             while waiting and time.monotonic() < end:
                 self.listen(waiting, _SLICE_S)
+                building.look(waiting, self._where)
                 for index in list(waiting):
                     message, lost = self._heard(index)
                     if message is not None:
@@ -282,6 +291,7 @@ class Supervisor:
         Raises:
             WorkerCrashError: It has died instead, and said nothing.
         """
+        starting = Watch(self._hangs, "has been starting")
         while True:
             message, lost = self._heard(index)
             if message is not None:
@@ -289,6 +299,7 @@ class Supervisor:
             if lost:
                 raise self._crash([index])
             self.listen([index], _SLICE_S)
+            starting.look([index], self._where)
 
     def _heard(self, index: int) -> tuple[Any, bool]:
         """What a worker that starts has said, if anything; and whether no more is to come."""
@@ -355,6 +366,13 @@ class Supervisor:
     def stack(self, index: int) -> str:
         """Where in Python a worker is, read without its help."""
         return stack_of(self.processes[index].pid)
+
+    def hung(self, hanging: Sequence[Busy]) -> None:
+        """Says where workers are that take long for what they were asked."""
+        self._hangs.tell(hanging, self.doing, self._where)
+
+    def _where(self, index: int) -> str:
+        return told_stack(self.stack(index)) + told_last_words({None: self.last_words(index)})
 
     def interrupt(self, index: int) -> None:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
@@ -430,6 +448,7 @@ class Supervisor:
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
+        closing = Watch(self._hangs, "has been closing its envs")
         try:
             while waiting:
                 left = _SLICE_S if deadline is None else deadline - time.monotonic()
@@ -447,6 +466,7 @@ class Supervisor:
                         self._marks[index] = 0  # it has ended its family itself
                         with contextlib.suppress(Exception):
                             failures += self.unpack(farewell)
+                closing.look(waiting, self._where)
                 if remind is not None:
                     remind()
         finally:

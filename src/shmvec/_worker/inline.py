@@ -174,6 +174,9 @@ class InlineWorker:
         """None: it is the calling process's."""
         return ""
 
+    def hung(self, hanging: Sequence[Any]) -> None:
+        """Nobody waits."""
+
     def interrupt(self, index: int) -> None:
         """Nobody can: there are no time limits here."""
 

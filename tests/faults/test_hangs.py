@@ -1,0 +1,167 @@
+"""A hang is told in the log, once, with the stack of the worker; and the wait goes on."""
+
+import logging
+import multiprocessing
+import threading
+from functools import partial
+
+import pytest
+from hanging import Hanging
+
+from shmvec import ShmVectorEnv
+
+SOON = 0.1
+
+
+class Opening(logging.Handler):
+    """Opens the gate as soon as a hang is told of: whatever waits then comes to its end."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.gate, self.told = gate, []
+
+    def emit(self, record):
+        self.told.append(record.getMessage())
+        self.gate.touch()
+
+
+@pytest.fixture
+def gate(tmp_path):
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def opening(gate):
+    handler = Opening(gate)
+    logging.getLogger("shmvec").addHandler(handler)
+    yield handler
+    logging.getLogger("shmvec").removeHandler(handler)
+
+
+def vector_env(gate, where, how="in_python", count=1, **options):
+    functions = [partial(Hanging, str(gate), where, how)] * count
+    return ShmVectorEnv(functions, hang_warning_s=SOON, context="fork", **options)
+
+
+def in_reset(envs):
+    assert envs.reset(seed=0)[0].tolist() == [[0.0]]
+
+
+def in_step(envs):
+    envs.reset(seed=0)
+    assert envs.step([1])[0].tolist() == [[1.0]]
+
+
+def in_partial_step(envs):
+    envs.async_reset(seed=0)
+    envs.recv()
+    envs.send([1])
+    assert envs.recv()[0].tolist() == [[1.0]]
+
+
+def in_call(envs):
+    envs.reset(seed=0)
+    assert envs.call("called") == (0.0,)
+
+
+@pytest.mark.parametrize(
+    "use, where, what, function",
+    [
+        (in_reset, "reset", "env 0 of worker 0 has been in reset() for ", "reset"),
+        (in_step, "step", "env 0 of worker 0 has been in step() for ", "step"),
+        (in_partial_step, "step", "env 0 of worker 0 has been in step() for ", "step"),
+        (in_call, "call", "worker 0 (env 0) has not answered to 'call' for ", "called"),
+        (None, "make", "worker 0 (env 0) has been building its envs for ", "__init__"),
+        (None, "close", "worker 0 (env 0) has been closing its envs for ", "close"),
+    ],
+)
+def test_wherever_it_hangs(use, where, what, function, gate, opening):
+    envs = vector_env(gate, where)
+    if use is not None:
+        use(envs)
+    envs.close()
+    (told,) = opening.told
+    head, *lines = told.splitlines()
+    assert head.startswith(what) and head.endswith(" s.")
+    assert lines[0] == "The Python stack of its worker, most recent call first:"
+    assert any(line.endswith("in in_python") for line in lines)
+    assert any(line.endswith(f"in {function}") and "hanging.py" in line for line in lines)
+    assert f"The last lines of its worker on stderr:\n    it is in {where}\n" in told
+    assert lines[-1].startswith("The wait goes on. hang_warning_s=0.1 ")
+
+
+def test_it_is_told_once(gate, caplog):
+    envs = vector_env(gate, "step", "asleep")
+    envs.reset(seed=0)
+    envs.step_async([1])
+    with pytest.raises(multiprocessing.TimeoutError):
+        envs.step_wait(timeout=0.5)
+    with pytest.raises(multiprocessing.TimeoutError):
+        envs.step_async([0])
+        envs.step_wait(timeout=0.2)
+    envs.close(terminate=True)
+    assert len(caplog.records) == 1
+
+
+def test_each_hang_is_told(gate, opening):
+    envs = vector_env(gate, "step")
+    envs.reset(seed=0)
+    for times in (1, 2):
+        gate.unlink(missing_ok=True)
+        envs.step([1])
+        assert len(opening.told) == times
+    envs.close()
+
+
+def test_those_that_hang_together(gate, caplog):
+    envs = vector_env(gate, "step", count=6, num_workers=6)
+    envs.reset(seed=0)
+    envs.step_async([1, 1, 0, 1, 1, 1])
+    told = ""
+    while not all(f"{worker}" in told for worker in (0, 1, 3, 4, 5)):
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.exchange.take(timeout=0.3)
+        told = " ".join(record.getMessage() for record in caplog.records)
+    assert "of worker 2" not in told
+    gate.touch()
+    envs.step_wait()
+    envs.close()
+
+
+@pytest.mark.parametrize("never", [None, 0, 1e12])
+def test_not_where_it_is_switched_off(never, gate, caplog):
+    envs = ShmVectorEnv([partial(Hanging, str(gate))], hang_warning_s=never, context="fork")
+    envs.reset(seed=0)
+    envs.step_async([1])
+    with pytest.raises(multiprocessing.TimeoutError):
+        envs.step_wait(timeout=0.3)
+    gate.touch()
+    envs.close()
+    assert not caplog.records
+
+
+def test_no_workers_do_not_hang(gate, caplog):
+    envs = ShmVectorEnv([partial(Hanging, str(gate))], hang_warning_s=SOON, num_workers=0)
+    envs.reset(seed=0)
+    opener = threading.Timer(3 * SOON, gate.touch)
+    opener.start()
+    envs.step([1])
+    opener.join()
+    envs.close()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "bad, error", [(-1, ValueError), (float("nan"), ValueError), ("x", TypeError)]
+)
+def test_bad_numbers(bad, error, gate):
+    with pytest.raises(error, match="hang_warning_s"):
+        ShmVectorEnv([partial(Hanging, str(gate))], hang_warning_s=bad)
+
+
+def test_by_the_environment(gate, opening, monkeypatch):
+    monkeypatch.setenv("SHMVEC_HANG_WARNING_S", str(SOON))
+    envs = ShmVectorEnv([partial(Hanging, str(gate))], context="fork")
+    in_step(envs)
+    envs.close()
+    assert len(opening.told) == 1
