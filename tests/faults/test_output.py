@@ -197,6 +197,15 @@ def test_a_crash_says_where_in_python_it_was(crash, context, capfd):
     assert err.count("env 2 in step 1\n") == err.count(f"{fatal}\n") == 1
 
 
+def test_a_crash_is_known_although_the_env_has_another_stderr(capfd):
+    envs = vector_env(1, 1, step=["tell", "redirect_stderr", "segfault"])
+    with pytest.raises(WorkerCrashError) as raised:
+        envs.step([1])
+    (said,) = raised.value.stderr
+    assert said.startswith("env 0 in step 1\nFatal Python error: Segmentation fault\n")
+    assert said.endswith("in step") and "Segmentation fault" in capfd.readouterr().err
+
+
 def test_the_user_disables_faulthandler(monkeypatch, capfd):
     monkeypatch.setenv("PYTHONFAULTHANDLER", "0")
     import faulthandler

@@ -42,7 +42,8 @@ def take_output(forked: bool, descriptors: Sequence[int]) -> None:
         _redirect(descriptor)
     if is_wanted():
         with contextlib.suppress(OSError, ValueError):  # there is no stderr
-            faulthandler.enable(2)  # a crash in C says where in Python it was
+            # A crash in C says where in Python it was; not by 2, which envs silence.
+            faulthandler.enable([2, *descriptors][-1])
 
 
 def finish_output() -> None:
@@ -104,11 +105,10 @@ def _discarding(number: int) -> Iterator[None]:
 
 
 def _redirect(descriptor: int) -> None:
-    """Puts a descriptor in the place of stderr."""
+    """Puts what a descriptor leads to in the place of stderr."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         # Where pytest captures, sys.stderr has a descriptor of its own for what 2 means.
         number = sys.stderr.fileno()
         if number > 2 and os.path.sameopenfile(number, 2):
             os.dup2(descriptor, number, inheritable=False)
     os.dup2(descriptor, 2)
-    os.close(descriptor)
