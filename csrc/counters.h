@@ -2,8 +2,10 @@
  *
  * Each process counts in a plain sv_counts of its own.  A worker publishes it once a request, to
  * its block of sv_counters in the segment, on cache lines of its own; it is the only writer, and
- * the parent reads whenever it likes.  The numbers carry no data and order nothing, so all accesses
- * but those of `busy` are relaxed: a reader may see one number newer than another, never half of one.
+ * the parent reads whenever it likes, as does anybody else who has mapped the segment (top).  The
+ * numbers carry no data and order nothing, so all accesses but those of `busy` are relaxed: a reader
+ * may see one number newer than another, never half of one.  What a worker has done that is gone the
+ * parent adds to a block beside, before the successor begins anew; the parent's own are in its notice.
  *
  * A counter is a line of SV_COUNTERS: both structures, publishing, reading and the names in Python
  * follow.  stats.py says what it means.
@@ -42,6 +44,7 @@ typedef struct {
 #undef SV_COUNTER
     _Atomic uint64_t busy_since; /* when what it is doing began, */
     _Atomic uint64_t busy;       /* and what that is: an sv_busy, or 0 */
+    _Atomic uint64_t process;    /* whose they are: its id, as it sees itself */
 } sv_counters;
 
 _Static_assert(sizeof(sv_counters) % SV_CACHE_LINE == 0, "lines of its own");
@@ -82,7 +85,16 @@ static inline void sv_counters_publish(sv_counters *counters, const sv_counts *c
 #undef SV_PUBLISH
 }
 
-/* Parent: a worker's counts. */
+/* Parent: adds what a worker has done that is gone to what those before it have. */
+static inline void sv_counters_keep(sv_counters *past, const sv_counters *gone)
+{
+#define SV_KEEP(name)                                                                              \
+    sv_counter_set(&past->name, sv_counter_get(&past->name) + sv_counter_get(&gone->name));
+    SV_COUNTERS(SV_KEEP)
+#undef SV_KEEP
+}
+
+/* A reader: a process's counts. */
 static inline void sv_counters_read(const sv_counters *counters, sv_counts *counts)
 {
 #define SV_READ(name) counts->name = (int64_t)sv_counter_get(&counters->name);

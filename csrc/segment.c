@@ -47,8 +47,10 @@ bool sv_segment_plan(const sv_segment_sizes *sizes, sv_segment *plan)
     plan->bell = aligned(sizeof *plan);
     plan->completion = plan->bell + aligned(sizeof(sv_bell));
     plan->policy = plan->completion + aligned(sizeof(sv_completion));
-    plan->counters = plan->policy + aligned(sizeof(sv_policy));
-    plan->timings = plan->counters + sizes->num_workers * sizeof(sv_counters);
+    plan->notice = plan->policy + aligned(sizeof(sv_policy));
+    plan->counters = plan->notice + sizeof(sv_notice);
+    plan->past = plan->counters + sizes->num_workers * sizeof(sv_counters);
+    plan->timings = plan->past + sizes->num_workers * sizeof(sv_counters);
     plan->requests = plan->timings + sizes->num_envs * sizeof(sv_timings);
     plan->completions = plan->requests + sizes->num_workers * plan->record_stride;
     plan->infos = plan->completions + sizes->num_workers * plan->record_stride;
@@ -82,7 +84,9 @@ void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker)
     memset(sv_segment_completions(base, plan, worker), 0, sizeof(sv_ring_shared));
     memset(sv_segment_infos(base, plan, worker), 0, sizeof(sv_ring_shared));
     memset(sv_segment_actions(base, plan, worker), 0, sizeof(sv_ring_shared));
-    memset(sv_segment_counters(base, plan, worker), 0, sizeof(sv_counters));
+    sv_counters *counters = sv_segment_counters(base, plan, worker);
+    sv_counters_keep(sv_segment_past(base, plan, worker), counters);
+    memset(counters, 0, sizeof *counters);
 }
 
 int sv_segment_reserve(int descriptor, uint64_t bytes)

@@ -4,7 +4,9 @@
  *     bell            the workers sleep here
  *     completion      the parent sleeps here
  *     policy          how long workers may spin when they wait
+ *     notice          what the parent tells onlookers
  *     counters        one block a worker: what it has done
+ *     past            one block a worker: what those have done whose place it has taken
  *     timings         one block an env: how long its steps and resets have taken
  *     requests        one ring a worker, parent to worker
  *     completions     one ring a worker, worker to parent
@@ -23,13 +25,13 @@
 
 #include "bell.h"
 #include "completion.h"
-#include "counters.h"
+#include "notice.h"
 #include "ring.h"
 #include "timings.h"
 #include "wait.h"
 
 #define SV_SEGMENT_MAGIC UINT64_C(0x316365766d6873ff)
-#define SV_SEGMENT_VERSION 7
+#define SV_SEGMENT_VERSION 8
 
 #define SV_MAX_WORKERS 65536
 #define SV_MAX_ENVS 1048576
@@ -53,7 +55,9 @@ typedef struct {
     uint64_t bell;
     uint64_t completion;
     uint64_t policy;
+    uint64_t notice;
     uint64_t counters;
+    uint64_t past;
     uint64_t timings;
     uint64_t requests;
     uint64_t completions;
@@ -76,8 +80,8 @@ void sv_segment_format(void *base, const sv_segment *plan);
  * version, or damaged. */
 bool sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy);
 
-/* Makes the header, and the rings and counters of one worker, as new, for its successor.  The caller has confirmed
- * that the worker is dead and holds the only handles: nobody else reads or writes them now. */
+/* Makes the header, and the rings and counters of one worker, as new, for its successor; what it has
+ * counted is kept beside.  The caller has confirmed that the worker is dead and holds the only handles: nobody else reads or writes them now. */
 void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker);
 
 /* Sizes a shared-memory descriptor and reserves every page, so that no later write can fail with
@@ -102,6 +106,22 @@ static inline sv_policy *sv_segment_policy(void *base, const sv_segment *plan)
 static inline sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)
 {
     return (sv_counters *)((char *)base + plan->counters) + worker;
+}
+
+static inline sv_counters *sv_segment_past(void *base, const sv_segment *plan, uint32_t worker)
+{
+    return (sv_counters *)((char *)base + plan->past) + worker;
+}
+
+static inline sv_notice *sv_segment_notice(void *base, const sv_segment *plan)
+{
+    return (sv_notice *)((char *)base + plan->notice);
+}
+
+/* What onlookers read ends here: all before the rings. */
+static inline uint64_t sv_segment_front(const sv_segment *plan)
+{
+    return plan->requests;
 }
 
 /* Precondition: env < sizes.num_envs. */

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from envs import Counter
 
 from shmvec import ShmVectorEnv
-from shmvec.stats import EnvStats, FaultCounts, Stats, Timing, Waits, WorkerStats
+from shmvec.stats import Doing, EnvStats, FaultCounts, Stats, Timing, Waits, WorkerStats
 
 MS = 1e-3
 
@@ -152,6 +153,35 @@ def test_a_known_case(case):
     assert str(verdict).startswith(f"{kind}: ") and verdict.reason in str(verdict)
     assert option in verdict.advice
     assert str(stats).endswith(str(verdict))
+
+
+def test_who_hangs_is_named():
+    nothing = CASES["nothing was done"][0]
+    one = replace(nothing, doing=(None, Doing(3, "step", 40.0))).verdict
+    assert (one.kind, one.option) == ("straggler", "step_timeout=")
+    assert "worker 1 has been in step of env 3 for 40 s" in one.reason
+    both = replace(nothing, doing=(Doing(0, "reset", 41.0), Doing(3, "step", 40.0))).verdict
+    assert both.kind == "env-bound" and "worker 0 has been in reset of env 0" in both.reason
+
+
+def test_the_share_of_the_limit():
+    assert CASES["nothing was done"][0].share_of_limit == 0
+    assert CASES["all cores used"][0].share_of_limit == pytest.approx(0.9)
+    assert CASES["a core that nobody uses"][0].share_of_limit == pytest.approx(0.4)
+    assert "(400 a second, 40% of the limit)" in str(CASES["a core that nobody uses"][0])
+
+
+def test_the_slowest_envs_are_in_the_table():
+    table = str(CASES["each batch another slow step"][0])
+    assert "any env's step" in table and table.count("env 1's step") == 1
+    assert "env 3's step" in str(CASES["one slow env"][0])
+    assert "env 0's step" not in str(CASES["a large network, no workers"][0])
+
+
+def test_a_caller_that_waits_for_long():
+    stats = CASES["all cores used"][0]
+    assert "now for" not in str(replace(stats, waiting_s=0.05))
+    assert "now for 12 s" in str(replace(stats, waiting_s=12.0))
 
 
 def test_a_straggler_is_named():

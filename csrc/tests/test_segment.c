@@ -16,7 +16,7 @@ static void test_plan(void)
     sv_segment plan;
     CHECK(sv_segment_plan(&SIZES, &plan));
     const uint64_t offsets[] = {0,          sizeof plan,  plan.bell,       plan.completion,
-                                plan.counters, plan.timings, plan.requests, plan.completions, plan.infos, plan.actions, plan.slabs,
+                                plan.notice, plan.counters, plan.past, plan.timings, plan.requests, plan.completions, plan.infos, plan.actions, plan.slabs,
                                 plan.total_bytes};
     for (size_t i = 1; i < sizeof offsets / sizeof *offsets; i++)
         CHECK(offsets[i] > offsets[i - 1]);
@@ -85,6 +85,28 @@ static void test_open(void)
     munmap(base, plan.total_bytes);
 }
 
+/* A worker's successor begins anew, and what was done before is kept. */
+static void test_renew(void)
+{
+    sv_segment plan;
+    CHECK(sv_segment_plan(&SIZES, &plan));
+    void *base = shared_memory(plan.total_bytes);
+    sv_counters *counters = sv_segment_counters(base, &plan, 1);
+    sv_counts counts = {.steps = 5, .late = 2}, seen;
+    for (int round = 1; round <= 2; round++) {
+        sv_counters_publish(counters, &counts);
+        sv_counter_set(&counters->process, 77);
+        sv_segment_renew(base, &plan, 1);
+        CHECK(sv_counter_get(&counters->steps) == 0 && sv_counter_get(&counters->process) == 0);
+        sv_counters_read(sv_segment_past(base, &plan, 1), &seen);
+        CHECK(seen.steps == 5 * round && seen.late == 2 * round && seen.resets == 0);
+    }
+    sv_counters_read(sv_segment_past(base, &plan, 0), &seen);
+    CHECK(seen.steps == 0);
+    CHECK(sv_segment_front(&plan) == plan.timings + 7 * sizeof(sv_timings));
+    munmap(base, plan.total_bytes);
+}
+
 static void test_reserve(void)
 {
     char name[] = "/tmp/shmvec-test-XXXXXX";
@@ -102,6 +124,7 @@ int main(void)
     test_plan();
     test_bad_sizes();
     test_open();
+    test_renew();
     test_reserve();
     return 0;
 }

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shmvec.stats import Stats, WorkerStats
+    from shmvec.stats import Stats
 
 __all__ = ["Verdict", "judged"]
 
@@ -54,7 +54,7 @@ def judged(stats: Stats) -> Verdict:
     workers, parent = stats.workers, stats.parent
     done = sum(worker.steps + worker.resets for worker in workers)
     if done == 0:
-        return Verdict("idle", "nothing was stepped or reset")
+        return _nothing_done(stats)
     late = sum(worker.late for worker in workers)
     if late > _LATE * done:
         return Verdict(
@@ -88,14 +88,24 @@ def judged(stats: Stats) -> Verdict:
     )
 
 
-def _starved(worker: WorkerStats) -> float:
-    """Seconds in which it lacked a core, and did not offer it to others."""
-    return max(0.0, (worker.starved_s or 0.0) - worker.yield_s)
+def _nothing_done(stats: Stats) -> Verdict:
+    """Nothing was asked, or what was asked is not done."""
+    inside = [(now.for_s, index) for index, now in enumerate(stats.doing) if now is not None]
+    if not inside:
+        return Verdict("idle", "nothing was stepped or reset")
+    _, worker = max(inside)
+    return Verdict(
+        "straggler" if len(inside) < len(stats.workers) else "env-bound",
+        f"nothing was finished: worker {worker} has been in {stats.doing[worker]}",
+        "If it hangs: step_timeout= and reset_timeout= name such an env, and a FaultPolicy "
+        "replaces it",
+        "step_timeout=",
+    )
 
 
 def _without_cores(stats: Stats, busy: float) -> Verdict | None:
     """Too many workers for the cores, or others on them."""
-    starved = sum(map(_starved, stats.workers))
+    starved = sum(worker.lacked_s for worker in stats.workers)
     if stats.num_workers == 0 or starved <= _STARVED * max(0.0, busy):
         return None
     lacked = f"workers were ready to run and had no core for {starved:.3g} s, "

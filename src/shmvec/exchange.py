@@ -218,7 +218,6 @@ class Exchange:
             if closed and isinstance(error, Exception):
                 raise ClosedEnvironmentError("The vector env was closed as it started.") from None
             raise
-        self._began = time.monotonic()
         self.initialized = True
 
     def _start(self, workers: Workers) -> None:
@@ -245,6 +244,7 @@ class Exchange:
             self.num_envs,
             # No cycle: an exchange that is forgotten goes at once.
             partial(Exchange._fetch_from, weakref.proxy(self)),
+            made.links.count_fault,
         )
 
     @property
@@ -709,16 +709,8 @@ class Exchange:
     def stats(self) -> Stats:
         """What has been done so far, and where the time went."""
         self._open()
-        return Stats.of(
-            *self._links.counters(),
-            self._recovery.counts,
-            self._links.timings(),
-            [time_on_cores(process.pid) for process in self.processes],
-            self._links.doing(),
-            elapsed_s=time.monotonic() - self._began,
-            num_workers=self.num_workers,
-            cores=usable_cores(self.processes),
-        )
+        on_cores = [time_on_cores(process.pid) for process in self.processes]
+        return Stats.of(self._links.insight(), on_cores)
 
     # ---- faults ------------------------------------------------------------------------------
 

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from shmvec._judgement import Verdict, judged
 
-__all__ = ["Doing", "EnvStats", "FaultCounts", "Stats", "Timing", "Verdict", "Waits", "WorkerStats"]
+if TYPE_CHECKING:
+    from shmvec._core.insight import Insight
+
+__all__ = [
+    "Doing",
+    "EnvStats",
+    "FaultCounts",
+    "Process",
+    "Stats",
+    "Timing",
+    "Verdict",
+    "Waits",
+    "WorkerStats",
+]
 
 _FIRST_S = 512e-9  # where the first bucket ends; each further one is twice as wide: csrc/timings.h
 _MOST_ROWS = 16
+_SLOWEST = 3  # envs that are named
+_LONG_S = 0.1  # a wait that is worth a word
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,11 @@ class Timing:
     def mean_s(self) -> float:
         """Seconds on average; 0 if it was never done."""
         return self.total_s / self.count if self.count else 0.0
+
+    @property
+    def bounds(self) -> list[float]:
+        """Where each bucket ends, in seconds; the last one has no end."""
+        return [*(_bounds(bucket)[1] for bucket in range(len(self.buckets) - 1)), math.inf]
 
     def quantile(self, share: float) -> float:
         """About so many seconds, or less, took this share of them.
@@ -153,6 +171,11 @@ class WorkerStats(Waits):
         """Seconds in its envs."""
         return self.step_s + self.reset_s
 
+    @property
+    def lacked_s(self) -> float:
+        """Seconds in which it lacked a core, and did not offer it to others."""
+        return max(0.0, (self.starved_s or 0.0) - self.yield_s)
+
 
 @dataclass(frozen=True)
 class EnvStats:
@@ -191,6 +214,21 @@ class Doing:
 
 
 @dataclass(frozen=True)
+class Process:
+    """A worker's process.
+
+    Attributes:
+        pid: Its id.
+        rss: Bytes that it has in memory; None: the system does not say.
+        pss: The same, but of what it shares with others only its part.
+    """
+
+    pid: int
+    rss: int | None
+    pss: int | None
+
+
+@dataclass(frozen=True)
 class FaultCounts:
     """What went wrong, and was dealt with as the ``FaultPolicy`` says.
 
@@ -224,6 +262,9 @@ class Stats:
         num_workers: Worker processes; 0 if the envs live in the calling one.
         cores: Cores that the program may use.
         doing: What each worker was doing when it was asked; None: neither a step nor a reset.
+        waiting_s: Seconds for which the caller had been waiting for answers then; None: it was not.
+        processes: The workers' processes, None for one that is gone; empty if nobody has looked, as
+            in ``stats()``: ``python -m shmvec top`` does.
     """
 
     parent: Waits
@@ -234,32 +275,36 @@ class Stats:
     num_workers: int = 0
     cores: int = 1
     doing: tuple[Doing | None, ...] = ()
+    waiting_s: float | None = None
+    processes: tuple[Process | None, ...] = ()
 
     @classmethod
     def of(
         cls,
-        parent: dict[str, int],
-        workers: list[dict[str, int]],
-        faults: dict[str, int],
-        timings: npt.NDArray[np.uint64],
+        insight: Insight,
         on_cores: Sequence[tuple[float | None, float | None]],
-        doing: Sequence[tuple[int, bool, float] | None],
-        **others: Any,
+        processes: Sequence[Process | None] = (),
     ) -> Stats:
-        """Makes it from the core's counters and what the system knows of the processes."""
+        """Makes it from what the segment says and the system knows of the processes."""
+        workers = insight.workers()
         unknown = [(None, None)] * len(workers)
         return cls(
-            Waits(**_named(parent, Waits)),
+            Waits(**_named(insight.parent(), Waits)),
             tuple(
                 WorkerStats(**_named(worker, WorkerStats), cpu_s=cpu_s, starved_s=starved_s)
                 for worker, (cpu_s, starved_s) in zip(workers, [*on_cores, *unknown], strict=False)
             ),
-            FaultCounts(**faults),
-            tuple(EnvStats(*map(Timing.of, kinds)) for kinds in timings.tolist()),
-            doing=tuple(
-                each and Doing(each[0], "reset" if each[1] else "step", each[2]) for each in doing
+            FaultCounts(**insight.faults()),
+            tuple(EnvStats(*map(Timing.of, kinds)) for kinds in insight.timings().tolist()),
+            insight.elapsed_s,
+            insight.num_workers,
+            insight.cores,
+            tuple(
+                each and Doing(each[0], "reset" if each[1] else "step", each[2])
+                for each in insight.doing()
             ),
-            **others,
+            insight.waiting(),
+            tuple(processes),
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
@@ -276,12 +321,30 @@ class Stats:
             self.num_workers,
             self.cores,
             self.doing,
+            self.waiting_s,
+            self.processes,
         )
 
     @property
     def verdict(self) -> Verdict:
         """What the time went into, and what to change: a judgement by these numbers alone."""
         return judged(self)
+
+    @property
+    def steps_per_s(self) -> float:
+        """Steps of envs a second."""
+        return sum(worker.steps for worker in self.workers) / max(self.elapsed_s, 1e-9)
+
+    @property
+    def share_of_limit(self) -> float:
+        """Steps per second, by those that loops would make that only step, one on each core.
+
+        It is the time that workers were in their envs, by what there was on as many cores as envs
+        can use: that of a loop whose steps take as long as here. Where workers share cores, steps
+        take longer than there, and it is too much. Envs that sleep may reach more than 1.
+        """
+        busy = sum(worker.busy_s for worker in self.workers)
+        return busy / (max(1, min(self.cores, len(self.envs))) * max(self.elapsed_s, 1e-9))
 
     @property
     def step(self) -> Timing:
@@ -302,54 +365,54 @@ class Stats:
         seconds = max(self.elapsed_s, 1e-9)
         steps = sum(worker.steps for worker in self.workers)
         resets = sum(worker.resets for worker in self.workers)
+        waiting_s = self.waiting_s or 0.0
         lines = [
-            f"{self.elapsed_s:.3g} s: {steps:,} steps ({steps / seconds:,.0f} a second), "
-            f"{resets:,} resets; {self.num_workers} workers, {len(self.envs)} envs, "
-            f"{self.cores} cores",
+            f"{self.elapsed_s:.3g} s: {steps:,} steps ({self.steps_per_s:,.0f} a second, "
+            f"{self.share_of_limit:.0%} of the limit), {resets:,} resets; "
+            f"{self.num_workers} workers, {len(self.envs)} envs, {self.cores} cores",
             f"the caller waited {_percent(self.parent.waited_s, seconds)} of the time "
-            f"({self.parent.parks:,} sleeps)",
+            f"({self.parent.parks:,} sleeps)"
+            + (f", now for {_time(waiting_s)}" if waiting_s >= _LONG_S else ""),
         ]
-        doing = self.doing or (None,) * len(self.workers)
-        head = (
-            "worker",
-            "steps",
-            "resets",
-            "in step",
-            "in reset",
-            "waiting",
-            "CPU",
-            "starved",
-            "now",
-        )
-        rows = [
-            (
-                str(index),
-                f"{worker.steps:,}",
-                f"{worker.resets:,}",
-                _percent(worker.step_s, seconds),
-                _percent(worker.reset_s, seconds),
-                _percent(worker.waited_s, seconds),
-                _percent(worker.cpu_s, seconds),
-                _percent(worker.starved_s, seconds),
-                str(now or "-"),
-            )
-            for index, (worker, now) in enumerate(
-                zip(self.workers[:_MOST_ROWS], doing, strict=False)
-            )
+        columns = [
+            ("worker", [str(index) for index in range(len(self.workers))]),
+            ("pid", [str(each.pid) if each else "?" for each in self.processes]),
+            ("steps", [f"{worker.steps:,}" for worker in self.workers]),
+            ("resets", [f"{worker.resets:,}" for worker in self.workers]),
+            ("in step", [_percent(worker.step_s, seconds) for worker in self.workers]),
+            ("in reset", [_percent(worker.reset_s, seconds) for worker in self.workers]),
+            ("waiting", [_percent(worker.waited_s, seconds) for worker in self.workers]),
+            ("CPU", [_percent(worker.cpu_s, seconds) for worker in self.workers]),
+            ("starved", [_percent(worker.starved_s, seconds) for worker in self.workers]),
+            ("memory", [_memory(each) for each in self.processes]),
+            ("now", [str(now or "-") for now in self.doing or (None,) * len(self.workers)]),
         ]
-        lines += _columns([head, *rows])
+        table = [(name, *told[:_MOST_ROWS]) for name, told in columns if told]
+        lines += _columns(list(zip(*table, strict=True)))
         if len(self.workers) > _MOST_ROWS:
             lines.append(f"... and {len(self.workers) - _MOST_ROWS} more")
-        kinds = [
-            (name, _time(t.quantile(0.5)), _time(t.quantile(0.99)), _time(t.longest_s))
-            for name, t in (("step", self.step), ("reset", self.reset))
-            if t.count
-        ]
-        if kinds:
-            lines += _columns([("one env's", "p50", "p99", "longest"), *kinds])
+        lines += _columns(self._timings())
         faults = [(f.name, getattr(self.faults, f.name)) for f in fields(self.faults)]
         told = ", ".join(f"{count} {name}" for name, count in faults if count)
         return [*lines, f"faults: {told}"] if told else lines
+
+    def _timings(self) -> list[tuple[str, ...]]:
+        """Rows on how long steps and resets take: of all envs, and of the slowest."""
+        rows = [
+            (f"{who} {name}", _time(t.quantile(0.5)), _time(t.quantile(0.99)), _time(t.longest_s))
+            for name in ("step", "reset")
+            for who, t in (("any env's", getattr(self, name)), *self._slowest(name))
+            if t.count
+        ]
+        return [("", "p50", "p99", "longest"), *rows] if rows else []
+
+    def _slowest(self, name: str) -> list[tuple[str, Timing]]:
+        """Those envs whose steps or resets take longest, where there are others."""
+        if len(self.envs) <= _SLOWEST:
+            return []
+        timings = [(getattr(env, name), index) for index, env in enumerate(self.envs)]
+        worst = sorted(timings, key=lambda each: -each[0].quantile(0.99))[:_SLOWEST]
+        return [(f"env {index}'s", timing) for timing, index in worst]
 
 
 def _together(timings: Iterable[Timing]) -> Timing:
@@ -360,6 +423,12 @@ def _percent(part: float | None, whole: float) -> str:
     return "?" if part is None else f"{100 * part / whole:.0f} %"
 
 
+def _memory(process: Process | None) -> str:
+    if process is None or process.pss is None:
+        return "?"
+    return f"{process.pss / 2**20:,.0f} MiB"
+
+
 def _time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
@@ -368,6 +437,8 @@ def _time(seconds: float) -> str:
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines, columns flush right."""
+    if not rows:
+        return []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.rjust, row, widths)) for row in rows]
 

@@ -7,7 +7,7 @@ import shmvec._worker.process
 from shmvec._shared.memory import map_memory
 
 LINE = 128
-HEADER = struct.Struct("=QII6IQ14Q")  # see csrc/segment.h
+HEADER = struct.Struct("=QII6IQ16Q")  # see csrc/segment.h
 MAGIC = 0x316365766D6873FF
 
 MAPPED = []  # the segments that this process has mapped
@@ -32,7 +32,8 @@ class Map:
         self.memory = MAPPED[-1]
         (
             magic, _, _, self.num_workers, _, self.records, self.info_bytes, self.action_bytes, _,
-            _, self.bell, self.completion, self.policy, self.counters, self.timings,
+            _, self.bell, self.completion, self.policy, self.notice, self.counters, self.past,
+            self.timings,
             self._requests, self._completions, self._record_stride, self._infos,
             self._info_stride, self._actions, self._action_stride, self.slabs, self.total,
         ) = HEADER.unpack_from(self.memory)  # fmt: skip

@@ -99,6 +99,9 @@ class Scribbler:
     def in_policy(self):
         self.block(self.map.policy, LINE)
 
+    def in_notice(self):
+        self.block(self.map.notice, 2 * LINE)
+
     def in_counters(self):
         self.word(
             self.map.counters + LINE * self.worker() + 8 * self.rng.choice((0, 3, 13, 14, 14)), 8
@@ -178,7 +181,7 @@ class Scribbler:
 
 
 REGIONS = (
-    ["header", "bell", "policy", "counters", "everything"]
+    ["header", "bell", "policy", "notice", "counters", "everything"]
     + ["completion", "requests", "slabs", "actions"] * 2
     + ["completions"] * 4
     + ["infos"] * 8

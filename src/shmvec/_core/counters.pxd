@@ -10,17 +10,12 @@ from shmvec._core.csrc cimport (
 )
 
 
-cdef inline dict dict_of(const sv_counts *counts):
-    """This process's own."""
+cdef inline dict counts_of(const sv_counters *counters):
+    """A process's, in the segment."""
+    cdef sv_counts counts
     cdef size_t i
     cdef dict named = {}
-    for i in range(SV_NUM_COUNTERS):
-        named[sv_counter_names[i].name.decode()] = sv_count_at(counts, sv_counter_names[i].offset)
-    return named
-
-
-cdef inline dict counts_of(const sv_counters *counters):
-    """A worker's, in the segment."""
-    cdef sv_counts counts
     sv_counters_read(counters, &counts)
-    return dict_of(&counts)
+    for i in range(SV_NUM_COUNTERS):
+        named[sv_counter_names[i].name.decode()] = sv_count_at(&counts, sv_counter_names[i].offset)
+    return named

@@ -58,6 +58,7 @@ cdef extern from "counters.h" nogil:
     ctypedef struct sv_counters:
         sv_counter requests
         sv_counter steps
+        sv_counter process
     struct sv_counter_name:
         const char *name
         size_t offset
@@ -70,6 +71,7 @@ cdef extern from "counters.h" nogil:
     void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
     uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int64_t *elapsed)
     uint64_t sv_counter_get(const sv_counter *counter)
+    void sv_counter_set(sv_counter *counter, uint64_t value)
 
 
 cdef extern from "timings.h" nogil:
@@ -82,6 +84,27 @@ cdef extern from "timings.h" nogil:
         sv_timing reset
     void sv_timing_add(sv_timing *timing, int64_t elapsed)
     void sv_timings_read(const sv_timings *timings, uint64_t *words)
+
+
+cdef extern from "notice.h" nogil:
+    enum:
+        SV_NOTICE_OPEN
+        SV_NOTICE_CLOSED
+    struct sv_fault_name:
+        const char *name
+    const sv_fault_name *sv_fault_names
+    const size_t SV_NUM_FAULTS
+    ctypedef struct sv_notice:
+        sv_counters parent
+        sv_counter began
+        sv_counter num_workers
+        sv_counter cores
+    sv_counter *sv_notice_fault(sv_notice *notice, size_t which)
+    void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_workers)
+    void sv_notice_close(sv_notice *notice)
+    uint64_t sv_notice_state(const sv_notice *notice)
+    void sv_notice_wait(sv_notice *notice, int64_t now)
+    void sv_notice_go_on(sv_notice *notice)
 
 
 cdef extern from "ring.h" nogil:
@@ -226,6 +249,9 @@ cdef extern from "segment.h" nogil:
     sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
     sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
     sv_policy *sv_segment_policy(void *base, const sv_segment *plan)
+    sv_notice *sv_segment_notice(void *base, const sv_segment *plan)
+    sv_counters *sv_segment_past(void *base, const sv_segment *plan, uint32_t worker)
+    uint64_t sv_segment_front(const sv_segment *plan)
     sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)
     sv_timings *sv_segment_timings(void *base, const sv_segment *plan, uint32_t env)
     void *sv_segment_requests(void *base, const sv_segment *plan, uint32_t worker)

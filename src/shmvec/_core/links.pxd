@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from shmvec._core.csrc cimport sv_bell, sv_completion, sv_counts, sv_record, sv_ring, sv_waiter
+from shmvec._core.csrc cimport sv_bell, sv_completion, sv_counts, sv_notice, sv_record, sv_ring, sv_waiter
 from shmvec._core.segment cimport Segment
 
 
@@ -10,6 +10,7 @@ cdef class Links:
     cdef sv_ring *completions
     cdef sv_bell *bell
     cdef sv_completion *completion
+    cdef sv_notice *notice        # what onlookers are told
     cdef sv_waiter waiter
     cdef uint32_t num_workers
     cdef uint32_t *firsts         # of each worker's envs
@@ -19,12 +20,13 @@ cdef class Links:
     cdef uint32_t issued          # requests; as the workers count what is done
     cdef sv_counts tally          # of its waits; a wake: ringing the bell took a system call
     cdef readonly bint waiting    # a thread is in a wait
-    cdef public bint closed       # another thread has closed the vector env meanwhile
+    cdef bint _closed             # another thread has closed the vector env meanwhile
     cdef bint calling             # commands of the user's are out, which may take their time
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
     cdef bint talking             # there was something on the channels, or there is to be
     cdef list channels
-    cdef list past                # counters of processes that are gone, by worker
+    cdef uint64_t[::1] faults     # how many, by kind
+    cdef readonly object owner    # the process whose this is
     cdef object look
     cdef public object rouse
     cdef object budgets
@@ -50,6 +52,8 @@ cdef class Links:
     cdef uint32_t answered(self)
     cdef uint32_t count_anew(self)
     cdef bint wait_for(self, uint32_t target, timeout) except -1
+    cdef bint sleep_for(self, uint32_t target, timeout, int64_t begun) except -1
+    cdef int publish(self) except -1
     cdef int check_open(self) except -1
     cdef int look_around(self) except -1
     cdef int check_limits(self, int64_t now) except -1
@@ -58,4 +62,3 @@ cdef class Links:
     cdef int follow_if_due(self) except -1
     cdef int follow(self) except -1
     cdef int renew(self, uint32_t worker) except -1
-    cdef dict counters_of(self, uint32_t worker)

@@ -1,9 +1,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from shmvec._core.insight import Insight
 from shmvec._core.segment import Segment
 
 class Links:
@@ -54,16 +52,12 @@ class Links:
     def steps_of(self, worker: int) -> int:
         """Steps of envs that the process which is this worker now has made."""
 
-    def counters(self) -> tuple[dict[str, int], list[dict[str, int]]]:
-        """What the parent has counted, and what each worker has done."""
+    def insight(self) -> Insight:
+        """What the segment says now of the vector env."""
 
-    def timings(self) -> npt.NDArray[np.uint64]:
-        """How long each env's steps and resets have taken.
+    def count_fault(self, name: str, number: int = 1) -> None:
+        """Counts faults, by their name in csrc/notice.h.
 
-        Returns:
-            For each env, steps and resets: their sum and the longest, in ns, and the buckets of
-            csrc/timings.h.
+        Raises:
+            ValueError: There is no such counter.
         """
-
-    def doing(self) -> list[tuple[int, bool, float] | None]:
-        """What each worker does now: (env, whether it resets, seconds); None: neither."""

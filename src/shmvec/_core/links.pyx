@@ -10,13 +10,12 @@ ever waits for the other to read.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from shmvec._core.counters cimport counts_of, dict_of
 from shmvec._core.csrc cimport (
     SV_EVERYONE,
+    SV_NUM_FAULTS,
     SV_RING_CORRUPT,
     SV_RING_NO,
     SV_RING_YES,
-    SV_TIMING_WORDS,
     SV_WAIT_READY,
     sv_bell_has_dozers,
     sv_bell_mask,
@@ -28,7 +27,15 @@ from shmvec._core.csrc cimport (
     sv_completion_done,
     sv_completion_reached,
     sv_counter_get,
+    sv_counter_set,
     sv_counters,
+    sv_counters_publish,
+    sv_fault_names,
+    sv_notice_close,
+    sv_notice_fault,
+    sv_notice_go_on,
+    sv_notice_open,
+    sv_notice_wait,
     sv_now_ns,
     sv_policy_set,
     sv_record,
@@ -43,20 +50,22 @@ from shmvec._core.csrc cimport (
     sv_segment_completion,
     sv_segment_completions,
     sv_segment_counters,
+    sv_segment_notice,
     sv_segment_policy,
     sv_segment_renew,
     sv_segment_requests,
-    sv_segment_timings,
-    sv_timings_read,
     sv_wait_completion,
     sv_waiter_init,
 )
 from shmvec._core.protocol cimport FRAME
 from shmvec._core.segment cimport Segment
 
+import os
+
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError
 
+from shmvec._core.insight import Insight
 from shmvec.faults import EnvTimeoutError
 
 cdef double FOR_EVER_S = 1e9
@@ -92,6 +101,7 @@ cdef class Links:
             self.counts[worker] = len(ranges[worker])
             self.attach(worker)
         self.bell = sv_segment_bell(segment.base, &segment.plan)
+        self.notice = sv_segment_notice(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
 
     def __dealloc__(self):
@@ -113,7 +123,7 @@ cdef class Links:
         self.told = np.zeros(self.num_workers, np.int64)
         self.idle_since = np.zeros(self.num_workers, np.int64)
         self.idle_answered = np.zeros(self.num_workers, np.uint64)
-        self.past = [{} for _ in ranges]
+        self.faults = np.zeros(SV_NUM_FAULTS, np.uint64)
         step_limit, reset_limit = limits
         self.step_limit = -1 if step_limit is None else <int64_t>(step_limit * 1e9)
         self.reset_limit = -1 if reset_limit is None else <int64_t>(reset_limit * 1e9)
@@ -126,6 +136,18 @@ cdef class Links:
         budget.pause = budget.yield_ = budget.linger = budget.window = 0
         sv_waiter_init(&self.waiter, budget, False, &self.tally)
         self.follow()
+        self.owner = os.getpid()
+        sv_notice_open(self.notice, self.owner, 0 if inline is not None else self.num_workers)
+
+    @property
+    def closed(self):
+        return self._closed
+
+    @closed.setter
+    def closed(self, bint closed):
+        self._closed = closed
+        if closed and os.getpid() == self.owner:  # a fork lets go of what others go on with
+            sv_notice_close(self.notice)
 
     cdef int attach(self, uint32_t worker) except -1:
         """Takes the parent's ends of a worker's rings."""
@@ -211,11 +233,21 @@ cdef class Links:
                 self.waiting = False
             if not sv_completion_reached(self.answered(), target):
                 raise RuntimeError("the segment is damaged: a request or its answer is lost")
+            self.publish()
             return True
         if (sv_completion_check(self.completion, target)
                 and sv_completion_reached(self.answered(), target)):
             return True
         cdef int64_t begun = sv_now_ns()
+        sv_notice_wait(self.notice, begun)
+        try:
+            return self.sleep_for(target, timeout, begun)
+        finally:
+            sv_notice_go_on(self.notice)
+            self.publish()
+
+    cdef bint sleep_for(self, uint32_t target, timeout, int64_t begun) except -1:
+        """The same, from this time on, if they are not yet done."""
         cdef int64_t deadline = -1  # none; also where its nanoseconds do not fit
         if timeout is not None and timeout < FOR_EVER_S:
             deadline = begun + <int64_t>(timeout * 1e9)
@@ -256,13 +288,14 @@ cdef class Links:
                 self.talking = True
 
     cdef int check_open(self) except -1:
-        if self.closed:
+        if self._closed:
             raise ClosedEnvironmentError("The vector env was closed while this call waited for it.")
         return 0
 
     cdef int look_around(self) except -1:
         """After a slice: signals, channels, workers that have ended, limits of time."""
         cdef int64_t now = sv_now_ns()
+        self.publish()
         if now - self.looked_at > self.slice_ns + ABSENT_NS:
             # Who was stopped with its workers (Ctrl-Z, a scheduler) must not hold it against them.
             self.counted_from = now
@@ -366,6 +399,7 @@ cdef class Links:
         budget.pause, budget.yield_, budget.linger, budget.window = now.worker
         sv_policy_set(sv_segment_policy(self.segment.base, &self.segment.plan), budget, now.homing,
                       now.cores)
+        sv_counter_set(&self.notice.cores, now.usable)
         self.lingering = budget.linger > 0
         budget.pause, budget.yield_, budget.linger, budget.window = now.parent
         self.waiter.budget = budget
@@ -378,17 +412,8 @@ cdef class Links:
         """Makes the rings of a worker that is dead new, for its successor."""
         self.issued -= self.outstanding[worker]
         self.outstanding[worker] = 0
-        counters = self.counters_of(worker)
-        self.past[worker] = {
-            name: count + self.past[worker].get(name, 0) for name, count in counters.items()}
         sv_segment_renew(self.segment.base, &self.segment.plan, worker)
         return self.attach(worker)
-
-    cdef dict counters_of(self, uint32_t worker):
-        """Of the process that is this worker now."""
-        cdef sv_counters *counters = sv_segment_counters(
-            self.segment.base, &self.segment.plan, worker)
-        return counts_of(counters)
 
     def is_idle(self, uint32_t worker):
         return self.outstanding[worker] == 0
@@ -398,40 +423,25 @@ cdef class Links:
         return sv_counter_get(
             &sv_segment_counters(self.segment.base, &self.segment.plan, worker).steps)
 
-    def counters(self):
-        """What the parent has counted, and what each worker has done: (dict, [dict])."""
-        cdef uint32_t worker
-        cdef list workers = []
-        for worker in range(self.num_workers):
-            workers.append({
-                name: count + self.past[worker].get(name, 0)
-                for name, count in self.counters_of(worker).items()})
+    # ---- what onlookers are told ---------------------------------------------------------------
+
+    cdef int publish(self) except -1:
+        """Makes known what it has counted."""
         self.tally.requests = self.issued
-        return dict_of(&self.tally), workers
+        sv_counters_publish(&self.notice.parent, &self.tally)
+        return 0
 
-    def timings(self):
-        """How long each env's steps and resets have taken: (num_envs, 2, words); see csrc/timings.h."""
-        cdef uint32_t env
-        cdef uint32_t num_envs = self.segment.plan.sizes.num_envs
-        found = np.empty((num_envs, 2, SV_TIMING_WORDS), np.uint64)
-        cdef uint64_t[:, :, ::1] words = found
-        for env in range(num_envs):
-            sv_timings_read(sv_segment_timings(self.segment.base, &self.segment.plan, env),
-                            &words[env, 0, 0])
-        return found
+    def insight(self):
+        """What the segment says now of the vector env."""
+        self.publish()
+        return Insight(self.segment)
 
-    def doing(self):
-        """What each worker does now: (env, whether it is a reset, seconds); None: nothing of these."""
-        cdef uint32_t worker
-        cdef uint64_t busy
-        cdef int64_t elapsed
-        cdef int64_t now = sv_now_ns()
-        cdef list found = []
-        for worker in range(self.num_workers):
-            busy = sv_busy_for(
-                sv_segment_counters(self.segment.base, &self.segment.plan, worker), now, &elapsed)
-            if self.has(worker, busy):
-                found.append(((busy >> 1) - 1, bool(busy & 1), 1e-9 * max(0, elapsed)))
-            else:  # or the segment is damaged
-                found.append(None)
-        return found
+    def count_fault(self, name, number=1):
+        """Counts faults, by their name in csrc/notice.h."""
+        cdef size_t which
+        for which in range(SV_NUM_FAULTS):
+            if sv_fault_names[which].name.decode() == name:
+                self.faults[which] += number
+                sv_counter_set(sv_notice_fault(self.notice, which), self.faults[which])
+                return
+        raise ValueError(f"{name} are not counted")

@@ -8,3 +8,4 @@ cdef class Segment:
     cdef char *base
     cdef sv_segment plan
     cdef Py_buffer _export
+    cdef bint has_front(self) noexcept

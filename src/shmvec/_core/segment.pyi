@@ -55,6 +55,20 @@ class Segment:
         Raises:
             ValueError: The memory holds no intact segment of this version.
         """
+    @staticmethod
+    def look(memory: Buffer, nbytes: int) -> Segment:
+        """Looks at a segment from outside, for an ``Insight`` only.
+
+        Args:
+            memory: The begin of it, read-only or a copy: its header, or all of the ``front``.
+            nbytes: How large all of it is.
+
+        Raises:
+            ValueError: The memory holds no intact segment of this version.
+        """
+    @property
+    def front(self) -> int:
+        """Bytes at the begin in which all is that onlookers read."""
     @property
     def num_workers(self) -> int: ...
     @property

@@ -1,11 +1,12 @@
 """The shared segment as Python sees it: a validated mapping, and arrays over its slabs."""
 
 cimport cython
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 
 from shmvec._core.csrc cimport (
     sv_segment,
     sv_segment_format,
+    sv_segment_front,
     sv_segment_open,
     sv_segment_plan,
     sv_segment_reserve,
@@ -50,8 +51,8 @@ def reserve(int descriptor, nbytes):
 
 @cython.no_gc_clear  # which would drop the exporter without releasing its buffer
 cdef class Segment:
-    def __cinit__(self, memory):
-        PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE)
+    def __cinit__(self, memory, writable=True):
+        PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
         self.memory = memory
         self.base = <char *>self._export.buf
 
@@ -80,6 +81,21 @@ cdef class Segment:
                 "parent and workers must run the same shmvec"
             )
         return segment
+
+    @staticmethod
+    def look(memory, nbytes):
+        cdef Segment segment = Segment(memory, False)
+        if (segment._export.len < <Py_ssize_t>sizeof(sv_segment)
+                or not sv_segment_open(segment.base, nbytes, &segment.plan)):
+            raise ValueError("it is damaged, or of another version of shmvec")
+        return segment
+
+    @property
+    def front(self):
+        return sv_segment_front(&self.plan)
+
+    cdef bint has_front(self) noexcept:
+        return self._export.len >= <Py_ssize_t>sv_segment_front(&self.plan)
 
     @property
     def num_workers(self):

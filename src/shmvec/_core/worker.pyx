@@ -29,6 +29,7 @@ from shmvec._core.csrc cimport (
     sv_completion,
     sv_completion_add,
     sv_completion_left,
+    sv_counter_set,
     sv_counters,
     sv_counters_publish,
     sv_counts,
@@ -183,6 +184,7 @@ cdef class WorkerLoop:
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
         self.counters = sv_segment_counters(segment.base, &segment.plan, index)
+        sv_counter_set(&self.counters.process, os.getpid())
         self.made_at, self.made_at_ticks = sv_now_ns(), sv_ticks()
         self.timings = sv_segment_timings(segment.base, &segment.plan, first_env)
         sv_waiter_follow(

@@ -52,14 +52,25 @@ class Recovery:
         workers: Workers,
         num_envs: int,
         fetch: Callable[[int], None],
+        counted: Callable[..., None],
     ) -> None:
-        """Takes the policy, what it works on, and what takes the messages a worker has sent."""
+        """Takes the policy, what it works on, and what it calls.
+
+        Args:
+            policy: What is to be done.
+            recycle_after: Steps after which a worker is replaced.
+            ledger: What was asked of each env.
+            workers: The workers.
+            num_envs: Number of envs.
+            fetch: Takes the messages that a worker has sent.
+            counted: Is told of each fault, by the names of ``FaultCounts``, and how many at once.
+        """
         self.policy = policy
-        self.counts = dict.fromkeys(("crashes", "errors", "timeouts", "restarts", "resets"), 0)
         self._recycle_after = recycle_after
         self._ledger = ledger
         self._workers = workers
         self._fetch = fetch
+        self._counted = counted
         self._worker_of = [w for w, envs in enumerate(workers.ranges) for _ in envs]
         # What the last reset of each env was asked with, and the last seed that it was given.
         self._asked: list[tuple[int | None, Any]] = [(None, None)] * num_envs
@@ -114,7 +125,7 @@ class Recovery:
             return
         if self.policy.on_crash != "restart" or not error.workers:
             raise error
-        self.counts["crashes"] += len(error.workers)
+        self._counted("crashes", len(error.workers))
         self._replace(dict.fromkeys(error.workers, error))
 
     def _on_timeout(self, error: EnvTimeoutError) -> None:
@@ -132,7 +143,7 @@ class Recovery:
                 return
             if time.monotonic() < until:
                 return
-        self.counts["timeouts"] += 1
+        self._counted("timeouts")
         error.take_last_words(self._workers.stack(worker), self._workers.last_words(worker))
         self._replace({worker: error}, error.env)
 
@@ -152,7 +163,7 @@ class Recovery:
                 self._ledger.give_up(failure)
             else:
                 late = failure.type == EnvTimeoutError.__name__
-                self.counts["timeouts" if late else "errors"] += 1
+                self._counted("timeouts" if late else "errors")
                 if not self._ledger.has_failed(failure.env):
                     pass  # its worker was replaced because of another env
                 elif cure == "restart":
@@ -177,7 +188,7 @@ class Recovery:
 
     def count(self, failure: Failure, cure: str) -> Fault:
         """Counts, as a fault, what an env has raised and somebody else deals with."""
-        self.counts["errors"] += 1
+        self._counted("errors")
         return self._note(failure, cure)
 
     # ---- restarting --------------------------------------------------------------------------
@@ -265,7 +276,7 @@ class Recovery:
         """Counts and logs that a worker is restarted; raises if that was too often."""
         self._restarts[worker] += 1
         fault = self._note(cause, "restart", worker, env)
-        self.counts["restarts"] += 1
+        self._counted("restarts")
         return fault
 
     def _note(self, cause: Cause, done: str, worker: int = -1, env: int = -1) -> Fault:
@@ -283,7 +294,7 @@ class Recovery:
         count = self._restarts[worker]
         fault = Fault(env, worker, kind, why, done, time.time(), count, words, stack)
         if done == "reset":
-            self.counts["resets"] += 1
+            self._counted("resets")
         # What was asked for is no reason to warn.
         level = logging.INFO if isinstance(cause, str) else logging.WARNING
         told = told_stack(stack)

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -159,17 +159,20 @@ class WaitBudgets:
         worker: A worker, which waits for a request.
         homing: Whether each worker sleeps bound to a core of its own.
         cores: How many workers may linger.
+        usable: Cores that there are for all of them.
     """
 
     parent: Budget
     worker: Budget
     homing: bool
     cores: int = 0
+    usable: int = 0
 
 
 def current_budgets(policy: str, num_workers: int, processes: Iterable[Any]) -> WaitBudgets:
     """Budgets for these workers on the cores that there are now."""
-    return wait_budgets(num_workers, usable_cores(processes), policy)
+    cores = usable_cores(processes)
+    return replace(wait_budgets(num_workers, cores, policy), usable=cores)
 
 
 def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> WaitBudgets:
