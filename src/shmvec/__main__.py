@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shmvec import __version__
-from shmvec._commands import bench, doctor, measuring, stacks, tune
+from shmvec._commands import bench, doctor, measuring, stacks, top, tune
 from shmvec._commands.machine import Machine, Prices
 from shmvec._commands.measuring import EnvFn, described
 from shmvec._commands.named import find_env, find_function
@@ -111,6 +111,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "pid", type=_positive(int), metavar="PID", help="process id of the program, or of a worker"
     )
     command.set_defaults(run=_stacks)
+
+    command = commands.add_parser(
+        "top",
+        help="show what running vector envs do, and what limits their speed",
+        description=top.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("pid", nargs="?", type=_positive(int), metavar="PID")
+    which.add_argument("--all", action="store_true", help="those of all processes; the default")
+    command.add_argument(
+        "--interval", type=_positive(float), metavar="S", help="seconds between two looks"
+    )
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--json", dest="as_json", action="store_true", help="as JSON, once")
+    how.add_argument(
+        "--prometheus", action="store_true", help="as Prometheus' text, once: for a node exporter"
+    )
+    command.set_defaults(run=_top)
 
     options = parser.parse_args(arguments)
     for name in ("json", "plot"):
@@ -260,6 +279,15 @@ def _stacks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         print(error.args[0], file=sys.stderr)
         return 1
     return 0
+
+
+def _top(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    return top.run(
+        options.pid,
+        as_json=options.as_json,
+        prometheus=options.prometheus,
+        interval=options.interval,
+    )
 
 
 def _tune_training(

@@ -20,7 +20,7 @@ from shmvec._parent.arguments import AutoresetMode
 from shmvec._parent.settings import Settings
 from shmvec._parent.supervisor import Workers
 from shmvec._shared.layout import Layout, has_fixed_size
-from shmvec._shared.memory import map_memory, reserve_memory
+from shmvec._shared.memory import SEGMENT, map_memory, reserve_memory
 from shmvec._shared.records import Attachment, Report
 from shmvec._shared.scheduling import current_budgets
 from shmvec.faults import Failure, raise_failures
@@ -163,7 +163,7 @@ def _reserve(
         layout.nbytes,
     )
     nbytes = segment_bytes(*sizes)
-    descriptor = reserve_memory(nbytes)
+    descriptor = reserve_memory(nbytes, SEGMENT)
     try:
         return sizes, descriptor, map_memory(descriptor, nbytes)
     except BaseException:

@@ -20,7 +20,9 @@ from typing import Any
 from shmvec._core.segment import reserve
 from shmvec._shared.cgroups import MEMBERSHIP, ROOT, own_cgroups
 
-__all__ = ["free_memory", "free_shm", "map_memory", "reserve_memory"]
+__all__ = ["SEGMENT", "free_memory", "free_shm", "map_memory", "reserve_memory"]
+
+SEGMENT = "shmvec-segment"  # what a segment's memfd is called, in /proc
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # Each version's names of a cgroup's limit and of what of it is used.
@@ -30,11 +32,12 @@ _LIMITS = (
 )
 
 
-def reserve_memory(nbytes: int) -> int:
+def reserve_memory(nbytes: int, name: str = "shmvec") -> int:
     """Reserves shared memory, every page of it, so that no later access can fail.
 
     Args:
         nbytes: How much.
+        name: What it is called in /proc, where it is a memfd.
 
     Returns:
         A descriptor to map and to pass on; the caller closes it.
@@ -46,7 +49,7 @@ def reserve_memory(nbytes: int) -> int:
     if free_memory() < nbytes:
         raise _no_room(nbytes)
     try:
-        descriptor = _memfd()
+        descriptor = _memfd(name)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
@@ -69,8 +72,8 @@ def map_memory(descriptor: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(descriptor, nbytes)
 
 
-def _memfd() -> int:
-    descriptor = os.memfd_create("shmvec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def _memfd(name: str) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.fchmod(descriptor, 0o600)
     return descriptor
 

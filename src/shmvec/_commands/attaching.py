@@ -1,0 +1,280 @@
+"""Running vector envs, found and looked at from outside: read-only, without their help.
+
+The segment of a vector env has no name: whoever has it open shows it in ``/proc/PID/fd``, and who
+may look there is for the kernel to say, as of ptrace: processes of the same user. The file is
+opened for reading alone. What is in it may be damaged, or not be shmvec's at all: so it is believed
+no more than the parent believes it, and a mapping of it must not be cut short under the reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from shmvec._core.insight import Insight
+from shmvec._core.segment import Segment
+from shmvec._shared.memory import SEGMENT
+from shmvec._shared.scheduling import time_on_cores
+from shmvec.stats import Process, Stats
+
+__all__ = ["Seen", "UnfitError", "find"]
+
+_NAMED = f"/memfd:{SEGMENT} (deleted)"
+_NAMELESS = "/dev/shm/psm_", " (deleted)"  # where there are no memfds
+_HEAD_BYTES = 4096  # more than a header has
+_MEMORY_S = 5.0  # between two looks at what memory a process has, which takes the kernel a while
+
+_File = tuple[int, int]  # device and inode
+
+
+class UnfitError(ValueError):
+    """It is no segment, or a damaged one."""
+
+
+class _View:
+    """The front of a segment."""
+
+    def __init__(self, path: str) -> None:
+        """Opens it.
+
+        Raises:
+            UnfitError: It is none.
+            OSError: It is gone, or may not be read.
+        """
+        # A pipe of that name must not hold who opens it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            self._nbytes = status.st_size
+            if not stat.S_ISREG(status.st_mode) or 512 * status.st_blocks < self._nbytes:
+                raise UnfitError("its memory is not all there")
+            try:
+                front = Segment.look(os.pread(descriptor, _HEAD_BYTES, 0), self._nbytes).front
+            except ValueError as error:
+                raise UnfitError(str(error)) from None
+            self._read: Callable[[], mmap.mmap | bytes]
+            if _is_sealed(descriptor):
+                mapped = mmap.mmap(descriptor, front, prot=mmap.PROT_READ)
+                self._read = lambda: mapped
+                os.close(descriptor)
+            else:  # a look at what was cut off would be the end of this process: SIGBUS
+                self._read = lambda: os.pread(descriptor, front, 0)
+                self._descriptor = descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    _descriptor = -1
+
+    def insight(self) -> Insight:
+        """What it says now.
+
+        Raises:
+            UnfitError: It has been damaged.
+        """
+        try:
+            return Insight(Segment.look(self._read(), self._nbytes))
+        except ValueError as error:
+            raise UnfitError(str(error)) from None
+
+    def __del__(self) -> None:
+        """Closes it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+def _is_sealed(descriptor: int) -> bool:
+    """Whether nobody can make the file shorter."""
+    with contextlib.suppress(OSError):
+        return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    return False
+
+
+class Seen:
+    """A vector env of a running process.
+
+    Attributes:
+        pid: The process that steps it.
+        command: What that was started as.
+        file: The segment's.
+        began: When it was made ready, by this system's monotonic clock.
+    """
+
+    def __init__(self, pid: int, file: _File, view: _View) -> None:
+        """Takes what was found."""
+        self.pid = pid
+        self.command = _command(pid)
+        self.file = file
+        self._view = view
+        self._pids: dict[int, int | None] = {}
+        self._memory: dict[int, tuple[float, Process]] = {}
+        self.began = time.monotonic() - view.insight().elapsed_s
+
+    @property
+    def in_use(self) -> bool:
+        """Whether its process lives, and has not closed it.
+
+        Raises:
+            UnfitError: The segment has been damaged.
+        """
+        with contextlib.suppress(OSError):
+            return self.file in _segments_of(self.pid) and _is_in_use(self._view.insight())
+        return False
+
+    def stats(self) -> Stats:
+        """What ``envs.stats()`` would say there, and the workers' processes.
+
+        Raises:
+            UnfitError: The segment has been damaged.
+        """
+        insight = self._view.insight()
+        pids = [self._outside(inside) for inside in insight.processes]
+        return Stats.of(insight, list(map(time_on_cores, pids)), list(map(self._process, pids)))
+
+    def _outside(self, inside: int) -> int | None:
+        """The id of a worker, as it is called here; None: there is no such worker."""
+        if self._pids.get(inside) is None:
+            pid, holds = _outside(inside, self.pid), False
+            with contextlib.suppress(OSError):
+                holds = pid is not None and self.file in _segments_of(pid)
+            self._pids[inside] = pid if holds else None  # whatever the segment says
+        return self._pids[inside]
+
+    def _process(self, pid: int | None) -> Process | None:
+        """What a worker has in memory, as of late."""
+        if pid is None:
+            return None
+        looked_at, process = self._memory.get(pid, (-_MEMORY_S, None))
+        if process is None or looked_at + _MEMORY_S <= time.monotonic():
+            process = Process(pid, *_memory(pid))
+            self._memory[pid] = time.monotonic(), process
+        return process
+
+
+def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
+    """Vector envs that are in use.
+
+    Args:
+        pid: Those of this process; or the one whose worker or fork it is. None: all that this user
+            may look at.
+
+    Returns:
+        The vector envs, and what is to be said of those that cannot be looked at.
+
+    Raises:
+        OSError: There is no such process, or it may not be looked at.
+    """
+    files: dict[_File, list[tuple[int, str]]] = {}
+    wanted = None if pid is None else set(_segments_of(pid))
+    for each in _processes():
+        with contextlib.suppress(OSError):  # another user's, or it has gone
+            for file, path in _segments_of(each).items():
+                if wanted is None or file in wanted:
+                    files.setdefault(file, []).append((each, path))
+    found, problems = [], []
+    for file, holders in files.items():
+        try:
+            seen = _seen(file, holders)
+        except (UnfitError, OSError) as error:
+            if _is_named(holders):
+                pids = ", ".join(str(holder) for holder, _ in holders)
+                problems.append(f"a segment that is open in process {pids} cannot be read: {error}")
+        else:
+            found += [seen] if seen is not None else []
+    return sorted(found, key=lambda each: (each.pid, each.began)), problems
+
+
+def _seen(file: _File, holders: list[tuple[int, str]]) -> Seen | None:
+    """The vector env of a segment, if it is in use."""
+    view = _View(holders[0][1])
+    insight = view.insight()
+    if not _is_in_use(insight):
+        return None
+    # Forks of it, and its workers, have the segment, too.
+    owner = _outside(insight.process, holders[0][0])
+    if owner is None or owner not in dict(holders):
+        raise UnfitError(f"process {insight.process}, whose it was, has gone")
+    return Seen(owner, file, view)
+
+
+def _is_in_use(insight: Insight) -> bool:
+    try:
+        return insight.in_use
+    except ValueError as error:
+        raise UnfitError(str(error)) from None
+
+
+def _is_named(holders: list[tuple[int, str]]) -> bool:
+    """Whether a file is a segment by its name, whatever is in it."""
+    with contextlib.suppress(OSError):
+        return os.readlink(holders[0][1]) == _NAMED
+    return False
+
+
+def _segments_of(pid: int) -> dict[_File, str]:
+    """The files that a process has open and that may be segments, and their paths."""
+    found = {}
+    begin, end = _NAMELESS
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        path = f"/proc/{pid}/fd/{number}"
+        with contextlib.suppress(OSError):  # closed meanwhile
+            name = os.readlink(path)
+            if name == _NAMED or (name.startswith(begin) and name.endswith(end)):
+                status = os.stat(path)
+                found[status.st_dev, status.st_ino] = path
+    return found
+
+
+def _processes() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def _outside(inside: int, beside: int) -> int | None:
+    """The process with this id in the namespace of another (in its container)."""
+    with contextlib.suppress(OSError):
+        namespace = os.readlink(f"/proc/{beside}/ns/pid")
+        if namespace == os.readlink("/proc/self/ns/pid"):
+            return inside
+        return next(
+            (pid for pid in _processes() if _inside(pid) == (namespace, inside)),
+            None,
+        )
+    return None
+
+
+def _inside(pid: int) -> tuple[str, int] | None:
+    """A process's namespace, and what it is called there."""
+    with contextlib.suppress(OSError):
+        for line in _lines(pid, "status"):
+            if line.startswith("NSpid:"):
+                return os.readlink(f"/proc/{pid}/ns/pid"), int(line.split()[-1])
+    return None
+
+
+def _memory(pid: int) -> tuple[int | None, int | None]:
+    """Bytes that a process has in memory: all, and with its part only of what others have, too."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in _lines(pid, "smaps_rollup"):
+            if line.startswith(("Rss:", "Pss:")):
+                found[line[:3]] = 1024 * int(line.split()[1])
+    return found.get("Rss"), found.get("Pss")
+
+
+def _lines(pid: int, name: str) -> Iterable[str]:
+    return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace").splitlines()
+
+
+def _command(pid: int) -> str:
+    """A process's command line, as far as it can be shown."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        text = " ".join(word.decode("utf-8", "replace") for word in words)
+        return "".join(c if c.isprintable() else "?" for c in text)
+    return "?"

@@ -1,0 +1,332 @@
+"""Shows what running vector envs do: their speed, what each worker is in, and what limits them.
+
+It looks at their shared memory, read-only: nothing is stopped, asked or changed there. PID is the
+process that steps a vector env, or a worker of it; without one, all that are yours are shown. On a
+terminal it is drawn anew until Ctrl-C, with what has happened since the last picture; elsewhere it
+is printed once, with all that has happened since the vector env was made, or within --interval.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+from shmvec._commands.attaching import Seen, UnfitError, find
+from shmvec.stats import Stats, Timing
+
+__all__ = ["exposition", "run"]
+
+_INTERVAL_S = 1.0
+_FIND_S = 5.0  # between two searches for others
+_FULL_SCREEN, _NORMAL_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _END_OF_LINE, _BELOW = "\x1b[H", "\x1b[K\n", "\x1b[J"
+
+
+@dataclass
+class _Look:
+    """At one vector env.
+
+    Attributes:
+        seen: Which.
+        name: What it is called here: its process, and which of that one's it is.
+        total: Since it was made.
+        recent: Since the last look; the same, if there was none.
+        seconds: How long ago that was.
+    """
+
+    seen: Seen
+    name: tuple[int, int]
+    total: Stats
+    recent: Stats
+    seconds: float | None
+
+
+class _Watch:
+    """Looks at vector envs again and again."""
+
+    def __init__(self, pid: int | None) -> None:
+        """Will look at those of a process, or at all."""
+        self.problems: list[str] = []
+        self._pid = pid
+        self._seen: list[Seen] = []
+        self._sought = -_FIND_S
+        self._last: dict[Seen, Stats] = {}
+
+    def look(self) -> list[_Look]:
+        """At those that there are now.
+
+        Raises:
+            OSError: The process is gone, or may not be looked at.
+        """
+        if time.monotonic() - self._sought >= _FIND_S or not self._seen:
+            self._search()
+        looks: list[_Look] = []
+        for seen in self._seen:
+            try:
+                if not seen.in_use:
+                    continue
+                total = seen.stats()
+            except UnfitError as error:
+                self.problems.append(f"a vector env of process {seen.pid}: {error}")
+                continue
+            before = self._last.get(seen)
+            number = 1 + sum(each.seen.pid == seen.pid for each in looks)
+            recent = total if before is None else total - before
+            seconds = None if before is None else recent.elapsed_s
+            looks.append(_Look(seen, (seen.pid, number), total, recent, seconds))
+        self._last = {look.seen: look.total for look in looks}
+        self._seen = list(self._last)
+        return looks
+
+    def _search(self) -> None:
+        """Looks who is there; who is known stays who he is."""
+        found, self.problems = find(self._pid)
+        known = {(seen.pid, seen.file): seen for seen in self._seen}
+        self._seen = [known.get((seen.pid, seen.file), seen) for seen in found]
+        self._sought = time.monotonic()
+
+
+def run(
+    pid: int | None,
+    *,
+    as_json: bool = False,
+    prometheus: bool = False,
+    interval: float | None = None,
+    out: IO[str] | None = None,
+) -> int:
+    """Shows vector envs.
+
+    Args:
+        pid: Those of this process; None: all.
+        as_json: As JSON, once.
+        prometheus: As Prometheus' text, once.
+        interval: Seconds between two looks.
+        out: Where to; standard output.
+
+    Returns:
+        An exit status: 1 if there is no vector env.
+    """
+    out = out or sys.stdout
+    watch = _Watch(pid)
+    try:
+        if out.isatty() and not as_json and not prometheus:
+            return _redrawn(watch, interval or _INTERVAL_S, out)
+        looks = watch.look()
+        if interval is not None and looks:
+            time.sleep(interval)
+            looks = watch.look()
+    except KeyboardInterrupt:
+        return 1
+    except OSError as error:
+        print(f"shmvec top: {_told(pid, error)}", file=sys.stderr)
+        return 1
+    if as_json:
+        shown = {"vector_envs": list(map(_as_dict, looks)), "problems": watch.problems}
+        print(json.dumps(shown, indent=2), file=out)
+    elif prometheus:
+        out.write(exposition([(look.name, look.total) for look in looks]))
+    else:
+        print(_text(watch, looks), file=out)
+    if not looks and not as_json:
+        print(f"shmvec top: {_none(pid, watch)}", file=sys.stderr)
+    return 0 if looks else 1
+
+
+def _redrawn(watch: _Watch, interval: float, out: IO[str]) -> int:
+    """Until Ctrl-C, or until there is nothing more to see; the last picture stays."""
+    text, seen_any = "", False
+    out.write(_FULL_SCREEN)
+    try:
+        while True:
+            looks = watch.look()
+            if not looks and seen_any:
+                text += "\n\nIt has ended, or was closed."
+                return 0
+            seen_any = bool(looks)
+            text = _text(watch, looks) if looks else _none(None, watch)
+            columns, lines = shutil.get_terminal_size()
+            rows = [line[:columns] for line in text.splitlines()[: lines - 1]]
+            out.write(_HOME + "".join(row + _END_OF_LINE for row in rows) + _BELOW)
+            out.flush()
+            if not looks:
+                return 1
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return 0
+    except (FileNotFoundError, ProcessLookupError):
+        if not seen_any:
+            raise
+        text += "\n\nIt has ended."
+        return 0
+    finally:
+        out.write(_NORMAL_SCREEN + (text and text + "\n"))
+        out.flush()
+
+
+def _told(pid: int | None, error: OSError) -> str:
+    if isinstance(error, (FileNotFoundError, ProcessLookupError)):
+        return f"there is no process {pid}"
+    if isinstance(error, PermissionError):
+        return f"process {pid} may not be looked at: it is another user's, or forbids it"
+    return str(error)
+
+
+def _none(pid: int | None, watch: _Watch) -> str:
+    """That there is none, and why."""
+    who = "no process of yours" if pid is None else f"process {pid} has no vector env, or none"
+    none = f"{who} that is in use" if pid is not None else f"{who} has a vector env in use"
+    return "\n".join([none, *watch.problems])
+
+
+# ---- as text -------------------------------------------------------------------------------------
+
+
+def _text(watch: _Watch, looks: Sequence[_Look]) -> str:
+    """All of them, one below the other."""
+    parts = ["\n".join(_lines(look)) for look in looks]
+    return "\n\n".join([*parts, *watch.problems])
+
+
+def _lines(look: _Look) -> Iterator[str]:
+    pid, number = look.name
+    which = f", vector env {number}" if number > 1 else ""
+    yield f"process {pid}{which}: {look.seen.command}"
+    if look.seconds is not None:
+        total = look.total
+        steps = sum(worker.steps for worker in total.workers)
+        faults = total.faults
+        yield (
+            f"ready for {_duration(total.elapsed_s)}: {steps:,} steps, {faults.restarts} restarts, "
+            f"{faults.crashes + faults.errors + faults.timeouts} faults; of that the last"
+        )
+    yield str(look.recent)
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"
+
+
+# ---- for programs --------------------------------------------------------------------------------
+
+
+def _as_dict(look: _Look) -> dict[str, Any]:
+    shown = {
+        "pid": look.seen.pid,
+        "number": look.name[1],
+        "command": look.seen.command,
+        **_summary(look.total),
+        "stats": asdict(look.total),
+    }
+    if look.seconds is not None:
+        shown["recent"] = {"seconds": look.seconds, **_summary(look.recent)}
+    return shown
+
+
+def _summary(stats: Stats) -> dict[str, Any]:
+    return {
+        "steps_per_s": stats.steps_per_s,
+        "share_of_limit": stats.share_of_limit,
+        "verdict": asdict(stats.verdict),
+    }
+
+
+def exposition(named: Sequence[tuple[tuple[int, int], Stats]]) -> str:
+    """Prometheus' text for vector envs, each named by its process and which of that one's it is."""
+    lines = []
+    for name, (kind, text) in _METRICS.items():
+        lines += [f"# HELP shmvec_{name} {text}", f"# TYPE shmvec_{name} {kind}"]
+        for (pid, number), stats in named:
+            whose = {"pid": pid, "vector_env": number}
+            for suffix, labels, value in _samples(name, stats):
+                told = ",".join(f'{key}="{word}"' for key, word in (whose | labels).items())
+                lines.append(f"shmvec_{name}{suffix}{{{told}}} {value}")
+    return "\n".join(lines) + "\n"
+
+
+_METRICS = {
+    "elapsed_seconds": ("gauge", "Since the vector env was made."),
+    "envs": ("gauge", "Number of envs."),
+    "workers": ("gauge", "Number of worker processes."),
+    "cores": ("gauge", "Cores that they may use."),
+    "share_of_limit": ("gauge", "Steps, of those that envs that never wait would make."),
+    "verdict": ("gauge", "What limits the speed, since it was made."),
+    "faults_total": ("counter", "What went wrong and was dealt with, by kind."),
+    "caller_waited_seconds_total": ("counter", "Time that the caller has waited."),
+    "worker_steps_total": ("counter", "Steps of envs."),
+    "worker_resets_total": ("counter", "Resets of envs."),
+    "worker_step_seconds_total": ("counter", "Time in env.step."),
+    "worker_reset_seconds_total": ("counter", "Time in env.reset."),
+    "worker_waited_seconds_total": ("counter", "Time that the worker has waited."),
+    "worker_cpu_seconds_total": ("counter", "Time on a core."),
+    "worker_starved_seconds_total": ("counter", "Time without a core."),
+    "worker_late_messages_total": ("counter", "Messages that fitted no ring."),
+    "worker_in_env_seconds": ("gauge", "How long it has been in the step or reset that it is in."),
+    "worker_resident_bytes": ("gauge", "Memory."),
+    "worker_proportional_bytes": ("gauge", "Memory; its part only of what is shared."),
+    "step_seconds": ("histogram", "How long single steps take."),
+    "reset_seconds": ("histogram", "How long single resets take."),
+}
+_OF_WORKERS = {
+    "worker_steps_total": "steps",
+    "worker_resets_total": "resets",
+    "worker_step_seconds_total": "step_s",
+    "worker_reset_seconds_total": "reset_s",
+    "worker_waited_seconds_total": "waited_s",
+    "worker_cpu_seconds_total": "cpu_s",
+    "worker_starved_seconds_total": "starved_s",
+    "worker_late_messages_total": "late",
+}
+_OF_PROCESSES = {"worker_resident_bytes": "rss", "worker_proportional_bytes": "pss"}
+
+
+def _samples(name: str, stats: Stats) -> Iterator[tuple[str, dict[str, Any], float]]:
+    """Of one metric: what is added to its name, labels, value. What is not known is left out."""
+    if name in _OF_WORKERS:
+        values = [getattr(worker, _OF_WORKERS[name]) for worker in stats.workers]
+        yield from _by_worker(values)
+    elif name in _OF_PROCESSES:
+        of = _OF_PROCESSES[name]
+        yield from _by_worker([getattr(process, of, None) for process in stats.processes])
+    elif name == "worker_in_env_seconds":
+        yield from _by_worker([now.for_s if now else 0.0 for now in stats.doing])
+    elif name in ("step_seconds", "reset_seconds"):
+        yield from _histogram(getattr(stats, name.removesuffix("_seconds")))
+    elif name == "faults_total":
+        yield from (("", {"kind": kind}, count) for kind, count in asdict(stats.faults).items())
+    elif name == "verdict":
+        yield "", {"kind": stats.verdict.kind}, 1
+    else:
+        yield "", {}, _SINGLE[name](stats)
+
+
+_SINGLE: dict[str, Callable[[Stats], float]] = {
+    "elapsed_seconds": lambda stats: stats.elapsed_s,
+    "envs": lambda stats: len(stats.envs),
+    "workers": lambda stats: stats.num_workers,
+    "cores": lambda stats: stats.cores,
+    "share_of_limit": lambda stats: stats.share_of_limit,
+    "caller_waited_seconds_total": lambda stats: stats.parent.waited_s,
+}
+
+
+def _by_worker(values: Sequence[float | None]) -> Iterator[tuple[str, dict[str, Any], float]]:
+    for worker, value in enumerate(values):
+        if value is not None:
+            yield "", {"worker": worker}, value
+
+
+def _histogram(timing: Timing) -> Iterator[tuple[str, dict[str, Any], float]]:
+    seen = 0
+    for bound, count in zip(timing.bounds, timing.buckets, strict=True):
+        seen += count
+        yield "_bucket", {"le": "+Inf" if bound == math.inf else f"{bound:.9g}"}, seen
+    yield "_sum", {}, timing.total_s
+    yield "_count", {}, timing.count

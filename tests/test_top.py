@@ -1,0 +1,388 @@
+"""``python -m shmvec top``: running vector envs, looked at from outside."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+from envs import Counter
+from processes import gone
+
+from shmvec import FaultPolicy, ShmVectorEnv
+from shmvec.__main__ import main
+from shmvec._commands import top
+from shmvec._commands.attaching import find
+
+HERE = str(os.getpid())
+LONG = partial(Counter, 50)
+
+
+def seen(capsys, *arguments):
+    """What is said of all vector envs, as JSON."""
+    status = main(["top", *map(str, arguments), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert status == (0 if told["vector_envs"] else 1), told
+    # Of all processes there may be others that damage theirs.
+    assert not arguments or not told["problems"], told
+    return told["vector_envs"]
+
+
+@contextmanager
+def stepped(num_workers=2, steps=5, make=LONG, **options):
+    with closing(ShmVectorEnv([make] * 4, num_workers=num_workers, **options)) as envs:
+        envs.reset()
+        for _ in range(steps):
+            envs.step([0] * 4)
+        yield envs
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_it_says_what_stats_say(num_workers, capsys):
+    with stepped(num_workers) as envs:
+        (told,) = seen(capsys, HERE)
+        stats = envs.stats()
+    assert told["pid"] == int(HERE) and told["number"] == 1 and "pytest" in told["command"]
+    shown = told["stats"]
+    assert shown["parent"]["requests"] == stats.parent.requests > 0
+    assert [w["steps"] for w in shown["workers"]] == [w.steps for w in stats.workers]
+    assert [env["step"]["count"] for env in shown["envs"]] == [5] * 4
+    assert shown["envs"][3]["reset"]["buckets"] == list(stats.envs[3].reset.buckets)
+    assert (shown["num_workers"], shown["cores"]) == (num_workers, stats.cores)
+    assert 0 < shown["elapsed_s"] <= stats.elapsed_s and told["steps_per_s"] > 0
+    assert 0 < told["share_of_limit"] < 5 and told["verdict"]["kind"]
+    assert "recent" not in told
+    assert [each["pid"] for each in shown["processes"]] == [each.pid for each in envs.processes]
+    assert all(0 < each["pss"] <= each["rss"] for each in shown["processes"])
+
+
+def test_what_lies_between_two_looks(capsys):
+    with stepped(num_workers=0):
+        (told,) = seen(capsys, HERE, "--interval", 0.05)
+    assert told["recent"]["seconds"] >= 0.05 and told["recent"]["steps_per_s"] == 0
+    assert told["recent"]["verdict"]["kind"] == "idle" != told["verdict"]["kind"]
+
+
+def test_faults_and_what_was_done_before_a_restart(capsys):
+    policy = FaultPolicy(on_crash="restart", max_restarts=2, backoff_s=0)
+    with stepped(faults=policy) as envs:
+        before = envs.processes[1].pid
+        envs.processes[1].kill()
+        envs.step([0] * 4)
+        envs.step([0] * 4)
+        (told,) = seen(capsys, HERE)
+        shown, stats = told["stats"], envs.stats()
+    assert shown["faults"] == {"crashes": 1, "errors": 0, "timeouts": 0, "restarts": 1, "resets": 0}
+    assert [w["steps"] for w in shown["workers"]] == [w.steps for w in stats.workers] == [14, 10]
+    assert before not in [each["pid"] for each in shown["processes"]]
+
+
+def test_several_vector_envs_and_those_that_are_closed(capsys):
+    with stepped(steps=1) as first, stepped(num_workers=0, steps=2, copy=False) as second:
+        told = seen(capsys, HERE)
+        assert [each["number"] for each in told] == [1, 2]
+        assert [each["stats"]["num_workers"] for each in told] == [2, 0]
+        assert {each["pid"] for each in seen(capsys)} >= {int(HERE)}
+        observations = second.step([0] * 4)[0]
+        second.close()
+        assert len(seen(capsys, HERE)) == 1 and observations.shape == (4, 4)  # the memory is there
+        assert main(["top", HERE]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"process {HERE}: ") and "4 steps (" in text and "idle" not in text
+        first.close()
+        assert not seen(capsys, HERE)
+        assert main(["top", HERE]) == 1
+        assert f"process {HERE} has no vector env" in capsys.readouterr().err
+
+
+def test_workers_and_forks_of_a_process_are_not_further_ones(capsys):
+    with stepped(copy=False) as envs:
+        held = envs.step([0] * 4)[0]  # so the fork has the memory, too
+        reader, writer = os.pipe()
+        fork = os.fork()
+        if fork == 0:
+            with suppress(BaseException):
+                os.close(writer)
+                os.read(reader, 1)  # until the test is over
+            os._exit(0)
+        os.close(reader)
+        try:
+            for pid in (HERE, envs.processes[1].pid, fork):
+                assert [each["pid"] for each in seen(capsys, pid)] == [int(HERE)]
+            assert [each["pid"] for each in seen(capsys)].count(int(HERE)) == 1
+            envs.step([0] * 4)  # the fork has not closed it
+            assert seen(capsys, HERE)[0]["stats"]["envs"][0]["step"]["count"] == held[0, 0] == 7
+        finally:
+            os.close(writer)
+            os.waitpid(fork, 0)
+
+
+class Held(Counter):
+    """Is in `step` until it is told."""
+
+    def step(self, action):
+        until = time.monotonic() + 60
+        while action == 1 and not os.path.exists(self.gate):
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        return super().step(action)
+
+
+def test_what_a_worker_is_doing(tmp_path, capsys):
+    with stepped(make=partial(Held, 50)) as envs:
+        envs.set_attr("gate", str(tmp_path / "gate"))
+        envs.step_async([0, 0, 0, 1])
+        until = time.monotonic() + 60
+        while True:
+            (told,) = seen(capsys, HERE, "--interval", 0.01)
+            first, second = told["stats"]["doing"]
+            if first is None and second and told["recent"]["verdict"]["kind"] == "straggler":
+                break
+            assert time.monotonic() < until
+        assert (second["env"], second["operation"]) == (3, "step") and second["for_s"] > 0
+        assert "worker 1 has been in step of env 3 for" in told["recent"]["verdict"]["reason"]
+        (tmp_path / "gate").touch()
+        envs.step_wait()
+
+
+def test_there_is_no_such_process(capsys):
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert main(["top", str(process.pid)]) == 1
+    assert "there is no process" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_may_not_look():
+    with stepped():
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                os.setgid(65534)
+                os.setuid(65534)
+                assert find() == ([], [])
+                errors = io.StringIO()
+                sys.stderr = errors
+                assert top.run(int(HERE), out=io.StringIO()) == 1
+                assert "it is another user's" in errors.getvalue()
+                os.write(writer, b"refused")
+            os._exit(0)
+        os.close(writer)
+        os.waitpid(child, 0)
+        with open(reader, "rb") as told:
+            assert told.read() == b"refused"
+
+
+# ---- other processes ----------------------------------------------------------------------------
+
+STEPPING = """
+import os, sys, time
+sys.path.insert(0, {tests!r})
+from functools import partial
+from envs import Counter
+from shmvec import ShmVectorEnv
+{before}
+envs = ShmVectorEnv([partial(Counter, 50)] * 4, num_workers=2{options})
+envs.reset()
+for _ in range(3):
+    envs.step([0] * 4)
+print(os.getpid(), *[process.pid for process in envs.processes], flush=True)
+if sys.stdin.readline() == "step\\n":
+    while True:
+        envs.step([0] * 4)
+envs.close()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+NO_MEMFD = """
+def refuse(*_):
+    raise OSError(38, "no memfds here")
+os.memfd_create = refuse
+"""
+
+
+@contextmanager
+def another(before="", options="", prefix=()):
+    """A process that steps a vector env, and the ids of it and its workers."""
+    code = STEPPING.format(tests=str(Path(__file__).parent), before=before, options=options)
+    pids = []
+    with subprocess.Popen(
+        [*prefix, sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            pids += map(int, process.stdout.readline().split())
+            yield process, pids
+        finally:
+            process.kill()
+    if not prefix:  # else they are other processes here
+        assert gone(pids, 60)
+
+
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [
+        ("", ", context='fork'"),
+        ("", ", context='spawn'"),
+        ("", ", context='forkserver'"),
+        (NO_MEMFD, ", context='fork'"),
+    ],
+    ids=["fork", "spawn", "forkserver", "no memfd"],
+)
+def test_another_process(before, options, capsys):
+    with another(before, options) as (process, (pid, *workers)):
+        (told,) = seen(capsys, pid)
+        assert told["pid"] == pid == process.pid
+        shown = told["stats"]
+        assert [each["pid"] for each in shown["processes"]] == workers
+        assert [env["step"]["count"] for env in shown["envs"]] == [3] * 4
+        assert all(worker["cpu_s"] > 0 for worker in shown["workers"])
+        assert pid in [each["pid"] for each in seen(capsys)]
+        process.stdin.write("close\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "closed\n"
+        assert not seen(capsys, pid)
+
+
+def is_possible(*command):
+    return shutil.which(command[0]) and not subprocess.run(command, capture_output=True).returncode
+
+
+@pytest.mark.skipif(
+    not is_possible("unshare", "--pid", "--fork", "true"), reason="no namespace can be made"
+)
+def test_a_container(capsys):
+    """Processes there have other ids than here."""
+    with another(prefix=["unshare", "--pid", "--fork", "--kill-child"]) as (unshare, inside):
+        (pid,) = map(
+            int, Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
+        )
+        (told,) = seen(capsys, pid)
+        outside = [told["pid"], *[each["pid"] for each in told["stats"]["processes"]]]
+        assert inside[0] == 1 and outside[0] == pid
+        assert len(set(outside)) == 3 and not set(outside) & set(inside)
+        assert pid in [each["pid"] for each in seen(capsys)]
+
+
+# ---- a terminal ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def terminal(*arguments):
+    """A command on a terminal of its own, and what shows more of what it has written there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shmvec", "top", *map(str, arguments)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "150", "LINES": "50"},
+    )
+    os.close(theirs)
+    written = bytearray()
+
+    def until(pattern, times=1):
+        deadline = time.monotonic() + 60
+        while len(re.findall(pattern, written.decode(errors="replace"))) < times:
+            assert time.monotonic() < deadline, written.decode(errors="replace")
+            if select.select([ours], [], [], 0.1)[0]:
+                with suppress(OSError):  # it has ended
+                    written.extend(os.read(ours, 1 << 16))
+        return written.decode(errors="replace")
+
+    try:
+        yield process, until
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        os.close(ours)
+
+
+def test_a_terminal_is_redrawn_until_ctrl_c():
+    with another() as (process, (pid, *_)):
+        process.stdin.write("step\n")
+        process.stdin.flush()
+        with terminal(pid, "--interval", 0.05) as (top, until):
+            text = until(r"\x1b\[H", times=4)
+            assert text.startswith("\x1b[?1049h") and f"process {pid}: " in text
+            top.send_signal(signal.SIGINT)
+            text = until(r"\x1b\[\?1049l.*(\r\n.*)+: .*\r\n$")
+            assert top.wait(60) == 0 and f"process {pid}: " in text.split("\x1b[?1049l")[1]
+            assert "of the last" in text or "; of that the last" in text
+
+
+def test_a_terminal_when_what_it_shows_ends():
+    with another() as (process, (pid, *_)), terminal(pid, "--interval", 0.05) as (top, until):
+        until(r"\x1b\[H", times=2)
+        process.stdin.write("close\n")
+        process.stdin.flush()
+        text = until("ended")
+        assert top.wait(60) == 0 and "It has ended, or was closed." in text
+
+
+# ---- metrics ------------------------------------------------------------------------------------
+
+SAMPLE = re.compile(
+    r'(?P<name>[a-z_]+)\{(?P<labels>([a-z_]+="[^"\\\n]*"(,(?!\})|(?=\})))*)\} (?P<value>\S+)'
+)
+
+
+def parsed(text):
+    """Samples of Prometheus' text, by name: (labels, value), after the type of each metric."""
+    with suppress(ImportError):
+        from prometheus_client.parser import text_string_to_metric_families
+
+        assert list(text_string_to_metric_families(text))
+    types, samples = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            continue
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            assert name not in types
+            types[name] = kind
+            continue
+        match = SAMPLE.fullmatch(line)
+        assert match, line
+        base = re.sub("_(bucket|sum|count)$", "", match["name"])
+        assert match["name"] in types or types[base] == "histogram"
+        labels = dict(re.findall('([a-z_]+)="([^"]*)"', match["labels"]))
+        samples.setdefault(match["name"], []).append((labels, float(match["value"])))
+    return types, samples
+
+
+def test_prometheus(capsys):
+    with stepped(), stepped(num_workers=0):
+        assert main(["top", HERE, "--prometheus"]) == 0
+    text = capsys.readouterr().out
+    types, samples = parsed(text)
+    assert text.endswith("\n") and types["shmvec_worker_steps_total"] == "counter"
+    whose = [{"pid": HERE, "vector_env": "1", "worker": str(worker)} for worker in range(2)]
+    whose.append({"pid": HERE, "vector_env": "2", "worker": "0"})
+    assert samples["shmvec_worker_steps_total"] == [(whose[0], 10), (whose[1], 10), (whose[2], 20)]
+    assert len(samples["shmvec_worker_proportional_bytes"]) == 2
+    buckets = [
+        (each["le"], value)
+        for each, value in samples["shmvec_step_seconds_bucket"]
+        if each["vector_env"] == "1"
+    ]
+    bounds, counts = zip(*buckets, strict=True)
+    assert list(counts) == sorted(counts) and counts[-1] == 20 and bounds[-1] == "+Inf"
+    assert list(map(float, bounds)) == sorted(map(float, bounds)) and float(bounds[0]) == 512e-9
+    assert samples["shmvec_step_seconds_count"][0][1] == 20
+    assert samples["shmvec_step_seconds_sum"][0][1] > 0
+    assert len(samples["shmvec_verdict"]) == 2 and types["shmvec_step_seconds"] == "histogram"
