@@ -244,7 +244,9 @@ def another(before="", options="", prefix=()):
 )
 def test_another_process(before, options, capsys):
     with another(before, options) as (process, (pid, *workers)):
+        process.send_signal(signal.SIGSTOP)  # its help is not needed
         (told,) = seen(capsys, pid)
+        process.send_signal(signal.SIGCONT)
         assert told["pid"] == pid == process.pid
         shown = told["stats"]
         assert [each["pid"] for each in shown["processes"]] == workers

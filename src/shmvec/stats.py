@@ -346,6 +346,37 @@ class Stats:
         busy = sum(worker.busy_s for worker in self.workers)
         return busy / (max(1, min(self.cores, len(self.envs))) * max(self.elapsed_s, 1e-9))
 
+    def metrics(self) -> dict[str, float]:
+        """The most telling numbers by name, to be logged: times in seconds, shares of all time.
+
+        Example:
+            >>> import shmvec
+            >>> envs = shmvec.make_vec("CartPole-v1", num_envs=2)
+            >>> sorted(envs.stats().metrics())[:3]
+            ['caller_waited_share', 'crashes', 'errors']
+            >>> envs.close()
+        """
+        seconds = max(self.elapsed_s, 1e-9)
+        of_workers = seconds * max(1, len(self.workers))
+        return {
+            "steps_per_s": self.steps_per_s,
+            "share_of_limit": self.share_of_limit,
+            "caller_waited_share": self.parent.waited_s / seconds,
+            "in_step_share": sum(worker.step_s for worker in self.workers) / of_workers,
+            "in_reset_share": sum(worker.reset_s for worker in self.workers) / of_workers,
+            "workers_waited_share": sum(worker.waited_s for worker in self.workers) / of_workers,
+            **{
+                f"{name}_{what}_s": seconds
+                for name, timing in (("step", self.step), ("reset", self.reset))
+                for what, seconds in (
+                    ("p50", timing.quantile(0.5)),
+                    ("p99", timing.quantile(0.99)),
+                    ("longest", timing.longest_s),
+                )
+            },
+            **{field.name: getattr(self.faults, field.name) for field in fields(self.faults)},
+        }
+
     @property
     def step(self) -> Timing:
         """The steps of all envs."""

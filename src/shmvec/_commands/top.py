@@ -231,11 +231,7 @@ def _as_dict(look: _Look) -> dict[str, Any]:
 
 
 def _summary(stats: Stats) -> dict[str, Any]:
-    return {
-        "steps_per_s": stats.steps_per_s,
-        "share_of_limit": stats.share_of_limit,
-        "verdict": asdict(stats.verdict),
-    }
+    return {**stats.metrics(), "verdict": asdict(stats.verdict)}
 
 
 def exposition(named: Sequence[tuple[tuple[int, int], Stats]]) -> str:
