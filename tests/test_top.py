@@ -283,7 +283,7 @@ def test_a_container(capsys):
 
 
 @contextmanager
-def terminal(*arguments):
+def terminal(*arguments, **environ):
     """A command on a terminal of its own, and what shows more of what it has written there."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -291,7 +291,7 @@ def terminal(*arguments):
         stdin=theirs,
         stdout=theirs,
         stderr=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "150", "LINES": "50"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "50", **environ},
     )
     os.close(theirs)
     written = bytearray()
@@ -334,6 +334,13 @@ def test_a_terminal_when_what_it_shows_ends():
         process.stdin.flush()
         text = until("ended")
         assert top.wait(60) == 0 and "It has ended, or was closed." in text
+
+
+@pytest.mark.parametrize("environ", [{"TERM": "dumb"}, {"JPY_PARENT_PID": "1"}])
+def test_where_nothing_can_be_redrawn_it_is_printed_once(environ):
+    with stepped(num_workers=0), terminal(HERE, **environ) as (top, until):
+        text = until("any env's step")
+        assert top.wait(60) == 0 and "\x1b" not in text
 
 
 # ---- metrics ------------------------------------------------------------------------------------

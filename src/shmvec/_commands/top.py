@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -115,7 +116,7 @@ def run(
     out = out or sys.stdout
     watch = _Watch(pid)
     try:
-        if out.isatty() and not as_json and not prometheus:
+        if _is_screen(out) and not as_json and not prometheus:
             return _redrawn(watch, interval or _INTERVAL_S, out)
         looks = watch.look()
         if interval is not None and looks:
@@ -136,6 +137,13 @@ def run(
     if not looks and not as_json:
         print(f"shmvec top: {_none(pid, watch)}", file=sys.stderr)
     return 0 if looks else 1
+
+
+def _is_screen(out: IO[str]) -> bool:
+    """Whether what was written can be written over."""
+    # A command of a notebook's cell has a terminal of which all that was ever written is shown.
+    in_notebook = "JPY_PARENT_PID" in os.environ
+    return out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not in_notebook
 
 
 def _redrawn(watch: _Watch, interval: float, out: IO[str]) -> int:
