@@ -61,8 +61,10 @@ def offer_stacks(parent: int, worker: int, envs: range) -> None:
     if not is_wanted():
         return
     with contextlib.suppress(OSError, ValueError, RuntimeError):
-        taken = _mask(_status(os.getpid()), "SigCgt", "SigIgn")
-        number = next(each for each in _SIGNALS if not taken >> (each - 1) & 1)
+        taken = _mask(_status("self"), "SigCgt", "SigIgn")
+        number = next((each for each in _SIGNALS if not taken >> (each - 1) & 1), None)
+        if number is None:
+            return
         name = _NAME.format(os.getpid(), parent, worker, envs.start, envs.stop, number)
         memory = os.memfd_create(name, os.MFD_CLOEXEC)
         fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)  # readers empty it
