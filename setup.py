@@ -4,7 +4,8 @@ csrc is compiled once, into a static library that each extension links what it u
 
 Environment switches: ``SHMVEC_DEBUG=1`` builds without optimisation, with debug symbols and
 Cython's bounds checks; ``SHMVEC_SANITIZE=address,undefined`` adds compiler sanitizers. After a
-change of them: ``build_ext --force``.
+change of them: ``build_ext --force``. Without either there is no debug information, which would be
+most of a wheel; names of functions stay, for profilers.
 """
 
 import os
@@ -16,8 +17,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.modified import newer_group
 
-if sys.platform != "linux":
-    sys.exit("shmvec runs on Linux only: it needs futexes, pidfds and memfds")
+if sys.platform != "linux" or sys.maxsize < 2**63 - 1 or sys.byteorder != "little":
+    sys.exit(
+        "shmvec needs 64-bit Linux (x86_64 or aarch64): here use gymnasium.vector.AsyncVectorEnv, "
+        "or shmvec in WSL 2 or a Linux container."
+    )
 
 DEBUG = os.environ.get("SHMVEC_DEBUG") == "1"
 SANITIZE = os.environ.get("SHMVEC_SANITIZE", "")

@@ -1,6 +1,7 @@
 /* platform.h — the only place for atomics, futex, cpu pause, yield and clock.
  *
- * Linux only: all that was ever built and run.  What differs between its architectures is here.
+ * 64-bit Linux only: all that was ever built and run.  What differs between its architectures is
+ * here.
  *
  * Memory shared between processes may be mapped at different addresses, so nothing here stores a
  * pointer in it, and the futex calls never use FUTEX_PRIVATE_FLAG (a private futex is keyed by
@@ -9,8 +10,8 @@
 #ifndef SHMVEC_PLATFORM_H
 #define SHMVEC_PLATFORM_H
 
-#ifndef __linux__
-#error "shmvec needs Linux: futexes, pidfds, memfds"
+#if !defined(__linux__) || !defined(__LP64__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "shmvec needs 64-bit Linux: futexes, pidfds, memfds, words whose low half comes first"
 #endif
 
 #include <errno.h>
@@ -64,7 +65,7 @@ static inline uint64_t sv_ticks(void)
 /* Tells the core that this is a spin loop: saves power and the sibling hyper-thread's time. */
 static inline void sv_pause(void)
 {
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ __volatile__("isb" ::: "memory");
@@ -80,11 +81,7 @@ static inline void sv_yield(void)
 /* The 32-bit half of a 64-bit word that holds its low bits: what a futex can sleep on. */
 static inline _Atomic uint32_t *sv_low_half(_Atomic uint64_t *word)
 {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    return (_Atomic uint32_t *)(void *)word + 1;
-#else
     return (_Atomic uint32_t *)(void *)word;
-#endif
 }
 
 #define SV_EVERYONE UINT32_MAX /* mask of sv_futex_wait and sv_futex_wake: all sleepers */

@@ -66,7 +66,9 @@ def test_sdist_and_wheel(checkout, tmp_path):
     modules = [path.stem for path in (ROOT / "src/shmvec/_core").glob("*.pyx")]
     built = [Path(name).name.split(".")[0] for name in names if name.endswith(".so")]
     assert sorted(built) == sorted(modules)
-    assert not [name for name in names if name.endswith((".c", ".h", ".pyx", ".pxd"))]
+    endings = {"".join(Path(name).suffixes[-1:]) for name in names if name.startswith("shmvec/")}
+    assert endings == {".py", ".pyi", ".so", ".typed"}, "sources are in the sdist"
+    assert not [name for name in names if not name.startswith(("shmvec/", "shmvec-"))]
     program = (
         "import shmvec; assert 'site' in shmvec.__file__\n"
         "envs = shmvec.make_vec('CartPole-v1', 3)\n"
@@ -74,6 +76,20 @@ def test_sdist_and_wheel(checkout, tmp_path):
     )
     site = str(tmp_path / "site")
     assert run(sys.executable, "-c", program, cwd=tmp_path, PYTHONPATH=site) == "(3, 4)\n"
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["sys.platform = 'darwin'", "sys.platform = 'win32'", "sys.maxsize = 2**31 - 1"]
+)
+def test_where_it_does_not_run_the_build_says_what_to_use(elsewhere):
+    imports = "import runpy, sys, Cython.Build, setuptools.command.build_ext"
+    program = f"{imports}; {elsewhere}; runpy.run_path('setup.py')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "needs 64-bit Linux" in line and "here use gymnasium.vector.AsyncVectorEnv" in line
 
 
 def test_an_unbuilt_tree_says_what_to_do(checkout, tmp_path):
