@@ -53,6 +53,7 @@ def test_sdist_and_wheel(checkout, tmp_path):
         archive.extractall(tmp_path, **safe)
     assert {"csrc/ring.h", "csrc/wait.c", "src/shmvec/_core/ledger.pyx", "LICENSE"} <= names
     assert {"src/shmvec/_core/csrc.pxd", "src/shmvec/py.typed", "tests/conftest.py"} <= names
+    assert {"SECURITY.md", "CITATION.cff"} <= names
     assert not [name for name in names if name.endswith(".so")]
     assert not [name for name in names if re.match(r"src/.*\.c$", name)], "generated C"
 
@@ -114,8 +115,11 @@ def test_readme_commands():
     assert ".venv/bin/python -m shmvec bench" in readme
 
 
-def test_version_is_said_once_and_the_same():
+def test_version_is_the_same_everywhere():
     import shmvec
 
-    declared = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
-    assert declared and declared.group(1) == shmvec.__version__
+    assert f"\nversion: {shmvec.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    released = re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released and released.group(1) == shmvec.__version__
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in pyproject and 'attr = "shmvec.__version__"' in pyproject

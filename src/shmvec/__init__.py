@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shmvec.pipeline import Pipeline
     from shmvec.vector_env import ShmVectorEnv
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"  # the only place that says so; pyproject.toml reads it here
 
 __all__ = [
     "EnvTimeoutError",
