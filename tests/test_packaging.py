@@ -123,3 +123,14 @@ def test_version_is_the_same_everywhere():
     assert released and released.group(1) == shmvec.__version__
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert 'dynamic = ["version"]' in pyproject and 'attr = "shmvec.__version__"' in pyproject
+
+
+def test_wheels_are_tested_by_what_is_there():
+    """cibuildwheel's configuration names tests that exist, and each Python that is supported."""
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    (command,) = re.findall(r'^test-command = "(.*)"$', pyproject, re.MULTILINE)
+    for word in command.split():
+        assert not word.startswith("tests/") or (ROOT / word).exists(), word
+    pythons = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', pyproject)
+    for minor in pythons:
+        assert f"cp3{minor}-*" in pyproject
