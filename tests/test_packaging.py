@@ -53,7 +53,7 @@ def test_sdist_and_wheel(checkout, tmp_path):
         archive.extractall(tmp_path, **safe)
     assert {"csrc/ring.h", "csrc/wait.c", "src/shmvec/_core/ledger.pyx", "LICENSE"} <= names
     assert {"src/shmvec/_core/csrc.pxd", "src/shmvec/py.typed", "tests/conftest.py"} <= names
-    assert {"SECURITY.md", "CITATION.cff"} <= names
+    assert {"SECURITY.md", "CITATION.cff", ".github/workflows/wheels.yml"} <= names
     assert not [name for name in names if name.endswith(".so")]
     assert not [name for name in names if re.match(r"src/.*\.c$", name)], "generated C"
 
@@ -115,6 +115,22 @@ def test_readme_commands():
     assert ".venv/bin/python -m shmvec bench" in readme
 
 
+def test_readme_command_in_workflow():
+    """The workflow that tests each Python runs the README's command, too."""
+    (command,) = re.findall(r"^python3 .*pytest.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert f"- run: {command}\n" in (ROOT / ".github/workflows/ci.yml").read_text()
+
+
+def test_actions_are_pinned_and_have_few_rights():
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = path.read_text()
+        for used in re.findall(r"uses: (.+)", text):
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", used), used
+        assert "\npermissions:\n  contents: read\n" in text
+        assert text.count("actions/checkout@") == text.count("persist-credentials: false")
+        assert set(re.findall(r"(\S+): write", text)) <= {"id-token"}
+
+
 def test_version_is_the_same_everywhere():
     import shmvec
 
@@ -134,3 +150,4 @@ def test_wheels_are_tested_by_what_is_there():
     pythons = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', pyproject)
     for minor in pythons:
         assert f"cp3{minor}-*" in pyproject
+        assert f'"3.{minor}"' in (ROOT / ".github/workflows/ci.yml").read_text()
