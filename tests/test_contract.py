@@ -8,12 +8,19 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from shmvec import ShmVectorEnv
 from shmvec.testing import VectorEnvContract
 
+# Gymnasium's own keep it since 1.1, with which autoreset modes came.
+SINCE_MODES = pytest.mark.skipif(
+    "autoreset_mode" not in inspect.signature(SyncVectorEnv).parameters, reason="Gymnasium is 1.0"
+)
 
+
+@SINCE_MODES
 class TestSyncVectorEnv(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return SyncVectorEnv(env_fns, **kwargs)
 
 
+@SINCE_MODES
 class TestAsyncVectorEnv(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return AsyncVectorEnv(env_fns, **kwargs)
@@ -48,6 +55,7 @@ BREACHES = {
 }
 
 
+@SINCE_MODES
 @pytest.mark.parametrize("name", BREACHES)
 def test_a_breach_is_found(name):
     class Breaching(SyncVectorEnv):
