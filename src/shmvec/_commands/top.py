@@ -117,7 +117,7 @@ def run(
     watch = _Watch(pid)
     try:
         if _is_screen(out) and not as_json and not prometheus:
-            return _redrawn(watch, interval or _INTERVAL_S, out)
+            return _redrawn(watch, pid, interval or _INTERVAL_S, out)
         looks = watch.look()
         if interval is not None and looks:
             time.sleep(interval)
@@ -132,7 +132,7 @@ def run(
         print(json.dumps(shown, indent=2), file=out)
     elif prometheus:
         out.write(exposition([(look.name, look.total) for look in looks]))
-    else:
+    elif looks:
         print(_text(watch, looks), file=out)
     if not looks and not as_json:
         print(f"shmvec top: {_none(pid, watch)}", file=sys.stderr)
@@ -146,7 +146,7 @@ def _is_screen(out: IO[str]) -> bool:
     return out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not in_notebook
 
 
-def _redrawn(watch: _Watch, interval: float, out: IO[str]) -> int:
+def _redrawn(watch: _Watch, pid: int | None, interval: float, out: IO[str]) -> int:
     """Until Ctrl-C, or until there is nothing more to see; the last picture stays."""
     text, seen_any = "", False
     out.write(_FULL_SCREEN)
@@ -157,7 +157,7 @@ def _redrawn(watch: _Watch, interval: float, out: IO[str]) -> int:
                 text += "\n\nIt has ended, or was closed."
                 return 0
             seen_any = bool(looks)
-            text = _text(watch, looks) if looks else _none(None, watch)
+            text = _text(watch, looks) if looks else _none(pid, watch)
             columns, lines = shutil.get_terminal_size()
             rows = [line[:columns] for line in text.splitlines()[: lines - 1]]
             out.write(_HOME + "".join(row + _END_OF_LINE for row in rows) + _BELOW)
@@ -187,9 +187,8 @@ def _told(pid: int | None, error: OSError) -> str:
 
 def _none(pid: int | None, watch: _Watch) -> str:
     """That there is none, and why."""
-    who = "no process of yours" if pid is None else f"process {pid} has no vector env, or none"
-    none = f"{who} that is in use" if pid is not None else f"{who} has a vector env in use"
-    return "\n".join([none, *watch.problems])
+    who = "no process of yours has a" if pid is None else f"process {pid} has no"
+    return "\n".join([f"{who} vector env in use", *watch.problems])
 
 
 # ---- as text -------------------------------------------------------------------------------------
