@@ -52,7 +52,7 @@ def test_it_says_what_stats_say(num_workers, capsys):
     with stepped(num_workers) as envs:
         (told,) = seen(capsys, HERE)
         stats = envs.stats()
-    assert told["pid"] == int(HERE) and told["number"] == 1 and "pytest" in told["command"]
+    assert told["pid"] == int(HERE) and told["number"] == 1 and "python" in told["command"]
     shown = told["stats"]
     assert shown["parent"]["requests"] == stats.parent.requests > 0
     assert [w["steps"] for w in shown["workers"]] == [w.steps for w in stats.workers]
