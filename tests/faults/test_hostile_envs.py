@@ -22,7 +22,8 @@ HOSTILE = """
         for name in set(os.listdir("/proc/self/fd")) - others:
             with suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{name}")
-                if any(kind in target for kind in kinds):
+                is_stderr = target == os.readlink("/proc/self/fd/2")  # by another number
+                if any(kind in target for kind in kinds) and not is_stderr:
                     yield int(name)
 
     class Hostile(Counter):

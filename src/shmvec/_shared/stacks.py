@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from io import FileIO
 from time import monotonic, sleep
 
-from shmvec._core.handler import keep_errno
+from shmvec._core.handler import is_free, keep_errno
 
 __all__ = ["OURS", "Offer", "is_wanted", "offer_of", "offer_stacks", "offers_of", "stack_of"]
 
@@ -32,6 +32,7 @@ _LINK = re.compile("/memfd:" + _NAME.format(*["([0-9]{1,10})"] * 6) + r" \(delet
 _PATIENCE_S = 2.0
 _PAUSE_S = 0.0005
 _MOST_BYTES = 1 << 20
+_MOST_STATUS = 1 << 14
 _MOST_LINES = 20
 _LONGEST_LINE = 200
 _STATES = {
@@ -60,11 +61,8 @@ def offer_stacks(parent: int, worker: int, envs: range) -> None:
     """
     if not is_wanted():
         return
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
-        taken = _mask(_status("self"), "SigCgt", "SigIgn")
-        number = next((each for each in _SIGNALS if not taken >> (each - 1) & 1), None)
-        if number is None:
-            return
+    with contextlib.suppress(OSError, ValueError, RuntimeError, StopIteration):
+        number = next(filter(is_free, _SIGNALS))
         name = _NAME.format(os.getpid(), parent, worker, envs.start, envs.stop, number)
         memory = os.memfd_create(name, os.MFD_CLOEXEC)
         fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)  # readers empty it
@@ -146,7 +144,7 @@ def stack_of(pid: int, most_lines: int = _MOST_LINES, patience_s: float = _PATIE
         return _excerpt(_written(pid, monotonic() + patience_s), most_lines)
     except ProcessLookupError:
         return "(the process has ended)"
-    except (OSError, _NoStackError) as error:
+    except (OSError, ValueError, _NoStackError) as error:
         return f"(its stack cannot be read: {error})"
 
 
@@ -196,14 +194,15 @@ def _ask(process: int, offer: Offer, memory: FileIO, deadline: float) -> None:
     status = _status(offer.pid)
     if not _mask(status, "SigCgt") & bit:  # it would end the process
         raise _NoStackError("something in the process has taken its signal's handler away")
-    if status["State"][0] in _STATES:
-        raise _NoStackError(_STATES[status["State"][0]])
+    state = _field(status, "State")
+    if state[0] in _STATES:
+        raise _NoStackError(_STATES[state[0]])
     blocking = _blocking(offer.pid, bit)
     if not _mask(status, "ShdPnd") & bit:  # asked before, it has not come to it
         signal.pidfd_send_signal(process, offer.number)
     while os.fstat(memory.fileno()).st_size == 0 or not _blocking(offer.pid, bit) <= blocking:
         if monotonic() > deadline:
-            state = _status(offer.pid)["State"]
+            state = _field(_status(offer.pid), "State")
             raise _NoStackError(_STATES.get(state[0], f"it does not answer; its state is {state}"))
         sleep(_PAUSE_S)
 
@@ -218,17 +217,28 @@ def _blocking(pid: int, bit: int) -> set[str]:
     return found
 
 
-def _status(pid: int, thread: str = "") -> dict[str, str]:
-    with open(f"/proc/{pid}{thread}/status", encoding="utf-8", errors="replace") as lines:
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+def _status(pid: int, thread: str = "") -> bytes:
+    """What the system says of a process, or of one of its threads."""
+    descriptor = os.open(f"/proc/{pid}{thread}/status", os.O_RDONLY)
+    try:
+        return os.read(descriptor, _MOST_STATUS)
+    finally:
+        os.close(descriptor)
 
 
-def _mask(status: dict[str, str], *names: str) -> int:
-    """Signals of which a status says one of these."""
-    mask = 0
-    for name in names:
-        mask |= int(status[name], 16)
-    return mask
+def _field(status: bytes, name: str) -> str:
+    """What it says by this name.
+
+    Raises:
+        ValueError: Nothing, as in some sandboxes.
+    """
+    begin = status.index(b"\n%s:\t" % name.encode()) + len(name) + 3
+    return status[begin : status.index(b"\n", begin)].decode(errors="replace")
+
+
+def _mask(status: bytes, name: str) -> int:
+    """Signals of which a status says this, as bits."""
+    return int(_field(status, name), 16)
 
 
 def _excerpt(written: str, most_lines: int) -> str:
