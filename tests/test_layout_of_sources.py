@@ -16,7 +16,9 @@ MAY_IMPORT = {
     # The last but one for infos as Gymnasium gathers them.
     "_loops": {"exchange", "faults", "spaces", "_core.told", "_parent.rollout"},
 }
-TRANSLATIONS = sorted([*PACKAGE.glob("adapters/**/*.py"), *PACKAGE.glob("planning/**/*.py")])
+TRANSLATIONS = sorted(
+    path for of in ("adapters", "cluster", "planning") for path in PACKAGE.glob(f"{of}/**/*.py")
+)
 
 
 def imported(path):
@@ -57,7 +59,7 @@ def own_names(tree):
 
 
 @pytest.mark.parametrize("path", TRANSLATIONS, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_adapters_and_planning_use_public_names_only(path):
+def test_translations_use_public_names_only(path):
     tree = ast.parse(path.read_text())
     own = set(own_names(tree))
     for module, name in imported(path):

@@ -1,0 +1,9 @@
+"""Beyond one machine: vector envs and policies on the nodes of a cluster, joined by Ray.
+
+``pip install 'shmvec[cluster]'`` brings Ray; what runs with ``local=True`` needs none.
+"""
+
+from shmvec.cluster.collector import Collector, CollectorStats, RunnerStats
+from shmvec.cluster.fragments import Fragment
+
+__all__ = ["Collector", "CollectorStats", "Fragment", "RunnerStats"]

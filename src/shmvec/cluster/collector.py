@@ -1,0 +1,600 @@
+"""``Collector``: fragments of trajectories from runners on all nodes, for one learner."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shmvec.cluster.crew import Crew, LocalCrew, Lost, Member, Node, Ticket
+from shmvec.cluster.fragments import Fragment, Report, Runner, pickled
+from shmvec.cluster.ray_crew import RayCrew
+from shmvec.exchange import checked_count
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["Collector", "CollectorStats", "RunnerStats"]
+
+_log = logging.getLogger("shmvec.cluster")
+
+_SLICE_S = 0.2  # of a wait: then nodes are looked for, and signals
+_LOOK_S = 1.0  # between two looks for nodes that have joined
+_LOG_S = 30.0
+_CLOSE_S = 5.0  # what runners get to close their envs
+_STILLBORN = 3  # runners that may be lost in a place before a fragment has come from there
+_SEEDS, _STRIDE = 1 << 15, 1 << 16  # runners and envs of each; together what all generators take
+
+
+@dataclass(frozen=True)
+class RunnerStats:
+    """What a runner has done; of what was made, what the learner has been given.
+
+    Attributes:
+        runner: Its number.
+        node: Where it is, for people; empty: not known yet.
+        fragments: How many.
+        steps: Env steps.
+        seconds: What it took to make these fragments.
+        lag: How many times weights were set between the asking for a fragment and its coming, on
+            average.
+    """
+
+    runner: int
+    node: str
+    fragments: int
+    steps: int
+    seconds: float
+    lag: float
+
+    @property
+    def steps_per_second(self) -> float:
+        """While it made fragments."""
+        return self.steps / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class CollectorStats:
+    """What a collector has done since it was made.
+
+    Attributes:
+        fragments: How many the learner was given.
+        steps: Env steps that they hold.
+        nbytes: What their arrays take.
+        version: Of the weights that are set.
+        lag: As a runner's, of all fragments.
+        lost: Runners that were lost, with the fragments that they had under way.
+        started: Runners that were started, the first ones included.
+        seconds: Since the runners were ready.
+        runners: Those that there are.
+    """
+
+    fragments: int
+    steps: int
+    nbytes: int
+    version: int
+    lag: float
+    lost: int
+    started: int
+    seconds: float
+    runners: tuple[RunnerStats, ...]
+
+    def __str__(self) -> str:
+        """One line."""
+        rate = self.steps / self.seconds if self.seconds else 0.0
+        return (
+            f"{len(self.runners)} runners, {self.fragments} fragments, {self.steps:,} steps, "
+            f"{rate:,.0f} steps/s, weights {self.version}, lag {self.lag:.1f}, "
+            f"{self.nbytes / 1e6:,.0f} MB, {self.lost} runners lost"
+        )
+
+
+@dataclass(eq=False)
+class _Place:
+    """Where a runner is, and is started again: any node, or a share of a certain one."""
+
+    node: str | None
+    cpus: float
+    runner: _Hired | None = None
+    stillborn: int = 0  # runners lost here, one after the other, before they had made a fragment
+
+
+@dataclass(eq=False)
+class _Hired:
+    """A runner, as it is seen from here."""
+
+    number: int
+    place: _Place
+    member: Member
+    starting: Ticket | None
+    since: float = field(default_factory=time.monotonic)
+    version: int = 0  # of the weights that it was sent last
+    asked: deque[Ticket] = field(default_factory=deque)
+    fragments: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    lag: int = 0
+
+    @property
+    def awaited(self) -> Ticket:
+        """What comes next from it."""
+        return self.asked[0] if self.starting is None else self.starting
+
+
+class Collector:
+    """Has runners on all nodes of a cluster make fragments of trajectories.
+
+    A runner is an actor of Ray's: a vector env over the cores of its node, and a policy beside it.
+    No step goes over the network: what does are weights, once a node, and fragments.
+
+    Iterate over it. Each ``next`` first asks for what comes after the last fragment, with the
+    weights as they are then, and waits for a fragment. While the learner uses it, others are made:
+    ``in_flight`` for each runner.
+
+    Attributes:
+        single_observation_space: Of an env.
+        single_action_space: Of an env.
+        version: How many times weights were set.
+
+    Example:
+        >>> import shmvec
+        >>> from shmvec.cluster import Collector
+        >>> def make_envs():
+        ...     return shmvec.make_vec("CartPole-v1", 4)
+        >>> def make_policy(seed):
+        ...     return lambda observations, env_ids: (observations[:, 2] > 0).astype(int)
+        >>> with Collector(make_envs, make_policy, fragment_length=8, local=True) as collector:
+        ...     fragment = next(collector)
+        >>> fragment.observations.shape, fragment.actions.shape, fragment.steps
+        ((9, 4, 4), (8, 4), 32)
+    """
+
+    def __init__(
+        self,
+        make_envs: Callable[[], ShmVectorEnv],
+        make_policy: Callable[[int], Any],
+        fragment_length: int = 128,
+        num_runners: int | None = None,
+        in_flight: int = 2,
+        seed: int = 1,
+        *,
+        ordered: bool = False,
+        local: bool = False,
+        cpus_per_runner: float | None = None,
+        gpus_per_runner: float = 0.0,
+        start_timeout: float = 120.0,
+        actor_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Starts the runners, and waits until all have built their envs.
+
+        Args:
+            make_envs: ``make_envs()`` returns a :class:`shmvec.ShmVectorEnv`, in each runner. If it
+                does not say how many workers, there is one for each CPU of the runner.
+            make_policy: ``make_policy(seed)`` returns a policy, in each runner:
+                ``policy(observations, env_ids)`` returns actions, or a pair of actions and a dict
+                of arrays with a row for each env: values, log-probabilities. If it has a method
+                ``reset(env_ids)``, that is called before it is asked about the first observations
+                of episodes in these envs; ``set_weights(weights)`` takes the learner's. What is
+                random in it should come from the seed.
+            fragment_length: Steps of each env in a fragment.
+            num_runners: How many. None: one on each node, or as many as ``cpus_per_runner`` and
+                ``gpus_per_runner`` leave room for; nodes that join later get theirs, too, unless
+                it is ``ordered``. With ``local``: one.
+            in_flight: So many fragments of each runner are under way or wait for the learner.
+            seed: All that is random begins with it, and with a runner's number.
+            ordered: Fragments come by turns of the runners, each of which makes one with the
+                weights that are set when a turn begins: the first ``in_flight`` turns begin at
+                once, and after each another one. What a learner is given does not depend on time.
+            local: No cluster, and no Ray: all runners are in this process, and work when a fragment
+                is wanted. The fragments are those of ``ordered``, bit for bit.
+            cpus_per_runner: CPUs of Ray's that each has for its own. None: all of its node, or of
+                as many as there are the share that leaves room for ``num_runners``.
+            gpus_per_runner: Likewise, for policies on a GPU.
+            start_timeout: Seconds that all runners get to start.
+            actor_options: For Ray's actors, ``{"runtime_env": ...}`` for example.
+
+        Raises:
+            ImportError: Ray is not installed.
+            ValueError: A number is out of range.
+            TypeError: A function cannot be called or pickled, or returns something else.
+            RuntimeError: There is no room for the runners; their spaces differ; a function cannot
+                be unpickled on a node; a runner's process died as it started.
+            Exception: What the functions raise; its cause and notes name the node.
+        """
+        self._runners: dict[int, _Hired] = {}
+        self._closed = False
+        make = pickled("make_envs", make_envs), pickled("make_policy", make_policy)
+        self._length = checked_count("fragment_length", fragment_length)
+        self._in_flight = checked_count("in_flight", in_flight)
+        if num_runners is not None:
+            num_runners = checked_count("num_runners", num_runners)
+        if cpus_per_runner is not None and not cpus_per_runner > 0:
+            raise ValueError(f"cpus_per_runner must be positive, got {cpus_per_runner}")
+        if not gpus_per_runner >= 0:
+            raise ValueError(f"gpus_per_runner must not be negative, got {gpus_per_runner}")
+        self._first_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        self._ordered = ordered or local
+        self._timeout = start_timeout
+        self._gpus = gpus_per_runner
+        self._cpus = None if local else cpus_per_runner
+        self._crew: Crew = LocalCrew() if local else RayCrew(actor_options or {})
+        self._made = tuple(map(self._crew.put, make))
+        self._weights: Any = None
+        self._agreed: tuple[Report, str] | None = None
+        self._turn: deque[_Place] = deque()  # who is to come in this turn
+        self._ready: deque[_Hired] = deque()  # whose next fragments have come
+        self._served: _Hired | None = None
+        self._avoided: set[str] = set()  # nodes on which no runner can start
+        self._counts = dict.fromkeys(("fragments", "steps", "nbytes", "lag", "lost", "started"), 0)
+        self._begin = self._looked = self._logged = self._worked = time.monotonic()
+        self.version = 0
+        self._follows = num_runners is None and not self._ordered
+        try:
+            self._places = self._first_places(num_runners)
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+
+    # ---- runners -----------------------------------------------------------------------------
+
+    def _first_places(self, num_runners: int | None) -> list[_Place]:
+        """Where runners are to be."""
+        nodes = self._crew.nodes()
+        if num_runners is not None:
+            cpus = self._cpus or _largest_share(nodes, num_runners)
+            return [_Place(None, cpus) for _ in range(num_runners)]
+        places = [place for node in nodes for place in self._places_on(node)]
+        if not places:
+            raise self._no_room("a runner")
+        return places
+
+    def _places_on(self, node: Node) -> list[_Place]:
+        cpus = self._cpus or math.floor(node.cpus)
+        count = node.cpus // cpus if cpus else 0
+        if self._gpus:
+            count = min(count, node.gpus // self._gpus)
+        return [_Place(node.id, cpus) for _ in range(int(count))]
+
+    def _no_room(self, who: str) -> RuntimeError:
+        cpus = {place.cpus for place in self._places} or {self._cpus or 1}
+        needed = f"{max(cpus):g} CPUs" + (f" and {self._gpus:g} GPUs" if self._gpus else "")
+        return RuntimeError(
+            f"the cluster has no room for {who}, which needs {needed}: there is {self._crew.room()}"
+        )
+
+    def _hire(self, place: _Place) -> None:
+        """Begins to start a runner."""
+        number = self._counts["started"]
+        self._counts["started"] += 1
+        seed = (self._first_seed + number) % _SEEDS * _STRIDE
+        member, starting = self._crew.start(
+            f"runner {number}",
+            Runner,
+            *self._made,
+            self._length,
+            number,
+            seed,
+            node=place.node,
+            cpus=place.cpus,
+            gpus=self._gpus,
+        )
+        place.runner = self._runners[number] = _Hired(number, place, member, starting)
+
+    def _start(self) -> None:
+        """Starts the first runners, and waits for them."""
+        deadline = time.monotonic() + self._timeout
+        for place in self._places:
+            self._hire(place)
+        while waiting := [each for each in self._runners.values() if each.starting is not None]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._no_room(
+                    f"{len(waiting)} of {len(self._places)} runners (none has started within "
+                    f"{self._timeout:g} s, the start_timeout), each of"
+                )
+            for runner in self._answered(waiting, min(left, _SLICE_S)):
+                try:
+                    self._started(runner)
+                except Lost as error:
+                    raise RuntimeError(
+                        f"runner {runner.number}, on {runner.member.where()}, was lost as it "
+                        f"started: {error}"
+                    ) from error
+        self._begin = self._looked = self._logged = self._worked = time.monotonic()
+
+    def _answered(self, runners: list[_Hired], timeout: float) -> list[_Hired]:
+        """Those among them from which something has come."""
+        by_ticket = {id(runner.awaited): runner for runner in runners}
+        tickets = [runner.awaited for runner in runners]
+        return [by_ticket[id(ticket)] for ticket in self._crew.ready(tickets, timeout)]
+
+    def _started(self, runner: _Hired) -> None:
+        """Takes what a runner says of itself.
+
+        Raises:
+            Exception: What it raised, or that it does not fit to the others.
+        """
+        assert runner.starting is not None
+        report: Report = runner.starting.result()
+        where = f"runner {runner.number} on {runner.member.where()}"
+        if self._agreed is None:
+            self._agreed = report, where
+            self.single_observation_space = report.single_observation_space
+            self.single_action_space = report.single_action_space
+        first, others = self._agreed
+        for name in ("single_observation_space", "single_action_space"):
+            ours, theirs = getattr(report, name), getattr(first, name)
+            if ours != theirs:
+                raise RuntimeError(
+                    f"the envs of {where} have the {name} {ours}, and those of {others} {theirs}"
+                )
+        runner.starting = None
+        _log.info("%s has started: %d envs, %d workers", where, report.num_envs, report.num_workers)
+
+    def _lose(self, runner: _Hired, why: Exception) -> None:
+        """Forgets a runner that is no more, with what it had under way, and starts another.
+
+        Raises:
+            RuntimeError: Too many were lost there as they began.
+        """
+        place, where = runner.place, runner.member.where()
+        self._runners.pop(runner.number)
+        place.runner = None
+        if runner in self._ready:
+            self._ready.remove(runner)
+        runner.member.end()
+        self._counts["lost"] += 1
+        _log.warning(
+            "runner %d, on %s, is lost, with %d fragments under way: %s",
+            runner.number,
+            where,
+            len(runner.asked),
+            str(why).partition("\n")[0],
+        )
+        place.stillborn += not runner.fragments
+        if place.node is not None and all(node.id != place.node for node in self._crew.nodes()):
+            if not self._ordered:
+                self._places.remove(place)  # its node is no more; another one may join
+                return
+            place.node = None
+        elif place.stillborn >= _STILLBORN:
+            if place.node is None or len(self._places) == 1:
+                raise RuntimeError(
+                    f"{_STILLBORN} runners were lost one after the other before they had made a "
+                    f"fragment, the last one on {where}: {why}"
+                ) from why
+            self._avoided.add(place.node)
+            self._places.remove(place)
+            _log.warning("no runner is started on %s again", where)
+            return
+        self._hire(place)
+
+    def _look_for_nodes(self) -> None:
+        """Starts runners on nodes that have joined; forgets those that have left."""
+        now = time.monotonic()
+        if now - self._logged >= _LOG_S:
+            self._logged = now
+            _log.info("%s", self.stats())
+        if not self._follows or now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        known = {place.node for place in self._places} | self._avoided
+        for node in self._crew.nodes():
+            if node.id not in known:
+                for place in self._places_on(node):
+                    _log.info("%s has joined", node.name)
+                    self._places.append(place)
+                    self._hire(place)
+
+    # ---- fragments ---------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Fragment]:
+        """Itself: the fragments go on from where they were."""
+        return self
+
+    def __next__(self) -> Fragment:
+        """The next fragment.
+
+        Raises:
+            RuntimeError: It is closed; or no runner is left, and none can be started.
+            Exception: What envs or the policy raise; its cause and notes name the runner and the
+                node. The collector is closed then.
+        """
+        if self._closed:
+            raise RuntimeError("this collector is closed")
+        try:
+            fragment = None
+            while fragment is None:
+                self._look_for_nodes()
+                runner = self._next_in_turn() if self._ordered else self._next_ready()
+                if runner is not None:
+                    fragment = self._taken(runner)
+            return fragment
+        except Exception:
+            self._end()
+            raise
+
+    def _ask(self, runner: _Hired) -> None:
+        """Asks a runner for fragments, as many as it may have under way."""
+        while runner.starting is None and len(runner.asked) < self._in_flight:
+            sent = (self._weights,) if runner.version != self.version else ()
+            runner.asked.append(runner.member.ask("collect", self.version, *sent))
+            runner.version = self.version
+
+    def _next_ready(self) -> _Hired | None:
+        """A runner from which something has come; of several the one that has waited longest."""
+        served, self._served = self._served, None
+        if served is not None and served.number in self._runners:
+            self._runners[served.number] = self._runners.pop(served.number)  # now the last
+        for runner in self._runners.values():
+            self._ask(runner)
+        if not self._ready:
+            runners = list(self._runners.values())
+            self._check_room(runners)
+            if not runners:  # until a node joins
+                time.sleep(_SLICE_S)
+                return None
+            self._ready += self._answered(runners, _SLICE_S)
+        return self._ready.popleft() if self._ready else None
+
+    def _next_in_turn(self) -> _Hired | None:
+        """The runner whose turn it is, if something has come from it."""
+        if not self._turn:
+            for place in self._places:
+                assert place.runner is not None
+                self._ask(place.runner)
+            self._turn.extend(self._places)
+        runner = self._turn[0].runner
+        assert runner is not None
+        if runner.starting is None and not runner.asked:  # it takes the place of one that was lost
+            self._ask(runner)
+        self._check_room([runner])
+        return next(iter(self._answered([runner], _SLICE_S)), None)
+
+    def _check_room(self, runners: list[_Hired]) -> None:
+        """Raises if all that could make a fragment has been waiting for room for too long."""
+        now = time.monotonic()
+        if any(runner.starting is None for runner in runners):
+            self._worked = now
+        elif now - self._worked > self._timeout:
+            raise self._no_room("any runner")
+
+    def _taken(self, runner: _Hired) -> Fragment | None:
+        """What has come from a runner, if it is a fragment."""
+        try:
+            if runner.starting is not None:
+                try:
+                    self._started(runner)
+                except Exception as error:  # others have started: it is for its node
+                    self._lose(runner, error)
+                return None
+            fragment: Fragment = runner.asked[0].result()
+        except Lost as error:
+            self._lose(runner, error)
+            return None
+        runner.asked.popleft()
+        if self._turn:
+            self._turn.popleft()
+        self._served = runner
+        runner.place.stillborn = 0
+        lag = self.version - fragment.version
+        runner.fragments += 1
+        runner.steps += fragment.steps
+        runner.seconds += fragment.seconds
+        runner.lag += lag
+        for name, value in (
+            ("fragments", 1),
+            ("steps", fragment.steps),
+            ("nbytes", fragment.nbytes),
+            ("lag", lag),
+        ):
+            self._counts[name] += value
+        return fragment
+
+    def set_weights(self, weights: Any) -> int:
+        """Sets the weights for the fragments that are asked for from now on.
+
+        Args:
+            weights: For the policies' ``set_weights``: whatever can be pickled. A copy is made.
+
+        Returns:
+            Their version, which fragments made with them have.
+
+        Raises:
+            RuntimeError: It is closed.
+            TypeError: The policy takes none.
+        """
+        if self._closed:
+            raise RuntimeError("this collector is closed")
+        assert self._agreed is not None
+        if not self._agreed[0].takes_weights:
+            raise TypeError(
+                "the policy that make_policy returns has no method set_weights(weights)"
+            )
+        self._weights = self._crew.put(weights)
+        self.version += 1
+        return self.version
+
+    def stats(self) -> CollectorStats:
+        """What was done so far."""
+        counts = self._counts
+        return CollectorStats(
+            counts["fragments"],
+            counts["steps"],
+            counts["nbytes"],
+            self.version,
+            counts["lag"] / max(1, counts["fragments"]),
+            counts["lost"],
+            counts["started"],
+            time.monotonic() - self._begin,
+            tuple(
+                RunnerStats(
+                    each.number,
+                    each.member.where(),
+                    each.fragments,
+                    each.steps,
+                    each.seconds,
+                    each.lag / max(1, each.fragments),
+                )
+                for each in self._runners.values()
+            ),
+        )
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Closes the envs, and ends the runners. Fragments stay. A second call does nothing.
+
+        Raises:
+            Exception: What an env's ``close`` raises, after all have ended.
+        """
+        failures = self._end()
+        if failures:
+            raise failures[0]
+
+    def _end(self) -> list[Exception]:
+        """Ends all; returns what was raised by those that have closed their envs in time."""
+        self._closed = True
+        runners, self._runners = list(self._runners.values()), {}
+        self._ready.clear()
+        failures = []
+        deadline = time.monotonic() + _CLOSE_S
+        try:
+            closing = [each.member.finish(each.asked) for each in runners if each.starting is None]
+            while closing and (left := deadline - time.monotonic()) > 0:
+                for ticket in self._crew.ready(closing, left):
+                    closing.remove(ticket)
+                    try:
+                        ticket.result()
+                    except Lost:
+                        pass
+                    except Exception as error:
+                        failures.append(error)
+        finally:
+            for runner in runners:
+                runner.member.end()
+        return failures
+
+    def __enter__(self) -> Collector:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+
+def _largest_share(nodes: list[Node], count: int) -> float:
+    """The most CPUs that each of so many runners can have, if none is on two nodes; at least 1."""
+    shares = {node.cpus // some for node in nodes for some in range(1, count + 1)}
+    fitting = [
+        share
+        for share in shares
+        if share >= 1 and sum(node.cpus // share for node in nodes) >= count
+    ]
+    return max(fitting, default=1.0)

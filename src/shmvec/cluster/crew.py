@@ -1,0 +1,239 @@
+"""A crew: objects that do what they are asked, in this process or, in Ray's actors, on nodes.
+
+What asks them does not know which. Here is what both have in common, and the crew of this process,
+which does everything when its answer is wanted: in an order that does not depend on time.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+__all__ = ["Crew", "LocalCrew", "Lost", "Member", "Node", "Ticket"]
+
+
+class Lost(Exception):
+    """A member is no more, and what it was asked is lost; the message says why."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, or what counts as one.
+
+    Attributes:
+        id: Names it for good.
+        name: For people.
+        cpus: How many it has for this.
+        gpus: Likewise.
+    """
+
+    id: str
+    name: str
+    cpus: float
+    gpus: float
+
+
+class Ticket(ABC):
+    """Something that a member was asked."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """The answer, which is waited for.
+
+        Raises:
+            Lost: There will be none.
+            Exception: What was raised instead.
+        """
+
+
+class Member(ABC):
+    """An object, somewhere."""
+
+    @abstractmethod
+    def where(self) -> str:
+        """On which node, for people."""
+
+    @abstractmethod
+    def node(self) -> str:
+        """The node's id; empty: not known yet."""
+
+    @abstractmethod
+    def ask(self, method: str, *args: Any) -> Ticket:
+        """Asks it to call a method, after what it was asked before; does not wait."""
+
+    @abstractmethod
+    def finish(self, asked: Iterable[Ticket]) -> Ticket:
+        """Asks it to close, before what it was asked and has not begun."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Ends it at once."""
+
+
+class Crew(ABC):
+    """Makes members."""
+
+    @abstractmethod
+    def nodes(self) -> list[Node]:
+        """The nodes that there are now."""
+
+    @abstractmethod
+    def room(self) -> str:
+        """What there is, for people."""
+
+    @abstractmethod
+    def put(self, value: Any) -> Any:
+        """A copy of a value as it is now, to be handed to members as an argument."""
+
+    @abstractmethod
+    def start(
+        self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
+    ) -> tuple[Member, Ticket]:
+        """Begins to make an object, and does not wait.
+
+        Args:
+            name: For people.
+            factory: What was ``put``: a function that returns the object.
+            *args: For it.
+            node: On which node, by id. None: where there is room, spread over all.
+            cpus: That are its own.
+            gpus: Likewise.
+
+        Returns:
+            The member, and a ticket for what the object's ``report`` says.
+        """
+
+    @abstractmethod
+    def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
+        """Those that are answered, in this order, as soon as one is; none: the time is up."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A value, pickled with its arrays beside it, which can only be read when it is opened."""
+
+    content: bytes
+    buffers: tuple[bytes, ...]
+
+    def open(self) -> Any:
+        """The value; each time another one."""
+        return pickle.loads(self.content, buffers=self.buffers)
+
+
+def packed(value: Any) -> Packed:
+    """Pickles a value, as it would be for another node: what works here works there."""
+    buffers: list[pickle.PickleBuffer] = []
+    content = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return Packed(content, tuple(buffer.raw().tobytes() for buffer in buffers))
+
+
+class LocalCrew(Crew):
+    """Objects in this process."""
+
+    HERE = Node("here", "this process", 1, 0)
+
+    def nodes(self) -> list[Node]:
+        """This process."""
+        return [self.HERE]
+
+    def room(self) -> str:
+        """This process."""
+        return self.HERE.name
+
+    def put(self, value: Any) -> Packed:
+        """As for another node."""
+        return packed(value)
+
+    def start(
+        self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
+    ) -> tuple[Member, Ticket]:
+        """Makes it when its report is wanted."""
+        member = LocalMember(name)
+        return member, member.asked(lambda: member.make(_opened(factory), *map(_opened, args)))
+
+    def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
+        """The first one: it is answered when it is asked for its result."""
+        return list(tickets[:1])
+
+
+class LocalMember(Member):
+    """An object in this process, and what it was asked and has not done."""
+
+    def __init__(self, name: str) -> None:
+        """Takes a name for people."""
+        self._name = name
+        self._held: Any = None
+        self._todo: deque[LocalTicket] = deque()
+
+    def make(self, factory: Callable[..., Any], *args: Any) -> Any:
+        """Makes the object; returns its report."""
+        self._held = factory(*args)
+        return self._held.report()
+
+    def where(self) -> str:
+        """In this process."""
+        return LocalCrew.HERE.name
+
+    def node(self) -> str:
+        """Likewise."""
+        return LocalCrew.HERE.id
+
+    def ask(self, method: str, *args: Any) -> Ticket:
+        """Notes what is to be done."""
+        return self.asked(lambda: getattr(self._held, method)(*map(_opened, args)))
+
+    def asked(self, call: Callable[[], Any]) -> LocalTicket:
+        """A ticket for a call."""
+        ticket = LocalTicket(self, call)
+        self._todo.append(ticket)
+        return ticket
+
+    def do(self, until: LocalTicket) -> None:
+        """Does what it was asked, up to this."""
+        while not until.done:
+            self._todo[0].call()
+            self._todo.popleft()
+
+    def finish(self, asked: Iterable[Ticket]) -> Ticket:
+        """Forgets what it was asked, and asks it to close."""
+        self._todo.clear()
+        held, self._held = self._held, None
+        return self.asked(held.close)
+
+    def end(self) -> None:
+        """Closes the object, if nobody has."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            held.close()
+
+
+class LocalTicket(Ticket):
+    """A call that is made when its result is wanted."""
+
+    def __init__(self, member: LocalMember, call: Callable[[], Any]) -> None:
+        """Takes whose it is."""
+        self._member = member
+        self._call = call
+        self._answer: Packed | None = None
+        self.done = False
+
+    def call(self) -> None:
+        """Makes the call."""
+        self._answer = packed(self._call())
+        self.done = True
+
+    def result(self) -> Any:
+        """What it returns, as it comes from another node: a copy that can only be read."""
+        self._member.do(self)
+        assert self._answer is not None
+        return self._answer.open()
+
+
+def _opened(value: Any) -> Any:
+    return value.open() if isinstance(value, Packed) else value

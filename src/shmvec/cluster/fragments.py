@@ -1,0 +1,302 @@
+"""Fragments of trajectories, and the runner that makes them: envs, and a policy beside them."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from operator import itemgetter
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from shmvec.exchange import AutoresetMode
+from shmvec.spaces import mapped
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["Fragment", "Report", "Runner", "opened", "pickled"]
+
+_Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Fragment:
+    """``T`` steps of ``N`` envs, one behind the other; its arrays can only be read.
+
+    As in a rollout, index ``t + 1`` holds what ``actions[t]`` led to, and index 0 what there was
+    before. Fragments of the same runner follow each other: the first index of one is the last of
+    the one before.
+
+    Attributes:
+        observations: ``(T + 1, N, ...)``, nested as the observation space is.
+        actions: ``(T, N, ...)``, in the dtype of the action space.
+        rewards: float64 ``(T + 1, N)``.
+        terminations: bool ``(T + 1, N)``.
+        truncations: bool ``(T + 1, N)``.
+        infos: ``T`` dicts, as ``step`` returned them: ``infos[t]`` came with index ``t + 1``.
+        extras: What the policy returned besides actions, ``(T, N, ...)`` each.
+        runner: The number of the runner that has made it. A number is never used again.
+        index: How many fragments this runner had made before.
+        seed: With which its envs were reset, once: env ``i`` with ``seed + i``.
+        version: Of the weights that it was made with: what ``set_weights`` has returned; 0: those
+            that ``make_policy`` gave it.
+        steps: Env steps that it holds; resets are none.
+        seconds: What it took to make it.
+        autoreset_mode: Of the envs.
+    """
+
+    observations: Any
+    actions: Any
+    rewards: npt.NDArray[np.float64]
+    terminations: _Flags
+    truncations: _Flags
+    infos: list[dict[str, Any]]
+    extras: dict[str, npt.NDArray[Any]]
+    runner: int
+    index: int
+    seed: int
+    version: int
+    steps: int
+    seconds: float
+    autoreset_mode: AutoresetMode
+
+    @property
+    def valid(self) -> _Flags:
+        """Bool ``(T, N)``: where a step is one, and no reset that ignores the action."""
+        return _valid(self.autoreset_mode, self.terminations, self.truncations)
+
+    @property
+    def nbytes(self) -> int:
+        """What its arrays take; infos are not counted."""
+        return sum(_nbytes(getattr(self, field.name)) for field in fields(self))
+
+
+def _valid(mode: AutoresetMode, terminations: _Flags, truncations: _Flags) -> _Flags:
+    if mode is AutoresetMode.NEXT_STEP:
+        valid: _Flags = ~(terminations[:-1] | truncations[:-1])
+        return valid
+    return np.ones_like(terminations[:-1])
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(_nbytes, value.values()))
+    return sum(map(_nbytes, value)) if isinstance(value, tuple) else 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a runner says of itself when it has started."""
+
+    single_observation_space: gym.Space[Any]
+    single_action_space: gym.Space[Any]
+    num_envs: int
+    num_workers: int
+    takes_weights: bool
+
+
+def pickled(name: str, function: Any) -> bytes:
+    """A function of the user's, for other nodes.
+
+    Raises:
+        TypeError: It cannot be called, or pickled.
+    """
+    if not callable(function):
+        raise TypeError(f"{name} must be callable, got {function!r}")
+    try:
+        content: bytes = cloudpickle.dumps(function)
+    except Exception as error:
+        raise TypeError(
+            f"{name} cannot be pickled, and so cannot be sent to other nodes: {error}. What cannot "
+            "be, must be made in the function, or imported"
+        ) from error
+    return content
+
+
+def opened(name: str, content: bytes) -> Any:
+    """The function, there.
+
+    Raises:
+        RuntimeError: It cannot be unpickled here.
+    """
+    try:
+        return pickle.loads(content)
+    except Exception as error:
+        raise RuntimeError(
+            f"{name} cannot be unpickled here ({type(error).__name__}: {error}): what it was made "
+            "of must be installed on every node, or sent there by Ray's runtime_env"
+        ) from error
+
+
+class Runner:
+    """Envs and a policy: makes one fragment after the other. It knows nothing of nodes."""
+
+    def __init__(
+        self,
+        make_envs: bytes,
+        make_policy: bytes,
+        length: int,
+        number: int,
+        seed: int,
+    ) -> None:
+        """Makes both, and resets the envs.
+
+        Args:
+            make_envs: Pickled: returns the envs.
+            make_policy: Pickled: returns the policy, given a seed.
+            length: Of fragments.
+            number: Its own.
+            seed: Of the first env, and of the policy.
+
+        Raises:
+            TypeError: What was made is no ShmVectorEnv, or no policy; its values are no arrays.
+            ValueError: Episodes that are over are not reset (AutoresetMode.DISABLED).
+            Exception: What the functions raise, or whoever unpickles them.
+        """
+        makers = opened("make_envs", make_envs), opened("make_policy", make_policy)
+        self._length, self._number, self._seed = length, number, seed
+        self._version = self._index = 0
+        envs = makers[0]()
+        if not isinstance(envs, ShmVectorEnv):
+            if callable(getattr(envs, "close", None)):
+                envs.close()
+            raise TypeError(f"make_envs() must return a ShmVectorEnv, and returned {envs!r}")
+        self._envs = envs
+        try:
+            policy = makers[1](seed)
+            if not callable(policy):
+                raise TypeError(
+                    "make_policy(seed) must return a policy, policy(observations, env_ids), and "
+                    f"returned {policy!r}"
+                )
+            self._policy = policy
+            self._begins = getattr(policy, "reset", None)
+            self._ids = np.arange(envs.num_envs, dtype=np.int64)
+            self._begun = np.ones(envs.num_envs, np.bool_)  # whose next observation is a first one
+            envs.reset(seed=[seed + env for env in range(envs.num_envs)])
+        except BaseException:
+            envs.close()
+            raise
+
+    def report(self) -> Report:
+        """What a learner wants to know."""
+        envs = self._envs
+        return Report(
+            envs.single_observation_space,
+            envs.single_action_space,
+            envs.num_envs,
+            envs.num_workers,
+            callable(getattr(self._policy, "set_weights", None)),
+        )
+
+    def collect(self, version: int, weights: Any = None) -> Fragment:
+        """Makes a fragment.
+
+        Args:
+            version: Of the weights to be used.
+            weights: These, if the last one was made with others.
+
+        Returns:
+            The fragment. Its arrays are shared memory, and written again by the next but one.
+
+        Raises:
+            Exception: What the envs and the policy raise.
+        """
+        begin = time.perf_counter()
+        if version != self._version:
+            self._policy.set_weights(weights)
+            self._version = version
+        envs, length = self._envs, self._length
+        mode, space = envs.autoreset_mode, envs.single_observation_space
+        rollout = envs.rollout(length)
+        infos: list[dict[str, Any]] = []
+        extras: dict[str, npt.NDArray[Any]] = {}
+        for t in range(length):
+            if self._begins is not None:
+                self._tell_begun(mode, rollout.terminations[t] | rollout.truncations[t])
+            answer = self._policy(mapped(space, itemgetter(t), rollout.observations), self._ids)
+            actions, besides = _parted(answer)
+            if t == 0:
+                extras = self._room(besides)
+            if besides or extras:
+                self._keep(besides, extras, t)
+            infos.append(rollout.step(actions))
+        fragment = Fragment(
+            rollout.observations,
+            rollout.actions,
+            rollout.rewards,
+            rollout.terminations,
+            rollout.truncations,
+            infos,
+            extras,
+            runner=self._number,
+            index=self._index,
+            seed=self._seed,
+            version=self._version,
+            steps=int(np.count_nonzero(_valid(mode, rollout.terminations, rollout.truncations))),
+            seconds=time.perf_counter() - begin,
+            autoreset_mode=mode,
+        )
+        self._index += 1
+        return fragment
+
+    def _tell_begun(self, mode: AutoresetMode, over: _Flags) -> None:
+        """Tells the policy in which envs the observations are the first ones of an episode.
+
+        Args:
+            mode: Of the envs.
+            over: Where these observations came with an episode's end.
+        """
+        begun, self._begun = self._begun, over
+        if mode is AutoresetMode.SAME_STEP:  # they are of the next episode already
+            begun, self._begun = begun | over, np.zeros_like(over)
+        if begun.any():
+            assert self._begins is not None
+            self._begins(self._ids[begun])
+
+    def _room(self, besides: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """Arrays for what the policy says besides."""
+        room = {}
+        for key, values in besides.items():
+            values = np.asarray(values)
+            if values.shape[:1] != self._ids.shape:
+                raise ValueError(
+                    f"the policy returned {key!r} of shape {values.shape} for {len(self._ids)} "
+                    "envs: it must have a row for each"
+                )
+            room[key] = np.empty((self._length, *values.shape), values.dtype)
+        return room
+
+    def _keep(
+        self, besides: Mapping[str, Any], extras: Mapping[str, npt.NDArray[Any]], t: int
+    ) -> None:
+        if besides.keys() != extras.keys():
+            raise ValueError(
+                f"the policy returned {sorted(besides)} besides actions, and before "
+                f"{sorted(extras)}: they must be the same each time"
+            )
+        for key, values in besides.items():
+            values = np.asarray(values)
+            if values.shape != extras[key].shape[1:]:
+                raise ValueError(
+                    f"the policy returned {key!r} of shape {values.shape}, and before of "
+                    f"{extras[key].shape[1:]}"
+                )
+            extras[key][t] = values
+
+    def close(self) -> None:
+        """Closes the envs."""
+        self._envs.close()
+
+
+def _parted(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Actions, and the dict that may come with them."""
+    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
+        return answer
+    return answer, {}

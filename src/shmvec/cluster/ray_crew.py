@@ -1,0 +1,194 @@
+"""The crew on Ray's nodes: each member is an actor."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from shmvec.cluster.crew import Crew, Lost, Member, Node, Ticket
+from shmvec.faults import Failure, RemoteTraceback
+
+__all__ = ["RayCrew"]
+
+
+class RayCrew(Crew):
+    """Objects in Ray's actors."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """Connects to the cluster, or starts Ray on this machine, unless that is done.
+
+        Args:
+            options: For actors, such as ``runtime_env`` and ``resources``.
+
+        Raises:
+            ImportError: Ray is not installed.
+            ConnectionError: There is no cluster where the environment says that there is.
+        """
+        try:
+            self._ray: Any = importlib.import_module("ray")
+        except ImportError as error:
+            raise ImportError(
+                "a cluster needs Ray: pip install 'shmvec[cluster]'. local=True needs none."
+            ) from error
+        if not self._ray.is_initialized():
+            self._ray.init()
+        self._actor = self._ray.remote(Actor)
+        self._options = dict(options)
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive, the oldest one's id first."""
+        found = []
+        for node in self._ray.nodes():
+            if node["Alive"]:
+                has = node["Resources"]
+                name = _name(node["NodeManagerAddress"], node["NodeID"])
+                found.append(Node(node["NodeID"], name, has.get("CPU", 0.0), has.get("GPU", 0.0)))
+        return found
+
+    def room(self) -> str:
+        """What there is, for people."""
+        nodes = ", ".join(f"{node.name} with {node.cpus:g} CPUs" for node in self.nodes())
+        free = self._ray.available_resources()
+        return f"{nodes}; free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
+
+    def put(self, value: Any) -> Any:
+        """Puts it into the object store, once; each node fetches it once."""
+        return self._ray.put(value)
+
+    def start(
+        self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
+    ) -> tuple[Member, Ticket]:
+        """Starts an actor, which stays lost when it is lost."""
+        strategy: Any = "SPREAD"
+        if node is not None:
+            strategies = importlib.import_module("ray.util.scheduling_strategies")
+            strategy = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        options = {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "scheduling_strategy": strategy,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            **self._options,
+        }
+        member = RayMember(self._ray, self._actor.options(**options).remote(name), node)
+        return member, member.ask("make", factory, *args)
+
+    def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
+        """Those that are answered, and whose answers have come to this node."""
+        by_ref = {ticket.ref: ticket for ticket in tickets if isinstance(ticket, RayTicket)}
+        refs = list(by_ref)
+        done, _ = self._ray.wait(refs, num_returns=1, timeout=timeout)
+        if done and len(refs) > 1:
+            done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+        return [by_ref[ref] for ref in done]
+
+
+class RayMember(Member):
+    """An actor."""
+
+    def __init__(self, ray: Any, actor: Any, node: str | None) -> None:
+        """Takes the actor, and on which node it is to be, if that is known."""
+        self._ray, self._actor = ray, actor
+        self.place = "" if node is None else _name("", node), node or ""
+
+    def where(self) -> str:
+        """The address and id of its node."""
+        return self.place[0] or "a node that is not known yet"
+
+    def node(self) -> str:
+        """The id of its node; empty: not known yet."""
+        return self.place[1]
+
+    def ask(self, method: str, *args: Any) -> Ticket:
+        """Calls the actor."""
+        return RayTicket(self._ray, self._actor.do.remote(method, *args), self)
+
+    def finish(self, asked: Iterable[Ticket]) -> Ticket:
+        """Cancels what is queued; what it is doing it ends before."""
+        for ticket in asked:
+            if isinstance(ticket, RayTicket):
+                self._ray.cancel(ticket.ref)
+        return self.ask("close")
+
+    def end(self) -> None:
+        """Kills the actor; its workers go with it."""
+        self._ray.kill(self._actor)
+
+
+class RayTicket(Ticket):
+    """What an actor's call returns."""
+
+    def __init__(self, ray: Any, ref: Any, member: RayMember) -> None:
+        """Takes the reference to it."""
+        self._ray, self.ref, self._member = ray, ref, member
+
+    def result(self) -> Any:
+        """The answer; arrays are in the object store, and can only be read."""
+        errors = self._ray.exceptions
+        try:
+            place, value, failed = self._ray.get(self.ref)
+        except errors.RayTaskError as error:  # the answer cannot be pickled
+            raise _told(error, self._member) from None
+        except errors.RayError as error:
+            raise Lost(str(error).strip() or type(error).__name__) from error
+        if place is not None:
+            self._member.place = place
+        if failed is not None:
+            _raise(failed, self._member)
+        return value
+
+
+def _told(error: Any, member: RayMember) -> BaseException:
+    cause: BaseException = error.cause if isinstance(error.cause, BaseException) else error
+    cause.__cause__ = RemoteTraceback(f"On node {member.where()}:\n{error}")
+    return cause
+
+
+def _raise(failed: tuple[str, Failure], member: RayMember) -> None:
+    """Raises what an actor has caught, its type and arguments as they were."""
+    doing, failure = failed
+    doing = f"{doing}, on node {member.where()}"
+    if failure.pickled is None:
+        error: BaseException = RuntimeError(f"in {doing}: {failure.summary}")
+    else:
+        error = failure.exception()
+    error.__cause__ = RemoteTraceback(f"In {doing}:\n{failure.text}")
+    if hasattr(error, "add_note"):  # from Python 3.11
+        error.add_note(f"raised in {doing}")
+    raise error
+
+
+def _name(address: str, node: str) -> str:
+    return f"{address} ({node[:8]})".strip()
+
+
+class Actor:
+    """Holds the object, in the actor's process."""
+
+    def __init__(self, name: str) -> None:
+        """Takes a name for people."""
+        self._name = name
+        self._held: Any = None
+
+    def do(self, method: str, *args: Any) -> tuple[Any, Any, Any]:
+        """Calls a method of the object, or makes it.
+
+        Returns:
+            Of "make": which node this is. What it returns. What it was doing and what was raised.
+        """
+        place = None
+        try:
+            if method == "make":
+                context = importlib.import_module("ray").get_runtime_context()
+                node = context.get_node_id()
+                address = importlib.import_module("ray.util").get_node_ip_address()
+                place = _name(address, node), node
+                factory, *rest = args
+                self._held = factory(*rest)
+                return place, self._held.report(), None
+            return None, getattr(self._held, method)(*args), None
+        except Exception as error:
+            failure = Failure.of(error, 0, 0, method)
+            return place, None, (f"{self._name}, {method}", failure)

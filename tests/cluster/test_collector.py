@@ -1,0 +1,276 @@
+"""``Collector(local=True)``: no cluster, no Ray, and nothing left to chance."""
+
+import logging
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from learning_loop import Learner, Policy, learn, make_envs
+
+import shmvec
+from shmvec.cluster import Collector
+from shmvec.exchange import AutoresetMode
+
+
+def collector(make_envs=make_envs, make_policy=Policy, **options):
+    options = {"fragment_length": 16, "local": True, **options}
+    return Collector(make_envs, make_policy, **options)
+
+
+def by_hand(count, length, num_envs, seed, weights, mode):
+    """Fragments of a runner, made with Gymnasium's class and copies of everything."""
+    envs = gym.vector.SyncVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * num_envs, autoreset_mode=mode
+    )
+    policy = Policy(seed)
+    observations, _ = envs.reset(seed=seed)
+    none = np.zeros(num_envs, bool)
+    last = observations, np.zeros(num_envs), none, none
+    over, first = none, ~none
+    for index in range(count):
+        if index in weights:
+            policy.set_weights({"layer": weights[index]})
+        rows, said = [last], []
+        for _ in range(length):
+            if first.any():
+                policy.reset(np.flatnonzero(first))
+            actions, extras = policy(last[0], np.arange(num_envs))
+            *last, infos = envs.step(actions)
+            first = over
+            over = last[2] | last[3]
+            if mode is AutoresetMode.SAME_STEP:
+                first = over
+            rows.append(last)
+            said.append((actions, extras, infos))
+        yield rows, said
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_fragment_is_what_a_loop_over_step_sees(mode):
+    weights = {1: np.array([[0.5, 0.1], [1.0, 0.0], [2.0, -1.0], [0.3, 0.2]])}
+    with collector(lambda: make_envs(autoreset_mode=mode), in_flight=1, fragment_length=40) as made:
+        fragments = [next(made)]
+        made.set_weights({"layer": weights[1]})
+        fragments += [next(made), next(made)]
+    seed = fragments[0].seed
+    for index, (fragment, (rows, said)) in enumerate(
+        zip(fragments, by_hand(3, 40, 3, seed, weights, mode), strict=True)
+    ):
+        kept = (
+            fragment.observations,
+            fragment.rewards,
+            fragment.terminations,
+            fragment.truncations,
+        )
+        for ours, theirs in zip(kept, zip(*rows, strict=True), strict=True):
+            assert ours.dtype == np.stack(theirs).dtype
+            np.testing.assert_array_equal(ours, theirs)
+        actions, extras, infos = zip(*said, strict=True)
+        np.testing.assert_array_equal(fragment.actions, actions)
+        assert list(fragment.extras) == ["logits", "episode"]
+        for key, values in fragment.extras.items():
+            np.testing.assert_array_equal(values, [each[key] for each in extras])
+        assert [list(info) for info in fragment.infos] == [list(info) for info in infos]
+        assert (fragment.runner, fragment.index, fragment.seed) == (0, index, seed)
+        assert fragment.version == min(index, 1)
+        ended = np.count_nonzero((fragment.terminations | fragment.truncations)[:-1])
+        resets = ended if mode is AutoresetMode.NEXT_STEP else 0
+        assert ended > 0
+        assert fragment.steps == fragment.valid.sum() == 40 * 3 - resets
+
+
+def test_fragments_of_dicts_and_tuples():
+    class Nested(gym.Env):
+        observation_space = gym.spaces.Dict(
+            x=gym.spaces.Box(0, 9, (2,), np.float32), y=gym.spaces.Tuple([gym.spaces.Discrete(9)])
+        )
+        action_space = gym.spaces.Tuple([gym.spaces.Discrete(9)])
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return {"x": np.zeros(2, np.float32), "y": (0,)}, {}
+
+        def step(self, action):
+            value = int(action[0])
+            return {"x": np.full(2, value, np.float32), "y": (value,)}, 1.0, False, False, {}
+
+    def make():
+        return shmvec.ShmVectorEnv([Nested] * 2, num_workers=1)
+
+    def make_policy(seed):
+        return lambda observations, env_ids: ((observations["y"][0] + 1 + env_ids,), {})
+
+    with collector(make, make_policy, fragment_length=3) as made:
+        fragment = next(made)
+    assert fragment.observations["x"][:, 1, 0].tolist() == [0, 2, 4, 6]
+    assert fragment.observations["y"][0].tolist() == [[0, 0], [1, 2], [2, 4], [3, 6]]
+    assert fragment.actions[0].tolist() == [[1, 2], [2, 4], [3, 6]]
+    assert fragment.nbytes == 4 * 2 * (8 + 8) + 3 * 2 * 8 + 4 * 2 * (8 + 1 + 1)
+
+
+def test_turns_and_versions():
+    """Each turn is made with the weights that were set when it was asked for."""
+    with collector(num_runners=2, in_flight=2, fragment_length=4) as made:
+        seen = []
+        for _ in range(10):
+            fragment = next(made)
+            seen.append((fragment.runner, fragment.index, fragment.version))
+            made.set_weights(Learner().weights)
+        stats = made.stats()
+    asked = [0, 0, 2, 4, 6]  # before the first, and whenever a turn of two was over
+    assert seen == [(runner, turn, asked[turn]) for turn in range(5) for runner in range(2)]
+    assert (stats.fragments, stats.version, stats.started, stats.lost) == (10, 10, 2, 0)
+    assert stats.lag == np.mean([0, 1, 2, 3, 2, 3, 2, 3, 2, 3])
+    assert [runner.fragments for runner in stats.runners] == [5, 5]
+    assert sum(runner.steps for runner in stats.runners) == stats.steps
+    assert stats.runners[0].steps_per_second > 0
+
+
+def test_a_run_is_the_same_each_time_whatever_the_workers():
+    def run(num_workers, seed=1):
+        make = lambda: make_envs(num_workers=num_workers)  # noqa: E731
+        with collector(make, num_runners=2, seed=seed) as made:
+            return learn(made, 6)
+
+    assert run(0) == run(2)
+    assert run(0) != run(0, seed=2)
+
+
+def test_each_runner_has_seeds_of_its_own():
+    with collector(num_runners=3, fragment_length=1) as made:
+        seeds = [next(made).seed for _ in range(3)]
+    assert len(set(seeds)) == 3 and all(0 <= seed < 2**31 - 2**16 for seed in seeds)
+    apart = abs(np.subtract.outer(seeds, seeds)) + 2**16 * np.eye(3, dtype=int)
+    assert apart.min() >= 2**16
+
+
+def test_fragments_can_only_be_read_and_outlive_all():
+    with collector() as made:
+        first = next(made)
+        before = first.observations.copy()
+        for _ in range(4):
+            next(made)
+    np.testing.assert_array_equal(first.observations, before)
+    with pytest.raises(ValueError, match="read-only"):
+        first.rewards[0] = 1
+
+
+def test_weights_are_taken_as_they_are_when_they_are_set():
+    weights = Learner().weights
+    with collector(in_flight=1) as made:
+        made.set_weights(weights)
+        weights["layer"] += 1
+        assert not next(made).extras["logits"].any()
+
+
+def test_what_is_closed_is_closed():
+    with collector() as made:
+        next(made)
+    made.close()
+    for call in (lambda: next(made), lambda: made.set_weights({})):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+
+
+def test_a_log_line(caplog, monkeypatch):
+    monkeypatch.setattr("shmvec.cluster.collector._LOG_S", 0.0)
+    with caplog.at_level(logging.INFO, "shmvec.cluster"), collector() as made:
+        next(made)
+        next(made)
+    assert "runner 0 on this process has started: 3 envs, 1 workers" in caplog.text
+    assert "1 runners, 1 fragments, " in caplog.text
+
+
+# ---- bad input -------------------------------------------------------------------------------
+
+
+def unpicklable():
+    file = open("/dev/null")  # noqa: SIM115
+    try:
+        return lambda seed=None: file
+    finally:
+        file.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"make_envs": "CartPole-v1"}, TypeError, "make_envs must be callable"),
+        ({"make_policy": None}, TypeError, "make_policy must be callable"),
+        ({"make_policy": unpicklable()}, TypeError, "make_policy cannot be pickled"),
+        ({"make_envs": lambda: 1}, TypeError, r"make_envs\(\) must return a ShmVectorEnv, and"),
+        ({"make_policy": lambda seed: 1}, TypeError, r"make_policy\(seed\) must return a policy"),
+        ({"fragment_length": 0}, ValueError, "fragment_length"),
+        ({"num_runners": 0}, ValueError, "num_runners"),
+        ({"in_flight": 0}, ValueError, "in_flight"),
+        ({"cpus_per_runner": 0}, ValueError, "cpus_per_runner must be positive"),
+        ({"gpus_per_runner": -1}, ValueError, "gpus_per_runner must not be negative"),
+    ],
+)
+def test_bad_arguments(options, error, message):
+    with pytest.raises(error, match=message):
+        collector(**options)
+
+
+def test_spaces_that_differ():
+    made = iter(["CartPole-v1", "Acrobot-v1"])
+
+    def make():
+        return make_envs(env_id=next(made))
+
+    # One function for both: a runner in this process gets a copy, so the iterator is outside.
+    import builtins
+
+    builtins.made_by_test = make
+    try:
+        with pytest.raises(RuntimeError, match=r"runner 1 on this process have the single_obs"):
+            collector(lambda: __import__("builtins").made_by_test(), num_runners=2)
+    finally:
+        del builtins.made_by_test
+
+
+@pytest.mark.parametrize(
+    ("extras", "message"),
+    [
+        (lambda t: {"value": np.zeros(2)}, r"'value' of shape \(2,\) for 3 envs"),
+        (lambda t: {"value": np.zeros((3, 1 + t))}, r"'value' of shape \(3, 2\), and before"),
+        (lambda t: {"value": np.zeros(3)} if t else {}, r"\['value'\] besides actions, and before"),
+    ],
+)
+def test_bad_extras(extras, message):
+    def make_policy(seed):
+        calls = iter(range(99))
+        return lambda observations, env_ids: (np.zeros(3, int), extras(next(calls)))
+
+    with collector(make_policy=make_policy) as made, pytest.raises(ValueError, match=message):
+        next(made)
+
+
+def test_what_a_policy_raises_ends_the_collector():
+    def make_policy(seed):
+        def policy(observations, env_ids):
+            raise ArithmeticError("no idea")
+
+        return policy
+
+    with collector(make_policy=make_policy) as made:
+        with pytest.raises(ArithmeticError, match="no idea"):
+            next(made)
+        with pytest.raises(RuntimeError, match="closed"):
+            next(made)
+
+
+def test_weights_that_nobody_takes():
+    def make_policy(seed):
+        return lambda observations, env_ids: np.zeros(3, int)
+
+    with collector(make_policy=make_policy) as made:
+        with pytest.raises(TypeError, match=r"no method set_weights\(weights\)"):
+            made.set_weights({})
+        assert next(made).extras == {}
+
+
+def test_disabled_autoreset_is_refused():
+    with pytest.raises(ValueError, match="NEXT_STEP"):
+        next(collector(lambda: make_envs(autoreset_mode=AutoresetMode.DISABLED)))
