@@ -1,6 +1,7 @@
 """``Collector(local=True)``: no cluster, no Ray, and nothing left to chance."""
 
 import logging
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -274,3 +275,11 @@ def test_weights_that_nobody_takes():
 def test_disabled_autoreset_is_refused():
     with pytest.raises(ValueError, match="NEXT_STEP"):
         next(collector(lambda: make_envs(autoreset_mode=AutoresetMode.DISABLED)))
+
+
+def test_ray_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        ImportError, match=r"pip install 'shmvec\[cluster\]'. local=True needs none"
+    ):
+        collector(local=False)

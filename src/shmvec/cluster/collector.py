@@ -206,6 +206,7 @@ class Collector:
             Exception: What the functions raise; its cause and notes name the node.
         """
         self._runners: dict[int, _Hired] = {}
+        self._places: list[_Place] = []
         self._closed = False
         make = pickled("make_envs", make_envs), pickled("make_policy", make_policy)
         self._length = checked_count("fragment_length", fragment_length)
@@ -250,7 +251,7 @@ class Collector:
             return [_Place(None, cpus) for _ in range(num_runners)]
         places = [place for node in nodes for place in self._places_on(node)]
         if not places:
-            raise self._no_room("a runner")
+            raise self._no_room("no room for a runner, which")
         return places
 
     def _places_on(self, node: Node) -> list[_Place]:
@@ -260,12 +261,10 @@ class Collector:
             count = min(count, node.gpus // self._gpus)
         return [_Place(node.id, cpus) for _ in range(int(count))]
 
-    def _no_room(self, who: str) -> RuntimeError:
+    def _no_room(self, what: str) -> RuntimeError:
         cpus = {place.cpus for place in self._places} or {self._cpus or 1}
         needed = f"{max(cpus):g} CPUs" + (f" and {self._gpus:g} GPUs" if self._gpus else "")
-        return RuntimeError(
-            f"the cluster has no room for {who}, which needs {needed}: there is {self._crew.room()}"
-        )
+        return RuntimeError(f"the cluster has {what} needs {needed}: there is {self._crew.room()}")
 
     def _hire(self, place: _Place) -> None:
         """Begins to start a runner."""
@@ -294,8 +293,8 @@ class Collector:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise self._no_room(
-                    f"{len(waiting)} of {len(self._places)} runners (none has started within "
-                    f"{self._timeout:g} s, the start_timeout), each of"
+                    f"no room, or takes longer than {self._timeout:g} s (start_timeout), for "
+                    f"{len(waiting)} of {len(self._places)} runners, each of which"
                 )
             for runner in self._answered(waiting, min(left, _SLICE_S)):
                 try:
@@ -462,7 +461,9 @@ class Collector:
         if any(runner.starting is None for runner in runners):
             self._worked = now
         elif now - self._worked > self._timeout:
-            raise self._no_room("any runner")
+            raise self._no_room(
+                f"had no room for {self._timeout:g} s for any runner, each of which"
+            )
 
     def _taken(self, runner: _Hired) -> Fragment | None:
         """What has come from a runner, if it is a fragment."""

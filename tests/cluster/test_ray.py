@@ -1,0 +1,301 @@
+"""``Collector`` on Ray: nodes of one CPU on this machine, of which some join and some die.
+
+The head and one more node are started once for all tests. Ray is in few environments (the extra
+``cluster`` brings it); without it these tests are skipped.
+"""
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import cloudpickle
+import learning_loop
+import numpy as np
+import pytest
+from learning_loop import Policy, digest, learn, make_envs
+
+from shmvec.cluster import Collector
+from shmvec.faults import FaultPolicy
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed (the cluster extra has it)", allow_module_level=True)
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Two nodes of one CPU each, which notice within a second that another one is dead."""
+    folder = tempfile.mkdtemp(prefix="shmvec-ray-", dir="/tmp")  # paths of sockets must be short
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        path = os.pathsep.join(filter(None, sys.path))
+        patch.setenv("PYTHONPATH", path)  # of the nodes' processes
+        import ray
+        from ray.cluster_utils import Cluster
+
+        nodes = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 1,
+                "include_dashboard": False,
+                "_system_config": {
+                    "health_check_initial_delay_ms": 200,
+                    "health_check_period_ms": 200,
+                    "health_check_timeout_ms": 1000,
+                    "health_check_failure_threshold": 3,
+                },
+            },
+        )
+        nodes.add_node(num_cpus=1)
+        ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
+        cloudpickle.register_pickle_by_value(learning_loop)
+        yield nodes
+        cloudpickle.unregister_pickle_by_value(learning_loop)
+        ray.shutdown()
+        nodes.shutdown()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(cluster):
+    """No actor is left, nor what it has started; Ray's own descriptors come and go."""
+    yield
+    until = time.monotonic() + 20
+    while actors() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not actors()
+    assert not list(Path("/dev/shm").glob("psm_*"))
+
+
+def actors():
+    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if "ray::Actor" in line]
+
+
+def collector(make_envs=make_envs, make_policy=Policy, **options):
+    options = {"fragment_length": 16, "start_timeout": PATIENCE_S, **options}
+    return Collector(make_envs, make_policy, **options)
+
+
+def test_ordered_equals_local_bit_for_bit(cluster):
+    with collector(ordered=True) as made:
+        nodes = {runner.node for runner in made.stats().runners}
+        on_nodes = learn(made, 8)
+    assert len(nodes) == 2  # one runner on each
+    with collector(local=True, num_runners=2) as made:
+        assert learn(made, 8) == on_nodes
+
+
+def node_of_this():
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
+def alive(node):
+    import ray
+
+    return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
+
+
+def until(true):
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        yield
+
+
+def check_streams(fragments):
+    """Each of a runner's fragments once, in order, whole, each where the one before has ended."""
+    last = {}
+    for fragment in fragments:
+        before = last.get(fragment.runner)
+        assert fragment.index == (before.index + 1 if before else 0)
+        if before:
+            np.testing.assert_array_equal(fragment.observations[0], before.observations[-1])
+            assert fragment.seed == before.seed
+        assert len(fragment.infos) == 16
+        last[fragment.runner] = fragment
+    assert len({fragment.seed for fragment in last.values()}) == len(last)
+
+
+def test_nodes_join_and_nodes_die(cluster, caplog):
+    """In order of arrival: what a runner makes is what it makes alone, whoever comes and goes."""
+    with collector() as made:
+        fragments = [next(made) for _ in range(6)]
+        assert {fragment.runner for fragment in fragments} == {0, 1}
+        joined = cluster.add_node(num_cpus=1)
+        try:
+            for _ in until(lambda: fragments[-1].runner == 2):
+                fragments.append(next(made))
+            assert len(made.stats().runners) == 3
+        finally:
+            cluster.remove_node(joined, allow_graceful=False)
+        for _ in until(lambda: made.stats().lost == 1 and len(made.stats().runners) == 2):
+            fragments.append(next(made))
+        stats = made.stats()
+        assert {runner.runner for runner in stats.runners} == {0, 1}
+        assert stats.fragments == len(fragments)
+        assert "runner 2, on " in caplog.text and "is lost" in caplog.text
+    check_streams(fragments)
+    # The same fragments, by a collector in this process.
+    theirs = {(each.runner, each.index): digest(each) for each in fragments if each.index < 4}
+    with collector(local=True, num_runners=3) as alone:
+        for _ in range(12):
+            fragment = next(alone)
+            key = fragment.runner, fragment.index
+            assert theirs.pop(key, digest(fragment)) == digest(fragment)
+    assert not theirs
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_runner_that_is_killed_is_replaced(cluster, ordered):
+    def make_policy(seed):
+        policy = Policy(seed)
+        pid = os.getpid()
+
+        def tell(observations, env_ids):
+            actions, extras = policy(observations, env_ids)
+            return actions, {**extras, "pid": np.full(len(env_ids), pid)}
+
+        tell.reset = policy.reset
+        return tell
+
+    with collector(make_policy=make_policy, num_runners=2, ordered=ordered) as made:
+        fragments = [next(made) for _ in range(4)]
+        victim = fragments[-1]
+        os.kill(victim.extras["pid"][0, 0], signal.SIGKILL)
+        for _ in until(lambda: fragments[-1].runner == 2):
+            fragments.append(next(made))
+        stats = made.stats()
+        assert (stats.lost, stats.started) == (1, 3)
+        assert {runner.runner for runner in stats.runners} == {2, 1 - victim.runner}
+    check_streams(fragments)
+    if ordered:
+        places = {0: 0, 1: 1, 2: victim.runner}
+        assert [places[each.runner] for each in fragments] == [
+            turn % 2 for turn in range(len(fragments))
+        ]
+
+
+def test_a_worker_that_dies_is_its_runners_matter(cluster):
+    def make():
+        return make_envs(num_workers=1, faults=FaultPolicy(on_crash="restart"))
+
+    def make_policy(seed):
+        steps = iter(range(10**9))
+
+        def policy(observations, env_ids):
+            if next(steps) == 20:
+                children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+                os.kill(int(children[-1]), signal.SIGKILL)
+            return np.zeros(len(env_ids), int)
+
+        return policy
+
+    with collector(make, make_policy, num_runners=1) as made:
+        fragments = [next(made) for _ in range(3)]
+        assert made.stats().lost == 0
+    told = [info["fault"] for each in fragments for info in each.infos if "fault" in info]
+    assert len(told) == 1
+
+
+def test_what_goes_wrong_on_one_node_names_it(cluster):
+    bad = cluster.list_all_nodes()[1].node_id
+
+    def make_envs_here():
+        if node_of_this() == bad:
+            raise LookupError("no simulator here")
+        return make_envs()
+
+    with pytest.raises(LookupError, match="no simulator here") as caught:
+        collector(make_envs_here)
+    assert f"({bad[:8]})" in str(caught.value.__cause__)
+
+    def make_others_here():
+        return make_envs(env_id="Acrobot-v1" if node_of_this() == bad else "CartPole-v1")
+
+    with pytest.raises(RuntimeError, match="single_observation_space") as caught:
+        collector(make_others_here)
+    assert f"({bad[:8]})" in str(caught.value)
+
+    def make_policy(seed):
+        def policy(observations, env_ids):
+            if node_of_this() == bad:
+                raise ArithmeticError("no idea")
+            return np.zeros(len(env_ids), int)
+
+        return policy
+
+    with collector(make_policy=make_policy) as made:
+        with pytest.raises(ArithmeticError, match="no idea") as caught:
+            for _ in range(9):
+                next(made)
+    assert f"({bad[:8]})" in str(caught.value.__cause__) and "runner 1" in str(
+        caught.value.__cause__
+    )
+
+
+def test_a_bad_node_that_joins_gets_no_runner(cluster, caplog):
+    good = [node.node_id for node in cluster.list_all_nodes()]
+
+    def make_envs_here():
+        if node_of_this() not in good:
+            raise LookupError("no simulator here")
+        return make_envs()
+
+    with collector(make_envs_here) as made:
+        next(made)
+        joined = cluster.add_node(num_cpus=1)
+        try:
+            for _ in until(lambda: "no runner is started on" in caplog.text):
+                next(made)
+            assert "no simulator here" in caplog.text
+            assert {runner.runner for runner in made.stats().runners} == {0, 1}
+        finally:
+            cluster.remove_node(joined)
+
+
+def test_no_room(cluster):
+    with pytest.raises(RuntimeError, match=r"has no room for a runner, which needs 64 "):
+        collector(cpus_per_runner=64)
+    with pytest.raises(RuntimeError, match=r"for \d of 3 runners, each of which needs 1 CPUs: "):
+        collector(num_runners=3, start_timeout=3)
+
+
+def test_what_cannot_be_unpickled_there(cluster):
+    class Here:
+        def __reduce__(self):
+            return __import__, ("no_such_module",)
+
+    here = Here()
+    with pytest.raises(RuntimeError, match=r"make_policy cannot be unpickled here \(ModuleNotF"):
+        collector(make_policy=lambda seed: here, num_runners=1)
+
+
+def test_weights_are_fetched_once_a_node(cluster):
+    """Arrays of weights are where the object store has them: nobody has copied them."""
+
+    def make_policy(seed):
+        policy = Policy(seed)
+
+        def tell(observations, env_ids):
+            owned = np.full(len(env_ids), policy.weights.flags.writeable)
+            return policy(observations, env_ids)[0], {"own": owned}
+
+        tell.reset, tell.set_weights = policy.reset, policy.set_weights
+        return tell
+
+    with collector(make_policy=make_policy, in_flight=1, num_runners=1) as made:
+        assert next(made).extras["own"].all()
+        made.set_weights({"layer": np.ones((4, 2)), "large": np.zeros(1 << 20)})
+        assert not next(made).extras["own"].any()
