@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shmvec.cluster.crew import Crew, LocalCrew, Lost, Member, Node, Ticket
+from shmvec.cluster.crew import Crew, LocalCrew, Lost, Member, Node, Ticket, dismiss
 from shmvec.cluster.fragments import Fragment, Report, Runner, pickled
 from shmvec.cluster.ray_crew import RayCrew
 from shmvec.exchange import checked_count
@@ -99,6 +99,7 @@ class _Place:
 
     node: str | None
     cpus: float
+    share: int = 0  # of its node
     runner: _Hired | None = None
     stillborn: int = 0  # runners lost here, one after the other, before they had made a fragment
 
@@ -111,7 +112,6 @@ class _Hired:
     place: _Place
     member: Member
     starting: Ticket | None
-    since: float = field(default_factory=time.monotonic)
     version: int = 0  # of the weights that it was sent last
     asked: deque[Ticket] = field(default_factory=deque)
     fragments: int = 0
@@ -166,6 +166,7 @@ class Collector:
         local: bool = False,
         cpus_per_runner: float | None = None,
         gpus_per_runner: float = 0.0,
+        pin_runners: bool = False,
         start_timeout: float = 120.0,
         actor_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -194,6 +195,9 @@ class Collector:
             cpus_per_runner: CPUs of Ray's that each has for its own. None: all of its node, or of
                 as many as there are the share that leaves room for ``num_runners``.
             gpus_per_runner: Likewise, for policies on a GPU.
+            pin_runners: Whether the runners of a node are bound to cores of their own, of one NUMA
+                node each if they fit. For nodes on which nothing else runs; without ``local``,
+                ``ordered`` and ``num_runners``.
             start_timeout: Seconds that all runners get to start.
             actor_options: For Ray's actors, ``{"runtime_env": ...}`` for example.
 
@@ -208,6 +212,9 @@ class Collector:
         self._runners: dict[int, _Hired] = {}
         self._places: list[_Place] = []
         self._closed = False
+        for name, function in (("make_envs", make_envs), ("make_policy", make_policy)):
+            if not callable(function):
+                raise TypeError(f"{name} must be callable, got {function!r}")
         make = pickled("make_envs", make_envs), pickled("make_policy", make_policy)
         self._length = checked_count("fragment_length", fragment_length)
         self._in_flight = checked_count("in_flight", in_flight)
@@ -217,6 +224,13 @@ class Collector:
             raise ValueError(f"cpus_per_runner must be positive, got {cpus_per_runner}")
         if not gpus_per_runner >= 0:
             raise ValueError(f"gpus_per_runner must not be negative, got {gpus_per_runner}")
+        self._follows = num_runners is None and not ordered and not local
+        if pin_runners and not self._follows:
+            raise ValueError(
+                "pin_runners is for runners that stay on their nodes: without num_runners, ordered "
+                "and local"
+            )
+        self._pinned = pin_runners
         self._first_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
         self._ordered = ordered or local
         self._timeout = start_timeout
@@ -229,11 +243,11 @@ class Collector:
         self._turn: deque[_Place] = deque()  # who is to come in this turn
         self._ready: deque[_Hired] = deque()  # whose next fragments have come
         self._served: _Hired | None = None
+        self._in_vain = 0.0  # seconds that were waited while no runner had started
         self._avoided: set[str] = set()  # nodes on which no runner can start
         self._counts = dict.fromkeys(("fragments", "steps", "nbytes", "lag", "lost", "started"), 0)
-        self._begin = self._looked = self._logged = self._worked = time.monotonic()
+        self._begin = self._looked = self._logged = time.monotonic()
         self.version = 0
-        self._follows = num_runners is None and not self._ordered
         try:
             self._places = self._first_places(num_runners)
             self._start()
@@ -259,7 +273,7 @@ class Collector:
         count = node.cpus // cpus if cpus else 0
         if self._gpus:
             count = min(count, node.gpus // self._gpus)
-        return [_Place(node.id, cpus) for _ in range(int(count))]
+        return [_Place(node.id, cpus, share) for share in range(int(count))]
 
     def _no_room(self, what: str) -> RuntimeError:
         cpus = {place.cpus for place in self._places} or {self._cpus or 1}
@@ -278,6 +292,7 @@ class Collector:
             self._length,
             number,
             seed,
+            (place.share, math.ceil(place.cpus)) if self._pinned else None,
             node=place.node,
             cpus=place.cpus,
             gpus=self._gpus,
@@ -304,7 +319,7 @@ class Collector:
                         f"runner {runner.number}, on {runner.member.where()}, was lost as it "
                         f"started: {error}"
                     ) from error
-        self._begin = self._looked = self._logged = self._worked = time.monotonic()
+        self._begin = self._looked = self._logged = time.monotonic()
 
     def _answered(self, runners: list[_Hired], timeout: float) -> list[_Hired]:
         """Those among them from which something has come."""
@@ -433,12 +448,7 @@ class Collector:
         for runner in self._runners.values():
             self._ask(runner)
         if not self._ready:
-            runners = list(self._runners.values())
-            self._check_room(runners)
-            if not runners:  # until a node joins
-                time.sleep(_SLICE_S)
-                return None
-            self._ready += self._answered(runners, _SLICE_S)
+            self._ready += self._waited_for(list(self._runners.values()))
         return self._ready.popleft() if self._ready else None
 
     def _next_in_turn(self) -> _Hired | None:
@@ -452,18 +462,28 @@ class Collector:
         assert runner is not None
         if runner.starting is None and not runner.asked:  # it takes the place of one that was lost
             self._ask(runner)
-        self._check_room([runner])
-        return next(iter(self._answered([runner], _SLICE_S)), None)
+        return next(iter(self._waited_for([runner])), None)
 
-    def _check_room(self, runners: list[_Hired]) -> None:
-        """Raises if all that could make a fragment has been waiting for room for too long."""
-        now = time.monotonic()
-        if any(runner.starting is None for runner in runners):
-            self._worked = now
-        elif now - self._worked > self._timeout:
+    def _waited_for(self, runners: list[_Hired]) -> list[_Hired]:
+        """Those among them from which something has come within a while.
+
+        Raises:
+            RuntimeError: None of them has started for too long.
+        """
+        if runners:
+            answered = self._answered(runners, _SLICE_S)
+        else:  # until a node joins
+            time.sleep(_SLICE_S)
+            answered = []
+        if answered or any(runner.starting is None for runner in runners):
+            self._in_vain = 0.0
+            return answered
+        self._in_vain += _SLICE_S
+        if self._in_vain > self._timeout:
             raise self._no_room(
                 f"had no room for {self._timeout:g} s for any runner, each of which"
             )
+        return []
 
     def _taken(self, runner: _Hired) -> Fragment | None:
         """What has come from a runner, if it is a fragment."""
@@ -563,23 +583,11 @@ class Collector:
         self._closed = True
         runners, self._runners = list(self._runners.values()), {}
         self._ready.clear()
-        failures = []
-        deadline = time.monotonic() + _CLOSE_S
-        try:
-            closing = [each.member.finish(each.asked) for each in runners if each.starting is None]
-            while closing and (left := deadline - time.monotonic()) > 0:
-                for ticket in self._crew.ready(closing, left):
-                    closing.remove(ticket)
-                    try:
-                        ticket.result()
-                    except Lost:
-                        pass
-                    except Exception as error:
-                        failures.append(error)
-        finally:
-            for runner in runners:
+        started = [each for each in runners if each.starting is None]
+        for runner in runners:
+            if runner.starting is not None:
                 runner.member.end()
-        return failures
+        return dismiss(self._crew, [(each.member, each.asked) for each in started], _CLOSE_S)
 
     def __enter__(self) -> Collector:
         """Itself."""

@@ -7,6 +7,7 @@ which does everything when its answer is wanted: in an order that does not depen
 from __future__ import annotations
 
 import pickle
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["Crew", "LocalCrew", "Lost", "Member", "Node", "Ticket"]
+__all__ = ["Crew", "LocalCrew", "Lost", "Member", "Node", "Ticket", "dismiss"]
 
 
 class Lost(Exception):
@@ -112,6 +113,35 @@ class Crew(ABC):
     @abstractmethod
     def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
         """Those that are answered, in this order, as soon as one is; none: the time is up."""
+
+
+def dismiss(
+    crew: Crew, members: Sequence[tuple[Member, Iterable[Ticket]]], timeout: float
+) -> list[Exception]:
+    """Ends members, each of which was asked something; returns what those raised that could close.
+
+    Args:
+        crew: Theirs.
+        members: And what they were asked and is not wanted any more.
+        timeout: Seconds that they get to close.
+    """
+    failures = []
+    deadline = time.monotonic() + timeout
+    try:
+        closing = [member.finish(asked) for member, asked in members]
+        while closing and (left := deadline - time.monotonic()) > 0:
+            for ticket in crew.ready(closing, left):
+                closing.remove(ticket)
+                try:
+                    ticket.result()
+                except Lost:
+                    pass
+                except Exception as error:
+                    failures.append(error)
+    finally:
+        for member, _ in members:
+            member.end()
+    return failures
 
 
 @dataclass(frozen=True)

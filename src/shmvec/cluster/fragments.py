@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -18,7 +20,7 @@ from shmvec.exchange import AutoresetMode
 from shmvec.spaces import mapped
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["Fragment", "Report", "Runner", "opened", "pickled"]
+__all__ = ["Fragment", "Report", "Runner", "cores_of", "opened", "pickled"]
 
 _Flags = npt.NDArray[np.bool_]
 
@@ -101,20 +103,18 @@ class Report:
     takes_weights: bool
 
 
-def pickled(name: str, function: Any) -> bytes:
-    """A function of the user's, for other nodes.
+def pickled(name: str, value: Any) -> bytes:
+    """Something of the user's, such as a function, for other nodes.
 
     Raises:
-        TypeError: It cannot be called, or pickled.
+        TypeError: It cannot be pickled.
     """
-    if not callable(function):
-        raise TypeError(f"{name} must be callable, got {function!r}")
     try:
-        content: bytes = cloudpickle.dumps(function)
+        content: bytes = cloudpickle.dumps(value)
     except Exception as error:
         raise TypeError(
             f"{name} cannot be pickled, and so cannot be sent to other nodes: {error}. What cannot "
-            "be, must be made in the function, or imported"
+            "be, must be made there, by a function, or imported"
         ) from error
     return content
 
@@ -134,6 +134,46 @@ def opened(name: str, content: bytes) -> Any:
         ) from error
 
 
+def cores_of(share: int, count: int, folder: Path = Path("/sys/devices/system/node")) -> set[int]:
+    """The cores of a share of this machine, of one NUMA node if they fit.
+
+    Args:
+        share: Which, from 0.
+        count: How many cores each has.
+        folder: Where the system tells of NUMA nodes.
+
+    Raises:
+        ValueError: There are not so many.
+    """
+    usable = os.sched_getaffinity(0)
+    shares: list[list[int]] = []
+    over: list[int] = []
+    for cores in _numa_nodes(folder) or [usable]:
+        mine = sorted(cores & usable)
+        while len(mine) >= count:
+            shares.append(mine[:count])
+            del mine[:count]
+        over += mine
+    shares += [over[i : i + count] for i in range(0, len(over), count)]
+    if share >= len(shares) or len(shares[share]) < count:
+        raise ValueError(
+            f"pin_runners: {count} cores for share {share} of this node are wanted, which has "
+            f"{len(usable)} usable ones"
+        )
+    return set(shares[share])
+
+
+def _numa_nodes(folder: Path) -> list[set[int]]:
+    nodes = []
+    for path in sorted(folder.glob("node[0-9]*/cpulist")):
+        cores: set[int] = set()
+        for part in filter(None, path.read_text().strip().split(",")):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+        nodes.append(cores)
+    return nodes
+
+
 class Runner:
     """Envs and a policy: makes one fragment after the other. It knows nothing of nodes."""
 
@@ -144,6 +184,7 @@ class Runner:
         length: int,
         number: int,
         seed: int,
+        share: tuple[int, int] | None = None,
     ) -> None:
         """Makes both, and resets the envs.
 
@@ -153,12 +194,16 @@ class Runner:
             length: Of fragments.
             number: Its own.
             seed: Of the first env, and of the policy.
+            share: It is bound to so many cores (the second number), behind those of so many others
+                on its node. None: it is not bound.
 
         Raises:
             TypeError: What was made is no ShmVectorEnv, or no policy; its values are no arrays.
             ValueError: Episodes that are over are not reset (AutoresetMode.DISABLED).
             Exception: What the functions raise, or whoever unpickles them.
         """
+        if share is not None:
+            os.sched_setaffinity(0, cores_of(*share))
         makers = opened("make_envs", make_envs), opened("make_policy", make_policy)
         self._length, self._number, self._seed = length, number, seed
         self._version = self._index = 0

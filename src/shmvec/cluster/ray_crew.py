@@ -37,7 +37,7 @@ class RayCrew(Crew):
         self._options = dict(options)
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive, the oldest one's id first."""
+        """The nodes that are alive."""
         found = []
         for node in self._ray.nodes():
             if node["Alive"]:
