@@ -192,6 +192,7 @@ def evaluate(
     progress: bool | Callable[[Episode], object] = False,
     video_folder: str | os.PathLike[str] | None = None,
     video_episodes: Collection[int] = (0,),
+    cluster: bool = False,
     **vector_options: Any,
 ) -> Evaluation:
     """Plays episodes with a policy, in parallel, each of them exactly once.
@@ -239,6 +240,9 @@ def evaluate(
             ``evaluation-episode-0.mp4``, ... Needs moviepy, and envs with the render mode
             ``rgb_array``, which those made by id have then.
         video_episodes: Of which episodes, by number.
+        cluster: Whether to play on all nodes of a cluster of Ray's, each of which has ``num_envs``
+            envs and a copy of the policy; both must be such that they can be pickled. What a node
+            had under way that is lost is played by others. docs/cluster.md.
         **vector_options: Arguments of :class:`shmvec.ShmVectorEnv`, ``num_workers`` for example.
             ``faults`` is, by default, ``FaultPolicy(on_crash="restart")``, where neither
             ``install`` nor the environment says otherwise.
@@ -268,6 +272,17 @@ def evaluate(
     if time_limit is not None and not time_limit > 0:
         raise ValueError(f"time_limit must be positive, got {time_limit}")
     check_policy(policy, batch)
+    if cluster:
+        return _on_nodes(
+            envs,
+            policy,
+            played,
+            {"num_envs": num_envs, **vector_options},
+            {"batch_size": batch_size, "batch": batch},
+            {"time_limit": time_limit, "video_folder": video_folder},
+            keys,
+            progress,
+        )
     if isinstance(envs, ShmVectorEnv):
         chosen = {"num_envs": num_envs, "video_folder": video_folder, **vector_options}
         given = [name for name, value in chosen.items() if value is not None]
@@ -276,17 +291,11 @@ def evaluate(
         vector, own = envs, False
         make = _nothing
     else:
-        if vector_options.get("num_workers") is not None:
-            vector_options["num_workers"] = AtMost(vector_options["num_workers"])
-        workers = vector_options.get("num_workers") or usable_cores()
-        env_fns = _env_fns(envs, num_envs, 2 * workers, len(played), video_folder is not None)
-        if video_folder is not None:
-            env_fns = recorded(env_fns, video_folder, video_episodes)
-        vector_options = with_faults(vector_options, FaultPolicy(on_crash="restart"))
-        vector_options.setdefault("autoreset_mode", AutoresetMode.DISABLED)
+        recording = None if video_folder is None else (video_folder, video_episodes)
+        env_fns, chosen = _chosen(envs, len(played), recording, num_envs, **vector_options)
         # Known before it starts anything: Ctrl-C may come as it is returned.
         vector, own = ShmVectorEnv.__new__(ShmVectorEnv), True
-        make = partial(ShmVectorEnv.__init__, vector, env_fns, **vector_options)
+        make = partial(ShmVectorEnv.__init__, vector, env_fns, **chosen)
     ended: Callable[[], object] = _nothing
     try:
         make()
@@ -315,6 +324,55 @@ def evaluate(
     finally:
         ended()
     return _evaluation(played, player.steps, keys, time.monotonic() - begin)
+
+
+def _chosen(
+    envs: Any, episodes: int, recording: Any = None, num_envs: int | None = None, **options: Any
+) -> tuple[list[Callable[[], Any]], dict[str, Any]]:
+    """What a vector env for so many episodes is made of, which resets nobody."""
+    if options.get("num_workers") is not None:
+        options["num_workers"] = AtMost(options["num_workers"])
+    workers = options.get("num_workers") or usable_cores()
+    env_fns = _env_fns(envs, num_envs, 2 * workers, episodes, recording is not None)
+    if recording is not None:
+        env_fns = recorded(env_fns, *recording)
+    options = with_faults(options, FaultPolicy(on_crash="restart"))
+    options.setdefault("autoreset_mode", AutoresetMode.DISABLED)
+    return env_fns, options
+
+
+def _made(envs: Any, episodes: int, **options: Any) -> ShmVectorEnv:
+    """On a node: from there its cores are counted."""
+    env_fns, chosen = _chosen(envs, episodes, **options)
+    return ShmVectorEnv(env_fns, **chosen)
+
+
+def _on_nodes(
+    envs: Any,
+    policy: Policy,
+    played: list[Episode],
+    vector_options: dict[str, Any],
+    how: dict[str, Any],
+    not_there: dict[str, Any],
+    keys: Collection[str],
+    progress: Any,
+) -> Evaluation:
+    """The same on a cluster."""
+    from shmvec.cluster.evaluation import play_on_nodes  # which knows this module
+
+    begin = time.monotonic()
+    refused = [name for name, value in not_there.items() if value is not None]
+    if refused:
+        raise ValueError(f"on a cluster there is no {' and no '.join(refused)}")
+    if isinstance(envs, ShmVectorEnv):
+        raise ValueError("a vector env cannot be sent to other nodes: give what makes its envs")
+    report, ended = _progress(progress, len(played))
+    make = partial(_made, envs, len(played), **vector_options)
+    try:
+        steps = play_on_nodes(make, policy, played, how, report)
+    finally:
+        ended()
+    return _evaluation(played, steps, keys, time.monotonic() - begin)
 
 
 def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:

@@ -1,0 +1,175 @@
+"""Episodes played on all nodes: the engine of ``shmvec.evaluate(..., cluster=True)``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shmvec.cluster.crew import Crew, Lost, Member, Ticket, dismiss
+from shmvec.cluster.fragments import opened, pickled
+from shmvec.cluster.ray_crew import RayCrew
+from shmvec.evaluation import Episode, evaluate
+from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["play_on_nodes"]
+
+_SLICE_S = 0.2  # of a wait: then signals are looked for
+_CLOSE_S = 5.0
+_ROOM_S = 120.0  # until some node must have room
+
+
+class Player:
+    """Envs and a policy on a node: plays the episodes that it is given."""
+
+    def __init__(self, make_envs: bytes, policy: bytes) -> None:
+        """Makes the envs.
+
+        Args:
+            make_envs: Pickled: returns a vector env that does not reset by itself.
+            policy: Pickled.
+        """
+        make, self._policy = opened("what makes the envs", make_envs), opened("policy", policy)
+        self._envs: ShmVectorEnv = make()
+
+    def report(self) -> int:
+        """How many episodes are played at a time."""
+        return self._envs.num_envs
+
+    def play(
+        self, seeds: list[int], options: list[Any], how: Mapping[str, Any]
+    ) -> tuple[list[Episode], int]:
+        """Plays episodes; returns these, in their order, and the steps that were made."""
+        played: list[Episode] = []
+        result = evaluate(
+            self._envs,
+            self._policy,
+            len(seeds),
+            seeds=seeds,
+            options=options,
+            progress=played.append,
+            **how,
+        )
+        return sorted(played, key=lambda episode: episode.number), result.steps
+
+    def close(self) -> None:
+        """Closes the envs."""
+        self._envs.close()
+
+
+class _Hand:
+    """A player, as it is seen from here."""
+
+    def __init__(self, member: Member, starting: Ticket) -> None:
+        self.member = member
+        self.awaited: Ticket | None = starting
+        self.num_envs = 0  # until it has started
+        self.playing: Sequence[Episode] = ()
+
+
+def play_on_nodes(
+    make_envs: Callable[[], ShmVectorEnv],
+    policy: Any,
+    episodes: Sequence[Episode],
+    how: Mapping[str, Any],
+    finished: Callable[[Episode], object],
+) -> int:
+    """Plays episodes on all nodes that have room, in shares that become smaller towards the end.
+
+    Args:
+        make_envs: Makes the envs of a node.
+        policy: Each node has a copy of its own.
+        episodes: To be played; what has come of them is noted in them.
+        how: Arguments of ``evaluate``.
+        finished: Called with each episode that is over.
+
+    Returns:
+        How many steps were made.
+
+    Raises:
+        ImportError: Ray is not installed.
+        TypeError: Envs or policy cannot be pickled.
+        RuntimeError: There is no room, or no node is left.
+        Exception: What envs or the policy raise; the cause names the node.
+    """
+    content = pickled("what makes the envs", make_envs), pickled("policy", policy)
+    crew = RayCrew({})
+    made = tuple(map(crew.put, content))
+    hands: list[_Hand] = []
+    try:
+        for node in crew.nodes():
+            cpus = math.floor(node.cpus)
+            if cpus:
+                name = f"evaluation on {node.name}"
+                hands.append(
+                    _Hand(*crew.start(name, Player, *made, node=node.id, cpus=cpus, gpus=0.0))
+                )
+        return _play(crew, hands, deque(episodes), how, finished)
+    finally:
+        there = [(hand.member, [hand.awaited] if hand.awaited else []) for hand in hands]
+        dismiss(crew, there, _CLOSE_S)
+
+
+def _play(
+    crew: Crew,
+    hands: list[_Hand],
+    waiting: deque[Episode],
+    how: Mapping[str, Any],
+    finished: Callable[[Episode], object],
+) -> int:
+    steps = 0
+    deadline = time.monotonic() + _ROOM_S
+    while waiting or any(hand.playing for hand in hands):
+        awaited = {id(hand.awaited): hand for hand in hands if hand.awaited is not None}
+        if not awaited:
+            raise RuntimeError("the cluster has no node left to play episodes on")
+        if time.monotonic() > deadline and not any(hand.num_envs for hand in hands):
+            raise RuntimeError(
+                f"an evaluation needs all CPUs of a node, and none has had these free within "
+                f"{_ROOM_S:g} s: there is {crew.room()}"
+            )
+        tickets = [hand.awaited for hand in hands if hand.awaited is not None]
+        for ticket in crew.ready(tickets, _SLICE_S):
+            hand = awaited[id(ticket)]
+            hand.awaited = None
+            try:
+                result = ticket.result()
+            except Lost:
+                for episode in reversed(hand.playing):
+                    episode.repeats += 1
+                    waiting.appendleft(episode)
+                hands.remove(hand)
+                hand.member.end()
+                continue
+            if hand.num_envs:
+                steps += result[1]
+                for episode, played in zip(hand.playing, result[0], strict=True):
+                    _note(episode, played)
+                    finished(episode)
+            else:
+                hand.num_envs = result
+            _give(hand, hands, waiting, how)
+        for hand in hands:  # what was lost with another one
+            if hand.awaited is None and waiting:
+                _give(hand, hands, waiting, how)
+    return steps
+
+
+def _note(episode: Episode, played: Episode) -> None:
+    for name in ("return_", "length", "info", "terminated", "finished"):
+        setattr(episode, name, getattr(played, name))
+    episode.repeats += played.repeats
+
+
+def _give(
+    hand: _Hand, hands: Sequence[_Hand], waiting: deque[Episode], how: Mapping[str, Any]
+) -> None:
+    """Gives a node its next share: of half of what is left, at least as many as it has envs."""
+    size = max(hand.num_envs, len(waiting) // (2 * len(hands)))
+    hand.playing = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+    if hand.playing:
+        seeds = [episode.seed for episode in hand.playing]
+        options = [episode.options for episode in hand.playing]
+        hand.awaited = hand.member.ask("play", seeds, options, dict(how))
