@@ -5,5 +5,6 @@
 
 from shmvec.cluster.collector import Collector, CollectorStats, RunnerStats
 from shmvec.cluster.fragments import Fragment
+from shmvec.cluster.vector_env import ClusterVectorEnv
 
-__all__ = ["Collector", "CollectorStats", "Fragment", "RunnerStats"]
+__all__ = ["ClusterVectorEnv", "Collector", "CollectorStats", "Fragment", "RunnerStats"]

@@ -1,0 +1,592 @@
+"""``ClusterVectorEnv``: Gymnasium's ``VectorEnv``, with envs on several nodes, for slow envs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from shmvec.cluster.crew import Crew, LocalCrew, Lost, Member, Node, Ticket, dismiss
+from shmvec.cluster.fragments import pickled
+from shmvec.cluster.hosts import Ask, Host, Hosted, Piece, together
+from shmvec.cluster.ray_crew import RayCrew
+from shmvec.exchange import (
+    AutoresetMode,
+    Options,
+    checked_count,
+    checked_env_fns,
+    checked_options,
+    checked_seeds,
+    existing_env_ids,
+)
+from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
+from shmvec.vector_env import StepResults
+
+__all__ = ["ClusterVectorEnv"]
+
+_SLICE_S = 0.2  # of a wait: then signals are looked for
+_CLOSE_S = 5.0
+
+
+@dataclass(eq=False)
+class _Hand:
+    """A host, as it is seen from here."""
+
+    envs: range
+    node: Node
+    member: Member
+    starting: Ticket | None
+    awaited: Ticket | None = None
+    asks: list[Ask] = field(default_factory=list)  # not sent yet
+    out: int = 0  # envs that were asked, and have not answered
+
+
+class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
+    """Steps envs on all nodes of a cluster: for envs of 10 ms a step and more.
+
+    Each node holds some of the envs, in a :class:`shmvec.ShmVectorEnv` over its cores. A batch
+    costs one message to each node and one back, about a millisecond: where envs are faster, let a
+    :class:`Collector` step them beside a policy. Results are those of ``ShmVectorEnv``.
+
+    Attributes:
+        num_envs: Number of envs.
+        nodes: For people: which node holds which envs.
+        restarts: How often a node, or the process of its envs, was lost.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.cluster import ClusterVectorEnv
+        >>> envs = ClusterVectorEnv([lambda: gym.make("CartPole-v1")] * 3, local=True, num_hosts=2)
+        >>> observations, infos = envs.reset(seed=42)
+        >>> envs.step([0, 1, 0])[1]
+        array([1., 1., 1.])
+        >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
+        *,
+        batch_size: int | None = None,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        faults: FaultPolicy | None = None,
+        num_hosts: int | None = None,
+        cpus_per_host: float | None = None,
+        local: bool = False,
+        start_timeout: float = 120.0,
+        actor_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Builds the envs, on all nodes at the same time.
+
+        Args:
+            env_fns: One function for each env; neighbours share a node.
+            batch_size: ``recv`` returns so many envs, those that are ready first; ``step`` and
+                ``reset``, too. None: all.
+            autoreset_mode: NEXT_STEP or DISABLED, as for ``ShmVectorEnv``.
+            faults: Of the workers; and with ``on_crash="restart"`` envs of a node that is lost are
+                built anew where there is room: their next step returns a truncation, with
+                ``infos["fault"]``, and a reset follows.
+            num_hosts: On how many actors they are spread. None: one on each node.
+            cpus_per_host: CPUs of each. None: all of its node; with ``num_hosts``: 1.
+            local: All of it in this process, without Ray.
+            start_timeout: Seconds that hosts get to start.
+            actor_options: For Ray's actors.
+            **options: Of :class:`shmvec.ShmVectorEnv`, for each node.
+
+        Raises:
+            ImportError: Ray is not installed.
+            ValueError: An argument is out of range.
+            TypeError: The env_fns cannot be pickled; and as ``ShmVectorEnv``.
+            RuntimeError: There is no room; spaces differ between nodes.
+            Exception: Whatever an env_fn raises; the cause names the node.
+        """
+        super().__init__()
+        self._hands: list[_Hand] = []
+        self.env_fns = checked_env_fns(env_fns)
+        self.num_envs = len(self.env_fns)
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            raise ValueError("on a cluster, episodes begin with the next step: use NEXT_STEP")
+        self.batch_size = batch_size
+        if batch_size is not None and not 1 <= batch_size <= self.num_envs:
+            raise ValueError(
+                f"batch_size must be between 1 and the number of envs ({self.num_envs}), got "
+                f"{batch_size}"
+            )
+        self.faults = faults or FaultPolicy()
+        if num_hosts is not None:
+            num_hosts = checked_count("num_hosts", num_hosts)
+        self._options = {**options, "autoreset_mode": self.autoreset_mode, "faults": faults}
+        self._timeout = start_timeout
+        self.restarts = 0
+        # Of each env: whether it is out and what it was asked, whether its process has not been
+        # reset since it was started, what its next step tells of a fault, how it stands.
+        self._asked: dict[int, Ask] = {}
+        self._fresh: set[int] = set()
+        self._told: dict[int, dict[str, Any]] = {}
+        self._seeds: dict[int, int | None] = {}
+        self._over = np.zeros(self.num_envs, np.bool_)
+        self._last: list[Any] = [None] * self.num_envs
+        self._pieces: deque[Piece] = deque()
+        self._crew: Crew = LocalCrew() if local else RayCrew(actor_options or {})
+        try:
+            self._spread(num_hosts, cpus_per_host)
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+
+    # ---- hosts -------------------------------------------------------------------------------
+
+    def _spread(self, num_hosts: int | None, cpus: float | None) -> None:
+        """Begins to start the hosts, each with envs in proportion to its CPUs."""
+        if num_hosts is not None:
+            nodes = [Node("", "", cpus or 1, 0)] * num_hosts
+        else:
+            nodes = [
+                Node(node.id, node.name, cpus or math.floor(node.cpus), 0)
+                for node in self._crew.nodes()
+                for _ in range(int(node.cpus // (cpus or max(1, math.floor(node.cpus)))))
+            ]
+        if not nodes:
+            raise RuntimeError(
+                f"the cluster has no room for a host, which needs {cpus or 1:g} CPUs: there is "
+                f"{self._crew.room()}"
+            )
+        shares = np.cumsum([0.0, *(node.cpus for node in nodes)])
+        bounds = np.rint(shares / shares[-1] * self.num_envs).astype(int).tolist()
+        for node, first, end in zip(nodes, bounds, bounds[1:], strict=False):
+            if end > first:
+                member, starting = self._hire(range(first, end), node)
+                self._hands.append(_Hand(range(first, end), node, member, starting))
+
+    def _hire(self, envs: range, node: Node) -> tuple[Member, Ticket]:
+        functions = pickled("env_fns", self.env_fns[envs.start : envs.stop])
+        name = f"host of envs {envs.start} to {envs.stop - 1}"
+        return self._crew.start(
+            name, Host, functions, self._options, node=node.id or None, cpus=node.cpus, gpus=0.0
+        )
+
+    def _start(self) -> None:
+        """Waits for the hosts, which must agree."""
+        first: Hosted | None = None
+        deadline = time.monotonic() + self._timeout
+        while waiting := [hand for hand in self._hands if hand.starting is not None]:
+            by_ticket = {id(hand.starting): hand for hand in waiting}
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RuntimeError(
+                    f"the cluster has no room, or takes longer than {self._timeout:g} s "
+                    f"(start_timeout), for {len(waiting)} of {len(self._hands)} hosts: there is "
+                    f"{self._crew.room()}"
+                )
+            tickets = [hand.starting for hand in waiting if hand.starting is not None]
+            for ticket in self._crew.ready(tickets, min(left, _SLICE_S)):
+                hand = by_ticket[id(ticket)]
+                try:
+                    hosted: Hosted = ticket.result()
+                except Lost as error:
+                    raise WorkerCrashError(
+                        f"the host of envs {hand.envs.start} to {hand.envs.stop - 1}, on "
+                        f"{hand.member.where()}, was lost as it started: {error}"
+                    ) from error
+                hand.starting = None
+                first = first or hosted
+                if hosted.spaces != first.spaces:
+                    raise RuntimeError(
+                        f"the envs on {hand.member.where()} have the spaces {hosted.spaces}, and "
+                        f"others {first.spaces}"
+                    )
+        assert first is not None
+        self.single_observation_space, self.single_action_space = first.spaces
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = first.render_mode
+
+    @property
+    def nodes(self) -> dict[str, list[int]]:
+        """Which node holds which envs."""
+        found: dict[str, list[int]] = {}
+        for hand in self._hands:
+            found.setdefault(hand.member.where(), []).extend(hand.envs)
+        return found
+
+    # ---- Gymnasium's contract ----------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets all envs, or those of ``options["reset_mask"]``, in parallel.
+
+        Args:
+            seed: As for ``ShmVectorEnv``.
+            options: Likewise.
+
+        Returns:
+            Observations and infos; with ``batch_size`` of those that are ready first.
+
+        Raises:
+            Exception: As ``ShmVectorEnv``.
+        """
+        count = self.async_reset(seed, options)
+        if self.batch_size is not None:
+            observations, *_, infos = self.recv()
+            return observations, infos
+        infos = self._all(count)[-1]
+        return self._observations(), infos
+
+    def async_reset(
+        self, seed: int | Sequence[int | None] | None = None, options: Options = None
+    ) -> int:
+        """Starts to reset envs; :meth:`recv` returns those that are ready first.
+
+        Returns:
+            How many.
+
+        Raises:
+            AlreadyPendingCallError: Envs are out.
+            ValueError: Seeds, options or mask are wrong.
+        """
+        self._check_idle()
+        envs = np.arange(self.num_envs)
+        seeds = checked_seeds(seed, self.num_envs)
+        if isinstance(options, dict) and "reset_mask" in options:
+            options = dict(options)
+            mask = np.asarray(options.pop("reset_mask"))
+            if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+                raise ValueError(f"reset_mask must be ({self.num_envs},) bools, one of them true")
+            envs = np.flatnonzero(mask)
+        each = checked_options(options, self.num_envs)
+        for env in envs.tolist():
+            self._reset_env(
+                env, None if seeds is None else seeds[env], None if each is None else each[env]
+            )
+        return len(envs)
+
+    def step(self, actions: Any, env_id: npt.ArrayLike | None = None) -> StepResults:
+        """Steps all envs, in parallel; with ``batch_size`` or ``env_id`` as ``send`` and ``recv``.
+
+        Raises:
+            Exception: As ``ShmVectorEnv``; what an env raises closes all.
+        """
+        if env_id is not None or self.batch_size is not None:
+            envs = existing_env_ids(env_id, self.num_envs)
+            self.send(actions, envs)
+            return self._recv(self.batch_size or len(envs))
+        self._check_idle()
+        self.send(actions)
+        results: Any = self._all(self.num_envs)[1:]
+        return results  # type: ignore[no-any-return]
+
+    def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
+        """Starts to step some envs; :meth:`recv` returns those that are ready first.
+
+        Raises:
+            ValueError: There is no such env, it is out, or the number of actions is wrong.
+        """
+        self._check_open()
+        envs = existing_env_ids(env_id, self.num_envs)
+        given = list(iterate(batch_space(self.single_action_space, len(envs)), actions))
+        if len(given) != len(envs):
+            raise ValueError(f"there are {len(given)} actions for {len(envs)} envs")
+        out = [env for env in envs.tolist() if env in self._asked]
+        if out:
+            raise ValueError(f"envs {out} have been asked already: take their results first")
+        for env, action in zip(envs.tolist(), given, strict=True):
+            if env in self._told:
+                self._pieces.append(self._cut(env, self._told.pop(env)))
+            elif env in self._fresh and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+                self._reset_env(env, restart_seed(self._seeds.get(env), self.restarts), None)
+            else:
+                self._ask(env, Ask(np.array([env]), [action]))
+
+    def recv(self) -> StepResults:
+        """Waits for a batch of envs, those that were ready first; see ``ShmVectorEnv.recv``.
+
+        Raises:
+            NoAsyncCallError: So many were not asked.
+            Exception: As :meth:`step`.
+        """
+        return self._recv(self.batch_size or self.num_envs)
+
+    def _recv(self, count: int) -> StepResults:
+        envs, *results, infos = together(self.single_observation_space, self._taken(count, 1))
+        infos["env_id"] = envs
+        return (*results, infos)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Calls a method of every env, in parallel, or gets an attribute."""
+        results = self._command("call", [(name, args, kwargs)] * len(self._hands))
+        return tuple(value for part in results for value in part)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """The attribute of every env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Sets an attribute of every env: a list or tuple has one value for each."""
+        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ValueError(f"there are {len(each)} values for {self.num_envs} envs")
+        parts = [(name, list(each[hand.envs.start : hand.envs.stop])) for hand in self._hands]
+        self._command("set_attr", parts)
+
+    def render(self) -> tuple[Any, ...]:
+        """What every env's ``render`` returns."""
+        return self.call("render")
+
+    # ---- asking and taking -------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError("this ClusterVectorEnv is closed")
+
+    def _check_idle(self) -> None:
+        self._check_open()
+        if self._asked or self._pieces:
+            raise AlreadyPendingCallError(
+                "envs are out: take the results of all that were asked, with recv, first", "recv"
+            )
+
+    def _hand_of(self, env: int) -> _Hand:
+        return next(hand for hand in self._hands if env in hand.envs)
+
+    def _reset_env(self, env: int, seed: int | None, options: Any) -> None:
+        if seed is not None:
+            self._seeds[env] = seed
+        self._told.pop(env, None)
+        self._ask(env, Ask(np.array([env]), None, [seed], [options]))
+
+    def _ask(self, env: int, ask: Ask) -> None:
+        hand = self._hand_of(env)
+        hand.asks.append(ask)
+        self._asked[env] = ask
+
+    def _send(self, hand: _Hand, least: int) -> None:
+        """One message to a host that is not busy: all that its envs are to be asked."""
+        if hand.starting is not None or hand.awaited is not None:
+            return
+        if not hand.asks and not hand.out:
+            return
+        hand.out += len(hand.asks)
+        asks = list(_gathered(hand.asks, hand.envs.start))
+        hand.asks = []
+        hand.awaited = hand.member.ask("turn", asks, min(least, hand.out))
+
+    def _taken(self, count: int, least: int) -> list[Piece]:
+        """So many answers, those that have come first."""
+        self._check_open()
+        there = sum(len(piece.envs) for piece in self._pieces)
+        if there + len(self._asked) < count:
+            raise NoAsyncCallError(
+                f"{count} envs are waited for, and {there + len(self._asked)} were asked", "recv"
+            )
+        try:
+            while there < count:
+                there += self._waited(least)
+        except Exception:
+            self._end()
+            raise
+        taken: list[Piece] = []
+        while count:
+            piece = self._pieces.popleft()
+            if len(piece.envs) > count:
+                self._pieces.appendleft(piece.rows(range(count, len(piece.envs))))
+                piece = piece.rows(range(count))
+            count -= len(piece.envs)
+            taken.append(piece)
+        return taken
+
+    def _all(self, count: int) -> tuple[Any, ...]:
+        """The answers of so many envs, by index, as if all had answered."""
+        pieces = [
+            piece.rows([row])
+            for piece in self._taken(count, self.num_envs)
+            for row in range(len(piece.envs))
+        ]
+        pieces.sort(key=lambda piece: int(piece.envs[0]))
+        return together(self.single_observation_space, pieces, self.num_envs)
+
+    def _waited(self, least: int) -> int:
+        """How many answers have come within a while."""
+        for hand in self._hands:
+            self._send(hand, least)
+        busy = [hand for hand in self._hands if hand.starting or hand.awaited]
+        tickets = [ticket for hand in busy if (ticket := hand.starting or hand.awaited)]
+        by_ticket = {id(hand.starting or hand.awaited): hand for hand in busy}
+        come = 0
+        for ticket in self._crew.ready(tickets, _SLICE_S):
+            hand = by_ticket[id(ticket)]
+            try:
+                answer = ticket.result()
+            except Lost as error:
+                come += self._lose(hand, error)
+                continue
+            if hand.starting is not None:
+                hand.starting = None
+                continue
+            hand.awaited = None
+            come += self._note(hand, answer)
+        return come
+
+    def _note(self, hand: _Hand, piece: Piece) -> int:
+        piece.envs = piece.envs + hand.envs.start
+        hand.out -= len(piece.envs)
+        for row, env in enumerate(piece.envs.tolist()):
+            if self._asked.pop(env).actions is None:
+                self._fresh.discard(env)
+            self._last[env] = piece.observations[row]
+            self._over[env] = piece.terminations[row] or piece.truncations[row]
+        self._pieces.append(piece)
+        return len(piece.envs)
+
+    def _observations(self) -> Any:
+        space = self.single_observation_space
+        empty: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, self._last, empty)
+
+    def _command(self, method: str, arguments: Sequence[Iterable[Any]]) -> list[Any]:
+        self._check_idle()
+        tickets = [
+            hand.member.ask(method, *args)
+            for hand, args in zip(self._hands, arguments, strict=True)
+        ]
+        waiting = list(tickets)
+        while waiting:  # in slices: signals are looked for
+            for ticket in self._crew.ready(waiting, _SLICE_S):
+                waiting.remove(ticket)
+                if isinstance(self._crew, LocalCrew):
+                    break
+        results = []
+        for hand, ticket in zip(self._hands, tickets, strict=True):
+            try:
+                results.append(ticket.result())
+            except Lost as error:
+                self._lose(hand, error)
+                raise WorkerCrashError(
+                    f"the node of envs {hand.envs.start} to {hand.envs.stop - 1} was lost in "
+                    f"{method!r}: {error}"
+                ) from error
+        return results
+
+    # ---- losses ------------------------------------------------------------------------------
+
+    def _lose(self, hand: _Hand, why: Exception) -> int:
+        """What is done about a host that is no more; returns how many answers that makes."""
+        where = hand.member.where()
+        hand.member.end()
+        index = self._hands.index(hand)
+        del self._hands[index]  # until there is another member
+        message = f"node {where} was lost: {str(why).partition(chr(10))[0]}"
+        if self.faults.on_crash != "restart":
+            raise WorkerCrashError(
+                f"{message}. faults=FaultPolicy(on_crash='restart') goes on without it"
+            ) from why
+        self.restarts += 1
+        if self.restarts > self.faults.max_restarts:
+            raise TooManyFaultsError(
+                f"{message}; that was once more than the {self.faults.max_restarts} times that the "
+                "FaultPolicy allows"
+            ) from why
+        hand.node = Node("", "", hand.node.cpus, 0)
+        hand.member, hand.starting = self._hire(hand.envs, hand.node)
+        hand.awaited, hand.out = None, 0
+        self._hands.insert(index, hand)
+        unsent = {int(ask.envs[0]) for ask in hand.asks}
+        info = {"type": "NodeLost", "message": message, "restarts": self.restarts, "stderr": ""}
+        come = 0
+        for env in hand.envs:
+            was_fresh = env in self._fresh or self._last[env] is None
+            self._fresh.add(env)
+            ask = self._asked.get(env)
+            if ask is None:
+                if not self._over[env] and not was_fresh:
+                    self._told[env] = info
+            elif ask.actions is None:
+                if env not in unsent:
+                    seed = None if ask.seeds is None else ask.seeds[0]
+                    ask.seeds = [restart_seed(seed, self.restarts)]
+                    hand.asks.append(ask)
+            elif self._over[env] and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+                if env in unsent:
+                    hand.asks.remove(ask)
+                seed = restart_seed(self._seeds.get(env), self.restarts)
+                self._reset_env(env, seed, None)
+            else:
+                if env in unsent:
+                    hand.asks.remove(ask)
+                del self._asked[env]
+                self._pieces.append(self._cut(env, info))
+                come += 1
+        return come
+
+    def _cut(self, env: int, info: dict[str, Any]) -> Piece:
+        """A truncation in place of what was lost."""
+        self._over[env] = True
+        infos = self._add_info({}, {"fault": info}, env)
+        envs = np.array([env])
+        no, yes = np.zeros(1, np.bool_), np.ones(1, np.bool_)
+        whole = Piece(
+            np.arange(self.num_envs),
+            self._last,
+            *(np.zeros(self.num_envs), np.zeros(self.num_envs, np.bool_)),
+            *(np.ones(self.num_envs, np.bool_), infos),
+        )
+        piece = whole.rows([env])
+        piece.envs, piece.terminations, piece.truncations = envs, no, yes
+        return piece
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Closes the envs, and ends the hosts.
+
+        Raises:
+            Exception: What an env's ``close`` raises, after all have ended.
+        """
+        failures = self._end()
+        if failures:
+            raise failures[0]
+
+    def _end(self) -> list[Exception]:
+        self.closed = True
+        hands, self._hands = self._hands, []
+        if not hands:  # the crew may not be there, either
+            return []
+        for hand in hands:
+            if hand.starting is not None:
+                hand.member.end()
+        started = [
+            (hand.member, [hand.awaited] if hand.awaited else [])
+            for hand in hands
+            if hand.starting is None
+        ]
+        return dismiss(self._crew, started, _CLOSE_S)
+
+
+def _gathered(asks: Sequence[Ask], first: int) -> list[Ask]:
+    """Asks of one env each, as few, by the host's own numbers of envs."""
+    steps = [ask for ask in asks if ask.actions is not None]
+    resets = [ask for ask in asks if ask.actions is None]
+    found = []
+    if steps:
+        envs = np.concatenate([ask.envs for ask in steps]) - first
+        found.append(Ask(envs, [action for ask in steps for action in ask.actions]))
+    if resets:
+        envs = np.concatenate([ask.envs for ask in resets]) - first
+        seeds = [seed for ask in resets for seed in ask.seeds or [None]]
+        options = [each for ask in resets for each in ask.options or [None]]
+        found.append(Ask(envs, None, seeds, options))
+    return found

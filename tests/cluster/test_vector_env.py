@@ -1,0 +1,188 @@
+"""``ClusterVectorEnv(local=True)``: the results of ``SyncVectorEnv``, however envs are spread."""
+
+import threading
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Infos
+from equality import same
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from shmvec.cluster import ClusterVectorEnv
+from shmvec.cluster.crew import LocalMember, Lost
+from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
+
+
+def vector_env(env_fns=None, num_hosts=2, **options):
+    env_fns = env_fns or [lambda: gym.make("CartPole-v1")] * 5
+    options = {"num_workers": 0, **options}
+    return ClusterVectorEnv(env_fns, num_hosts=num_hosts, local=True, **options)
+
+
+INFOS = [
+    {},
+    {"a": 1},
+    {"b": 2.5, "a": 3},
+    {"nested": {"x": np.arange(2), "word": "yes"}, "flag": True},
+    {"object": [1], "a": 4},
+]
+
+
+def telling(env):
+    """An env whose infos come in an order of its own."""
+    return Infos(INFOS[env:] + INFOS[:env])
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["CartPole", "infos"])
+def test_results_are_those_of_one_process(kind, num_hosts):
+    env_fns = [lambda: gym.make("CartPole-v1")] * 5
+    if kind == "infos":
+        env_fns = [partial(telling, env) for env in range(5)]
+    theirs = SyncVectorEnv(env_fns)
+    ours = vector_env(env_fns, num_hosts)
+    assert (ours.single_observation_space, ours.action_space) == (
+        theirs.single_observation_space,
+        theirs.action_space,
+    )
+    assert same(ours.reset(seed=3), theirs.reset(seed=3))
+    theirs.action_space.seed(1)
+    for _ in range(60):
+        actions = theirs.action_space.sample()
+        assert same(ours.step(actions), theirs.step(actions))
+    assert sum(map(len, ours.nodes.values())) == 5
+    ours.close()
+    theirs.close()
+
+
+def test_masked_resets():
+    theirs, ours = (
+        make([lambda: gym.make("CartPole-v1")] * 4, autoreset_mode=AutoresetMode.DISABLED)
+        for make in (SyncVectorEnv, vector_env)
+    )
+    assert same(ours.reset(seed=3), theirs.reset(seed=3))
+    for _ in range(40):
+        results = ours.step([1, 0, 1, 1])
+        assert same(results, theirs.step([1, 0, 1, 1]))
+        over = results[2] | results[3]
+        if over.any():
+            resets = [each.reset(options={"reset_mask": over.copy()}) for each in (ours, theirs)]
+            assert same(resets[0][0], resets[1][0])
+    ours.close()
+    theirs.close()
+
+
+def test_partial_batches():
+    """Every env's own results are those of lockstep; every env comes back as often as asked."""
+    ours = vector_env(batch_size=2)
+    alone = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 5)
+    rows = [[] for _ in range(5)]
+    observations, infos = ours.reset(seed=3)
+    taken = [(observations, np.zeros(2), infos["env_id"])]
+    for _ in range(50):
+        ids = taken[-1][2]
+        observations, rewards, _, _, infos = ours.step(np.ones(len(ids), int), ids)
+        taken.append((observations, rewards, infos["env_id"]))
+    for observations, rewards, ids in taken:
+        for row, env in enumerate(ids.tolist()):
+            rows[env].append((observations[row], rewards[row]))
+    assert sum(map(len, rows)) == 51 * 2
+    first, _ = alone.reset(seed=3)
+    expected = [(first, np.zeros(5)), *(alone.step([1] * 5)[:2] for _ in range(50))]
+    for env in range(5):
+        for (observation, reward), (many, rewards) in zip(rows[env], expected, strict=False):
+            np.testing.assert_array_equal(observation, many[env])
+            assert reward == rewards[env]
+    ours.close()
+    alone.close()
+
+
+def test_calls():
+    ours = vector_env()
+    ours.set_attr("gravity", [1.0, 2.0, 3.0, 4.0, 5.0])
+    assert ours.get_attr("gravity") == (1.0, 2.0, 3.0, 4.0, 5.0)
+    ours.set_attr("gravity", 7.0)
+    assert ours.call("get_wrapper_attr", "gravity") == (7.0,) * 5
+    ours.close()
+
+
+def lose_next(monkeypatch):
+    """The next answer of a host is lost, with the host."""
+    do = LocalMember.do
+
+    def lost(member, until):
+        monkeypatch.setattr(LocalMember, "do", do)
+        raise Lost("it was unplugged")
+
+    monkeypatch.setattr(LocalMember, "do", lost)
+
+
+def test_a_lost_node_is_a_fault_of_its_envs(monkeypatch):
+    ours = vector_env(faults=FaultPolicy(on_crash="restart", max_restarts=1), num_workers=1)
+    before, _ = ours.reset(seed=3)
+    lose_next(monkeypatch)
+    observations, rewards, terminations, truncations, infos = ours.step([1] * 5)
+    lost = np.array([True, True, False, False, False])  # those of the first host
+    np.testing.assert_array_equal(truncations, lost)
+    np.testing.assert_array_equal(infos["_fault"], lost)
+    np.testing.assert_array_equal(observations[lost], before[lost])
+    np.testing.assert_array_equal(rewards, ~lost)
+    assert "it was unplugged" in infos["fault"]["message"][0] and ours.restarts == 1
+    observations, rewards, terminations, truncations, infos = ours.step([1] * 5)
+    assert not truncations.any() and rewards.tolist() == [0, 0, 1, 1, 1]
+    for env in range(2):
+        alone = gym.make("CartPole-v1")
+        expected, _ = alone.reset(seed=restart_seed(3 + env, 1))
+        np.testing.assert_array_equal(observations[env], expected)
+    assert ours.step([1] * 5)[1].tolist() == [1] * 5
+    lose_next(monkeypatch)
+    with pytest.raises(TooManyFaultsError, match="once more than the 1 times"):
+        ours.step([1] * 5)
+    assert ours.closed
+
+
+def test_a_node_that_is_lost_in_a_reset_begins_with_another_seed(monkeypatch):
+    ours = vector_env(faults=FaultPolicy(on_crash="restart"), num_workers=1)
+    lose_next(monkeypatch)
+    observations, _ = ours.reset(seed=3)
+    alone = gym.make("CartPole-v1")
+    for env in range(5):
+        expected, _ = alone.reset(seed=restart_seed(3 + env, 1) if env < 2 else 3 + env)
+        np.testing.assert_array_equal(observations[env], expected)
+    ours.close()
+
+
+def test_without_a_policy_a_lost_node_is_an_error(monkeypatch):
+    ours = vector_env()
+    ours.reset(seed=3)
+    lose_next(monkeypatch)
+    with pytest.raises(WorkerCrashError, match="it was unplugged"):
+        ours.step([1] * 5)
+    assert ours.closed
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="use NEXT_STEP"):
+        vector_env(autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match="batch_size must be between 1 and"):
+        vector_env(batch_size=6)
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="env_fns cannot be pickled"):
+        vector_env([lambda: lock])
+    with pytest.raises(RuntimeError, match="have the spaces"):
+        vector_env([lambda: gym.make("CartPole-v1"), lambda: gym.make("Acrobot-v1")])
+    ours = vector_env()
+    with pytest.raises(NoAsyncCallError):
+        ours.recv()
+    ours.reset(seed=1)
+    ours.send([0, 1], [0, 3])
+    with pytest.raises(ValueError, match=r"envs \[3\] have been asked already"):
+        ours.send([0], [3])
+    with pytest.raises(AlreadyPendingCallError, match="envs are out"):
+        ours.step([0] * 5)
+    ours.close()
+    with pytest.raises(ClosedEnvironmentError):
+        ours.step([0] * 5)
