@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +11,7 @@ from learning_loop import Learner, Policy, learn, make_envs
 
 import shmvec
 from shmvec.cluster import Collector
+from shmvec.cluster.fragments import cores_of
 from shmvec.exchange import AutoresetMode
 
 
@@ -206,6 +208,7 @@ def unpicklable():
         ({"num_runners": 0}, ValueError, "num_runners"),
         ({"in_flight": 0}, ValueError, "in_flight"),
         ({"cpus_per_runner": 0}, ValueError, "cpus_per_runner must be positive"),
+        ({"pin_runners": True}, ValueError, "pin_runners is for runners that stay on their nodes"),
         ({"gpus_per_runner": -1}, ValueError, "gpus_per_runner must not be negative"),
     ],
 )
@@ -283,3 +286,47 @@ def test_ray_is_missing(monkeypatch):
         ImportError, match=r"pip install 'shmvec\[cluster\]'. local=True needs none"
     ):
         collector(local=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"time_limit": 1.0}, ValueError, "on a cluster there is no time_limit"),
+        ({"video_folder": "videos"}, ValueError, "on a cluster there is no video_folder"),
+        ({"policy": unpicklable()}, TypeError, "policy cannot be pickled"),
+    ],
+)
+def test_bad_arguments_of_an_evaluation_on_a_cluster(options, error, message):
+    options = {"policy": lambda observations, env_ids: 0, **options}
+    with pytest.raises(error, match=message):
+        shmvec.evaluate("CartPole-v1", episodes=1, cluster=True, **options)
+
+
+def test_a_vector_env_is_not_sent():
+    envs = make_envs(num_workers=0)
+    with pytest.raises(ValueError, match="a vector env cannot be sent to other nodes"):
+        shmvec.evaluate(envs, lambda observations, env_ids: 0, cluster=True)
+    envs.close()
+
+
+def test_shares_of_a_machine_are_of_one_numa_node_if_they_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(11)))
+    for node, cores in enumerate(["0-2,6-8", "3-5,9-11"]):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
+    shares = [cores_of(share, 2, tmp_path) for share in range(5)]
+    assert shares == [{0, 1}, {2, 6}, {7, 8}, {3, 4}, {5, 9}]
+    assert [cores_of(share, 4, tmp_path) for share in range(2)] == [{0, 1, 2, 6}, {3, 4, 5, 9}]
+    for share, count in ((5, 2), (2, 4)):
+        with pytest.raises(ValueError, match=f"{count} cores for share {share} .* has 11 usable"):
+            cores_of(share, count, tmp_path)
+    assert cores_of(0, 1, tmp_path / "none") == {0}
+
+
+def test_the_pages_first_program():
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    found = {"__name__": "__main__"}
+    exec(page.partition("```python\n")[2].partition("```")[0], found)
+    assert found["fragment"].observations.shape == (65, 8, 4)
+    assert found["fragment"].extras["logits"].shape == (64, 8, 2)
+    assert found["collector"].version == 10

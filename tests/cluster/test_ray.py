@@ -6,6 +6,7 @@ The head and one more node are started once for all tests. Ray is in few environ
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,17 +16,21 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import gymnasium as gym
 import learning_loop
 import numpy as np
 import pytest
+from equality import same
 from learning_loop import Policy, digest, learn, make_envs
 
-from shmvec.cluster import Collector
+import shmvec
+from shmvec.cluster import ClusterVectorEnv, Collector
 from shmvec.faults import FaultPolicy
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed (the cluster extra has it)", allow_module_level=True)
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 60
 
 
@@ -69,16 +74,24 @@ def cluster():
 def leaves_nothing_behind(cluster):
     """No actor is left, nor what it has started; Ray's own descriptors come and go."""
     yield
-    until = time.monotonic() + 20
+    until = time.monotonic() + PATIENCE_S
     while actors() and time.monotonic() < until:
         time.sleep(0.02)
     assert not actors()
-    assert not list(Path("/dev/shm").glob("psm_*"))
 
 
 def actors():
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if "ray::Actor" in line]
+    """Processes of actors on the nodes of these tests, and processes that they have started."""
+    found = {}
+    folder = os.environ["RAY_TMPDIR"].encode()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+            if b"ray::Actor" in command and folder in (path / "environ").read_bytes():
+                found[path.name] = command
+        except OSError:
+            pass  # it has gone meanwhile
+    return found
 
 
 def collector(make_envs=make_envs, make_policy=Policy, **options):
@@ -131,8 +144,9 @@ def check_streams(fragments):
 def test_nodes_join_and_nodes_die(cluster, caplog):
     """In order of arrival: what a runner makes is what it makes alone, whoever comes and goes."""
     with collector() as made:
-        fragments = [next(made) for _ in range(6)]
-        assert {fragment.runner for fragment in fragments} == {0, 1}
+        fragments = [next(made)]
+        for _ in until(lambda: {fragment.runner for fragment in fragments} == {0, 1}):
+            fragments.append(next(made))
         joined = cluster.add_node(num_cpus=1)
         try:
             for _ in until(lambda: fragments[-1].runner == 2):
@@ -209,6 +223,19 @@ def test_a_worker_that_dies_is_its_runners_matter(cluster):
     assert len(told) == 1
 
 
+def test_runners_are_bound_to_cores(cluster):
+    def make_policy(seed):
+        def policy(observations, env_ids):
+            cores = os.sched_getaffinity(0)
+            return np.zeros(len(env_ids), int), {"cores": np.tile([*cores], (len(env_ids), 1))}
+
+        return policy
+
+    with collector(make_policy=make_policy, pin_runners=True) as made:
+        fragment = next(made)
+    assert (fragment.extras["cores"] == min(os.sched_getaffinity(0))).all()  # a node has one
+
+
 def test_what_goes_wrong_on_one_node_names_it(cluster):
     bad = cluster.list_all_nodes()[1].node_id
 
@@ -238,11 +265,9 @@ def test_what_goes_wrong_on_one_node_names_it(cluster):
 
     with collector(make_policy=make_policy) as made:
         with pytest.raises(ArithmeticError, match="no idea") as caught:
-            for _ in range(9):
+            while True:
                 next(made)
-    assert f"({bad[:8]})" in str(caught.value.__cause__) and "runner 1" in str(
-        caught.value.__cause__
-    )
+    assert re.search(rf"In runner \d+, collect, .* \({bad[:8]}\)", str(caught.value.__cause__))
 
 
 def test_a_bad_node_that_joins_gets_no_runner(cluster, caplog):
@@ -299,3 +324,150 @@ def test_weights_are_fetched_once_a_node(cluster):
         assert next(made).extras["own"].all()
         made.set_weights({"layer": np.ones((4, 2)), "large": np.zeros(1 << 20)})
         assert not next(made).extras["own"].any()
+
+
+def balance(observations, env_ids):
+    return (observations[:, 2] > 0).astype(int)
+
+
+def columns(result):
+    return {name: values.tolist() for name, values in result.columns().items()}
+
+
+def test_evaluation_on_all_nodes_equals_that_on_one(cluster):
+    played = []
+    options = {"episodes": 50, "seeds": 7, "num_envs": 3}
+    here = shmvec.evaluate("CartPole-v1", balance, **options)
+    there = shmvec.evaluate("CartPole-v1", balance, **options, cluster=True, progress=played.append)
+    assert columns(there) == columns(here)
+    assert (there.steps, there.repeats, len(played)) == (here.steps, 0, 50)
+
+
+def test_an_evaluation_goes_on_without_a_node_that_dies(cluster, tmp_path):
+    joined = cluster.add_node(num_cpus=1)
+    doomed, begun, gone = joined.node_id, tmp_path / "begun", []
+
+    def policy(observations, env_ids):
+        if node_of_this() == doomed:
+            begun.touch()
+            time.sleep(0.05)
+        end = time.monotonic() + PATIENCE_S
+        while not begun.exists():  # the others wait for it
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        return balance(observations, env_ids)
+
+    def kill(episode):
+        if not gone:
+            gone.append(episode)
+            cluster.remove_node(joined, allow_graceful=False)
+
+    result = shmvec.evaluate(
+        "CartPole-v1", policy, 60, seeds=7, num_envs=2, cluster=True, progress=kill
+    )
+    assert columns(result) == columns(shmvec.evaluate("CartPole-v1", balance, 60, seeds=7))
+    assert result.repeats > 0
+
+
+def test_what_goes_wrong_in_an_evaluation_names_the_node(cluster):
+    bad = cluster.list_all_nodes()[1].node_id
+
+    def policy(observations, env_ids):
+        if node_of_this() == bad:
+            raise ArithmeticError("no idea")
+        time.sleep(0.01)
+        return balance(observations, env_ids)
+
+    with pytest.raises(ArithmeticError, match="no idea") as caught:
+        shmvec.evaluate("CartPole-v1", policy, 200, num_envs=1, cluster=True)
+    assert f"({bad[:8]})" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(("env_id", "total"), [("CartPole-v1", "4000"), ("HalfCheetah-v5", "8500")])
+def test_ppo_learns_the_same_on_the_cluster_and_without(cluster, env_id, total):
+    pytest.importorskip("torch")
+    pytest.importorskip("mujoco")
+    curves = set()
+    for where in (("--ordered",), ("--local", "--num-runners", "2")):
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLES / "cluster_ppo.py"), *where, "--env-id", env_id]
+            + ["--num-envs", "4", "--num-steps", "64", "--total-steps", total],
+            env={**os.environ, "RAY_ADDRESS": cluster.address},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        episodes, curve = re.search(r": (\d+) episodes.* curve (\w{16})$", done.stdout).groups()
+        assert int(episodes) > 3
+        curves.add(curve)
+    assert len(curves) == 1
+
+
+def test_rllib_steps_its_envs_by_shmvec(cluster):
+    pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "rllib_ppo.py"), "--iterations", "1"],
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "the EnvRunners' envs are of ShmVectorEnv"
+    assert "iteration 0: mean return " in done.stdout
+
+
+def slow_env():
+    env = gym.make("CartPole-v1")
+    step = env.step
+
+    def slow(action):
+        time.sleep(0.005)
+        return step(action)
+
+    env.step = slow
+    return env
+
+
+def test_a_vector_env_on_nodes_equals_that_in_one_process(cluster):
+    ours = ClusterVectorEnv([lambda: gym.make("CartPole-v1")] * 5)
+    theirs = gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 5)
+    assert sorted(map(len, ours.nodes.values())) in ([2, 3], [3, 2])
+    assert same(ours.reset(seed=3), theirs.reset(seed=3))
+    for t in range(40):
+        actions = np.full(5, t % 3 > 0, np.int64)
+        assert same(ours.step(actions), theirs.step(actions))
+    ours.close()
+    theirs.close()
+
+
+def test_a_vector_env_goes_on_without_a_node_that_dies(cluster):
+    joined = cluster.add_node(num_cpus=1)
+    ours = ClusterVectorEnv(
+        [slow_env] * 6, batch_size=2, num_workers=1, faults=FaultPolicy(on_crash="restart")
+    )
+    try:
+        (lost,) = (envs for node, envs in ours.nodes.items() if joined.node_id[:8] in node)
+        ours.async_reset(seed=3)
+        faults, steps = {}, np.zeros(6, int)
+        for _ in range(6):
+            ours.send(np.zeros(2, int), ours.recv()[-1]["env_id"])
+        cluster.remove_node(joined, allow_graceful=False)
+        another = cluster.add_node(num_cpus=1)
+        for _ in until(lambda: len(faults) == len(lost) and steps[lost].min() > 5):
+            _, rewards, _, truncations, infos = ours.recv()
+            for row, env in enumerate(infos["env_id"].tolist()):
+                if "fault" in infos and infos["_fault"][row]:
+                    assert truncations[row] and rewards[row] == 0
+                    faults[env] = infos["fault"]["message"][row]
+                    steps[env] = 0
+                steps[env] += rewards[row] > 0
+            ours.send(np.zeros(2, int), infos["env_id"])
+        assert sorted(faults) == lost and all(
+            joined.node_id[:8] in told for told in faults.values()
+        )
+        assert ours.restarts == 1
+    finally:
+        ours.close()
+        cluster.remove_node(another)
