@@ -112,6 +112,29 @@ def test_fragments_of_dicts_and_tuples():
     assert fragment.nbytes == 4 * 2 * (8 + 8) + 3 * 2 * 8 + 4 * 2 * (8 + 1 + 1)
 
 
+def test_actions_that_end_with_a_dict_come_with_nothing_besides():
+    class Env(gym.Env):
+        observation_space = gym.spaces.Discrete(99)
+        action_space = gym.spaces.Tuple(
+            [gym.spaces.Discrete(9), gym.spaces.Dict(x=gym.spaces.Discrete(9))]
+        )
+
+        def reset(self, *, seed=None, options=None):
+            return 0, {}
+
+        def step(self, action):
+            return int(action[0] + 10 * action[1]["x"]), 0.0, False, False, {}
+
+    def make_policy(seed):
+        return lambda observations, env_ids: (env_ids, {"x": env_ids + 1})
+
+    make = lambda: shmvec.ShmVectorEnv([Env] * 2, num_workers=1)  # noqa: E731
+    with collector(make, make_policy, fragment_length=2) as made:
+        fragment = next(made)
+    assert fragment.observations[1:].tolist() == [[10, 21]] * 2
+    assert fragment.extras == {}
+
+
 def test_turns_and_versions():
     """Each turn is made with the weights that were set when it was asked for."""
     with collector(num_runners=2, in_flight=2, fragment_length=4) as made:
@@ -237,9 +260,15 @@ def test_spaces_that_differ():
 @pytest.mark.parametrize(
     ("extras", "message"),
     [
-        (lambda t: {"value": np.zeros(2)}, r"'value' of shape \(2,\) for 3 envs"),
-        (lambda t: {"value": np.zeros((3, 1 + t))}, r"'value' of shape \(3, 2\), and before"),
-        (lambda t: {"value": np.zeros(3)} if t else {}, r"\['value'\] besides actions, and before"),
+        (lambda t: {"value": np.zeros(2)}, r"'value', which comes with them, has shape \(2,\)"),
+        (
+            lambda t: {"value": np.zeros((3, 1 + t))},
+            r"'value' of float64 \(2,\) for an env, and of ",
+        ),
+        (
+            lambda t: {"value": np.zeros(3)} if t else {},
+            r"has returned extras \['value'\], and \[\] ",
+        ),
     ],
 )
 def test_bad_extras(extras, message):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec.exchange import AutoresetMode
-from shmvec.spaces import mapped
+from shmvec.pipeline import Pipeline
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Fragment", "Report", "Runner", "cores_of", "opened", "pickled"]
@@ -221,10 +219,9 @@ class Runner:
                     f"returned {policy!r}"
                 )
             self._policy = policy
-            self._begins = getattr(policy, "reset", None)
-            self._ids = np.arange(envs.num_envs, dtype=np.int64)
-            self._begun = np.ones(envs.num_envs, np.bool_)  # whose next observation is a first one
-            envs.reset(seed=[seed + env for env in range(envs.num_envs)])
+            # In lockstep: what the policy is asked at a time does not depend on who is faster.
+            self._pipeline = Pipeline(envs, policy, groups=1)
+            self._pipeline.reset(seed=[seed + env for env in range(envs.num_envs)])
         except BaseException:
             envs.close()
             raise
@@ -257,91 +254,26 @@ class Runner:
         if version != self._version:
             self._policy.set_weights(weights)
             self._version = version
-        envs, length = self._envs, self._length
-        mode, space = envs.autoreset_mode, envs.single_observation_space
-        rollout = envs.rollout(length)
-        infos: list[dict[str, Any]] = []
-        extras: dict[str, npt.NDArray[Any]] = {}
-        for t in range(length):
-            if self._begins is not None:
-                self._tell_begun(mode, rollout.terminations[t] | rollout.truncations[t])
-            answer = self._policy(mapped(space, itemgetter(t), rollout.observations), self._ids)
-            actions, besides = _parted(answer)
-            if t == 0:
-                extras = self._room(besides)
-            if besides or extras:
-                self._keep(besides, extras, t)
-            infos.append(rollout.step(actions))
+        made, mode = self._pipeline.collect(self._length), self._envs.autoreset_mode
         fragment = Fragment(
-            rollout.observations,
-            rollout.actions,
-            rollout.rewards,
-            rollout.terminations,
-            rollout.truncations,
-            infos,
-            extras,
+            made.observations,
+            made.actions,
+            made.rewards,
+            made.terminations,
+            made.truncations,
+            made.infos[1:],
+            made.extras,
             runner=self._number,
             index=self._index,
             seed=self._seed,
             version=self._version,
-            steps=int(np.count_nonzero(_valid(mode, rollout.terminations, rollout.truncations))),
+            steps=int(np.count_nonzero(_valid(mode, made.terminations, made.truncations))),
             seconds=time.perf_counter() - begin,
             autoreset_mode=mode,
         )
         self._index += 1
         return fragment
 
-    def _tell_begun(self, mode: AutoresetMode, over: _Flags) -> None:
-        """Tells the policy in which envs the observations are the first ones of an episode.
-
-        Args:
-            mode: Of the envs.
-            over: Where these observations came with an episode's end.
-        """
-        begun, self._begun = self._begun, over
-        if mode is AutoresetMode.SAME_STEP:  # they are of the next episode already
-            begun, self._begun = begun | over, np.zeros_like(over)
-        if begun.any():
-            assert self._begins is not None
-            self._begins(self._ids[begun])
-
-    def _room(self, besides: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        """Arrays for what the policy says besides."""
-        room = {}
-        for key, values in besides.items():
-            values = np.asarray(values)
-            if values.shape[:1] != self._ids.shape:
-                raise ValueError(
-                    f"the policy returned {key!r} of shape {values.shape} for {len(self._ids)} "
-                    "envs: it must have a row for each"
-                )
-            room[key] = np.empty((self._length, *values.shape), values.dtype)
-        return room
-
-    def _keep(
-        self, besides: Mapping[str, Any], extras: Mapping[str, npt.NDArray[Any]], t: int
-    ) -> None:
-        if besides.keys() != extras.keys():
-            raise ValueError(
-                f"the policy returned {sorted(besides)} besides actions, and before "
-                f"{sorted(extras)}: they must be the same each time"
-            )
-        for key, values in besides.items():
-            values = np.asarray(values)
-            if values.shape != extras[key].shape[1:]:
-                raise ValueError(
-                    f"the policy returned {key!r} of shape {values.shape}, and before of "
-                    f"{extras[key].shape[1:]}"
-                )
-            extras[key][t] = values
-
     def close(self) -> None:
         """Closes the envs."""
         self._envs.close()
-
-
-def _parted(answer: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Actions, and the dict that may come with them."""
-    if isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping):
-        return answer
-    return answer, {}
