@@ -1,7 +1,10 @@
 """``Collector(local=True)``: no cluster, no Ray, and nothing left to chance."""
 
+import gc
 import logging
 import sys
+import threading
+import weakref
 from pathlib import Path
 
 import gymnasium as gym
@@ -11,6 +14,7 @@ from learning_loop import Learner, Policy, learn, make_envs
 
 import shmvec
 from shmvec.cluster import Collector
+from shmvec.cluster.crew import LocalCrew, LocalMember, Node, Packed
 from shmvec.cluster.fragments import cores_of
 from shmvec.exchange import AutoresetMode
 
@@ -199,6 +203,89 @@ def test_what_is_closed_is_closed():
             call()
 
 
+def test_closed_it_keeps_neither_weights_nor_what_makes_envs():
+    gc.collect()
+    with collector() as made:
+        made.set_weights(Learner().weights)
+        next(made)
+        kept = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, Packed)]
+    assert len(kept) >= 3
+    gc.collect()
+    assert not [each() for each in kept if each() is not None]
+
+
+def test_what_ends_the_block_is_not_hidden_by_what_an_env_raises_then(caplog):
+    class Env(gym.Wrapper):
+        def close(self):
+            raise ArithmeticError("no end")
+
+    def make():
+        return shmvec.ShmVectorEnv([lambda: Env(gym.make("CartPole-v1"))], num_workers=1)
+
+    with pytest.raises(LookupError, match="the learner's"), collector(make):
+        raise LookupError("the learner's")
+    assert "no end" in caplog.text
+    with pytest.raises(ArithmeticError, match="no end"), collector(make):
+        pass
+
+
+def test_a_fragment_that_is_broken_off_is_lost_with_its_runner(caplog):
+    """What follows would not begin where the last one ended: another runner goes on."""
+
+    def make_policy(seed):
+        calls = iter(range(99))
+
+        def policy(observations, env_ids):
+            if seed == first and next(calls) == 6:
+                raise KeyboardInterrupt
+            return np.zeros(3, int)
+
+        return policy
+
+    with collector(num_runners=1) as made:
+        first = next(made).seed
+    with collector(make_policy=make_policy, fragment_length=4) as made:
+        assert next(made).runner == 0
+        with pytest.raises(KeyboardInterrupt):
+            next(made)
+        fragments = [next(made) for _ in range(2)]
+    assert [(each.runner, each.index) for each in fragments] == [(1, 0), (1, 1)]
+    assert "Ctrl-C has broken off" in caplog.text
+
+
+def test_what_was_done_as_ctrl_c_came_is_not_done_again():
+    member, done = LocalMember("a member"), []
+    member.asked(lambda: done.append(1)).call()  # and then came Ctrl-C
+    member.asked(lambda: done.append(2)).result()
+    assert done == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "cpus"),
+    [
+        ({}, [8, 3]),
+        ({"cpus_per_runner": 3}, [3, 3, 3]),
+        ({"cpus_per_runner": 0.1}, [0.1] * 110),
+        ({"gpus_per_runner": 0.5}, [2, 2, 2, 2]),
+        ({"gpus_per_runner": 2}, [8]),
+        ({"cpus_per_runner": 3, "gpus_per_runner": 1}, [3, 3]),
+    ],
+)
+def test_shares_of_nodes(monkeypatch, options, cpus):
+    class Nodes(LocalCrew):
+        def __init__(self, options):
+            pass
+
+        def nodes(self):
+            return [Node("a", "a", 8.0, 2.0), Node("b", "b", 3.0, 0.0)]
+
+    monkeypatch.setattr("shmvec.cluster.collector.RayCrew", Nodes)
+    places = []
+    monkeypatch.setattr(Collector, "_start", lambda made: places.extend(made._places))
+    collector(local=False, **options).close()
+    assert [place.cpus for place in places] == cpus
+
+
 def test_a_log_line(caplog, monkeypatch):
     monkeypatch.setattr("shmvec.cluster.collector._LOG_S", 0.0)
     with caplog.at_level(logging.INFO, "shmvec.cluster"), collector() as made:
@@ -302,6 +389,13 @@ def test_weights_that_nobody_takes():
         with pytest.raises(TypeError, match=r"no method set_weights\(weights\)"):
             made.set_weights({})
         assert next(made).extras == {}
+
+
+def test_weights_that_cannot_be_pickled():
+    with collector() as made:
+        with pytest.raises(TypeError, match="the weights cannot be pickled"):
+            made.set_weights({"layer": threading.Lock()})
+        assert (next(made).version, made.version) == (0, 0)
 
 
 def test_disabled_autoreset_is_refused():

@@ -12,7 +12,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from shmvec.cluster import ClusterVectorEnv
-from shmvec.cluster.crew import LocalMember, Lost
+from shmvec.cluster.crew import LocalCrew, LocalMember, Lost
 from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
 
 
@@ -164,14 +164,54 @@ def test_without_a_policy_a_lost_node_is_an_error(monkeypatch):
     assert ours.closed
 
 
+def test_a_lost_node_without_room_for_another_is_an_error(monkeypatch):
+    ours = vector_env(
+        num_hosts=1, num_workers=1, start_timeout=1, faults=FaultPolicy(on_crash="restart")
+    )
+    ours.reset(seed=3)
+    lose_next(monkeypatch)
+    ours.step([1] * 5)
+    monkeypatch.setattr(LocalCrew, "ready", lambda crew, tickets, timeout: [])
+    with pytest.raises(RuntimeError, match=r"for 1 of 1 hosts, each of which needs 1 CPUs: there"):
+        ours.step([1] * 5)
+    assert ours.closed
+
+
+def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
+    ours, theirs = vector_env(), SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 5)
+    assert same(ours.reset(seed=3), theirs.reset(seed=3))
+
+    def interrupt(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalCrew, "ready", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ours.step([1] * 5)
+    with pytest.raises(AlreadyPendingCallError):
+        ours.step([1] * 5)
+    observations, *_, infos = ours.recv()
+    np.testing.assert_array_equal(observations, theirs.step([1] * 5)[0][infos["env_id"]])
+    assert same(ours.step([0] * 5), theirs.step([0] * 5))
+    monkeypatch.setattr(ClusterVectorEnv, "_note", interrupt)  # the answer is lost
+    with pytest.raises(KeyboardInterrupt):
+        ours.step([1] * 5)
+    assert ours.closed
+    theirs.close()
+
+
+def test_what_cannot_be_pickled_is_named_before_a_cluster_is_needed(monkeypatch):
+    monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", pytest.fail)
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="env_fns cannot be pickled"):
+        ClusterVectorEnv([lambda: lock])
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="use NEXT_STEP"):
         vector_env(autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match="batch_size must be between 1 and"):
         vector_env(batch_size=6)
-    lock = threading.Lock()
-    with pytest.raises(TypeError, match="env_fns cannot be pickled"):
-        vector_env([lambda: lock])
     with pytest.raises(RuntimeError, match="have the spaces"):
         vector_env([lambda: gym.make("CartPole-v1"), lambda: gym.make("Acrobot-v1")])
     ours = vector_env()

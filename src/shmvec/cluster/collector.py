@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from shmvec.cluster.crew import Crew, LocalCrew, Lost, Member, Node, Ticket, dismiss
+from shmvec.cluster.crew import (
+    SLICE_S,
+    Crew,
+    LocalCrew,
+    Lost,
+    Member,
+    Node,
+    Ticket,
+    coming,
+    dismiss,
+)
 from shmvec.cluster.fragments import Fragment, Report, Runner, pickled
 from shmvec.cluster.ray_crew import RayCrew
 from shmvec.exchange import checked_count
@@ -22,10 +32,8 @@ __all__ = ["Collector", "CollectorStats", "RunnerStats"]
 
 _log = logging.getLogger("shmvec.cluster")
 
-_SLICE_S = 0.2  # of a wait: then nodes are looked for, and signals
 _LOOK_S = 1.0  # between two looks for nodes that have joined
 _LOG_S = 30.0
-_CLOSE_S = 5.0  # what runners get to close their envs
 _STILLBORN = 3  # runners that may be lost in a place before a fragment has come from there
 _SEEDS, _STRIDE = 1 << 15, 1 << 16  # runners and envs of each; together what all generators take
 
@@ -211,6 +219,8 @@ class Collector:
         """
         self._runners: dict[int, _Hired] = {}
         self._places: list[_Place] = []
+        self._ready: deque[_Hired] = deque()  # whose next fragments have come
+        self._turn: deque[_Place] = deque()  # who is to come in this turn
         self._closed = False
         for name, function in (("make_envs", make_envs), ("make_policy", make_policy)):
             if not callable(function):
@@ -237,11 +247,9 @@ class Collector:
         self._gpus = gpus_per_runner
         self._cpus = None if local else cpus_per_runner
         self._crew: Crew = LocalCrew() if local else RayCrew(actor_options or {})
-        self._made = tuple(map(self._crew.put, make))
+        self._made: tuple[Any, ...] = tuple(map(self._crew.put, make))
         self._weights: Any = None
         self._agreed: tuple[Report, str] | None = None
-        self._turn: deque[_Place] = deque()  # who is to come in this turn
-        self._ready: deque[_Hired] = deque()  # whose next fragments have come
         self._served: _Hired | None = None
         self._in_vain = 0.0  # seconds that were waited while no runner had started
         self._avoided: set[str] = set()  # nodes on which no runner can start
@@ -269,11 +277,14 @@ class Collector:
         return places
 
     def _places_on(self, node: Node) -> list[_Place]:
-        cpus = self._cpus or math.floor(node.cpus)
-        count = node.cpus // cpus if cpus else 0
-        if self._gpus:
-            count = min(count, node.gpus // self._gpus)
-        return [_Place(node.id, cpus, share) for share in range(int(count))]
+        count = min(
+            _how_often(self._cpus, node.cpus) if self._cpus else math.inf,
+            _how_often(self._gpus, node.gpus) if self._gpus else math.inf,
+        )
+        if count == math.inf:
+            count = 1
+        cpus = self._cpus or node.cpus // max(1, count)
+        return [_Place(node.id, cpus, share) for share in range(int(count) if cpus else 0)]
 
     def _no_room(self, what: str) -> RuntimeError:
         cpus = {place.cpus for place in self._places} or {self._cpus or 1}
@@ -301,31 +312,24 @@ class Collector:
 
     def _start(self) -> None:
         """Starts the first runners, and waits for them."""
-        deadline = time.monotonic() + self._timeout
         for place in self._places:
             self._hire(place)
-        while waiting := [each for each in self._runners.values() if each.starting is not None]:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise self._no_room(
-                    f"no room, or takes longer than {self._timeout:g} s (start_timeout), for "
-                    f"{len(waiting)} of {len(self._places)} runners, each of which"
-                )
-            for runner in self._answered(waiting, min(left, _SLICE_S)):
-                try:
-                    self._started(runner)
-                except Lost as error:
-                    raise RuntimeError(
-                        f"runner {runner.number}, on {runner.member.where()}, was lost as it "
-                        f"started: {error}"
-                    ) from error
+        waiting = {runner.awaited: runner for runner in self._runners.values()}
+        for ticket in coming(self._crew, list(waiting), self._timeout):
+            runner = waiting.pop(ticket)
+            try:
+                self._started(runner)
+            except Lost as error:
+                raise RuntimeError(
+                    f"runner {runner.number}, on {runner.member.where()}, was lost as it "
+                    f"started: {error}"
+                ) from error
+        if waiting:
+            raise self._no_room(
+                f"no room, or takes longer than {self._timeout:g} s (start_timeout), for "
+                f"{len(waiting)} of {len(self._places)} runners, each of which"
+            )
         self._begin = self._looked = self._logged = time.monotonic()
-
-    def _answered(self, runners: list[_Hired], timeout: float) -> list[_Hired]:
-        """Those among them from which something has come."""
-        by_ticket = {id(runner.awaited): runner for runner in runners}
-        tickets = [runner.awaited for runner in runners]
-        return [by_ticket[id(ticket)] for ticket in self._crew.ready(tickets, timeout)]
 
     def _started(self, runner: _Hired) -> None:
         """Takes what a runner says of itself.
@@ -471,14 +475,15 @@ class Collector:
             RuntimeError: None of them has started for too long.
         """
         if runners:
-            answered = self._answered(runners, _SLICE_S)
+            awaited = {runner.awaited: runner for runner in runners}
+            answered = [awaited[each] for each in self._crew.ready(list(awaited), SLICE_S)]
         else:  # until a node joins
-            time.sleep(_SLICE_S)
+            time.sleep(SLICE_S)
             answered = []
         if answered or any(runner.starting is None for runner in runners):
             self._in_vain = 0.0
             return answered
-        self._in_vain += _SLICE_S
+        self._in_vain += SLICE_S
         if self._in_vain > self._timeout:
             raise self._no_room(
                 f"had no room for {self._timeout:g} s for any runner, each of which"
@@ -495,6 +500,8 @@ class Collector:
                     self._lose(runner, error)
                 return None
             fragment: Fragment = runner.asked[0].result()
+            if fragment.index != runner.fragments:
+                raise Lost("Ctrl-C has broken off what it was asked before")
         except Lost as error:
             self._lose(runner, error)
             return None
@@ -528,7 +535,7 @@ class Collector:
 
         Raises:
             RuntimeError: It is closed.
-            TypeError: The policy takes none.
+            TypeError: The policy takes none; or they cannot be pickled.
         """
         if self._closed:
             raise RuntimeError("this collector is closed")
@@ -537,7 +544,12 @@ class Collector:
             raise TypeError(
                 "the policy that make_policy returns has no method set_weights(weights)"
             )
-        self._weights = self._crew.put(weights)
+        try:
+            self._weights = self._crew.put(weights)
+        except Exception as error:
+            raise TypeError(
+                f"the weights cannot be pickled, and so cannot be sent to other nodes: {error}"
+            ) from error
         self.version += 1
         return self.version
 
@@ -583,19 +595,29 @@ class Collector:
         self._closed = True
         runners, self._runners = list(self._runners.values()), {}
         self._ready.clear()
-        started = [each for each in runners if each.starting is None]
-        for runner in runners:
-            if runner.starting is not None:
-                runner.member.end()
-        return dismiss(self._crew, [(each.member, each.asked) for each in started], _CLOSE_S)
+        self._turn.clear()
+        self._places, self._served = [], None
+        self._weights, self._made = None, ()  # whoever keeps this keeps none of it
+        return dismiss(
+            self._crew, [(each.member, None if each.starting else each.asked) for each in runners]
+        )
 
     def __enter__(self) -> Collector:
         """Itself."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Closes it."""
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Closes it; what an env's ``close`` raises then does not hide what ends the block."""
+        failures = self._end()
+        if failures and kind is None:
+            raise failures[0]
+        for failure in failures:
+            _log.error("as it was closed, an env has raised %s", repr(failure))
+
+
+def _how_often(share: float, whole: float) -> int:
+    """How many such shares there are; 0.1 is in 1 ten times, and 0.3 three times in 0.9."""
+    return math.floor(whole / share + 1e-9)
 
 
 def _largest_share(nodes: list[Node], count: int) -> float:

@@ -6,17 +6,21 @@ which does everything when its answer is wanted: in an order that does not depen
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
-__all__ = ["Crew", "LocalCrew", "Lost", "Member", "Node", "Ticket", "dismiss"]
+__all__ = ["SLICE_S", "Crew", "LocalCrew", "Lost", "Member", "Node", "Ticket", "coming", "dismiss"]
+
+SLICE_S = 0.2  # of a wait: then signals are looked for
+_CLOSE_S = 5.0  # what members get to close
 
 
 class Lost(Exception):
@@ -80,6 +84,11 @@ class Member(ABC):
 class Crew(ABC):
     """Makes members."""
 
+    @property
+    @abstractmethod
+    def gone(self) -> bool:
+        """Whether what joins the nodes was ended, and all members with it."""
+
     @abstractmethod
     def nodes(self) -> list[Node]:
         """The nodes that there are now."""
@@ -115,29 +124,37 @@ class Crew(ABC):
         """Those that are answered, in this order, as soon as one is; none: the time is up."""
 
 
+def coming(crew: Crew, tickets: Iterable[Ticket], timeout: float = math.inf) -> Iterator[Ticket]:
+    """Each of them as soon as it is answered; ends when none is left, or the time is up."""
+    waiting, deadline = list(tickets), time.monotonic() + timeout
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for ticket in crew.ready(waiting, min(left, SLICE_S)):
+            waiting.remove(ticket)
+            yield ticket
+
+
 def dismiss(
-    crew: Crew, members: Sequence[tuple[Member, Iterable[Ticket]]], timeout: float
+    crew: Crew, members: Sequence[tuple[Member, Iterable[Ticket] | None]]
 ) -> list[Exception]:
-    """Ends members, each of which was asked something; returns what those raised that could close.
+    """Ends members; returns what those raised that could close.
 
     Args:
         crew: Theirs.
-        members: And what they were asked and is not wanted any more.
-        timeout: Seconds that they get to close.
+        members: And what they were asked and is not wanted any more. None: they are being made
+            still, and are not waited for.
     """
-    failures = []
-    deadline = time.monotonic() + timeout
+    failures: list[Exception] = []
+    if crew.gone:
+        return failures
     try:
-        closing = [member.finish(asked) for member, asked in members]
-        while closing and (left := deadline - time.monotonic()) > 0:
-            for ticket in crew.ready(closing, left):
-                closing.remove(ticket)
-                try:
-                    ticket.result()
-                except Lost:
-                    pass
-                except Exception as error:
-                    failures.append(error)
+        closing = [member.finish(asked) for member, asked in members if asked is not None]
+        for ticket in coming(crew, closing, _CLOSE_S):
+            try:
+                ticket.result()
+            except Lost:
+                pass
+            except Exception as error:
+                failures.append(error)
     finally:
         for member, _ in members:
             member.end()
@@ -167,6 +184,7 @@ class LocalCrew(Crew):
     """Objects in this process."""
 
     HERE = Node("here", "this process", 1, 0)
+    gone = False
 
     def nodes(self) -> list[Node]:
         """This process."""
@@ -227,7 +245,8 @@ class LocalMember(Member):
     def do(self, until: LocalTicket) -> None:
         """Does what it was asked, up to this."""
         while not until.done:
-            self._todo[0].call()
+            if not self._todo[0].done:  # else Ctrl-C came when it was
+                self._todo[0].call()
             self._todo.popleft()
 
     def finish(self, asked: Iterable[Ticket]) -> Ticket:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmvec.cluster.crew import Crew, Lost, Member, Ticket, dismiss
+from shmvec.cluster.crew import SLICE_S, Crew, Lost, Member, Ticket, dismiss
 from shmvec.cluster.fragments import opened, pickled
 from shmvec.cluster.ray_crew import RayCrew
 from shmvec.evaluation import Episode, evaluate
@@ -16,8 +16,6 @@ from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["play_on_nodes"]
 
-_SLICE_S = 0.2  # of a wait: then signals are looked for
-_CLOSE_S = 5.0
 _ROOM_S = 120.0  # until some node must have room
 
 
@@ -108,8 +106,10 @@ def play_on_nodes(
                 )
         return _play(crew, hands, deque(episodes), how, finished)
     finally:
-        there = [(hand.member, [hand.awaited] if hand.awaited else []) for hand in hands]
-        dismiss(crew, there, _CLOSE_S)
+        dismiss(
+            crew,
+            [(each.member, [each.awaited] if each.awaited else []) for each in hands],
+        )
 
 
 def _play(
@@ -120,23 +120,27 @@ def _play(
     finished: Callable[[Episode], object],
 ) -> int:
     steps = 0
+    why: Lost | None = None
     deadline = time.monotonic() + _ROOM_S
     while waiting or any(hand.playing for hand in hands):
         awaited = {id(hand.awaited): hand for hand in hands if hand.awaited is not None}
         if not awaited:
-            raise RuntimeError("the cluster has no node left to play episodes on")
+            raise RuntimeError(
+                f"the cluster has no node left to play episodes on: {why or 'there was none'}"
+            ) from why
         if time.monotonic() > deadline and not any(hand.num_envs for hand in hands):
             raise RuntimeError(
                 f"an evaluation needs all CPUs of a node, and none has had these free within "
                 f"{_ROOM_S:g} s: there is {crew.room()}"
             )
         tickets = [hand.awaited for hand in hands if hand.awaited is not None]
-        for ticket in crew.ready(tickets, _SLICE_S):
+        for ticket in crew.ready(tickets, SLICE_S):
             hand = awaited[id(ticket)]
             hand.awaited = None
             try:
                 result = ticket.result()
-            except Lost:
+            except Lost as error:
+                why = error
                 for episode in reversed(hand.playing):
                     episode.repeats += 1
                     waiting.appendleft(episode)

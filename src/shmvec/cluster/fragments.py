@@ -251,11 +251,12 @@ class Runner:
             Exception: What the envs and the policy raise.
         """
         begin = time.perf_counter()
+        index, self._index = self._index, self._index + 1  # where this is broken off, too
         if version != self._version:
             self._policy.set_weights(weights)
             self._version = version
         made, mode = self._pipeline.collect(self._length), self._envs.autoreset_mode
-        fragment = Fragment(
+        return Fragment(
             made.observations,
             made.actions,
             made.rewards,
@@ -264,15 +265,13 @@ class Runner:
             made.infos[1:],
             made.extras,
             runner=self._number,
-            index=self._index,
+            index=index,
             seed=self._seed,
             version=self._version,
             steps=int(np.count_nonzero(_valid(mode, made.terminations, made.truncations))),
             seconds=time.perf_counter() - begin,
             autoreset_mode=mode,
         )
-        self._index += 1
-        return fragment
 
     def close(self) -> None:
         """Closes the envs."""

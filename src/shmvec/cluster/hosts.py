@@ -82,14 +82,15 @@ class Hosted:
 class Host:
     """Some envs of a vector env, on a node."""
 
-    def __init__(self, env_fns: bytes, options: Mapping[str, Any]) -> None:
+    def __init__(self, env_fns: bytes, envs: range, options: Mapping[str, Any]) -> None:
         """Builds the envs.
 
         Args:
-            env_fns: Pickled: a list.
+            env_fns: Pickled: a list, of all hosts' envs.
+            envs: Which are this one's.
             options: Of ``ShmVectorEnv``.
         """
-        functions = opened("env_fns", env_fns)
+        functions = opened("env_fns", env_fns)[envs.start : envs.stop]
         self._envs = ShmVectorEnv(functions, batch_size=len(functions), **options)
 
     def report(self) -> Hosted:

@@ -26,15 +26,30 @@ class RayCrew(Crew):
             ConnectionError: There is no cluster where the environment says that there is.
         """
         try:
-            self._ray: Any = importlib.import_module("ray")
+            ray: Any = importlib.import_module("ray")
         except ImportError as error:
             raise ImportError(
                 "a cluster needs Ray: pip install 'shmvec[cluster]'. local=True needs none."
             ) from error
-        if not self._ray.is_initialized():
-            self._ray.init()
-        self._actor = self._ray.remote(Actor)
+        if not ray.is_initialized():
+            ray.init()
+        self._module = ray
+        self._job = ray.get_runtime_context().get_job_id()
+        self._actor = ray.remote(Actor)
         self._options = dict(options)
+
+    @property
+    def gone(self) -> bool:
+        """Whether Ray was shut down; another one may have been started since."""
+        ray = self._module
+        return not ray.is_initialized() or ray.get_runtime_context().get_job_id() != self._job
+
+    @property
+    def _ray(self) -> Any:
+        """Ray, which would start again by itself if it was shut down."""
+        if self.gone:
+            raise RuntimeError("Ray was shut down, and all that it had started ended with it")
+        return self._module
 
     def nodes(self) -> list[Node]:
         """The nodes that are alive."""

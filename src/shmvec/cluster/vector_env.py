@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,17 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from shmvec.cluster.crew import Crew, LocalCrew, Lost, Member, Node, Ticket, dismiss
+from shmvec.cluster.crew import (
+    SLICE_S,
+    Crew,
+    LocalCrew,
+    Lost,
+    Member,
+    Node,
+    Ticket,
+    coming,
+    dismiss,
+)
 from shmvec.cluster.fragments import pickled
 from shmvec.cluster.hosts import Ask, Host, Hosted, Piece, together
 from shmvec.cluster.ray_crew import RayCrew
@@ -33,9 +42,6 @@ from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, res
 from shmvec.vector_env import StepResults
 
 __all__ = ["ClusterVectorEnv"]
-
-_SLICE_S = 0.2  # of a wait: then signals are looked for
-_CLOSE_S = 5.0
 
 
 @dataclass(eq=False)
@@ -127,9 +133,12 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.faults = faults or FaultPolicy()
         if num_hosts is not None:
             num_hosts = checked_count("num_hosts", num_hosts)
+        functions = pickled("env_fns", self.env_fns)
         self._options = {**options, "autoreset_mode": self.autoreset_mode, "faults": faults}
         self._timeout = start_timeout
         self.restarts = 0
+        self._within = False  # whether it asks, or notes answers: then it is not to be broken off
+        self._in_vain = 0.0  # seconds that were waited for nothing but room for lost hosts
         # Of each env: whether it is out and what it was asked, whether its process has not been
         # reset since it was started, what its next step tells of a fault, how it stands.
         self._asked: dict[int, Ask] = {}
@@ -140,6 +149,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._last: list[Any] = [None] * self.num_envs
         self._pieces: deque[Piece] = deque()
         self._crew: Crew = LocalCrew() if local else RayCrew(actor_options or {})
+        self._functions = self._crew.put(functions)
         try:
             self._spread(num_hosts, cpus_per_host)
             self._start()
@@ -172,48 +182,51 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 self._hands.append(_Hand(range(first, end), node, member, starting))
 
     def _hire(self, envs: range, node: Node) -> tuple[Member, Ticket]:
-        functions = pickled("env_fns", self.env_fns[envs.start : envs.stop])
-        name = f"host of envs {envs.start} to {envs.stop - 1}"
         return self._crew.start(
-            name, Host, functions, self._options, node=node.id or None, cpus=node.cpus, gpus=0.0
+            f"host of envs {envs.start} to {envs.stop - 1}",
+            Host,
+            *(self._functions, envs, self._options),
+            node=node.id or None,
+            cpus=node.cpus,
+            gpus=0.0,
         )
 
     def _start(self) -> None:
         """Waits for the hosts, which must agree."""
         first: Hosted | None = None
-        deadline = time.monotonic() + self._timeout
-        while waiting := [hand for hand in self._hands if hand.starting is not None]:
-            by_ticket = {id(hand.starting): hand for hand in waiting}
-            left = deadline - time.monotonic()
-            if left <= 0:
+        waiting = {hand.starting: hand for hand in self._hands if hand.starting is not None}
+        for ticket in coming(self._crew, list(waiting), self._timeout):
+            hand = waiting.pop(ticket)
+            try:
+                hosted: Hosted = ticket.result()
+            except Lost as error:
+                raise WorkerCrashError(
+                    f"the host of envs {hand.envs.start} to {hand.envs.stop - 1}, on "
+                    f"{hand.member.where()}, was lost as it started: {error}"
+                ) from error
+            hand.starting = None
+            first = first or hosted
+            if hosted.spaces != first.spaces:
                 raise RuntimeError(
-                    f"the cluster has no room, or takes longer than {self._timeout:g} s "
-                    f"(start_timeout), for {len(waiting)} of {len(self._hands)} hosts: there is "
-                    f"{self._crew.room()}"
+                    f"the envs on {hand.member.where()} have the spaces {hosted.spaces}, and "
+                    f"others {first.spaces}"
                 )
-            tickets = [hand.starting for hand in waiting if hand.starting is not None]
-            for ticket in self._crew.ready(tickets, min(left, _SLICE_S)):
-                hand = by_ticket[id(ticket)]
-                try:
-                    hosted: Hosted = ticket.result()
-                except Lost as error:
-                    raise WorkerCrashError(
-                        f"the host of envs {hand.envs.start} to {hand.envs.stop - 1}, on "
-                        f"{hand.member.where()}, was lost as it started: {error}"
-                    ) from error
-                hand.starting = None
-                first = first or hosted
-                if hosted.spaces != first.spaces:
-                    raise RuntimeError(
-                        f"the envs on {hand.member.where()} have the spaces {hosted.spaces}, and "
-                        f"others {first.spaces}"
-                    )
+        if waiting:
+            raise self._no_room(list(waiting.values()))
         assert first is not None
         self.single_observation_space, self.single_action_space = first.spaces
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
+
+    def _no_room(self, waiting: Sequence[_Hand]) -> RuntimeError:
+        needed = max(hand.node.cpus for hand in waiting)
+        return RuntimeError(
+            f"the cluster has no room, or takes longer than {self._timeout:g} s (start_timeout), "
+            f"for {len(waiting)} of {len(self._hands)} hosts, each of which needs {needed:g} CPUs: "
+            f"there is {self._crew.room()}"
+        )
 
     @property
     def nodes(self) -> dict[str, list[int]]:
@@ -396,8 +409,9 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         try:
             while there < count:
                 there += self._waited(least)
-        except Exception:
-            self._end()
+        except BaseException as error:
+            if self._within or isinstance(error, Exception):
+                self._end()
             raise
         taken: list[Piece] = []
         while count:
@@ -421,14 +435,22 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _waited(self, least: int) -> int:
         """How many answers have come within a while."""
+        self._within = True
         for hand in self._hands:
             self._send(hand, least)
-        busy = [hand for hand in self._hands if hand.starting or hand.awaited]
-        tickets = [ticket for hand in busy if (ticket := hand.starting or hand.awaited)]
-        by_ticket = {id(hand.starting or hand.awaited): hand for hand in busy}
+        busy = {ticket: hand for hand in self._hands if (ticket := hand.starting or hand.awaited)}
         come = 0
-        for ticket in self._crew.ready(tickets, _SLICE_S):
-            hand = by_ticket[id(ticket)]
+        self._within = False
+        answered = self._crew.ready(list(busy), SLICE_S)
+        self._within = True
+        if answered or any(hand.starting is None for hand in busy.values()):
+            self._in_vain = 0.0
+        else:
+            self._in_vain += SLICE_S
+            if self._in_vain > self._timeout:
+                raise self._no_room(list(busy.values()))
+        for ticket in answered:
+            hand = busy[ticket]
             try:
                 answer = ticket.result()
             except Lost as error:
@@ -439,6 +461,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 continue
             hand.awaited = None
             come += self._note(hand, answer)
+        self._within = False
         return come
 
     def _note(self, hand: _Hand, piece: Piece) -> int:
@@ -463,12 +486,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             hand.member.ask(method, *args)
             for hand, args in zip(self._hands, arguments, strict=True)
         ]
-        waiting = list(tickets)
-        while waiting:  # in slices: signals are looked for
-            for ticket in self._crew.ready(waiting, _SLICE_S):
-                waiting.remove(ticket)
-                if isinstance(self._crew, LocalCrew):
-                    break
+        deque(coming(self._crew, tickets), maxlen=0)
         results = []
         for hand, ticket in zip(self._hands, tickets, strict=True):
             try:
@@ -565,15 +583,13 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         hands, self._hands = self._hands, []
         if not hands:  # the crew may not be there, either
             return []
-        for hand in hands:
-            if hand.starting is not None:
-                hand.member.end()
-        started = [
-            (hand.member, [hand.awaited] if hand.awaited else [])
-            for hand in hands
-            if hand.starting is None
-        ]
-        return dismiss(self._crew, started, _CLOSE_S)
+        return dismiss(
+            self._crew,
+            [
+                (each.member, None if each.starting else [each.awaited] if each.awaited else [])
+                for each in hands
+            ],
+        )
 
 
 def _gathered(asks: Sequence[Ask], first: int) -> list[Ask]:
