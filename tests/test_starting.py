@@ -1,5 +1,6 @@
 """A vector env starts wherever Python code runs, and no script is run a second time."""
 
+import atexit
 import multiprocessing
 import os
 import re
@@ -312,6 +313,38 @@ def test_a_context_object(method):
 def test_no_such_context(context, error):
     with pytest.raises(error, match="context"):
         ShmVectorEnv([lambda: Counter(9)], context=context)
+
+
+class Hook:
+    """Is held by the program's exit hooks alone, and belongs to the program's process."""
+
+    def __init__(self):
+        self.pid = os.getpid()
+
+    def __call__(self):
+        pass
+
+    def __eq__(self, other):
+        return isinstance(other, Hook)
+
+    def __del__(self):
+        if os.getpid() != self.pid:
+            os.abort()  # as clients of Ray's do, which are freed after a fork
+
+
+def test_a_fork_frees_nothing_that_exit_hooks_hold(tmp_path):
+    class Env(Counter):
+        def close(self):
+            atexit.register((tmp_path / "an env's hook").touch)
+            super().close()
+
+    atexit.register(Hook())
+    try:
+        with closing(ShmVectorEnv([Env] * 2, num_workers=2, context="fork")) as envs:
+            envs.reset(seed=1)
+    finally:
+        atexit.unregister(Hook())
+    assert (tmp_path / "an env's hook").exists()
 
 
 def test_the_programs_own_start_method_is_not_fixed():

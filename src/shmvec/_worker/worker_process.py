@@ -195,13 +195,19 @@ class WorkerProcess(process.BaseProcess):
     def run_and_exit(self) -> NoReturn:
         """Runs, in a fork that becomes this process."""
         code = 1
+
+        def end() -> NoReturn:
+            util._flush_std_streams()  # type: ignore[attr-defined]
+            os._exit(code)
+
+        # An env's hooks are run, before this one; and after it none of the parent's, which are not
+        # cleared: that would free here what only they hold, clients of Ray's for example.
+        atexit.register(end)
         try:
-            atexit._clear()  # the hooks are the parent's; an env's are run
             code = self.run_here()
         finally:
             atexit._run_exitfuncs()
-            util._flush_std_streams()  # type: ignore[attr-defined]
-            os._exit(code)
+            end()
 
     def run_here(self) -> int:
         """Runs in this process, which becomes it; returns its exit code."""
