@@ -546,7 +546,7 @@ class Collector:
             )
         try:
             self._weights = self._crew.put(weights)
-        except Exception as error:
+        except TypeError as error:
             raise TypeError(
                 f"the weights cannot be pickled, and so cannot be sent to other nodes: {error}"
             ) from error

@@ -34,18 +34,22 @@ class RayCrew(Crew):
         if not ray.is_initialized():
             ray.init()
         self._module = ray
-        self._job = ray.get_runtime_context().get_job_id()
+        self._session = self._session_now()
         self._actor = ray.remote(Actor)
         self._options = dict(options)
 
     @property
     def gone(self) -> bool:
         """Whether Ray was shut down; another one may have been started since."""
-        ray = self._module
-        return not ray.is_initialized() or ray.get_runtime_context().get_job_id() != self._job
+        return not self._module.is_initialized() or self._session_now() != self._session
+
+    def _session_now(self) -> tuple[str, str]:
+        """The first job of each cluster has the same id; and one node may serve several jobs."""
+        context = self._module.get_runtime_context()
+        return context.get_job_id(), context.get_node_id()
 
     @property
-    def _ray(self) -> Any:
+    def ray(self) -> Any:
         """Ray, which would start again by itself if it was shut down."""
         if self.gone:
             raise RuntimeError("Ray was shut down, and all that it had started ended with it")
@@ -54,7 +58,7 @@ class RayCrew(Crew):
     def nodes(self) -> list[Node]:
         """The nodes that are alive."""
         found = []
-        for node in self._ray.nodes():
+        for node in self.ray.nodes():
             if node["Alive"]:
                 has = node["Resources"]
                 name = _name(node["NodeManagerAddress"], node["NodeID"])
@@ -64,12 +68,12 @@ class RayCrew(Crew):
     def room(self) -> str:
         """What there is, for people."""
         nodes = ", ".join(f"{node.name} with {node.cpus:g} CPUs" for node in self.nodes())
-        free = self._ray.available_resources()
+        free = self.ray.available_resources()
         return f"{nodes}; free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
 
     def put(self, value: Any) -> Any:
         """Puts it into the object store, once; each node fetches it once."""
-        return self._ray.put(value)
+        return self.ray.put(value)
 
     def start(
         self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
@@ -87,25 +91,25 @@ class RayCrew(Crew):
             "max_task_retries": 0,
             **self._options,
         }
-        member = RayMember(self._ray, self._actor.options(**options).remote(name), node)
+        member = RayMember(self, self._actor.options(**options).remote(name), node)
         return member, member.ask("make", factory, *args)
 
     def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
         """Those that are answered, and whose answers have come to this node."""
         by_ref = {ticket.ref: ticket for ticket in tickets if isinstance(ticket, RayTicket)}
         refs = list(by_ref)
-        done, _ = self._ray.wait(refs, num_returns=1, timeout=timeout)
+        done, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
         if done and len(refs) > 1:
-            done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+            done, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
         return [by_ref[ref] for ref in done]
 
 
 class RayMember(Member):
     """An actor."""
 
-    def __init__(self, ray: Any, actor: Any, node: str | None) -> None:
+    def __init__(self, crew: RayCrew, actor: Any, node: str | None) -> None:
         """Takes the actor, and on which node it is to be, if that is known."""
-        self._ray, self._actor = ray, actor
+        self._crew, self._actor = crew, actor
         self.place = "" if node is None else _name("", node), node or ""
 
     def where(self) -> str:
@@ -118,18 +122,20 @@ class RayMember(Member):
 
     def ask(self, method: str, *args: Any) -> Ticket:
         """Calls the actor."""
-        return RayTicket(self._ray, self._actor.do.remote(method, *args), self)
+        ray = self._crew.ray
+        return RayTicket(ray, self._actor.do.remote(method, *args), self)
 
     def finish(self, asked: Iterable[Ticket]) -> Ticket:
         """Cancels what is queued; what it is doing it ends before."""
         for ticket in asked:
             if isinstance(ticket, RayTicket):
-                self._ray.cancel(ticket.ref)
+                self._crew.ray.cancel(ticket.ref)
         return self.ask("close")
 
     def end(self) -> None:
         """Kills the actor; its workers go with it."""
-        self._ray.kill(self._actor)
+        if not self._crew.gone:
+            self._crew.ray.kill(self._actor)
 
 
 class RayTicket(Ticket):
