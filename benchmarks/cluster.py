@@ -433,7 +433,9 @@ def slow(rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Runs from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", choices=("rate", "size", "runners", "slow"), default="rate")
     parser.add_argument("--workload", default="CartPole-v1")
     parser.add_argument("--num-envs", type=int, default=128)
