@@ -100,12 +100,67 @@ def test_partial_batches():
     alone.close()
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Dict(
+            x=gym.spaces.Discrete(3), y=gym.spaces.Tuple([gym.spaces.Box(-1, 1, (2,))])
+        ),
+        gym.spaces.Tuple([gym.spaces.Discrete(5), gym.spaces.Discrete(5)]),
+    ],
+)
+def test_actions_of_several_parts(space):
+    class Env(gym.Env):
+        observation_space = gym.spaces.Discrete(1)
+        action_space = space
+
+        def reset(self, *, seed=None, options=None):
+            return 0, {}
+
+        def step(self, action):
+            return 0, 0.0, False, False, {"action": repr(action)}
+
+    theirs, ours = (make([Env] * 5) for make in (SyncVectorEnv, vector_env))
+    for each in (ours, theirs):
+        each.reset(seed=3)
+    theirs.action_space.seed(1)
+    for _ in range(3):
+        actions = theirs.action_space.sample()
+        assert same(ours.step(actions), theirs.step(actions))
+    ours.close()
+    theirs.close()
+
+
+def test_what_is_sent_is_begun_before_it_is_waited_for(monkeypatch):
+    """What a learner does between ``send`` and ``recv``, it does while envs step."""
+    ours, asked, ask = vector_env(), [], LocalMember.ask
+    ours.reset(seed=3)
+    monkeypatch.setattr(LocalMember, "ask", lambda *args: (asked.append(args[1]), ask(*args))[1])
+    ours.send([1, 1], [0, 4])
+    assert asked == ["begin", "begin"]
+    ours.send([1, 1, 1], [3, 2, 1])
+    assert asked == ["begin"] * 4
+    assert ours.recv()[1].tolist() == [1] * 5
+    assert asked[4:] == ["turn", "turn"]
+    ours.send([0], [0])
+    with pytest.raises(ValueError, match="asked already"):
+        ours.send([0], [0])
+    ours.send(["left"], [1])  # what is wrong with it, its host says
+    ours.send([0] * 3, [2, 3, 4])
+    with pytest.raises((TypeError, ValueError), match="wrong actions"):
+        ours.recv()
+    assert ours.closed
+
+
 def test_calls():
     ours = vector_env()
     ours.set_attr("gravity", [1.0, 2.0, 3.0, 4.0, 5.0])
     assert ours.get_attr("gravity") == (1.0, 2.0, 3.0, 4.0, 5.0)
     ours.set_attr("gravity", 7.0)
     assert ours.call("get_wrapper_attr", "gravity") == (7.0,) * 5
+    with pytest.raises(AttributeError, match="no_such_name"):
+        ours.get_attr("no_such_name")
+    assert ours.get_attr("gravity") == (7.0,) * 5
     ours.close()
 
 
@@ -177,6 +232,32 @@ def test_a_lost_node_without_room_for_another_is_an_error(monkeypatch):
     assert ours.closed
 
 
+@pytest.mark.parametrize("on_crash", ["raise", "restart"])
+def test_a_node_is_lost_in_a_call(monkeypatch, on_crash):
+    ours = vector_env(
+        num_hosts=1, num_workers=1, start_timeout=1, faults=FaultPolicy(on_crash=on_crash)
+    )
+    ours.reset(seed=3)
+    lose_next(monkeypatch)
+    with pytest.raises(WorkerCrashError, match="it was unplugged"):
+        ours.get_attr("gravity")
+    assert ours.closed == (on_crash == "raise")
+    if not ours.closed:
+        monkeypatch.setattr(LocalCrew, "ready", lambda crew, tickets, timeout: [])
+        with pytest.raises(RuntimeError, match=r"for 1 of 1 hosts, each of which needs 1 CPUs"):
+            ours.get_attr("gravity")
+        assert ours.closed
+
+
+def test_shares_of_nodes(monkeypatch):
+    monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", lambda options: LocalCrew())
+    ours = ClusterVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * 10, cpus_per_host=0.1, num_workers=0
+    )
+    assert len(ours._hands) == 10
+    ours.close()
+
+
 def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
     ours, theirs = vector_env(), SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 5)
     assert same(ours.reset(seed=3), theirs.reset(seed=3))
@@ -210,6 +291,8 @@ def test_what_cannot_be_pickled_is_named_before_a_cluster_is_needed(monkeypatch)
 def test_bad_input():
     with pytest.raises(ValueError, match="use NEXT_STEP"):
         vector_env(autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match="cpus_per_host must be positive"):
+        vector_env(cpus_per_host=0)
     with pytest.raises(ValueError, match="batch_size must be between 1 and"):
         vector_env(batch_size=6)
     with pytest.raises(RuntimeError, match="have the spaces"):

@@ -17,7 +17,18 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["SLICE_S", "Crew", "LocalCrew", "Lost", "Member", "Node", "Ticket", "coming", "dismiss"]
+__all__ = [
+    "SLICE_S",
+    "Crew",
+    "LocalCrew",
+    "Lost",
+    "Member",
+    "Node",
+    "Ticket",
+    "coming",
+    "dismiss",
+    "how_often",
+]
 
 SLICE_S = 0.2  # of a wait: then signals are looked for
 _CLOSE_S = 5.0  # what members get to close
@@ -122,6 +133,11 @@ class Crew(ABC):
     @abstractmethod
     def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
         """Those that are answered, in this order, as soon as one is; none: the time is up."""
+
+
+def how_often(share: float, whole: float) -> int:
+    """How many such shares there are; 0.1 is in 1 ten times, and 0.3 three times in 0.9."""
+    return math.floor(whole / share + 1e-9)
 
 
 def coming(crew: Crew, tickets: Iterable[Ticket], timeout: float = math.inf) -> Iterator[Ticket]:
@@ -270,16 +286,22 @@ class LocalTicket(Ticket):
         self._member = member
         self._call = call
         self._answer: Packed | None = None
+        self._failure: Exception | None = None
         self.done = False
 
     def call(self) -> None:
         """Makes the call."""
-        self._answer = packed(self._call())
+        try:
+            self._answer = packed(self._call())
+        except Exception as error:  # which is an answer, too: what comes behind it is done
+            self._failure = error
         self.done = True
 
     def result(self) -> Any:
         """What it returns, as it comes from another node: a copy that can only be read."""
         self._member.do(self)
+        if self._failure is not None:
+            raise self._failure
         assert self._answer is not None
         return self._answer.open()
 

@@ -99,14 +99,19 @@ class Host:
         spaces = envs.single_observation_space, envs.single_action_space
         return Hosted(spaces, envs.metadata, envs.render_mode, envs.num_workers)
 
-    def turn(self, asks: Sequence[Ask], least: int) -> Piece:
-        """Asks envs; waits until so many of all that were asked are ready, and returns those."""
+    def begin(self, asks: Sequence[Ask]) -> None:
+        """Asks envs."""
         envs = self._envs
         for ask in asks:
             if ask.actions is None:
                 envs.async_reset(ask.seeds, ask.options, ask.envs)
             else:
-                envs.send(ask.actions, ask.envs)
+                envs.send(_by_part(envs.single_action_space, ask.actions), ask.envs)
+
+    def turn(self, asks: Sequence[Ask], least: int) -> Piece:
+        """Asks envs; waits until so many of all that were asked are ready, and returns those."""
+        self.begin(asks)
+        envs = self._envs
         observations, rewards, terminations, truncations, infos = envs.recv(min_envs=least)
         there = infos.pop("env_id")
         space = gym.vector.utils.batch_space(envs.single_observation_space, len(there))
@@ -153,6 +158,17 @@ def together(
         np.concatenate([piece.truncations for piece in pieces]),
         _joined(parts, num_envs or len(envs)),
     )
+
+
+def _by_part(space: gym.Space[Any], actions: Sequence[Any]) -> Any:
+    """Actions of some envs as those of a vector env: of a Dict or a Tuple each part by itself."""
+    if isinstance(space, gym.spaces.Dict):
+        parts = {key: [action[key] for action in actions] for key in space}
+        return {key: _by_part(space[key], part) for key, part in parts.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        columns = zip(*actions, strict=True)
+        return tuple(_by_part(*each) for each in zip(space, columns, strict=True))
+    return actions
 
 
 def _infos_of(infos: Mapping[str, Any], rows: Rows) -> dict[str, Any]:

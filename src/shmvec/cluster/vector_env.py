@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from shmvec.cluster.crew import (
     Ticket,
     coming,
     dismiss,
+    how_often,
 )
 from shmvec.cluster.fragments import pickled
 from shmvec.cluster.hosts import Ask, Host, Hosted, Piece, together
@@ -53,6 +55,7 @@ class _Hand:
     member: Member
     starting: Ticket | None
     awaited: Ticket | None = None
+    begun: list[Ticket] = field(default_factory=list)  # what was sent before it is waited for
     asks: list[Ask] = field(default_factory=list)  # not sent yet
     out: int = 0  # envs that were asked, and have not answered
 
@@ -133,6 +136,8 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.faults = faults or FaultPolicy()
         if num_hosts is not None:
             num_hosts = checked_count("num_hosts", num_hosts)
+        if cpus_per_host is not None and not cpus_per_host > 0:
+            raise ValueError(f"cpus_per_host must be positive, got {cpus_per_host}")
         functions = pickled("env_fns", self.env_fns)
         self._options = {**options, "autoreset_mode": self.autoreset_mode, "faults": faults}
         self._timeout = start_timeout
@@ -167,7 +172,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             nodes = [
                 Node(node.id, node.name, cpus or math.floor(node.cpus), 0)
                 for node in self._crew.nodes()
-                for _ in range(int(node.cpus // (cpus or max(1, math.floor(node.cpus)))))
+                for _ in range(how_often(cpus, node.cpus) if cpus else node.cpus >= 1)
             ]
         if not nodes:
             raise RuntimeError(
@@ -253,7 +258,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             Exception: As ``ShmVectorEnv``.
         """
-        count = self.async_reset(seed, options)
+        count = self._resets(seed, options)
         if self.batch_size is not None:
             observations, *_, infos = self.recv()
             return observations, infos
@@ -272,6 +277,12 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             AlreadyPendingCallError: Envs are out.
             ValueError: Seeds, options or mask are wrong.
         """
+        count = self._resets(seed, options)
+        self._begin()
+        return count
+
+    def _resets(self, seed: int | Sequence[int | None] | None, options: Options) -> int:
+        """Notes whom to reset; returns how many."""
         self._check_idle()
         envs = np.arange(self.num_envs)
         seeds = checked_seeds(seed, self.num_envs)
@@ -282,10 +293,11 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 raise ValueError(f"reset_mask must be ({self.num_envs},) bools, one of them true")
             envs = np.flatnonzero(mask)
         each = checked_options(options, self.num_envs)
-        for env in envs.tolist():
-            self._reset_env(
-                env, None if seeds is None else seeds[env], None if each is None else each[env]
-            )
+        with self._whole():
+            for env in envs.tolist():
+                self._reset_env(
+                    env, None if seeds is None else seeds[env], None if each is None else each[env]
+                )
         return len(envs)
 
     def step(self, actions: Any, env_id: npt.ArrayLike | None = None) -> StepResults:
@@ -296,10 +308,10 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         if env_id is not None or self.batch_size is not None:
             envs = existing_env_ids(env_id, self.num_envs)
-            self.send(actions, envs)
+            self._steps(actions, envs)
             return self._recv(self.batch_size or len(envs))
         self._check_idle()
-        self.send(actions)
+        self._steps(actions, None)
         results: Any = self._all(self.num_envs)[1:]
         return results  # type: ignore[no-any-return]
 
@@ -309,6 +321,11 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             ValueError: There is no such env, it is out, or the number of actions is wrong.
         """
+        self._steps(actions, env_id)
+        self._begin()
+
+    def _steps(self, actions: Any, env_id: npt.ArrayLike | None) -> None:
+        """Notes whom to step."""
         self._check_open()
         envs = existing_env_ids(env_id, self.num_envs)
         given = list(iterate(batch_space(self.single_action_space, len(envs)), actions))
@@ -317,13 +334,14 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         out = [env for env in envs.tolist() if env in self._asked]
         if out:
             raise ValueError(f"envs {out} have been asked already: take their results first")
-        for env, action in zip(envs.tolist(), given, strict=True):
-            if env in self._told:
-                self._pieces.append(self._cut(env, self._told.pop(env)))
-            elif env in self._fresh and self.autoreset_mode is AutoresetMode.NEXT_STEP:
-                self._reset_env(env, restart_seed(self._seeds.get(env), self.restarts), None)
-            else:
-                self._ask(env, Ask(np.array([env]), [action]))
+        with self._whole():
+            for env, action in zip(envs.tolist(), given, strict=True):
+                if env in self._told:
+                    self._pieces.append(self._cut(env, self._told.pop(env)))
+                elif env in self._fresh and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+                    self._reset_env(env, restart_seed(self._seeds.get(env), self.restarts), None)
+                else:
+                    self._ask(env, Ask(np.array([env]), [action]))
 
     def recv(self) -> StepResults:
         """Waits for a batch of envs, those that were ready first; see ``ShmVectorEnv.recv``.
@@ -387,16 +405,40 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         hand.asks.append(ask)
         self._asked[env] = ask
 
+    def _begin(self) -> None:
+        """Has hosts that are not busy ask their envs now; others do it when they have answered."""
+        with self._whole():
+            for hand in self._hands:
+                if hand.asks and hand.starting is None and hand.awaited is None:
+                    hand.begun.append(hand.member.ask("begin", self._sent(hand)))
+
     def _send(self, hand: _Hand, least: int) -> None:
         """One message to a host that is not busy: all that its envs are to be asked."""
         if hand.starting is not None or hand.awaited is not None:
             return
         if not hand.asks and not hand.out:
             return
-        hand.out += len(hand.asks)
-        asks = list(_gathered(hand.asks, hand.envs.start))
-        hand.asks = []
+        asks = self._sent(hand)
         hand.awaited = hand.member.ask("turn", asks, min(least, hand.out))
+
+    def _sent(self, hand: _Hand) -> list[Ask]:
+        """What a host is to be sent."""
+        hand.out += len(hand.asks)
+        asks, hand.asks = _gathered(hand.asks, hand.envs.start), []
+        return asks
+
+    @contextmanager
+    def _whole(self, within: bool = True) -> Iterator[None]:
+        """What is broken off within this closes all: it is not known then who was asked what."""
+        self._within = within
+        try:
+            yield
+        except BaseException as error:
+            if self._within or isinstance(error, Exception):
+                self._end()
+            raise
+        finally:
+            self._within = False
 
     def _taken(self, count: int, least: int) -> list[Piece]:
         """So many answers, those that have come first."""
@@ -406,13 +448,9 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             raise NoAsyncCallError(
                 f"{count} envs are waited for, and {there + len(self._asked)} were asked", "recv"
             )
-        try:
+        with self._whole(within=False):
             while there < count:
                 there += self._waited(least)
-        except BaseException as error:
-            if self._within or isinstance(error, Exception):
-                self._end()
-            raise
         taken: list[Piece] = []
         while count:
             piece = self._pieces.popleft()
@@ -452,10 +490,13 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         for ticket in answered:
             hand = busy[ticket]
             try:
+                for begun in hand.begun:
+                    begun.result()
                 answer = ticket.result()
             except Lost as error:
                 come += self._lose(hand, error)
                 continue
+            hand.begun.clear()
             if hand.starting is not None:
                 hand.starting = None
                 continue
@@ -482,6 +523,9 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _command(self, method: str, arguments: Sequence[Iterable[Any]]) -> list[Any]:
         self._check_idle()
+        with self._whole(within=False):
+            while any(hand.starting is not None for hand in self._hands):
+                self._waited(1)  # until those are there that take the place of lost ones
         tickets = [
             hand.member.ask(method, *args)
             for hand, args in zip(self._hands, arguments, strict=True)
@@ -492,7 +536,8 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             try:
                 results.append(ticket.result())
             except Lost as error:
-                self._lose(hand, error)
+                with self._whole():
+                    self._lose(hand, error)
                 raise WorkerCrashError(
                     f"the node of envs {hand.envs.start} to {hand.envs.stop - 1} was lost in "
                     f"{method!r}: {error}"
@@ -521,6 +566,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         hand.node = Node("", "", hand.node.cpus, 0)
         hand.member, hand.starting = self._hire(hand.envs, hand.node)
         hand.awaited, hand.out = None, 0
+        hand.begun.clear()
         self._hands.insert(index, hand)
         unsent = {int(ask.envs[0]) for ask in hand.asks}
         info = {"type": "NodeLost", "message": message, "restarts": self.restarts, "stderr": ""}
@@ -596,7 +642,7 @@ def _gathered(asks: Sequence[Ask], first: int) -> list[Ask]:
     """Asks of one env each, as few, by the host's own numbers of envs."""
     steps = [ask for ask in asks if ask.actions is not None]
     resets = [ask for ask in asks if ask.actions is None]
-    found = []
+    found: list[Ask] = []
     if steps:
         envs = np.concatenate([ask.envs for ask in steps]) - first
         found.append(Ask(envs, [action for ask in steps for action in ask.actions]))
