@@ -14,7 +14,7 @@ from learning_loop import Learner, Policy, learn, make_envs
 
 import shmvec
 from shmvec.cluster import Collector
-from shmvec.cluster.crew import LocalCrew, LocalMember, Node, Packed
+from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node, Packed
 from shmvec.cluster.fragments import cores_of
 from shmvec.exchange import AutoresetMode
 
@@ -251,6 +251,45 @@ def test_a_fragment_that_is_broken_off_is_lost_with_its_runner(caplog):
         fragments = [next(made) for _ in range(2)]
     assert [(each.runner, each.index) for each in fragments] == [(1, 0), (1, 1)]
     assert "Ctrl-C has broken off" in caplog.text
+
+
+def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):
+    """What comes by turns would not be the same without it."""
+
+    class Nodes(LocalCrew):
+        def __init__(self, options):
+            pass
+
+        def nodes(self):
+            return [Node(name, name, 1.0, 0.0) for name in "ab"]
+
+    do = LocalMember.do
+
+    def lost(member, until):
+        if member._name != "runner 0":
+            raise Lost("it was unplugged")
+        do(member, until)
+
+    monkeypatch.setattr("shmvec.cluster.collector.RayCrew", Nodes)
+    with collector(local=False, ordered=True) as made:
+        next(made)
+        monkeypatch.setattr(LocalMember, "do", lost)
+        with pytest.raises(RuntimeError, match=r"lost one after the other .*: it was unplugged"):
+            next(made)
+
+
+def test_what_is_dropped_ends_at_once(monkeypatch):
+    """Else an idle process of Ray's would keep runners, and their CPUs, until it ends."""
+    ended, end = [], LocalMember.end
+    monkeypatch.setattr(LocalMember, "end", lambda member: (ended.append(member), end(member)))
+    gc.disable()
+    try:
+        made = collector(num_runners=2)
+        next(made)
+        del made
+        assert len(ended) == 2
+    finally:
+        gc.enable()
 
 
 def test_what_was_done_as_ctrl_c_came_is_not_done_again():

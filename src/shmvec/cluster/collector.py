@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from shmvec.cluster.crew import (
     Ticket,
     coming,
     dismiss,
+    how_often,
 )
 from shmvec.cluster.fragments import Fragment, Report, Runner, pickled
 from shmvec.cluster.ray_crew import RayCrew
@@ -278,8 +280,8 @@ class Collector:
 
     def _places_on(self, node: Node) -> list[_Place]:
         count = min(
-            _how_often(self._cpus, node.cpus) if self._cpus else math.inf,
-            _how_often(self._gpus, node.gpus) if self._gpus else math.inf,
+            how_often(self._cpus, node.cpus) if self._cpus else math.inf,
+            how_often(self._gpus, node.gpus) if self._gpus else math.inf,
         )
         if count == math.inf:
             count = 1
@@ -381,7 +383,7 @@ class Collector:
                 return
             place.node = None
         elif place.stillborn >= _STILLBORN:
-            if place.node is None or len(self._places) == 1:
+            if place.node is None or self._ordered or len(self._places) == 1:
                 raise RuntimeError(
                     f"{_STILLBORN} runners were lost one after the other before they had made a "
                     f"fragment, the last one on {where}: {why}"
@@ -606,6 +608,12 @@ class Collector:
         """Itself."""
         return self
 
+    def __del__(self) -> None:
+        """Ends the runners, which refer to each other and would hold their CPUs for longer."""
+        with suppress(Exception):  # it was not made, or Python ends
+            if not self._closed:
+                self._end()
+
     def __exit__(self, kind: object, *_: object) -> None:
         """Closes it; what an env's ``close`` raises then does not hide what ends the block."""
         failures = self._end()
@@ -613,11 +621,6 @@ class Collector:
             raise failures[0]
         for failure in failures:
             _log.error("as it was closed, an env has raised %s", repr(failure))
-
-
-def _how_often(share: float, whole: float) -> int:
-    """How many such shares there are; 0.1 is in 1 ten times, and 0.3 three times in 0.9."""
-    return math.floor(whole / share + 1e-9)
 
 
 def _largest_share(nodes: list[Node], count: int) -> float:
