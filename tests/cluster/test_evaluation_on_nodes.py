@@ -3,7 +3,7 @@
 import pytest
 
 import shmvec
-from shmvec.cluster.crew import LocalCrew, LocalMember, Lost
+from shmvec.cluster.crew import LocalCrew, LocalMember, Lost, Node
 
 
 def balance(observations, env_ids):
@@ -18,3 +18,20 @@ def test_what_the_last_node_was_lost_of_is_said(monkeypatch):
     monkeypatch.setattr(LocalMember, "do", lost)
     with pytest.raises(RuntimeError, match="no node left to play episodes on: it was unplugged"):
         shmvec.evaluate("CartPole-v1", balance, 4, cluster=True)
+
+
+def test_a_node_without_room_is_not_waited_for_at_the_end(monkeypatch):
+    class Nodes(LocalCrew):
+        def nodes(self):
+            return [Node(name, name, 1.0, 0.0) for name in "ab"]
+
+    finished, finish = [], LocalMember.finish
+
+    def finishes(member, asked):
+        finished.append(member.where())
+        return finish(member, asked)
+
+    monkeypatch.setattr("shmvec.cluster.evaluation.RayCrew", lambda options: Nodes())
+    monkeypatch.setattr(LocalMember, "finish", finishes)  # the second one has not started
+    assert shmvec.evaluate("CartPole-v1", balance, 1, num_envs=1, cluster=True).steps > 0
+    assert len(finished) == 1

@@ -108,7 +108,10 @@ def play_on_nodes(
     finally:
         dismiss(
             crew,
-            [(each.member, [each.awaited] if each.awaited else []) for each in hands],
+            [
+                (each.member, ([each.awaited] if each.awaited else []) if each.num_envs else None)
+                for each in hands
+            ],
         )
 
 
