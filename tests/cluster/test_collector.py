@@ -278,6 +278,26 @@ def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):
             next(made)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_ctrl_c_as_a_runner_is_lost_leaves_its_place_to_another(monkeypatch, ordered):
+    def lost(member, until):
+        raise Lost("it was unplugged")
+
+    def ends(member):
+        monkeypatch.undo()
+        member.end()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shmvec.cluster.collector.RayCrew", lambda options: LocalCrew())
+    with collector(local=False, ordered=ordered) as made:
+        next(made)
+        monkeypatch.setattr(LocalMember, "do", lost)
+        monkeypatch.setattr(LocalMember, "end", ends)
+        with pytest.raises(KeyboardInterrupt):
+            next(made)
+        assert next(made).runner == 1
+
+
 def test_what_is_dropped_ends_at_once(monkeypatch):
     """Else an idle process of Ray's would keep runners, and their CPUs, until it ends."""
     ended, end = [], LocalMember.end

@@ -357,14 +357,14 @@ class Collector:
         _log.info("%s has started: %d envs, %d workers", where, report.num_envs, report.num_workers)
 
     def _lose(self, runner: _Hired, why: Exception) -> None:
-        """Forgets a runner that is no more, with what it had under way, and starts another.
+        """Forgets a runner that is no more, with what it had under way; its place is free.
 
         Raises:
             RuntimeError: Too many were lost there as they began.
         """
         place, where = runner.place, runner.member.where()
-        self._runners.pop(runner.number)
         place.runner = None
+        self._runners.pop(runner.number)
         if runner in self._ready:
             self._ready.remove(runner)
         runner.member.end()
@@ -391,11 +391,12 @@ class Collector:
             self._avoided.add(place.node)
             self._places.remove(place)
             _log.warning("no runner is started on %s again", where)
-            return
-        self._hire(place)
 
-    def _look_for_nodes(self) -> None:
-        """Starts runners on nodes that have joined; forgets those that have left."""
+    def _fill(self) -> None:
+        """Starts runners in places that have none: a lost one's, or on nodes that have joined."""
+        for place in self._places:
+            if place.runner is None:
+                self._hire(place)
         now = time.monotonic()
         if now - self._logged >= _LOG_S:
             self._logged = now
@@ -406,10 +407,10 @@ class Collector:
         known = {place.node for place in self._places} | self._avoided
         for node in self._crew.nodes():
             if node.id not in known:
-                for place in self._places_on(node):
+                places = self._places_on(node)
+                self._places += places
+                if places:
                     _log.info("%s has joined", node.name)
-                    self._places.append(place)
-                    self._hire(place)
 
     # ---- fragments ---------------------------------------------------------------------------
 
@@ -430,7 +431,7 @@ class Collector:
         try:
             fragment = None
             while fragment is None:
-                self._look_for_nodes()
+                self._fill()
                 runner = self._next_in_turn() if self._ordered else self._next_ready()
                 if runner is not None:
                     fragment = self._taken(runner)
