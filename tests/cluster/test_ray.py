@@ -175,8 +175,9 @@ def with_load(make_policy):
 def test_nodes_join_and_nodes_die(cluster, caplog):
     """In order of arrival: what a runner makes is what it makes alone, whoever comes and goes."""
     with collector(make_policy=with_load(Policy)) as made:
-        fragments = [next(made) for _ in range(6)]
-        assert {fragment.runner for fragment in fragments} == {0, 1}
+        fragments = []
+        for _ in until(lambda: {0, 1} == {fragment.runner for fragment in fragments}):
+            fragments.append(next(made))
         joined = cluster.add_node(num_cpus=1)
         try:
             for _ in until(lambda: fragments[-1].runner == 2):
