@@ -1,5 +1,6 @@
-"""The public seam: what it refuses."""
+"""The public seam: what it refuses, and for whom it waits."""
 
+import time
 from contextlib import closing
 
 import numpy as np
@@ -41,3 +42,36 @@ def test_the_first_of_several_groups(workers):
         assert exchange.take([0]).rewards.tolist() == [3]
     finally:
         exchange.close()
+
+
+def test_an_order_of_ones_own_is_waited_for_and_nobody_else(tmp_path):
+    """Where a request for several envs has another one's answer between theirs."""
+
+    class Waits(Story):
+        def step(self, action):
+            deadline = time.monotonic() + 10
+            while action and not (tmp_path / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return super().step(action)
+
+        def wait(self, action):
+            self.step(action)
+
+    exchange = Exchange([lambda i=i: Waits(i) for i in range(6)], num_workers=2)
+    with closing(exchange):
+        exchange.ask_reset(None)
+        exchange.take()
+        for order, asks in (
+            ([0, 2, 1], [([3], [1]), ([0, 1], [0, 0]), ([2], [0])]),
+            ([0, 1, 2], [([3], 1), ([0, 2], 0), ([1], 0)]),
+        ):
+            for envs, action in asks:
+                if isinstance(action, list):
+                    exchange.ask(envs, action, together=True)
+                else:
+                    exchange.command("call", ("wait", (action,), {}), envs)
+            assert exchange.take(order, arrays=False).envs.tolist() == order
+            assert not exchange.wait(0.0)  # who is slow has not answered
+            (tmp_path / "go").touch()
+            assert exchange.take(arrays=False).envs.tolist() == [3]
+            (tmp_path / "go").unlink()

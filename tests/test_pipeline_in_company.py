@@ -380,3 +380,40 @@ def test_frames_of_a_rollout_are_for_envs_whose_company_is_there():
         with pytest.raises(RuntimeError, match="in no rollout"):
             envs.exchange.ask([0, 1], [1, 1], frame=1)
         assert envs.step([1] * 4)[0][:, 1].tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("use", ["recv", "take", "send", "async_reset", "ask"])
+def test_a_policy_that_uses_some_envs_while_others_step_into_a_rollout(workers, use):
+    """What it takes is true, and what it asks for is refused: the last results stay true."""
+    calls = 0
+
+    def policy(seen, ids):
+        nonlocal calls
+        calls += 1
+        if calls != 4:  # then envs 0 and 1 are out for their second step
+            return ids
+        if use == "recv":
+            taken.append(envs.recv(min_envs=2)[0])
+        elif use == "take":
+            taken.append(envs.exchange.take([0, 1]).observations)
+        elif use == "send":
+            envs.send([9, 9], [2, 3])
+        elif use == "async_reset":
+            envs.async_reset(env_id=[2, 3])
+        else:
+            envs.exchange.ask([2, 3], [9, 9])
+        return ids
+
+    taken = []
+    fns = [lambda i=i: Lasts(i) for i in range(4)]
+    with closing(ShmVectorEnv(fns, num_workers=workers)) as envs:
+        pipeline = Pipeline(envs, policy, groups=2, deterministic=True)
+        pipeline.reset(seed=0)
+        taking = use in ("recv", "take")
+        with pytest.raises(RuntimeError, match="others have" if taking else "to a rollout"):
+            pipeline.collect(4)
+        assert [seen[:, 1].tolist() for seen in taken] == [[2, 2]] * taking
+        asked = envs.get_attr("asked")
+        assert asked == ((2, 2, 2, 2) if taking else (2, 2, 1, 1))
+        assert pipeline.collect(1).observations[0, :, 1].tolist() == list(asked)

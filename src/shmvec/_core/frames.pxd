@@ -29,7 +29,7 @@ cdef class Frames:
     cdef Py_ssize_t frame_of(self, Py_ssize_t env)
     cpdef meet(self, Py_ssize_t frame)
     cdef object rows_away(self)
-    cdef int come_home(self) except -1
+    cdef int come_home(self, Py_ssize_t asked=*) except -1
     cdef Results where(self, Py_ssize_t env, Py_ssize_t *row, Py_ssize_t *last)
     cdef Py_ssize_t first_row(self)
     cdef bint over(self, Py_ssize_t env)

@@ -153,8 +153,15 @@ cdef class Frames:
         """What is written to the last frame of a rollout from now on is the user's."""
         self.come_home()
 
-    cdef int come_home(self) except -1:
-        """Copies the last results to the frames in the segment if they are in a rollout."""
+    cdef int come_home(self, Py_ssize_t asked=0) except -1:
+        """Copies the last results to the frames in the segment if they are in a rollout.
+
+        Not while some of the `asked` are still to be written there.
+        """
+        if asked > 0 and self.uneven:
+            raise RuntimeError(
+                "envs are out whose results go to a rollout: wait until they are taken, or drop "
+                "them. Nothing was sent to any env.")
         if self.away >= 0:
             rows = self.rows_away()
             self.aim(self.everyone, self.choose(self.everyone))
@@ -258,6 +265,8 @@ cdef class Frames:
         cdef Py_ssize_t i
         cdef Py_ssize_t count = len(envs)
         cdef const Py_ssize_t[::1] row_of
+        if self.away >= 0:  # whoever fills a rollout reads it there; others take copies
+            return self.rollouts.gather(self.rows_away()[envs]), None
         if not self.several:
             return self.home.gather(envs), None
         rows = np.asarray(self.rows)[envs]

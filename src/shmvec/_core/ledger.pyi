@@ -58,7 +58,7 @@ class Ledger:
     def is_broken(self, env: int) -> bool:
         """Whether its next step is answered by a truncation."""
     def num_missing(self, envs: Envs) -> int:
-        """How many requests to these are not answered."""
+        """How many requests to these, at least, are not answered."""
     def check(self, envs: Envs) -> None:
         """Raises ValueError unless each of these is an env, once, and may be asked something."""
     def step_all(self, actions: Any, pack: Callable[[Any], Any], rollout_frame: int = -1) -> None:

@@ -138,14 +138,14 @@ cdef class Ledger:
         return env in self.after and self.after[env][1]
 
     def num_missing(self, const Py_ssize_t[::1] envs):
-        """How many requests to these envs are not answered; neighbours' may be one."""
+        """How many requests to these envs, at least, are not answered; one may be for several."""
         cdef Py_ssize_t i
         cdef Py_ssize_t missing = 0
-        cdef uint32_t last = 0
+        cdef int64_t last = -1  # a number that is not above it may have been counted
         for i in range(envs.shape[0]):
             self.check_exists(envs[i])
-            if self.states[envs[i]] != READY and self.states[envs[i]] != IDLE:
-                missing += missing == 0 or self.sequences[envs[i]] != last
+            if self.states[envs[i]] not in (READY, IDLE) and self.sequences[envs[i]] > last:
+                missing += 1
                 last = self.sequences[envs[i]]
         return missing
 
@@ -291,7 +291,7 @@ cdef class Ledger:
         if not self.may_step_over:
             self.check_none_over(envs)
         if rollout_frame is None:
-            self.frames.come_home()
+            self.frames.come_home(self.asked)
             self.choose_frames(envs, False)
         self.links.sequence += <uint32_t>envs.shape[0]  # what fails below was of no later one
         if self.encoders is None:
@@ -317,7 +317,7 @@ cdef class Ledger:
         """Asks each of these envs, which were checked, to reset, without seed or options."""
         cdef uint32_t base = self.links.sequence
         self.ranging = self.in_ranges
-        self.frames.come_home()
+        self.frames.come_home(self.asked)
         self.choose_frames(envs, False)
         self.links.sequence += <uint32_t>envs.shape[0]
         self.post(envs, RESET, base + 1, None)
@@ -396,7 +396,7 @@ cdef class Ledger:
         cdef Py_ssize_t i
         cdef uint32_t sequence
         if resets:
-            self.frames.come_home()
+            self.frames.come_home(self.asked)
             self.choose_frames(envs, True)
         links.sequence += 1
         sequence = links.sequence
