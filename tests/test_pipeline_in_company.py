@@ -417,3 +417,36 @@ def test_a_policy_that_uses_some_envs_while_others_step_into_a_rollout(workers, 
         asked = envs.get_attr("asked")
         assert asked == ((2, 2, 2, 2) if taking else (2, 2, 1, 1))
         assert pipeline.collect(1).observations[0, :, 1].tolist() == list(asked)
+
+
+@pytest.mark.parametrize("go_on", ["next", "collect"])
+def test_an_interrupt_before_an_error_is_cleared_up_after(monkeypatch, go_on):
+    """One group is out then, and the other one was not asked: both are stepped by the next call."""
+
+    def policy(seen, ids):
+        asked.append(ids)
+        if len(asked) == 4:
+            raise LookupError
+        return ids
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    asked, fns = [], [lambda i=i: Lasts(i) for i in range(4)]
+    with closing(ShmVectorEnv(fns, num_workers=1)) as envs:
+        pipeline = Pipeline(envs, policy, groups=2, deterministic=True)
+        pipeline.reset(seed=0)
+        with monkeypatch.context() as patch:
+            patch.setattr("shmvec._loops.collected.Collected.release", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                pipeline.collect(4)
+        if go_on == "collect":
+            assert pipeline.collect(1).observations[:, :, 1].tolist() == [
+                [2, 2, 1, 1],
+                [3, 3, 2, 2],
+            ]
+        else:
+            found = [next(pipeline), next(pipeline)]
+            assert [each.env_ids.tolist() for each in found] == [[0, 1], [2, 3]]
+            assert [each.observations[:, 1].tolist() for each in found] == [[2, 2], [1, 1]]
+            pipeline.drop()

@@ -173,6 +173,8 @@ class Pipeline:
         self._out: deque[_Group] = deque()  # groups that were asked, in this order
         self._held: deque[_Group] = deque()  # those that were taken, until they are asked again
         self._asking = False  # whether something may be out, of this pipeline
+        # Whether a call is under way: also one that was broken off as it cleared up after an error.
+        self._midway = False
 
     @property
     def groups(self) -> list[npt.NDArray[np.intp]]:
@@ -231,7 +233,7 @@ class Pipeline:
         mirror = None if tensors is None else Mirror(tensors, rollout, self._seen, self._acted)
         self._ended[:] = rollout.terminations[0] | rollout.truncations[0]
         try:
-            self._asking = True
+            self._asking = self._midway = True
             while rollout.steps < rollout.length:
                 self._fill_some(rollout, mirror)
             if mirror is not None:
@@ -241,7 +243,7 @@ class Pipeline:
             rollout.release()  # who keeps the error keeps this frame: nobody else has it
             self._break_off(error)
             raise
-        self._asking = False
+        self._asking = self._midway = False
         return rollout
 
     def _fill_some(self, rollout: Collected, mirror: Mirror | None) -> None:
@@ -336,9 +338,12 @@ class Pipeline:
             Exception: As :meth:`collect`.
         """
         try:
+            if self._midway:
+                self._break_off()
             if not self._out:
                 self._settle()
                 self._start()
+            self._midway = True
             while True:
                 group = self._next()
                 begins = self._ended[group.envs]
@@ -348,6 +353,7 @@ class Pipeline:
                 except _TakenError:
                     self._break_off()
                     self._start()
+                    self._midway = True
                     continue
                 self._note(group.part, answers.terminations | answers.truncations)
                 group.observations = self._moved(answers.observations)
@@ -355,6 +361,7 @@ class Pipeline:
                 self._held.append(group)
                 self._go_on(self._ask)
                 if found.valid.any():
+                    self._midway = False
                     return found
         except BaseException as error:
             self._break_off(error)
@@ -510,7 +517,7 @@ class Pipeline:
         """Takes what a loop that was left has asked for; drops what a call was broken off with."""
         if not self._asking:
             return
-        if not self._out:
+        if self._midway or not self._out:
             self._break_off()
             return
         try:
@@ -543,7 +550,7 @@ class Pipeline:
                 self._asking = False
                 if waits and not isinstance(error, EnvTimeoutError):
                     exchange.drop()
-        self._asking = False
+        self._asking = self._midway = False
 
     @staticmethod
     def _some(space: gym.Space[Any], batch: Any, rows: npt.NDArray[np.intp]) -> Any:
