@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 import warnings
@@ -60,39 +59,7 @@ HEAD = "workload cores NUMA envs system setting".split() + [
 ]
 CELL = ("workload", "cores", "num_envs")
 
-# Whose versions are told, where they are installed.
-LIBRARIES = (
-    *(
-        "numpy",
-        "gymnasium",
-        "mujoco",
-        "ale-py",
-        "envpool",
-        "stable-baselines3",
-        "tianshou",
-        "torch",
-    ),
-    *("torchrl", "tensordict", "pufferlib", "sample-factory", "ray"),
-)
-VERSIONS = f"""
-import importlib.metadata as metadata, json
-found = {{}}
-for name in {LIBRARIES}:
-    try:
-        found[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        pass
-print(json.dumps(found))
-"""
-
 Row = dict[str, Any]
-
-
-def versions(python: str) -> dict[str, str]:
-    """What an interpreter has of the libraries."""
-    done = subprocess.run([python, "-c", VERSIONS], stdout=subprocess.PIPE, check=True)
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
 
 
 def nodes() -> dict[int, int]:
@@ -282,8 +249,8 @@ def _told(pythons: Mapping[str, str]) -> dict[str, Any]:
     return {
         **machine(),
         "numa_nodes": len(set(nodes().values())),
-        "libraries": versions(sys.executable),
-        "apart": {system: versions(python) for system, python in pythons.items()},
+        "libraries": peers.versions(sys.executable),
+        "apart": {system: peers.versions(python) for system, python in pythons.items()},
     }
 
 

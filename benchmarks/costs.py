@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from peers import versions
 from workloads import WORKLOADS
 
 import shmvec
@@ -238,7 +240,8 @@ def main() -> None:
         figures = [f"{row[name]:,.1f}" for name in list(row)[3:]]
         print(line(workload, row["num_envs"], f"{row['spread']:.0%}", *figures), flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps({"machine": machine(), "split": rows}, indent=2) + "\n")
+        told = {**machine(), "libraries": versions(sys.executable)}
+        options.json.write_text(json.dumps({"machine": told, "split": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

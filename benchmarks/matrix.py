@@ -246,7 +246,8 @@ def main() -> None:
         rows += cell
         print("\n".join(map(_line, cell)), flush=True)
         if options.json is not None:
-            results = {"machine": machine(), "left_out": left_out, "rows": rows}
+            told = {**machine(), "libraries": peers.versions(sys.executable)}
+            results = {"machine": told, "left_out": left_out, "rows": rows}
             options.json.write_text(json.dumps(results, indent=2) + "\n")
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")

@@ -5,6 +5,8 @@ A peer that is not installed raises ImportError when it is started.
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,12 +18,54 @@ from workloads import ENVPOOL
 import shmvec
 from shmvec._commands.measuring import Compute, Stepper, vector_env
 
-__all__ = ["CPP", "Start", "every_step", "of_four", "of_tianshou", "ours", "peers", "tianshous"]
+__all__ = [
+    "CPP",
+    "Start",
+    "every_step",
+    "of_four",
+    "of_tianshou",
+    "ours",
+    "peers",
+    "tianshous",
+    "versions",
+]
 
 CPP = " (C++)"  # in the names of those that do not run Python envs
 
+# Whose versions are told, where they are installed.
+LIBRARIES = (
+    *(
+        "numpy",
+        "gymnasium",
+        "mujoco",
+        "ale-py",
+        "envpool",
+        "stable-baselines3",
+        "tianshou",
+        "torch",
+    ),
+    *("torchrl", "tensordict", "pufferlib", "sample-factory", "ray"),
+)
+VERSIONS = f"""
+import importlib.metadata as metadata, json
+found = {{}}
+for name in {LIBRARIES}:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
 # Starts a contender, whose parent computes between steps.
 Start = Callable[["Compute | None"], Stepper]
+
+
+def versions(python: str) -> dict[str, str]:
+    """What an interpreter has of the libraries."""
+    done = subprocess.run([python, "-c", VERSIONS], stdout=subprocess.PIPE, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 def of_gymnasium(make: Callable[[], Any]) -> Start:

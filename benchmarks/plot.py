@@ -7,7 +7,8 @@
 
 shares.png: each system's share of the limit against the number of envs, one panel a workload, where
 the parent computes nothing. split.png: where a batch step's time goes, one bar a workload.
-cores.png: each system's share of the limit against the number of cores.
+cores.png: each system's share of the limit against the number of cores. Files of the same kind go
+into one picture; they are of one machine, which the last one names.
 """
 
 from __future__ import annotations
@@ -98,6 +99,13 @@ def split(rows: list[dict[str, Any]], title: str) -> Figure:
     return figure
 
 
+FIGURES = {
+    "rows": ("shares.png", shares),
+    "split": ("split.png", split),
+    "cores": ("cores.png", cores),
+}
+
+
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
@@ -107,17 +115,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(), help="folder (default: this one)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[dict[str, Any]]] = {}
     for file in options.files:
         results = json.loads(file.read_text())
         title = described(results["machine"])
-        for key, name, draw in (
-            ("rows", "shares.png", shares),
-            ("split", "split.png", split),
-            ("cores", "cores.png", cores),
-        ):
-            if key in results:
-                draw(results[key], title).savefig(options.out / name, dpi=120)
-                print(options.out / name)
+        for key in set(results) & set(FIGURES):
+            found[key] = found.get(key, []) + results[key]
+    for key, rows in found.items():
+        name, draw = FIGURES[key]
+        draw(rows, title).savefig(options.out / name, dpi=120)
+        print(options.out / name)
 
 
 if __name__ == "__main__":
