@@ -1,4 +1,4 @@
-"""How Sphinx makes the site: ``sphinx-build -W docs build/site`` with ``pip install -e '.[docs]'``."""
+"""How Sphinx makes the site: ``python -m sphinx -W docs build/site``, with the extra ``docs``."""
 
 import shmvec
 
@@ -17,6 +17,8 @@ myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = f"shmvec {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -36,4 +38,5 @@ def _at_home(app, name, source):
 
 
 def setup(app):
+    """Sphinx calls this."""
     app.connect("source-read", _at_home)

@@ -57,7 +57,7 @@ _CALL = AsyncState.WAITING_CALL
 # Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
 _NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
 
-# Observations, rewards, terminations, truncations, infos.
+#: Observations, rewards, terminations, truncations, infos.
 StepResults: TypeAlias = tuple[
     Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
 ]
