@@ -1,13 +1,15 @@
-"""Draws what benchmarks/matrix.py, costs.py and cores.py have written as JSON.
+"""Draws what benchmarks/matrix.py, costs.py, cores.py and learning.py have written as JSON.
 
     python benchmarks/matrix.py --compute 0 --json matrix.json
     python benchmarks/costs.py --split CartPole-v1 HalfCheetah-v5 ALE/Pong-v5 --json costs.json
     python benchmarks/cores.py --json cores.json
-    python benchmarks/plot.py matrix.json costs.json cores.json --out figures
+    python benchmarks/learning.py --json learning.json
+    python benchmarks/plot.py matrix.json costs.json cores.json learning.json --out figures
 
 shares.png: each system's share of the limit against the number of envs, one panel a workload, where
 the parent computes nothing. split.png: where a batch step's time goes, one bar a workload.
-cores.png: each system's share of the limit against the number of cores. Files of the same kind go
+cores.png: each system's share of the limit against the number of cores. learning.png: learning
+curves with and without workers being killed. Files of the same kind go
 into one picture; they are of one machine, which the last one names.
 """
 
@@ -99,10 +101,30 @@ def split(rows: list[dict[str, Any]], title: str) -> Figure:
     return figure
 
 
+def learning(rows: list[dict[str, Any]], title: str) -> Figure:
+    """Lengths of episodes while learning, with workers killed and without: mean and all runs."""
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    figure.suptitle(title, fontsize="small")
+    axes = figure.add_subplot()
+    for number, kills in enumerate((False, True)):
+        runs = [row for row in rows if row["kills"] == kills]
+        restarts = sum(run["restarts"] for run in runs) / len(runs)
+        for run in runs:
+            axes.plot(run["lengths"], color=f"C{number}", linewidth=0.5, alpha=0.5)
+        mean = [
+            sum(each) / len(runs) for each in zip(*(run["lengths"] for run in runs), strict=True)
+        ]
+        axes.plot(mean, color=f"C{number}", linewidth=2.5, label=f"{restarts:.0f} restarts a run")
+    axes.set(xlabel="rollouts learned from", ylabel="steps an episode", ylim=(0, None))
+    axes.legend()
+    return figure
+
+
 FIGURES = {
     "rows": ("shares.png", shares),
     "split": ("split.png", split),
     "cores": ("cores.png", cores),
+    "learning": ("learning.png", learning),
 }
 
 

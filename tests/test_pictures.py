@@ -1,0 +1,43 @@
+"""The pictures of docs/performance.md are drawn from the JSON beside them, which scripts write."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+PICTURES = ["cores", "learning", "shares", "split"]
+
+
+def run(script, *arguments):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_each_is_drawn_and_shown(tmp_path):
+    pytest.importorskip("matplotlib")
+    results = [BENCHMARKS / "results" / f"{name}.json" for name in PICTURES]
+    run("plot.py", *results, "--out", tmp_path)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == PICTURES
+    page = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
+    for result in results:
+        assert {"cpu", "python", "libraries"} <= set(json.loads(result.read_text())["machine"])
+        assert f"results/{result.stem}.png)" in page and result.with_suffix(".png").exists()
+
+
+def test_a_learning_curve_while_workers_are_killed(tmp_path):
+    file = tmp_path / "learning.json"
+    run("learning.py", "--seeds", "1", "--rollouts", "2", "--json", file)
+    whole, killed = json.loads(file.read_text())["learning"]
+    assert (whole["restarts"], killed["restarts"]) == (0, 1)
+    assert len(whole["lengths"]) == 2 and whole["lengths"][0] == killed["lengths"][0]
