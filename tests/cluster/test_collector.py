@@ -5,7 +5,6 @@ import logging
 import sys
 import threading
 import weakref
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -503,12 +502,3 @@ def test_shares_of_a_machine_are_of_one_numa_node_if_they_fit(tmp_path, monkeypa
         with pytest.raises(ValueError, match=f"{count} cores for share {share} .* has 11 usable"):
             cores_of(share, count, tmp_path)
     assert cores_of(0, 1, tmp_path / "none") == {0}
-
-
-def test_the_pages_first_program():
-    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
-    found = {"__name__": "__main__"}
-    exec(page.partition("```python\n")[2].partition("```")[0], found)
-    assert found["fragment"].observations.shape == (65, 8, 4)
-    assert found["fragment"].extras["logits"].shape == (64, 8, 2)
-    assert found["collector"].version == 10
