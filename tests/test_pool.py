@@ -475,11 +475,11 @@ def test_where_memory_is_short_there_are_none(monkeypatch):
     reserve = assembly.reserve_memory
     asked = []
 
-    def short(nbytes):
+    def short(nbytes, name):
         asked.append(nbytes)
         if len(asked) == 1:
             raise OSError("no room")
-        return reserve(nbytes)
+        return reserve(nbytes, name)
 
     monkeypatch.setattr(assembly, "reserve_memory", short)
     envs = ShmVectorEnv([Picture] * N, num_workers=1)
@@ -498,8 +498,8 @@ def test_where_addresses_are_limited_there_are_none(workers, monkeypatch):
 
     reserve, limits = assembly.reserve_memory, resource.getrlimit(resource.RLIMIT_AS)
 
-    def limited(nbytes):
-        descriptor = reserve(nbytes)
+    def limited(nbytes, name):
+        descriptor = reserve(nbytes, name)
         if resource.getrlimit(resource.RLIMIT_AS) == limits:
             with open("/proc/self/statm") as sizes:
                 used = int(sizes.read().split()[0]) * resource.getpagesize()
