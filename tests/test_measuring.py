@@ -123,7 +123,7 @@ def test_a_build_that_loses(tmp_path):
     shutil.copytree(tree / "shmvec", slower)
     with (slower / "__init__.py").open("a") as code:
         code.write(SLOWS_DOWN)
-    shown = guard("--tolerance", 10, tree, tmp_path, *SHORT)
+    shown = guard("--tolerance", 2, tree, tmp_path, *SHORT)
     assert shown.returncode == 1, shown.stderr
     assert f"slower than {tree}: noop-1" in shown.stdout
 
@@ -133,7 +133,7 @@ import shmvec.exchange
 import time
 
 _ready = shmvec.exchange.Exchange._ready
-shmvec.exchange.Exchange._ready = lambda self: (time.sleep(0.005), _ready(self))[1]
+shmvec.exchange.Exchange._ready = lambda self: (time.sleep(0.02), _ready(self))[1]
 """
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,9 +86,17 @@ def test_c(name, build_name, compiled, tmp_path):
         pytest.skip(f"{COMPILER} has no -fsanitize={build_name} here")
     source = ROOT / "csrc" / "tests" / f"{name}.c"
     compile_c([*BUILDS[build_name], "-o", name], [source, *parts], tmp_path)
-    done = subprocess.run([str(tmp_path / name)], capture_output=True, text=True, timeout=100)
+    done = run(tmp_path / name)
+    if "address" in build_name and done.returncode == -signal.SIGALRM:
+        # Older AddressSanitizers (gcc 12's) do not hold their allocator's locks over a fork: beside
+        # a thread that has one, the child waits for it for ever.
+        done = run(tmp_path / name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
+
+
+def run(program: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(program)], capture_output=True, text=True, timeout=100)
 
 
 def test_micro_benchmark_runs():
