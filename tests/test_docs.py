@@ -76,6 +76,10 @@ def test_the_code_of_a_page_runs(name, code, tmp_path, forking):
     script, output = tmp_path / "page.py", tmp_path / "output"
     script.write_text(code)
     status = forking(script, output)
+    # Of a library that is there what it needs itself may be missing.
+    missing = re.search(r"^(?:ModuleNotFound|Import)Error: (.+)", output.read_text(), re.M)
+    if missing is not None and "shmvec" not in missing[1]:
+        pytest.skip(missing[1])
     assert status == 0, output.read_text()
 
 
