@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="shmvec", description=__doc__)
     parser.add_argument("--version", action="version", version=f"shmvec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser(
+    # Descriptions are docstrings, and keep their lines.
+    add = partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command = add(
         "bench",
         help="step real envs with ShmVectorEnv, AsyncVectorEnv and SyncVectorEnv, side by side",
         description=bench.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument(
         "--env",
@@ -46,11 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_measuring(command, [1, 2, 8, 32], 2.0)
     command.set_defaults(run=_bench)
 
-    command = commands.add_parser(
+    command = add(
         "tune",
         help="find the best numbers of envs and workers, and the best wait policy, for your env",
         description=tune.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_env(command)
     _add_measuring(command, [8, 32, 128], 1.0)
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     command.set_defaults(run=_tune)
 
-    command = commands.add_parser(
+    command = add(
         "evaluate",
         help="play episodes with your policy, each exactly once, and print what it achieves",
         description="Plays episodes with a policy, in parallel: shmvec.evaluate as a command.",
@@ -92,31 +93,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--json", type=Path, metavar="FILE", help="write the episodes to a file")
     command.set_defaults(run=_evaluate)
 
-    command = commands.add_parser(
+    command = add(
         "doctor",
         help="see whether this machine lets workers run fast, and what to change",
         description=doctor.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file")
     command.set_defaults(run=_doctor)
 
-    command = commands.add_parser(
+    command = add(
         "stacks",
         help="print where in Python the workers of a running program are",
         description=stacks.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument(
         "pid", type=_positive(int), metavar="PID", help="process id of the program, or of a worker"
     )
     command.set_defaults(run=_stacks)
 
-    command = commands.add_parser(
+    command = add(
         "top",
         help="show what running vector envs do, and what limits their speed",
         description=top.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = command.add_mutually_exclusive_group()
     which.add_argument("pid", nargs="?", type=_positive(int), metavar="PID")
