@@ -41,16 +41,17 @@ def rates(cores, double seconds):
 
 
 def yield_cost(double seconds):
-    cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
-    cdef double found
-    with nogil:
-        found = sv_probe_yield(duration_ns)
-    return 1e-9 * found
+    return cost(sv_probe_yield, seconds)
 
 
 def clock_cost(double seconds):
+    return cost(sv_probe_clock, seconds)
+
+
+cdef object cost(double (*probe)(int64_t) noexcept nogil, double seconds):
+    """What a probe finds within so many seconds, in seconds."""
     cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
     cdef double found
     with nogil:
-        found = sv_probe_clock(duration_ns)
+        found = probe(duration_ns)
     return 1e-9 * found
