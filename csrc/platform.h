@@ -51,7 +51,7 @@ static inline int64_t sv_now_ns(void)
  * cores may disagree about it: for measuring, not for deadlines. */
 static inline uint64_t sv_ticks(void)
 {
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__x86_64__)
     return __builtin_ia32_rdtsc();
 #elif defined(__aarch64__)
     uint64_t ticks;
