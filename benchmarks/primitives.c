@@ -8,6 +8,7 @@
 #include "affinity.h"
 #include "check.h"
 #include "segment.h"
+#include "timings.h"
 #include "wait.h"
 #include "watchdog.h"
 
@@ -16,6 +17,7 @@
 #define REPEATS 9
 #endif
 #define MOST_NS 500000000 /* of a repetition */
+#define ENVS 16           /* of a worker */
 
 struct shared {
     sv_bell bell;
@@ -36,7 +38,7 @@ static int by_value(const void *a, const void *b)
 static void report(const char *name, double *ns)
 {
     qsort(ns, REPEATS, sizeof *ns, by_value);
-    printf("%-44s %10.1f %10.1f\n", name, ns[REPEATS / 2], ns[REPEATS - 1]);
+    printf("%-46s %10.1f %10.1f\n", name, ns[REPEATS / 2], ns[REPEATS - 1]);
 }
 
 #define MEASURE(name, rounds, statement)                                                          \
@@ -220,6 +222,7 @@ int main(void)
     sv_segment plan, copy;
     sv_counters counters = {0};
     sv_counts counts = {0};
+    static sv_timings timings[ENVS];
     sv_affinity affinity;
     sv_segment_sizes sizes = {1, 1, 64, 4096, 64, 0, 100};
     sv_ring_attach_producer(&producer, shared->requests, CAPACITY);
@@ -227,7 +230,7 @@ int main(void)
     sv_byte_ring_attach_producer(&writer, shared->messages, 65536);
     sv_byte_ring_attach_consumer(&reader, shared->messages, 65536);
 
-    printf("%-44s %10s %10s\n", "ns", "median", "worst");
+    printf("%-46s %10s %10s\n", "ns", "median", "worst");
     MEASURE("clock", 1000000, (void)sv_now_ns());
     MEASURE("pause", 1000000, sv_pause());
     MEASURE("yield", 200000, sv_yield());
@@ -250,6 +253,13 @@ int main(void)
     sv_segment_plan(&sizes, &plan);
     MEASURE("segment: open (validate)", 1000000, sv_segment_open(&plan, UINT64_MAX, &copy));
     MEASURE("counters: publish", 1000000, sv_counters_publish(&counters, &counts));
+    uint64_t lap = sv_ticks(), now;
+    MEASURE("counters: tell of a step, and how long it took", 1000000, {
+        now = sv_ticks();
+        sv_timing_add(&timings[round % ENVS].step, (int64_t)(now - lap));
+        sv_busy_begin(&counters, sv_busy(round % ENVS, false), (int64_t)now);
+        lap = now;
+    });
     MEASURE("affinity: narrow + widen", 20000, {
         sv_affinity_narrow(&affinity, 0);
         sv_affinity_widen(&affinity);

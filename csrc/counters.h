@@ -45,6 +45,10 @@ typedef struct {
     _Atomic uint64_t busy_since; /* when what it is doing began, */
     _Atomic uint64_t busy;       /* and what that is: an sv_busy, or 0 */
     _Atomic uint64_t process;    /* whose they are: its id, as it sees itself */
+    _Atomic uint64_t ran_ns;     /* how long it had a core, and lacked one, before it served */
+    _Atomic uint64_t starved_ns;
+    _Atomic uint64_t first_env;  /* which envs are the worker's; in the block beside, by the parent */
+    _Atomic uint64_t num_envs;
 } sv_counters;
 
 _Static_assert(sizeof(sv_counters) % SV_CACHE_LINE == 0, "lines of its own");

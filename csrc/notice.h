@@ -28,6 +28,7 @@ typedef struct {
     _Atomic uint64_t began;       /* when it was ready for use: sv_now_ns */
     _Atomic uint64_t num_workers; /* processes; 0: the envs live in the parent */
     _Atomic uint64_t cores;       /* that the parent and its workers may use */
+    _Atomic uint64_t number;      /* which of its process's it is: the first has 1 */
 #define SV_NOTICE_FAULT(name) _Atomic uint64_t name;
     SV_FAULT_COUNTS(SV_NOTICE_FAULT)
 #undef SV_NOTICE_FAULT

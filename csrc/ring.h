@@ -117,6 +117,15 @@ static inline int sv_ring_try_push(sv_ring *ring, const sv_record *record)
     return SV_RING_YES;
 }
 
+/* Producer: for how many more records there is room; 0 if that makes no sense. */
+static inline uint32_t sv_ring_room(const sv_ring *ring)
+{
+    /* acquire: pairs with the release of the head in sv_ring_try_pop: these places were read. */
+    uint32_t used =
+        ring->mine - atomic_load_explicit(&ring->shared->head, memory_order_acquire);
+    return used <= ring->capacity ? ring->capacity - used : 0;
+}
+
 /* Producer: says again how much the ring holds: the tail is mine, and damage to it would be mine to
  * wait for. */
 static inline void sv_ring_announce(const sv_ring *ring)

@@ -6,7 +6,7 @@
  *     policy          how long workers may spin when they wait
  *     notice          what the parent tells onlookers
  *     counters        one block a worker: what it has done
- *     past            one block a worker: what those have done whose place it has taken
+ *     past            one block a worker: its envs, and what those have done whose place it has taken
  *     timings         one block an env: how long its steps and resets have taken
  *     requests        one ring a worker, parent to worker
  *     completions     one ring a worker, worker to parent
@@ -31,7 +31,7 @@
 #include "wait.h"
 
 #define SV_SEGMENT_MAGIC UINT64_C(0x316365766d6873ff)
-#define SV_SEGMENT_VERSION 8
+#define SV_SEGMENT_VERSION 9
 
 #define SV_MAX_WORKERS 65536
 #define SV_MAX_ENVS 1048576

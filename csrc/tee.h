@@ -38,7 +38,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SV_TEE_LAST 16384                /* bytes that are remembered */
+#define SV_TEE_LAST 65536                /* bytes that are remembered */
 #define SV_TEE_HELD (1 << 18)            /* bytes that wait for their target, at most */
 #define SV_TEE_HOLD_NS INT64_C(50000000) /* that a piece of a line waits for the rest */
 

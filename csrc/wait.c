@@ -90,9 +90,20 @@ static void foresee(sv_waiter *waiter, int64_t length)
     waiter->expected = average(waiter->expected, length);
 }
 
+/* What a trace calls a phase. */
+static uint32_t traced(const sv_waiter *waiter, const int64_t *phase_ns)
+{
+    return phase_ns == NULL                          ? waiter->trace->rest
+           : phase_ns == &waiter->counts->pause_ns ? SV_TRACE_PAUSE
+           : phase_ns == &waiter->counts->yield_ns ? SV_TRACE_YIELD
+                                                   : SV_TRACE_PARK;
+}
+
 /* Begins a phase of the wait in progress, and ends the one before. */
 static inline void enter(sv_waiter *waiter, int64_t *phase_ns, int64_t now)
 {
+    if (waiter->trace != NULL)
+        sv_trace_enter(waiter->trace, traced(waiter, phase_ns), now);
     if (waiter->phase_ns != NULL)
         *waiter->phase_ns += now - waiter->phase_since;
     waiter->phase_ns = phase_ns;

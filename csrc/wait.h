@@ -94,6 +94,7 @@
 #include "completion.h"
 #include "counters.h"
 #include "ring.h"
+#include "trace.h"
 
 enum {
     SV_WAIT_READY = 1,       /* what was waited for is there */
@@ -142,6 +143,7 @@ typedef struct {
     sv_counts *counts;   /* the process's: what its waits are like */
     int64_t *phase_ns;   /* of these the time in the phase in progress, */
     int64_t phase_since; /* and when that began */
+    sv_trace *trace;     /* records the phases; NULL: nobody does */
 } sv_waiter;
 
 /* A waiter with a budget of its own, which counts its waits in `counts`. */

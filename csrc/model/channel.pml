@@ -24,6 +24,9 @@
  * channel; then it asks for what was lost again, or answers for it (supervisor.py, recovery.py).
  * The worker is here; the parent is in exchange.pml.
  *
+ * Up to TRACES times the parent tells a worker of a trace, at the beginning of a call, whatever is out:
+ * a request with a message that nobody answers.
+ *
  * `name()` in a comment is a C function and `file: name` a method elsewhere; a test looks whether
  * they still exist.
  *
@@ -70,6 +73,7 @@
  *   NO_DROP_OLD      the parent waits for a message behind one that nobody will take
  *   NO_DROP_ORPHAN   so does a worker, behind one whose request Ctrl-C has prevented
  *   PUSH_FIRST       the request is pushed before its message is put: Ctrl-C in between
+ *   TELL_FIRST       likewise the request that tells of a trace
  *   BLOCKING_SEND    the parent waits until a message of its own has been written
  *   READ_LATE        it reads a channel only if it waits for a message
  *   HALF_READ        Ctrl-C forgets a message that was read by half
@@ -106,18 +110,27 @@
 #ifndef CTRL_C
 #define CTRL_C 0
 #endif
+#ifndef TRACES
+#define TRACES 0
+#endif
 #ifndef PIPE
 #define PIPE 1
 #endif
 
 #define MOST_UNITS 3
-#define CAPACITY ((UNITS + WORKERS - 1) / WORKERS) /* of a ring: as many as a worker has units */
+#define OF_A_WORKER ((UNITS + WORKERS - 1) / WORKERS) /* units */
+#if TRACES
+#define CAPACITY (2 * OF_A_WORKER + 2) /* of a ring */
+#else
+#define CAPACITY OF_A_WORKER
+#endif
 #define worker_of(unit) ((unit) % WORKERS)
 
 /* What a unit is asked in a call.  Requests, answers and messages carry it for assertions only. */
 #define content_for(unit) ((unit) + MOST_UNITS * calls)
 #define unit_of(content) ((content) % MOST_UNITS)
 #define CLOSE 255
+#define TELL 254
 
 /* Sequence numbers; 2**32 in the code. */
 #define SEQUENCES 16
@@ -233,7 +246,14 @@ serve:
            fi;
 #endif
            receive();
+#if TRACES
+           if /* worker.pyx: execute */
+           :: content == TELL
+           :: else -> answer()
+           fi;
+#else
            answer();
+#endif
            d_step { content = 0; number = 0 }
         od;
         ended[_pid] = true

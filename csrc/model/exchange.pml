@@ -131,6 +131,33 @@ inline post(u)
 #endif
 }
 
+#if TRACES
+#if DEATHS
+#define is_up(w) (!building[w])
+#else
+#define is_up(w) true
+#endif
+#define may_tell(w) (is_up(w) && len(requests[w]) <= CAPACITY - OF_A_WORKER - 2)
+
+/* links.pyx: record, of one worker. */
+inline record(w)
+{
+    if
+    :: may_tell(w) ->
+       traces++;
+       sequence = following(sequence);
+#ifdef TELL_FIRST
+       requests[w]!TELL, sequence, true;
+       put(w, TELL, sequence)
+#else
+       put(w, TELL, sequence);
+       requests[w]!TELL, sequence, true
+#endif
+    :: true
+    fi
+}
+#endif
+
 /* ledger.pyx: step, and the like. */
 inline ask()
 {
@@ -445,6 +472,15 @@ inline wait()
 /* exchange.py: drop, exchange.py: ask, exchange.py: take; or without the first. */
 inline call()
 {
+#if TRACES
+    if
+    :: traces < TRACES -> record(0)
+#if WORKERS > 1
+    :: traces < TRACES -> record(1)
+#endif
+    :: true
+    fi;
+#endif
 #ifdef PARTIAL
     if
     :: dropping = true
@@ -476,6 +512,9 @@ active proctype parent()
 {
     byte sequence = SEQUENCES - 2; /* of the last request */
     byte calls, i, u, content, number, its_content, its_number;
+#if TRACES
+    byte traces;
+#endif
     mtype part;
     bool dropping, patient, delivered, late;
 
@@ -522,7 +561,11 @@ active proctype parent()
 close:
     do /* ledger.pyx: close */
     :: u < WORKERS ->
+#if TRACES
+       assert(nfull(requests[u]) && empty(completions[u]));
+#else
        assert(empty(requests[u]) && empty(completions[u]));
+#endif
        requests[u]!CLOSE, 0, false;
        u++
     :: else -> u = 0; break

@@ -81,6 +81,37 @@ inline ring_bell(mask)
     saw_waiter = false
 }
 
+#if TRACES
+/* ring.h has sv_ring_room().  It must do for a request to each unit of a worker, that may be in the
+ * ring by now, and for CLOSE. */
+#define room(w) (CAPACITY - used(asked[w].mine, requests[w].head))
+#ifdef TRACE_BLIND
+#define may_tell true
+#else
+#define may_tell (room(0) >= 3 && room(WORKERS - 1) >= 3)
+#endif
+
+/* links.pyx: record */
+inline record()
+{
+    do
+    :: traces < TRACES && may_tell ->
+       traces++;
+       do
+       :: w < WORKERS ->
+          sv_ring_try_push(requests[w], asked[w], TELL, 1, actions[TELL]);
+#ifdef TRACE_COUNTED
+          issued = (issued + 1) % COUNTS;
+#endif
+          w++
+       :: else -> w = 0; break
+       od;
+       ring_bell(SV_EVERYONE)
+    :: true -> break
+    od
+}
+#endif
+
 /* supervisor.py: look.  In the code it raises. */
 inline look()
 {
@@ -186,13 +217,20 @@ active proctype parent()
     byte issued = NEAR_WRAP(COUNTS);
     byte goal, until;   /* counts: to be waited for, and slept for just now */
     byte choices, mask, i, u, w, unit, number;
+#if TRACES
+    byte traces;
+#endif
     bool saw_waiter, refused, early;
 #ifdef RING_SPLIT
     byte before;
 #endif
 
     do
-    :: count_choices();
+    ::
+#if TRACES
+       record();
+#endif
+       count_choices();
        if
        :: choices == 0 && open == 0 -> break
        :: else
@@ -211,6 +249,9 @@ active proctype parent()
        fi;
 #endif
        mask = 0;
+#if TRACES
+       record(); /* between step_async and step_wait, say */
+#endif
 #ifdef PARTIAL
        if /* ledger.pyx: wait, for one more or for all */
        :: goal = issued

@@ -8,7 +8,9 @@
  *
  * A request is for a unit: all envs of a worker in a batch step, one env in a partial batch
  * (-DPARTIAL).  Unit u belongs to worker u mod WORKERS.  The parent asks each unit ROUNDS times,
- * and then every worker to close.  Workers may doze with -DDOZE.
+ * and then every worker to close.  Workers may doze with -DDOZE.  Up to TRACES times the parent
+ * tells all workers of a trace, before it asks or before it waits: a request that is answered by
+ * nobody, and counted nowhere.
  *
  * What is left out, and why that hides nothing.
  *   - Spinning.  A spin is a few more looks before the one that parks, so it is the same as
@@ -81,6 +83,9 @@
  *   COMPARE_PLAINLY  counts are compared as if they did not wrap
  *   NO_SLICES        the parent sleeps until it is woken, though workers die
  *   NO_LOOK          the parent does not look after the dead
+ *   TRACE_BLIND      the parent tells of a trace whether or not that leaves room for what else it asks
+ *   TRACE_COUNTED    it waits until that is done, too
+ *   TRACE_ANSWERED   a worker answers that
  *   DROP_THE_DEAD    it does not take the answers that the dead had given
  */
 
@@ -93,26 +98,35 @@
 #ifndef UNITS
 #define UNITS WORKERS
 #endif
+#ifndef TRACES
+#define TRACES 0
+#endif
 
 /* Each wraps at a power of two; COUNTS and TARGETS are 2**32 and 2**31 in the code. */
+#if TRACES
+#define CAPACITY 4 /* as in assembly.py, for one unit a worker: 2 * 1 + 2 */
+#define POSITIONS 8
+#else
 #define CAPACITY 2
 #define POSITIONS 4
+#endif
 #define EPOCHS 8
 #define COUNTS 16
 #define TARGETS 8
 #define NEAR_WRAP(modulus) (modulus - 2)
 
 #define CLOSE UNITS /* in place of a unit: the operation */
+#define TELL (UNITS + 1)
 #define SV_EVERYONE ((1 << WORKERS) - 1)
 #define worker_of(unit) ((unit) % WORKERS)
 
 #include "primitives.pml"
 
-/* The segment.  Each slab has a place for CLOSE, so that this is a request like the others. */
+/* The segment.  Each slab has places for CLOSE and TELL, so that these are requests like the others. */
 sv_ring_shared requests[WORKERS];
 sv_ring_shared completions[WORKERS];
-byte actions[UNITS + 1];
-byte results[UNITS + 1];
+byte actions[UNITS + 2];
+byte results[UNITS + 2];
 byte epoch = NEAR_WRAP(EPOCHS); /* the bell: one word with `waiter` */
 bool waiter;
 byte dozers;
@@ -209,7 +223,14 @@ inline serve_pending()
        :: else -> break
        fi;
        assert(actions[unit] == number);
+#if TRACES && !defined(TRACE_ANSWERED)
+       if /* worker.pyx: execute */
+       :: unit == TELL
+       :: else -> complete()
+       fi;
+#else
        complete();
+#endif
        if
        :: unit == CLOSE -> goto close_envs
        :: else -> unit = 0; number = 0

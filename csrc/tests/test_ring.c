@@ -26,13 +26,16 @@ static void test_records(uint32_t start)
     for (uint32_t lap = 0; lap < 3; lap++) {
         for (uint32_t i = 0; i < CAPACITY; i++) {
             record = (sv_record){.first = i, .count = lap, .operation = 7, .sequence = ~i};
+            CHECK(sv_ring_room(&producer) == CAPACITY - i);
             CHECK(sv_ring_try_push(&producer, &record) == SV_RING_YES);
         }
+        CHECK(sv_ring_room(&producer) == 0);
         CHECK(sv_ring_try_push(&producer, &record) == SV_RING_NO);
         CHECK(sv_ring_peek(&consumer) == SV_RING_YES);
         for (uint32_t i = 0; i < CAPACITY; i++) {
             CHECK(sv_ring_try_pop(&consumer, &record) == SV_RING_YES);
             CHECK(record.first == i && record.count == lap && record.sequence == ~i);
+            CHECK(sv_ring_room(&producer) == i + 1);
         }
         CHECK(sv_ring_peek(&consumer) == SV_RING_NO);
     }
@@ -55,6 +58,7 @@ static void test_records(uint32_t start)
     while (sv_ring_try_push(&producer, &record) == SV_RING_YES)
         ;
     atomic_store(&ring->head, sane + 5 * CAPACITY);
+    CHECK(sv_ring_room(&producer) == 0);
     CHECK(sv_ring_try_push(&producer, &record) == SV_RING_CORRUPT);
     munmap(shared, sizeof *shared);
 }

@@ -93,11 +93,15 @@ static void test_renew(void)
     void *base = shared_memory(plan.total_bytes);
     sv_counters *counters = sv_segment_counters(base, &plan, 1);
     sv_counts counts = {.steps = 5, .late = 2}, seen;
+    sv_counter_set(&sv_segment_past(base, &plan, 1)->num_envs, 3);
     for (int round = 1; round <= 2; round++) {
         sv_counters_publish(counters, &counts);
+        sv_counter_set(&counters->ran_ns, 9);
         sv_counter_set(&counters->process, 77);
         sv_segment_renew(base, &plan, 1);
         CHECK(sv_counter_get(&counters->steps) == 0 && sv_counter_get(&counters->process) == 0);
+        CHECK(sv_counter_get(&counters->ran_ns) == 0);
+        CHECK(sv_counter_get(&sv_segment_past(base, &plan, 1)->num_envs) == 3);
         sv_counters_read(sv_segment_past(base, &plan, 1), &seen);
         CHECK(seen.steps == 5 * round && seen.late == 2 * round && seen.resets == 0);
     }

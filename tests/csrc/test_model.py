@@ -59,6 +59,9 @@ PROTOCOL = Model(
         "death": "DEATH ROUNDS=2",
         "death, partial": "DEATH PARTIAL ROUNDS=1",
         "death, dozing": "DEATH DOZE ROUNDS=1",
+        "trace": "TRACES=1 ROUNDS=1",
+        "trace, partial": "TRACES=1 PARTIAL ROUNDS=1",
+        "traces, dozing, one worker": "TRACES=2 DOZE WORKERS=1 ROUNDS=2",
         "a flag of its own, with fences": "SEPARATE_FLAG FENCED ROUNDS=2",
     },
     # With dozers or partial batches a death makes too many states for the longer check.  A lost
@@ -86,6 +89,9 @@ PROTOCOL = Model(
         "COMPARE_PLAINLY": ("ROUNDS=2", WRONG),
         "NO_SLICES": ("DEATH ROUNDS=1", STUCK),
         "NO_LOOK": ("DEATH ROUNDS=1", CIRCLE),
+        "TRACE_BLIND": ("TRACES=4 WORKERS=1 ROUNDS=1", WRONG),
+        "TRACE_COUNTED": ("TRACES=1 ROUNDS=1", STUCK),
+        "TRACE_ANSWERED": ("TRACES=1 ROUNDS=1", WRONG),
         "DROP_THE_DEAD": ("DEATH ROUNDS=1", WRONG),
     },
 )
@@ -104,6 +110,9 @@ CHANNEL = Model(
         "death and Ctrl-C": "DEATHS=1 CTRL_C=1",
         "death and Ctrl-C, partial, one worker": "DEATHS=1 CTRL_C=1 PARTIAL WORKERS=1 UNITS=2",
         "two deaths and Ctrl-C": "DEATHS=2 CTRL_C=1 CALLS=1",
+        "trace and Ctrl-C": "TRACES=1 CTRL_C=1 CALLS=1",
+        "trace and Ctrl-C, partial, one worker": "TRACES=1 CTRL_C=1 PARTIAL WORKERS=1 UNITS=2",
+        "trace and death": "TRACES=1 DEATHS=1 CALLS=1",
     },
     ends={"Ctrl-C", "two deaths, partial"},
     mistakes={
@@ -113,6 +122,7 @@ CHANNEL = Model(
         "NO_DROP_OLD": ("CTRL_C=1", CIRCLE),
         "NO_DROP_ORPHAN": ("CTRL_C=1", WRONG),
         "PUSH_FIRST": ("CTRL_C=1", STUCK),
+        "TELL_FIRST": ("TRACES=1 CTRL_C=1 CALLS=1", STUCK),
         "BLOCKING_SEND": ("WORKERS=1 UNITS=2", STUCK),
         "READ_LATE": ("WORKERS=1 UNITS=2", STUCK),
         "HALF_READ": ("CTRL_C=1", WRONG),

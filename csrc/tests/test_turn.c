@@ -1,0 +1,80 @@
+/* test_turn.c — of threads that take their turn at once one is inside, and sees what others did there. */
+#include "turn.h"
+
+#include "check.h"
+
+#define NUM_THREADS 4
+
+struct shared {
+    sv_turn turn;
+    pthread_barrier_t begin;
+    uint32_t rounds;
+    uint64_t inside; /* no atomic: what is guarded */
+};
+
+struct thread {
+    struct shared *shared;
+    uint64_t name, done, refused;
+};
+
+static void test_one(void)
+{
+    sv_turn turn = {0};
+    CHECK(sv_turn_take(&turn, 1) && !sv_turn_take(&turn, 2));
+    CHECK(sv_turn_take(&turn, 1));
+    sv_turn_give(&turn);
+    CHECK(!sv_turn_take(&turn, 2));
+    sv_turn_give(&turn);
+    CHECK(sv_turn_take(&turn, 2) && !sv_turn_take(&turn, 1));
+    sv_turn_give(&turn);
+    CHECK(sv_turn_take(&turn, 1));
+}
+
+static void take_turns(void *argument)
+{
+    struct thread *self = argument;
+    struct shared *shared = self->shared;
+    pthread_barrier_wait(&shared->begin);
+    for (uint32_t round = 0; round < shared->rounds;) {
+        if (!sv_turn_take(&shared->turn, self->name)) {
+            self->refused++;
+            sv_yield();
+            continue;
+        }
+        round++;
+        shared->inside++;
+        CHECK(sv_turn_take(&shared->turn, self->name));
+        shared->inside++;
+        sv_turn_give(&shared->turn);
+        shared->inside++;
+        self->done += 3;
+        sv_turn_give(&shared->turn);
+    }
+}
+
+static void test_threads(uint32_t rounds)
+{
+    struct shared shared = {.rounds = rounds};
+    struct thread threads[NUM_THREADS];
+    runner runners[NUM_THREADS];
+    uint64_t done = 0;
+    CHECK(pthread_barrier_init(&shared.begin, NULL, NUM_THREADS) == 0);
+    for (uint32_t i = 0; i < NUM_THREADS; i++) {
+        threads[i] = (struct thread){.shared = &shared, .name = i + 1};
+        run(&runners[i], false, take_turns, &threads[i]);
+    }
+    for (uint32_t i = 0; i < NUM_THREADS; i++) {
+        join(&runners[i]);
+        done += threads[i].done;
+    }
+    pthread_barrier_destroy(&shared.begin);
+    CHECK(shared.inside == done && done == (uint64_t)3 * NUM_THREADS * rounds);
+}
+
+int main(int argc, char **argv)
+{
+    start_deadline();
+    test_one();
+    test_threads(rounds_or(argc, argv, 1000000));
+    return 0;
+}

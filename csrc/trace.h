@@ -1,0 +1,198 @@
+/* trace.h — what parent and workers were doing when: rings that overwrite their oldest entries.
+ *
+ * Who records has a ring of its own, in memory that is made when a trace is begun and handed to the
+ * workers then: who does not trace has a null pointer and pays a branch.  An entry is {when it began,
+ * when it ended, what and of which env}; it is written when it has ended.  One writer a ring: the
+ * parent, or the worker, and after its death the one that takes its place, which goes on behind what
+ * it finds there.  One reader: the parent, once, when the trace is over; writers need not have stopped.
+ *
+ * Nobody waits.  A writer that has gone round overwrites what is oldest, read or not.  So the reader
+ * takes a copy, and then sees what of it may have been overwritten meanwhile:
+ *
+ *     writer, entry p:                          reader:
+ *         slot[p mod size], with release            tail, with acquire
+ *         tail = p + 1, with release                slots, with acquire
+ *                                                   tail again: keeps p > tail - size
+ *
+ * The first pairing (tail) makes the entries before the tail visible.  The second (slots) makes the
+ * copy safe: a reader that has seen a word of entry p + size also sees the tail that its writer had
+ * stored before, p + size, or a later one, and so drops p.  What it keeps is whole.  (Fences would do
+ * for the words being relaxed, but sanitizers do not know them; on x86 both are plain moves.)  One slot
+ * is always being written, as far as the reader knows: of `size` entries it sees the last size - 1.
+ *
+ * Time is CLOCK_MONOTONIC, in ns, in every process, so that all lie on one axis.  Waits have read the
+ * clock in any case.  Steps have not: a worker reads it once a request, and what follows in the request
+ * is that plus ticks of its core's counter (see sv_ticks), of which it knows the length from all of its
+ * life.  So ticks are never compared between processes, nor over more than a request.  Should a worker
+ * be moved in the middle of one to a core whose counter differs, that request's steps are displaced by
+ * the difference; whoever shows them must not rely on order, which the reader above this puts right.
+ *
+ * Trust: the writer's position, the size and all pointers are in private handles.  A damaged tail or
+ * slot gives entries that make no sense, never an access out of bounds.
+ *
+ * `on` is the parent's, on a line of its own: a hint, relaxed.  A worker that finds it off lets go of
+ * the memory; what it writes before that is written to memory that nobody reads any more.
+ */
+#ifndef SHMVEC_TRACE_H
+#define SHMVEC_TRACE_H
+
+#include "platform.h"
+
+#define SV_TRACE_SIZE_LEAST 16
+
+/* What somebody was doing.  sv_trace_enter records spans that follow each other, sv_trace_add all. */
+enum sv_trace_kind {
+    SV_TRACE_NOTHING, /* is not recorded; also what an empty slot says */
+    /* Of workers. */
+    SV_TRACE_STEP, /* an env's step, and taking its results */
+    SV_TRACE_RESET,
+    SV_TRACE_CALL,   /* a command, whatever it is */
+    SV_TRACE_ERROR,  /* at a moment: an env has raised */
+    SV_TRACE_ATTACH, /* at a moment: another process writes from here on, whose number is `env` */
+    /* Waits of either. */
+    SV_TRACE_PAUSE,
+    SV_TRACE_YIELD,
+    SV_TRACE_PARK,
+    /* Of the parent. */
+    SV_TRACE_SEND,
+    SV_TRACE_TAKE,
+    SV_TRACE_CALLER, /* what calls us is at work */
+    SV_TRACE_HERE,   /* the envs are stepped in this process */
+    SV_TRACE_KINDS
+};
+
+typedef struct {
+    int64_t begin;
+    int64_t end;
+    uint32_t env;
+    uint32_t kind;
+} sv_trace_entry;
+
+typedef struct {
+    _Atomic uint64_t begin;
+    _Atomic uint64_t end;
+    _Atomic uint64_t what; /* kind << 32 | env */
+} sv_trace_slot;
+
+typedef struct {
+    alignas(SV_CACHE_LINE) _Atomic uint64_t tail; /* entries ever written; the writer's */
+} sv_trace_ring;
+
+typedef struct {
+    alignas(SV_CACHE_LINE) _Atomic uint32_t on; /* the parent's */
+} sv_trace_switch;
+
+_Static_assert(SV_TRACE_SIZE_LEAST * sizeof(sv_trace_slot) % SV_CACHE_LINE == 0,
+               "the next ring begins on a line of its own");
+
+/* A writer's handle. */
+typedef struct {
+    sv_trace_switch *power;
+    sv_trace_ring *ring;
+    sv_trace_slot *slots;
+    uint64_t mask;
+    uint64_t mine;  /* my position */
+    uint32_t rest;  /* what I am doing after a wait */
+    uint32_t doing; /* what I am doing now, */
+    int64_t since;  /* and since when */
+} sv_trace;
+
+/* Bytes of a ring.  `size`: entries; a power of two, at least SV_TRACE_SIZE_LEAST. */
+static inline size_t sv_trace_ring_bytes(uint32_t size)
+{
+    return sizeof(sv_trace_ring) + (size_t)size * sizeof(sv_trace_slot);
+}
+
+/* Bytes of so many rings, which begin as zeros. */
+static inline size_t sv_trace_bytes(uint32_t rings, uint32_t size)
+{
+    return sizeof(sv_trace_switch) + rings * sv_trace_ring_bytes(size);
+}
+
+static inline sv_trace_ring *sv_trace_ring_at(void *base, uint32_t size, uint32_t index)
+{
+    return (sv_trace_ring *)(void *)((char *)base + sizeof(sv_trace_switch) +
+                                     index * sv_trace_ring_bytes(size));
+}
+
+/* Parent: whether writers are to go on. */
+static inline void sv_trace_turn(void *base, bool on)
+{
+    /* relaxed: a hint. */
+    atomic_store_explicit(&((sv_trace_switch *)base)->on, on, memory_order_relaxed);
+}
+
+static inline bool sv_trace_is_on(const sv_trace *trace)
+{
+    /* relaxed: a hint. */
+    return atomic_load_explicit(&trace->power->on, memory_order_relaxed) != 0;
+}
+
+/* Writer: takes a ring, behind what is in it.  `rest`: what it does after its waits. */
+static inline void sv_trace_attach(sv_trace *trace, void *base, uint32_t size, uint32_t index,
+                                   uint32_t rest)
+{
+    *trace = (sv_trace){.power = base,
+                        .ring = sv_trace_ring_at(base, size, index),
+                        .mask = size - 1,
+                        .rest = rest};
+    trace->slots = (sv_trace_slot *)(void *)(trace->ring + 1);
+    /* relaxed: mine, or that of one who is dead. */
+    trace->mine = atomic_load_explicit(&trace->ring->tail, memory_order_relaxed);
+}
+
+/* Writer: something is over. */
+static inline void sv_trace_add(sv_trace *trace, uint32_t kind, uint32_t env, int64_t begin,
+                                int64_t end)
+{
+    sv_trace_slot *slot = &trace->slots[trace->mine & trace->mask];
+    /* release: pairs with the acquire of sv_trace_read, which then sees the tail before this. */
+    atomic_store_explicit(&slot->begin, (uint64_t)begin, memory_order_release);
+    atomic_store_explicit(&slot->end, (uint64_t)end, memory_order_release);
+    atomic_store_explicit(&slot->what, (uint64_t)kind << 32 | env, memory_order_release);
+    /* release: pairs with the acquire of the tail in sv_trace_read; the entry first. */
+    atomic_store_explicit(&trace->ring->tail, ++trace->mine, memory_order_release);
+}
+
+/* Writer: from now on it does this; what it did before is over. */
+static inline void sv_trace_enter(sv_trace *trace, uint32_t kind, int64_t now)
+{
+    if (trace->doing == kind)
+        return;
+    if (trace->doing != SV_TRACE_NOTHING && now > trace->since)
+        sv_trace_add(trace, trace->doing, 0, trace->since, now);
+    trace->doing = kind;
+    trace->since = now;
+}
+
+/* Reader: copies the entries of a ring, oldest first, to room for `size`; returns how many.  *lost: of
+ * those that were written how many are gone. */
+static inline uint32_t sv_trace_read(void *base, uint32_t size, uint32_t index,
+                                     sv_trace_entry *entries, uint64_t *lost)
+{
+    const sv_trace_ring *ring = sv_trace_ring_at(base, size, index);
+    const sv_trace_slot *slots = (const sv_trace_slot *)(const void *)(ring + 1);
+    /* acquire: pairs with the release of the tail in sv_trace_add: the entries are there. */
+    uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_acquire);
+    uint32_t count = tail < size ? (uint32_t)tail : size;
+    for (uint32_t i = 0; i < count; i++) {
+        const sv_trace_slot *slot = &slots[(tail - count + i) & (size - 1)];
+        /* acquire: pairs with the release of the slot in sv_trace_add: see the essay. */
+        entries[i].begin = (int64_t)atomic_load_explicit(&slot->begin, memory_order_acquire);
+        entries[i].end = (int64_t)atomic_load_explicit(&slot->end, memory_order_acquire);
+        uint64_t what = atomic_load_explicit(&slot->what, memory_order_acquire);
+        entries[i].env = (uint32_t)what;
+        entries[i].kind = (uint32_t)(what >> 32);
+    }
+    /* relaxed: ordered by the acquires above. */
+    uint64_t now = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+    uint32_t first = 0;
+    while (first < count && now - (tail - count + first) >= size)
+        first++;
+    for (uint32_t i = first; i < count; i++)
+        entries[i - first] = entries[i];
+    *lost = tail - count + first;
+    return count - first;
+}
+
+#endif
