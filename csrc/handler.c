@@ -3,28 +3,79 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
 
 static void (*theirs)(int);
+static int written_to;
+static dev_t device;
+static ino_t inode;
+static uintptr_t unready;
+static size_t unready_bytes;
 
-static void keep_errno(int number)
+static bool is_still_there(void)
 {
+    struct stat status;
+    return fstat(written_to, &status) == 0 && status.st_dev == device && status.st_ino == inode;
+}
+
+/* Whether what the handler has interrupted, and would look at, is in the midst of a change. */
+static bool is_unready(const void *context)
+{
+    const ucontext_t *interrupted = context;
+#if defined(__x86_64__)
+    uintptr_t at = (uintptr_t)interrupted->uc_mcontext.gregs[REG_RIP];
+#elif defined(__aarch64__)
+    uintptr_t at = interrupted->uc_mcontext.pc;
+#else
+    (void)interrupted;
+    uintptr_t at = unready + unready_bytes;
+#endif
+    return at - unready < unready_bytes;
+}
+
+static void guarded(int number, siginfo_t *info, void *context)
+{
+    (void)info;
     int kept = errno;
-    theirs(number);
+    pid_t process = getpid();
+    if (syscall(SYS_gettid) != process) {
+        syscall(SYS_tgkill, process, process, number);
+    } else if (is_still_there()) {
+        bool ready = !is_unready(context);
+        if (ready)
+            theirs(number);
+        ssize_t ignored = write(written_to, ready ? "" : "\1", ready ? 1 : 2);
+        (void)ignored;
+    }
     errno = kept;
 }
 
-int sv_handler_keep_errno(int number)
+int sv_handler_guard(int number, int descriptor, const void *code, size_t bytes)
 {
     struct sigaction action;
-    if (sigaction(number, NULL, &action) != 0)
+    struct stat status;
+    if (sigaction(number, NULL, &action) != 0 || fstat(descriptor, &status) != 0)
         return errno;
-    if (action.sa_flags & SA_SIGINFO || action.sa_handler == SIG_DFL
-        || action.sa_handler == SIG_IGN)
+    bool is_ours = (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == guarded;
+    if (!is_ours
+        && ((action.sa_flags & SA_SIGINFO) != 0 || action.sa_handler == SIG_DFL
+            || action.sa_handler == SIG_IGN))
         return EINVAL;
-    if (action.sa_handler == keep_errno)
+    written_to = descriptor;
+    device = status.st_dev;
+    inode = status.st_ino;
+    unready = (uintptr_t)code;
+    unready_bytes = bytes;
+    if (is_ours)
         return 0;
     theirs = action.sa_handler;
-    action.sa_handler = keep_errno;
+    action.sa_sigaction = guarded;
+    action.sa_flags |= SA_SIGINFO;
     return sigaction(number, &action, NULL) == 0 ? 0 : errno;
 }

@@ -559,7 +559,7 @@ def test_defaults_of_the_environment_and_of_install_hold(monkeypatch, given):
             monkeypatch.setenv("SHMVEC_STEP_TIMEOUT", "0.2")
         monkeypatch.setattr("shmvec.evaluation._CLOSE_S", 0.1)
         with pytest.raises(shmvec.EnvTimeoutError):
-            evaluate(Stuck, act, 1, num_workers=1, time_limit=30)
+            evaluate(Stuck, act, 1, num_workers=1, time_limit=30, context="fork")
         assert len(evaluate(Walk, act, 2, num_workers=0)) == 2
 
 
@@ -572,9 +572,8 @@ def test_when_the_time_is_up_shorter_episodes_do_not_count_for_more():
             return observation, reward, self.seed != 2, False, info
 
     seen = []
-    result = evaluate(
-        Slow, act, 9, seeds=0, num_envs=3, time_limit=1.0, progress=lambda one: seen.append(one)
-    )
+    options = {"time_limit": 2.0, "context": "fork"}  # which imports nothing meanwhile
+    result = evaluate(Slow, act, 9, seeds=0, num_envs=3, progress=seen.append, **options)
     assert not result.complete and (len(result), result.asked) == (2, 9)
     assert result.seeds.tolist() == [0, 1] and result.lengths.tolist() == [1, 1]
     assert sorted(one.number for one in seen) == [0, 1, 3, 4, 5, 6, 7, 8]

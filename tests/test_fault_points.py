@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from multiprocessing.connection import wait
 
 import numpy as np
@@ -32,7 +33,8 @@ class Mined(Frail):
 
 def mined(policy, mode=AutoresetMode.NEXT_STEP, **options):
     if policy is not None:
-        options["faults"] = policy
+        # Nobody hangs here, but on a machine with other work a step may take long.
+        options["faults"] = replace(policy, step_timeout=DEADLINE)
     fns = [lambda i=i: Mined(i) for i in range(4)]
     return ShmVectorEnv(fns, autoreset_mode=mode, **{"num_workers": 2, **options})
 

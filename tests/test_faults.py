@@ -149,7 +149,6 @@ def test_what_an_interrupted_step_raised_is_dropped_but_a_death_is_not():
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_end_with_a_killed_parent(context):
-    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
     parent = run_script(f"""
         from envs import Counter
         import shmvec, time
@@ -165,7 +164,6 @@ def test_workers_end_with_a_killed_parent(context):
     parent.wait(DEADLINE_S)
     assert gone(pids, deadline_s=1.0)
     assert parent.communicate(timeout=DEADLINE_S) == ("", "")
-    assert set(os.listdir("/dev/shm")) <= before if before else True
 
 
 def test_ctrl_c_ends_a_script_without_a_word_from_the_workers():

@@ -16,7 +16,9 @@ from shmvec._shared.memory import map_memory, reserve_memory
 
 
 def names():
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """Of blocks of shared memory: semaphores and the like are other programs'."""
+    found = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    return {name for name in found if name.startswith("psm_")}
 
 
 def test_shared_memory_has_no_name_and_is_private_to_the_user():

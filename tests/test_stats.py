@@ -1,6 +1,7 @@
 """``stats()``: what was counted is what was done."""
 
 import os
+import threading
 import time
 from contextlib import closing
 
@@ -10,6 +11,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 
 from shmvec import ShmVectorEnv
+from shmvec._shared.scheduling import time_on_cores
 from shmvec.stats import Timing
 
 
@@ -70,6 +72,47 @@ def test_counts(num_workers, mode):
         assert whole.num_workers == num_workers and 0 < stats.elapsed_s < whole.elapsed_s
 
 
+def test_which_envs_are_whose():
+    with closing(ShmVectorEnv([Counter] * 5, num_workers=3)) as envs:
+        envs.reset()
+        before = envs.stats()
+        assert [worker.envs for worker in before.workers] == [range(2), range(2, 4), range(4, 5)]
+        envs.restart([3])
+        envs.step([0] * 5)
+        after = envs.stats()
+        for stats in (after, after - before):
+            assert [worker.envs for worker in stats.workers] == [range(2), range(2, 4), range(4, 5)]
+        header, *rows = [line.split() for line in str(after).splitlines()[2:6]]
+        assert header[:2] == ["worker", "envs"]
+        assert [row[:2] for row in rows] == [["0", "0-1"], ["1", "2-3"], ["2", "4"]]
+    with closing(ShmVectorEnv([Counter] * 5, num_workers=0)) as envs:
+        assert [worker.envs for worker in envs.stats().workers] == [range(5)]
+
+
+def spin(seconds):
+    """Computes for so long."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+class Starting(Counter):
+    """Takes its time until it can be used."""
+
+    def __init__(self):
+        super().__init__()
+        spin(0.05)
+
+
+def test_what_a_process_did_before_it_served_is_not_counted():
+    with closing(ShmVectorEnv([Starting], num_workers=1)) as envs:
+        counted = envs.stats().workers[0].cpu_s
+        ran, _ = time_on_cores(envs.processes[0].pid)
+        if ran is None:
+            pytest.skip("the system does not say how long a process ran")
+        assert 0 <= counted <= ran - 0.05
+
+
 def test_waits_are_counted_by_phase():
     with closing(ShmVectorEnv([Counter] * 2, num_workers=2)) as envs:
         envs.reset()
@@ -111,6 +154,12 @@ def test_wait_policies_spend_their_waits_as_named(policy):
                 assert side.pause_s > 0 and side.yield_s == 0
             if policy == "park":
                 assert side.pause_s == side.yield_s == 0
+
+
+def test_stats_of_two_vector_envs():
+    with closing(ShmVectorEnv([Counter] * 2)) as one, closing(ShmVectorEnv([Counter])) as other:
+        with pytest.raises(ValueError, match="of the same; these have [12] workers and 2 envs, "):
+            one.stats() - other.stats()
 
 
 def test_an_unknown_wait_policy():
@@ -204,6 +253,36 @@ def once_doing(envs, worker):
     while (doing := envs.stats().doing)[worker] is None:
         assert time.monotonic() < until
     return doing
+
+
+def test_a_request_in_hand_is_counted(tmp_path):
+    """Where a batch takes longer than whoever looks will wait for it."""
+    with closing(ShmVectorEnv([Held] * 4, num_workers=2)) as envs:
+        envs.reset()
+        gate = str(tmp_path / "gate")
+        envs.set_attr("gate", gate)
+        before = envs.stats()
+        envs.step_async([0, 0, 0, 1])
+        caller = threading.Thread(target=envs.step_wait)
+        caller.start()
+        until = time.monotonic() + 60
+        try:
+            while True:
+                now = envs.stats() - before
+                if now.doing[1] and now.doing[1].env == 3 and now.waiting_s:
+                    break
+                assert time.monotonic() < until
+            time.sleep(0.05)
+            later = envs.stats() - before
+        finally:
+            open(gate, "w").close()
+            caller.join()
+        assert [worker.steps for worker in later.workers] == [2, 1]
+        assert later.workers[1].step_s >= now.workers[1].step_s + 0.05
+        assert later.parent.waited_s >= now.parent.waited_s + 0.05
+        after = envs.stats()
+        assert [worker.steps for worker in (after - before).workers] == [2, 2]
+        assert (before - after).parent.waited_s == 0  # and never less than nothing
 
 
 def test_what_workers_do_now(tmp_path):

@@ -58,7 +58,7 @@ def made(envs, *, workers, waited, elapsed=10.0, cores=2, batches=1000, inline=F
                 | one
             )
         )
-    parent = Waits(batches, batches, 0.0, 0.0, waited, batches, 0, 0)
+    parent = Waits(batches * workers, batches, 0.0, 0.0, waited, batches, 0, 0)
     faults = FaultCounts(0, 0, 0, 0, 0)
     count = 0 if inline else workers
     return Stats(parent, tuple(each), faults, tuple(envs), elapsed, count, cores)
@@ -121,6 +121,41 @@ CASES = {
         "too many workers",
         "num_workers=2",
     ),
+    "a step of a microsecond, and no policy": (
+        made([env((500_000, 2e-6))], workers=1, waited=3.0, batches=500_000),
+        "too many workers",
+        "num_workers=0",
+    ),
+    "the same, no workers": (
+        made([env((500_000, 2e-6))] * 2, workers=1, waited=0.0, batches=500_000, inline=True),
+        "env-bound",
+        "",
+    ),
+    "one env, no workers": (
+        made([env((1000, 9 * MS))], workers=1, waited=0.0, inline=True),
+        "env-bound",
+        "",
+    ),
+    "several envs, no workers": (
+        made([env((1000, 4 * MS))] * 2, workers=1, waited=0.0, inline=True),
+        "env-bound",
+        "num_workers=2",
+    ),
+    "who is slow is not waited for": (
+        made([env((1000, MS))] * 7 + [env((180, 50 * MS))], workers=8, waited=9.0, cores=8),
+        "env-bound",
+        "",
+    ),
+    "who resets is not waited for": (
+        made(
+            [env((1000, MS))] * 3 + [env((100, MS), resets=[(100, 80 * MS)])],
+            workers=4,
+            waited=9.0,
+            cores=4,
+        ),
+        "reset-bound",
+        "",
+    ),
     "a core that nobody uses": (
         made([env((1000, 2 * MS))] * 4, workers=1, waited=9.0),
         "env-bound",
@@ -164,6 +199,18 @@ def test_who_hangs_is_named():
     assert both.kind == "env-bound" and "worker 0 has been in reset of env 0" in both.reason
 
 
+def test_who_hangs_while_others_go_on():
+    others, _, _ = CASES["who is slow is not waited for"]
+    nobody = (None,) * 7
+    verdict = replace(others, doing=(*nobody, Doing(7, "step", 600.0))).verdict
+    assert (verdict.kind, verdict.option) == ("straggler", "step_timeout=")
+    assert "worker 7 has been in step of env 7 for 600 s; the longest step" in verdict.reason
+    slow = replace(others, doing=(*nobody, Doing(7, "step", 9.0))).verdict
+    assert slow.kind == "env-bound"
+    reset = replace(others, doing=(*nobody, Doing(7, "reset", 600.0))).verdict
+    assert reset.kind == "env-bound"  # none has ended: who knows how long they take
+
+
 def test_the_share_of_the_limit():
     assert CASES["nothing was done"][0].share_of_limit == 0
     assert CASES["all cores used"][0].share_of_limit == pytest.approx(0.9)
@@ -187,6 +234,10 @@ def test_a_caller_that_waits_for_long():
 def test_a_straggler_is_named():
     stats, _, _ = CASES["one slow env"]
     assert "worker 3" in stats.verdict.reason and "env 3" in stats.verdict.reason
+    # Also while it is in its first step: its worker's time counts that already.
+    told = (*(replace(each, step=timing((2, MS))) for each in stats.envs[:3]), env())
+    begun = replace(stats, envs=told, doing=(None, None, None, Doing(3, "step", 9.0))).verdict
+    assert begun.kind == "straggler" and "a step of env 3 takes 9e+03 ms" in begun.reason
 
 
 class Slow(Counter):
@@ -220,7 +271,9 @@ def judged(env_fns, batches, policy_s=0.0, **options):
         for _ in range(batches):
             envs.step([0] * len(env_fns))
             time.sleep(policy_s)
-        return envs.stats() - before
+        stats = envs.stats() - before
+    # Others on this machine are not what is judged here.
+    return replace(stats, workers=tuple(replace(w, starved_s=0.0) for w in stats.workers))
 
 
 REAL = {

@@ -53,8 +53,25 @@ _WHERE = {
 }
 
 
+# Public modules, so that `import shmvec` is enough; not `auto`, which acts when it is imported.
+_MODULES = {
+    "cluster",
+    "evaluation",
+    "exchange",
+    "faults",
+    "pipeline",
+    "planning",
+    "rendering",
+    "spaces",
+    "states",
+    "stats",
+    "testing",
+    "vector_env",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("evaluation", "exchange", "faults", "pipeline", "spaces", "stats", "vector_env"):
+    if name in _MODULES:
         return import_module(f"shmvec.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

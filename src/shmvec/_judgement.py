@@ -23,8 +23,15 @@ _RESETS = 0.5  # time in resets, of that in envs
 _FEW_RESETS = 0.25  # the same, where workers wait for each other
 _IDLE = 0.7  # workers' time in envs, of that in which they could have been there
 _TAIL = 8  # the slowest hundredth of steps, by the median
+_OWN_S = 30e-6  # of a batch: what a call of step takes itself, and the loop around it
 _SMALL_S = 20e-6  # work of a request that is not worth a worker of its own
+_HANGS_S = 10.0  # in one step or reset,
+_HANGS = 10  # that many times as long as the longest that has ended
 _AWAKE = 0.5  # time on a core, of that in envs
+_IF_IT_HANGS = (
+    "If it hangs: step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it",
+    "step_timeout=",
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ def judged(stats: Stats) -> Verdict:
     done = sum(worker.steps + worker.resets for worker in workers)
     if done == 0:
         return _nothing_done(stats)
+    if (hanging := _hanging(stats)) is not None:
+        return hanging
     late = sum(worker.late for worker in workers)
     if late > _LATE * done:
         return Verdict(
@@ -66,21 +75,12 @@ def judged(stats: Stats) -> Verdict:
             "shared_memory=True",
         )
     busy = [worker.busy_s for worker in workers]
-    elapsed = max(stats.elapsed_s, 1e-9)
     waited = sum(busy) if not stats.num_workers else parent.waited_s
-    if waited < _POLICY * elapsed and max(busy) < _IDLE * elapsed:
-        return Verdict(
-            "policy-bound",
-            f"the caller computed for {1 - waited / elapsed:.0%} of the time, and waited for the "
-            "envs for the rest",
-            "Make the policy faster, or let it compute while envs are stepped: "
-            + ("num_workers=1 and shmvec.Pipeline" if not stats.num_workers else "shmvec.Pipeline"),
-            "" if stats.num_workers else "num_workers=1",
-        )
-    # Lockstep: how much of the time in which the caller waited the workers were in their envs.
+    # How much of the time in which the caller waited the workers were in their envs.
     used = sum(busy) / (len(workers) * max(waited, *busy, 1e-9))
     return (
-        _without_cores(stats, sum(busy))
+        _policy(stats, max(busy), waited)
+        or _without_cores(stats, sum(busy))
         or _resets(stats, sum(busy), used)
         or _straggler(stats, busy, used)
         or _too_little(stats, sum(busy), used)
@@ -97,9 +97,46 @@ def _nothing_done(stats: Stats) -> Verdict:
     return Verdict(
         "straggler" if len(inside) < len(stats.workers) else "env-bound",
         f"nothing was finished: worker {worker} has been in {stats.doing[worker]}",
-        "If it hangs: step_timeout= and reset_timeout= name such an env, and a FaultPolicy "
-        "replaces it",
-        "step_timeout=",
+        *_IF_IT_HANGS,
+    )
+
+
+def _hanging(stats: Stats) -> Verdict | None:
+    """Some go on, or have, and one does not come back."""
+    for worker, now in enumerate(stats.doing):
+        if now is not None and now.for_s > _HANGS_S:
+            ended = stats.step if now.operation == "step" else stats.reset
+            if ended.count and now.for_s > _HANGS * ended.longest_s:
+                return Verdict(
+                    "straggler",
+                    f"worker {worker} has been in {now}; the longest {now.operation} that has "
+                    f"ended took {1e3 * ended.longest_s:.3g} ms",
+                    *_IF_IT_HANGS,
+                )
+    return None
+
+
+def _policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
+    """The caller has other things to do, and is not waited for while the envs are stepped."""
+    elapsed = max(stats.elapsed_s, 1e-9)
+    batches = stats.parent.requests / len(stats.workers)
+    if (
+        waited >= _POLICY * elapsed
+        or busiest >= _IDLE * elapsed
+        or elapsed - waited < _OWN_S * batches
+    ):
+        return None
+    advice, option = "Make the policy faster", ""
+    if len(stats.envs) > 1:
+        option = "" if stats.num_workers else "num_workers=1"
+        advice += ", or let it compute while envs are stepped: "
+        advice += f"{option} and shmvec.Pipeline" if option else "shmvec.Pipeline"
+    return Verdict(
+        "policy-bound",
+        f"the caller computed for {1 - waited / elapsed:.0%} of the time, and waited for the "
+        "envs for the rest",
+        advice,
+        option,
     )
 
 
@@ -130,23 +167,44 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
     resets = sum(worker.reset_s for worker in stats.workers) / busy if busy else 0.0
     if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
         return None
+    advice, option = "Make env.reset cheaper", ""
+    if len(stats.envs) > 1 and _in_lockstep(stats):
+        option = _half(stats)
+        advice += f"; or do not wait for envs that reset: {option} with send and recv"
     return Verdict(
         "reset-bound",
         f"{resets:.0%} of the workers' time went into {stats.reset.count:,} resets, of "
         f"{1e3 * stats.reset.mean_s:.3g} ms each (a step: {1e3 * stats.step.mean_s:.3g} ms)",
-        "Make env.reset cheaper; or do not wait for envs that reset: batch_size="
-        f"{max(1, len(stats.envs) // 2)} with send and recv",
-        f"batch_size={max(1, len(stats.envs) // 2)}",
+        advice,
+        option,
     )
+
+
+def _in_lockstep(stats: Stats) -> bool:
+    """Whether all envs were asked as often: else those that are slow are not waited for."""
+    # A reset takes the place of a step, or is part of one; and some may be one ahead.
+    for resets in (0, 1):
+        asked = [env.step.count + resets * env.reset.count for env in stats.envs]
+        if max(asked) <= 2 * min(asked) + 2:
+            return True
+    return False
+
+
+def _half(stats: Stats) -> str:
+    """The option with which a batch does not wait for all envs."""
+    return f"batch_size={max(1, len(stats.envs) // 2)}"
 
 
 def _straggler(stats: Stats, busy: list[float], used: float) -> Verdict | None:
     """One env that all others wait for, or in each batch another."""
-    if stats.num_workers < 2 or used >= _IDLE:
+    if stats.num_workers < 2 or used >= _IDLE or not _in_lockstep(stats):
         return None
-    half = f"batch_size={max(1, len(stats.envs) // 2)}"
+    half = _half(stats)
     others = f"Do not wait for it: {half} with send and recv"
     means = [env.step.mean_s for env in stats.envs]
+    for now in stats.doing:  # a step that is not over may be what all wait for
+        if now is not None and now.operation == "step":
+            means[now.env] = max(means[now.env], now.for_s)
     rest = (sum(busy) - max(busy)) / (len(busy) - 1)
     if max(busy) > _UNEVEN * rest:
         slowest = max(range(len(means)), key=means.__getitem__)
@@ -188,6 +246,9 @@ def _envs(stats: Stats, busy: float) -> Verdict:
     most = min(stats.cores, len(stats.envs))
     reason = f"{busy / max(stats.elapsed_s, 1e-9):.2g} workers were in their envs at a time"
     reason += f"; a step takes {1e3 * stats.step.mean_s:.3g} ms"
+    requests = max(1, sum(worker.requests for worker in stats.workers))
+    if stats.num_workers == 0 and (len(stats.envs) == 1 or busy / requests < _SMALL_S):
+        return Verdict("env-bound", reason, "Make env.step faster, or step more envs at a time")
     if stats.num_workers < most:
         option = f"num_workers={most}"
         return Verdict("env-bound", reason, f"There are {stats.cores} cores: {option}", option)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec, _find_spec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from shmvec._loops.episodes import Episode, EpisodePlayer
 from shmvec._loops.policy import Policy, check_policy
@@ -30,7 +30,7 @@ from shmvec._loops.statistics import (
 from shmvec._loops.videos import EPISODE, recorded
 from shmvec._parent.arguments import AtMost
 from shmvec._parent.defaults import with_faults
-from shmvec.exchange import checked_count, usable_cores
+from shmvec.exchange import AutoresetMode, checked_count, usable_cores
 from shmvec.faults import FaultPolicy, RemoteTraceback
 from shmvec.vector_env import ShmVectorEnv
 

@@ -51,6 +51,8 @@ from shmvec._parent.ownership import caller, own
 from shmvec._parent.recovery import Recovery
 from shmvec._parent.settings import Settings
 from shmvec._parent.supervisor import Workers
+from shmvec._parent.trace import Tracing
+from shmvec._shared.layout import ActionRows
 from shmvec._shared.scheduling import split_evenly, time_on_cores, usable_cores
 from shmvec._shared.signals import uninterrupted
 from shmvec._staff import staff_for
@@ -68,6 +70,7 @@ from shmvec.faults import (
 from shmvec.stats import Stats
 
 __all__ = [
+    "ActionRows",
     "Answers",
     "AutoresetMode",
     "EnvFn",
@@ -108,6 +111,7 @@ class Exchange:
         layout: What lies in shared memory.
         turn: ``with exchange.turn:`` refuses other threads during what belongs together.
         closed: Whether it was closed.
+        tracing: What :meth:`shmvec.ShmVectorEnv.trace` records; not there once it was closed.
 
     Example:
         >>> import gymnasium as gym
@@ -235,6 +239,7 @@ class Exchange:
         self.metadata, self.render_mode = agreement.metadata, agreement.render_mode
         made = assemble(workers, self._settings, agreement, may_step_over, in_ranges)
         self.layout = agreement.layout
+        made.links.turn = self.turn
         self._links, self._frames, self._ledger = made.links, made.frames, made.ledger
         self._recovery = Recovery(
             self.policy,
@@ -246,6 +251,7 @@ class Exchange:
             partial(Exchange._fetch_from, weakref.proxy(self)),
             made.links.count_fault,
         )
+        self.tracing = Tracing(self.turn, workers, made.links, self._recovery)
 
     @property
     def processes(self) -> list[Any]:
@@ -282,10 +288,12 @@ class Exchange:
         if envs is None and not self._in_hand:
             ledger.step_all(actions, workers.pack, frame)
             return
-        chosen = self._chosen(envs)
-        self._check(ledger, chosen)
-        if len(chosen):
-            ledger.step(chosen, actions, workers.pack, None if frame < 0 else frame, together)
+        with self.turn:
+            chosen = self._chosen(envs)
+            self._check(ledger, chosen)
+            if len(chosen):
+                at = None if frame < 0 else frame
+                ledger.step(chosen, actions, workers.pack, at, together)
 
     def _ready(self) -> tuple[Ledger, Workers]:
         """The ledger and the workers, all of them alive as far as is known."""
@@ -294,7 +302,7 @@ class Exchange:
             self.check_open()
             raise RuntimeError(f"initialize() must be called before this {self._name} is used")
         if self._recovery.down:  # a replacement was broken off: what is sent now would be lost
-            with self._closing():
+            with self.turn, self._closing():
                 self._recovery.mend()
         return ledger, workers
 
@@ -340,20 +348,21 @@ class Exchange:
             TypeError: ``envs`` is not of integers. Nothing was sent.
         """
         ledger, workers = self._ready()
-        chosen = self._chosen(envs)
-        self._check(ledger, chosen)
-        if not len(chosen):
-            return
-        packed = None
-        if seeds is not None or options is not None:
-            packed = packed_reset(workers, chosen.tolist(), seeds, options)
-        self._recovery.remember(chosen.tolist(), seeds, options, repeat)
-        self._resets[chosen] += 1
-        workers.doing = "reset"
-        if packed is None:
-            ledger.reset(chosen)
-        else:
-            ledger.command(np.sort(chosen), packed, True)
+        with self.turn:
+            chosen = self._chosen(envs)
+            self._check(ledger, chosen)
+            if not len(chosen):
+                return
+            packed = None
+            if seeds is not None or options is not None:
+                packed = packed_reset(workers, chosen.tolist(), seeds, options)
+            self._recovery.remember(chosen.tolist(), seeds, options, repeat)
+            self._resets[chosen] += 1
+            workers.doing = "reset"
+            if packed is None:
+                ledger.reset(chosen)
+            else:
+                ledger.command(np.sort(chosen), packed, True)
 
     def command(self, name: str, payload: Any, envs: npt.ArrayLike | None = None) -> None:
         """Has workers do something with envs, and does not wait.
@@ -370,13 +379,14 @@ class Exchange:
             Exception: What cannot be pickled. Nothing was sent.
         """
         ledger, workers = self._ready()
-        chosen = self._chosen(envs)
-        self._check(ledger, chosen)
-        if not len(chosen):
-            return
-        packed = packed_command(workers, chosen.tolist(), name, payload, ledger.is_out)
-        workers.doing = name
-        ledger.command(np.sort(chosen), packed, False)
+        with self.turn:
+            chosen = self._chosen(envs)
+            self._check(ledger, chosen)
+            if not len(chosen):
+                return
+            packed = packed_command(workers, chosen.tolist(), name, payload, ledger.is_out)
+            workers.doing = name
+            ledger.command(np.sort(chosen), packed, False)
 
     # ---- answers -----------------------------------------------------------------------------
 
@@ -417,11 +427,13 @@ class Exchange:
             gather = self._gatherer
         plain = envs is None and count is None and timeout is None
         if plain and ledger.lockstep and not self._in_hand:
-            regular = self.take_regular(gather, arrays, commit=False)
+            with self.turn:
+                regular = self.take_regular(gather, arrays, commit=False)
+                if regular is not None:
+                    answers = Answers(self._everyone, *regular)
+                    self._in_hand = (Taken(answers),)
+                    ledger.commit(self._everyone)
             if regular is not None:
-                answers = Answers(self._everyone, *regular)
-                self._in_hand = (Taken(answers),)
-                ledger.commit(self._everyone)
                 self._in_hand = ()  # nothing may come between this and the return
                 return answers
         with self.turn:
@@ -668,12 +680,14 @@ class Exchange:
     def num_asked(self) -> int:
         """How many envs were asked and have not been taken."""
         in_hand = sum([len(each.answers.envs) for each in self._in_hand]) if self._in_hand else 0
-        return 0 if self._ledger is None else self._ledger.num_asked + in_hand
+        ledger = self._ledger
+        return 0 if ledger is None else ledger.num_asked + in_hand
 
     @property
     def waiting(self) -> bool:
         """Whether a thread waits for answers just now."""
-        return self._ledger is not None and self._links.waiting
+        ledger = self._ledger
+        return ledger is not None and ledger.links.waiting
 
     def is_out(self, env: int) -> bool:
         """Whether an env was asked and its answer was not taken."""
@@ -717,7 +731,7 @@ class Exchange:
     def restart(self, envs: npt.ArrayLike | None = None) -> None:
         """Restarts the workers of some envs; see :meth:`shmvec.ShmVectorEnv.restart`."""
         self._open()
-        with self._closing():
+        with self.turn, self._closing():
             self._recovery.restart(self._chosen(envs).tolist())
 
     def is_worn(self, env: int) -> bool:
@@ -727,7 +741,7 @@ class Exchange:
     def recycle(self, envs: Collection[int] | None = None) -> None:
         """Restarts such workers that have no other envs than these, of which none is out."""
         if self._settings.recycle_after is not None:
-            with self._closing():
+            with self.turn, self._closing():
                 self._recovery.recycle(envs)
 
     def count_fault(self, failure: Failure, cure: str) -> Fault:
@@ -740,8 +754,9 @@ class Exchange:
         Raises:
             TooManyFaultsError: There were more than the policy allows; this is closed.
         """
-        with self._closing():
-            return self._recovery.count(failure, cure)
+        with self.turn, self._closing():
+            fault = self._recovery.count(failure, cure)
+        return fault
 
     def forgive(self, env: int) -> None:
         """Forgets the faults of an env's worker: they count no more towards ``max_restarts``."""
@@ -751,10 +766,11 @@ class Exchange:
         """Ends the workers of some envs, whatever they are doing; nobody may ask these again."""
         ledger, workers = self._open()
         chosen = set(self._chosen(envs).tolist())
-        for index, owned in enumerate(workers.ranges):
-            if chosen.intersection(owned):
-                workers.end(index)
-                ledger.retire(index)
+        with self.turn:
+            for index, owned in enumerate(workers.ranges):
+                if chosen.intersection(owned):
+                    workers.end(index)
+                    ledger.retire(index)
 
     # ---- rollouts ----------------------------------------------------------------------------
 
@@ -771,13 +787,12 @@ class Exchange:
             Exception: As :meth:`take`.
         """
         ledger, workers = self._ready()
-        everyone = self._everyone
-        ledger.check(everyone)
+        ledger.check(self._everyone)
         size = nbytes, num_frames
         packed = dict.fromkeys(range(len(workers.ranges)), workers.pack(("rollouts", size)))
-        workers.keep_rollouts(size, descriptor)
+        workers.kept.put("rollouts", size, descriptor)
         workers.doing = "rollout"
-        ledger.command(everyone, packed, False, [descriptor])
+        ledger.command(self._everyone, packed, False, [descriptor])
         # Who died instead has got it as it was restarted.
         raise_failures(self.take(arrays=False, everyone=True).failures)
 
@@ -892,8 +907,8 @@ class Exchange:
         remind = None
         workers.dismiss()  # those that are being started, or replaced
         if ledger is not None and not terminate:
-            remind = self._links.remind
-            self._links.closed = True  # first: another thread may wait for other answers
+            remind = ledger.links.remind
+            ledger.links.closed = True  # first: another thread may wait for other answers
             try:
                 ledger.close()
             except RuntimeError:
@@ -911,12 +926,13 @@ class Exchange:
     def _let_go(self) -> None:
         """Lets go of the memory; what the user holds of it stays."""
         self.closed = True
-        if self._ledger is not None:
-            self._links.closed = True
-            self._frames.end()
+        ledger = self._ledger
+        if ledger is not None:
+            ledger.links.closed = True
+            ledger.frames.end()
         self._ledger, self._in_hand = None, ()
-        for name in ("_links", "_frames", "_recovery"):
-            self.__dict__.pop(name, None)
+        gone: Any = _Gone()
+        self._links = self._frames = self._recovery = self.tracing = gone
 
     def disown(self) -> None:
         """Lets go of the workers, in a fork of the process whose they are."""
@@ -958,6 +974,14 @@ class Exchange:
             raise ClosedEnvironmentError(
                 f"Trying to operate on `{self._name}`, after a call to `close()`."
             )
+
+
+class _Gone:
+    """In the place of what close() lets go of, for another thread's call that is under way."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises ClosedEnvironmentError."""
+        raise ClosedEnvironmentError("The vector env was closed during this call.")
 
 
 def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:

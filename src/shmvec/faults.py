@@ -95,6 +95,11 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
         self.limit = limit
         self.began = 0  # by the monotonic clock, in ns
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """It may be sent elsewhere, with all that it says."""
+        given = (self.env, self.operation, self.limit)
+        return type(self), given, {**vars(self), "args": self.args}
+
     def take_last_words(self, stack: str, stderr: str) -> None:
         """Its worker is there, and has written this."""
         self.stack, self.stderr = stack, stderr

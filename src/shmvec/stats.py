@@ -9,6 +9,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
+from shmvec import _table
 from shmvec._judgement import Verdict, judged
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ __all__ = [
 ]
 
 _FIRST_S = 512e-9  # where the first bucket ends; each further one is twice as wide: csrc/timings.h
-_MOST_ROWS = 16
-_SLOWEST = 3  # envs that are named
-_LONG_S = 0.1  # a wait that is worth a word
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class Waits:
         waits: Times that it had to wait at all.
         pause_s: Seconds spun on the core's pause instruction.
         yield_s: Seconds spun on ``sched_yield``.
-        park_s: Seconds asleep.
+        park_s: Seconds asleep; also those of a wait of the parent's that is not over yet.
         parks: Times that it went to sleep; a long sleep is taken in slices of 50 ms.
         late_wakes: Sleeps that ended more than 100 µs after they should have.
         wakes: Times that it woke somebody else, which takes a system call.
@@ -153,9 +151,11 @@ class WorkerStats(Waits):
         reset_s: Seconds in ``env.reset``.
         late: Observations, infos and actions that fitted no ring in shared memory, and went through
             the worker's socket.
-        cpu_s: Seconds that its process has run; of the one that there is now, if it was restarted.
-            None: the system does not say.
+        cpu_s: Seconds that its process has run since it serves; of the one that there is now, if it
+            was restarted. None: the system does not say.
         starved_s: Seconds that it could have run, and others had the cores.
+        first_env: The first of its envs,
+        num_envs: and how many it has.
     """
 
     steps: int
@@ -165,6 +165,13 @@ class WorkerStats(Waits):
     late: int
     cpu_s: float | None = None
     starved_s: float | None = None
+    first_env: int = 0
+    num_envs: int = 0
+
+    @property
+    def envs(self) -> range:
+        """Its envs."""
+        return range(self.first_env, self.first_env + self.num_envs)
 
     @property
     def busy_s(self) -> float:
@@ -210,7 +217,7 @@ class Doing:
 
     def __str__(self) -> str:
         """In words."""
-        return f"{self.operation} of env {self.env} for {_time(self.for_s)}"
+        return f"{self.operation} of env {self.env} for {_table.duration(self.for_s)}"
 
 
 @dataclass(frozen=True)
@@ -265,6 +272,8 @@ class Stats:
         waiting_s: Seconds for which the caller had been waiting for answers then; None: it was not.
         processes: The workers' processes, None for one that is gone; empty if nobody has looked, as
             in ``stats()``: ``python -m shmvec top`` does.
+        caller: The calling process, likewise.
+        shared: Bytes of the segment, in which requests, results and counters are.
     """
 
     parent: Waits
@@ -277,6 +286,8 @@ class Stats:
     doing: tuple[Doing | None, ...] = ()
     waiting_s: float | None = None
     processes: tuple[Process | None, ...] = ()
+    caller: Process | None = None
+    shared: int = 0
 
     @classmethod
     def of(
@@ -284,15 +295,28 @@ class Stats:
         insight: Insight,
         on_cores: Sequence[tuple[float | None, float | None]],
         processes: Sequence[Process | None] = (),
+        caller: Process | None = None,
     ) -> Stats:
         """Makes it from what the segment says and the system knows of the processes."""
         workers = insight.workers()
         unknown = [(None, None)] * len(workers)
+        of_each = zip(
+            workers,
+            map(_since, [*on_cores, *unknown], insight.spent_before()),
+            insight.ranges(),
+            strict=True,
+        )
         return cls(
             Waits(**_named(insight.parent(), Waits)),
             tuple(
-                WorkerStats(**_named(worker, WorkerStats), cpu_s=cpu_s, starved_s=starved_s)
-                for worker, (cpu_s, starved_s) in zip(workers, [*on_cores, *unknown], strict=False)
+                WorkerStats(
+                    **_named(worker, WorkerStats),
+                    cpu_s=cpu_s,
+                    starved_s=starved_s,
+                    first_env=first,
+                    num_envs=count,
+                )
+                for worker, (cpu_s, starved_s), (first, count) in of_each
             ),
             FaultCounts(**insight.faults()),
             tuple(EnvStats(*map(Timing.of, kinds)) for kinds in insight.timings().tolist()),
@@ -305,10 +329,22 @@ class Stats:
             ),
             insight.waiting(),
             tuple(processes),
+            caller,
+            insight.nbytes,
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
-        """What was done between two calls of ``stats``."""
+        """What was done between two calls of ``stats``.
+
+        Raises:
+            ValueError: They are of two vector envs.
+        """
+        shapes = [(len(each.workers), len(each.envs)) for each in (self, earlier)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                "stats of one vector env are to be subtracted from those of the same; these have "
+                "{0[0]} workers and {0[1]} envs, and {1[0]} and {1[1]}".format(*shapes)
+            )
         return Stats(
             Waits(**_difference(self.parent, earlier.parent)),
             tuple(
@@ -323,6 +359,8 @@ class Stats:
             self.doing,
             self.waiting_s,
             self.processes,
+            self.caller,
+            self.shared,
         )
 
     @property
@@ -389,89 +427,19 @@ class Stats:
 
     def __str__(self) -> str:
         """A table, and the verdict."""
-        return "\n".join([*self._table(), str(self.verdict)])
+        return f"{self.table()}\n{self.verdict}"
 
-    def _table(self) -> list[str]:
-        """Its lines."""
-        seconds = max(self.elapsed_s, 1e-9)
-        steps = sum(worker.steps for worker in self.workers)
-        resets = sum(worker.resets for worker in self.workers)
-        waiting_s = self.waiting_s or 0.0
-        lines = [
-            f"{self.elapsed_s:.3g} s: {steps:,} steps ({self.steps_per_s:,.0f} a second, "
-            f"{self.share_of_limit:.0%} of the limit), {resets:,} resets; "
-            f"{self.num_workers} workers, {len(self.envs)} envs, {self.cores} cores",
-            f"the caller waited {_percent(self.parent.waited_s, seconds)} of the time "
-            f"({self.parent.parks:,} sleeps)"
-            + (f", now for {_time(waiting_s)}" if waiting_s >= _LONG_S else ""),
-        ]
-        columns = [
-            ("worker", [str(index) for index in range(len(self.workers))]),
-            ("pid", [str(each.pid) if each else "?" for each in self.processes]),
-            ("steps", [f"{worker.steps:,}" for worker in self.workers]),
-            ("resets", [f"{worker.resets:,}" for worker in self.workers]),
-            ("in step", [_percent(worker.step_s, seconds) for worker in self.workers]),
-            ("in reset", [_percent(worker.reset_s, seconds) for worker in self.workers]),
-            ("waiting", [_percent(worker.waited_s, seconds) for worker in self.workers]),
-            ("CPU", [_percent(worker.cpu_s, seconds) for worker in self.workers]),
-            ("starved", [_percent(worker.starved_s, seconds) for worker in self.workers]),
-            ("memory", [_memory(each) for each in self.processes]),
-            ("now", [str(now or "-") for now in self.doing or (None,) * len(self.workers)]),
-        ]
-        table = [(name, *told[:_MOST_ROWS]) for name, told in columns if told]
-        lines += _columns(list(zip(*table, strict=True)))
-        if len(self.workers) > _MOST_ROWS:
-            lines.append(f"... and {len(self.workers) - _MOST_ROWS} more")
-        lines += _columns(self._timings())
-        faults = [(f.name, getattr(self.faults, f.name)) for f in fields(self.faults)]
-        told = ", ".join(f"{count} {name}" for name, count in faults if count)
-        return [*lines, f"faults: {told}"] if told else lines
+    def table(self, width: int | None = None) -> str:
+        """Who did what, in lines.
 
-    def _timings(self) -> list[tuple[str, ...]]:
-        """Rows on how long steps and resets take: of all envs, and of the slowest."""
-        rows = [
-            (f"{who} {name}", _time(t.quantile(0.5)), _time(t.quantile(0.99)), _time(t.longest_s))
-            for name in ("step", "reset")
-            for who, t in (("any env's", getattr(self, name)), *self._slowest(name))
-            if t.count
-        ]
-        return [("", "p50", "p99", "longest"), *rows] if rows else []
-
-    def _slowest(self, name: str) -> list[tuple[str, Timing]]:
-        """Those envs whose steps or resets take longest, where there are others."""
-        if len(self.envs) <= _SLOWEST:
-            return []
-        timings = [(getattr(env, name), index) for index, env in enumerate(self.envs)]
-        worst = sorted(timings, key=lambda each: -each[0].quantile(0.99))[:_SLOWEST]
-        return [(f"env {index}'s", timing) for timing, index in worst]
+        Args:
+            width: Of how many characters, about: columns that do not fit are left out.
+        """
+        return "\n".join(_table.lines(self, width))
 
 
 def _together(timings: Iterable[Timing]) -> Timing:
     return reduce(add, timings, Timing(0, 0.0, 0.0, (0,) * 30))
-
-
-def _percent(part: float | None, whole: float) -> str:
-    return "?" if part is None else f"{100 * part / whole:.0f} %"
-
-
-def _memory(process: Process | None) -> str:
-    if process is None or process.pss is None:
-        return "?"
-    return f"{process.pss / 2**20:,.0f} MiB"
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, columns flush right."""
-    if not rows:
-        return []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.rjust, row, widths)) for row in rows]
 
 
 def _named(counters: dict[str, Any], kind: Any) -> dict[str, Any]:
@@ -486,15 +454,28 @@ def _named(counters: dict[str, Any], kind: Any) -> dict[str, Any]:
     return values
 
 
+def _since(
+    spent: tuple[float | None, float | None], before: tuple[float, float]
+) -> tuple[float | None, float | None]:
+    """What the system says of a process, less what it was before that served."""
+    ran, starved = (
+        None if now is None else max(0.0, now - then)
+        for now, then in zip(spent, before, strict=True)
+    )
+    return ran, starved
+
+
 def _difference(now: Any, then: Any) -> dict[str, Any]:
     return {
-        field.name: _less(getattr(now, field.name), getattr(then, field.name))
+        field.name: _less(field.name, getattr(now, field.name), getattr(then, field.name))
         for field in fields(now)
     }
 
 
-def _less(now: Any, then: Any) -> Any:
-    if now is None:
-        return None
-    # What only its process knows begins anew in one that takes its place.
-    return now if then is None or (isinstance(now, float) and now < then) else now - then
+def _less(name: str, now: Any, then: Any) -> Any:
+    if now is None or then is None or name in ("first_env", "num_envs"):
+        return now
+    if name in ("cpu_s", "starved_s") and now < then:
+        return now  # what only its process knows begins anew in one that takes its place
+    # What has not ended is known about: once it has, there may be a little less.
+    return max(0, now - then)

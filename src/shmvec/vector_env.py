@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import copy as copying
-import multiprocessing
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.context import BaseContext
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState
 
 from shmvec._core.turn import Loan
 from shmvec._parent.answers import Envs
@@ -39,31 +35,24 @@ from shmvec._parent.arguments import (
     reset_arguments,
 )
 from shmvec._parent.defaults import with_defaults
+from shmvec._parent.halves import CALL, DEFAULT, RESET, STEP, Halves, StepResults, results_of
 from shmvec._parent.leases import release
 from shmvec._parent.replay import Replay
 from shmvec._parent.rollout import Rollout, Rollouts
+from shmvec._parent.trace import Trace, trace
 from shmvec._worker.function import FunctionEnv, checked_worker
-from shmvec.exchange import Answers, Exchange
+from shmvec.exchange import Exchange
 from shmvec.faults import FaultPolicy, raise_as_gymnasium_does
 from shmvec.stats import Stats
 
-__all__ = ["ShmVectorEnv", "StepResults"]
+__all__ = ["ShmVectorEnv", "StepResults", "Trace"]
 
-_DEFAULT = AsyncState.DEFAULT
-_STEP = AsyncState.WAITING_STEP
-_RESET = AsyncState.WAITING_RESET
-_CALL = AsyncState.WAITING_CALL
 
 # Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
 _NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
 
-#: Observations, rewards, terminations, truncations, infos.
-StepResults: TypeAlias = tuple[
-    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
-]
 
-
-class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
+class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
     """Steps ordinary Gymnasium envs in parallel worker processes, through shared memory.
 
     A drop-in for :class:`gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, results
@@ -97,12 +86,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
-    # Of the class: close() and __del__ must work whatever fails in __init__.
-    _exchange: Exchange | None = None
-    _state: AsyncState | SimpleNamespace = _DEFAULT
-    _held: Callable[[], object] | None = None
-    _in_call = False  # what is out is of a call that was broken off, and is dropped
-    _called: Envs | None = None
+    _called: Envs | None = None  # those of the call that is pending; None: all
 
     @with_defaults
     def __init__(
@@ -208,7 +192,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
         super().__init__()
-        self._state, self._in_call = _DEFAULT, False  # each step looks at them: found sooner here
+        self._state, self._in_call = DEFAULT, False  # each step looks at them: found sooner here
         kinds = type(self), ShmVectorEnv
         self._halves_are_mine = len({(kind.step_async, kind.step_wait) for kind in kinds}) == 1
         self._recycles = recycle_after is not None
@@ -280,12 +264,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         # No cycle: an env that is forgotten goes at once.
         step = partial(type(self)._step_rollout, weakref.proxy(self))
         self._rollouts = Rollouts(exchange, mode is not AutoresetMode.DISABLED, step)
-
-    @property
-    def exchange(self) -> Exchange:
-        """What this is a translation to: envs asked and answered for one by one, and more."""
-        assert self._exchange is not None
-        return self._exchange
 
     @property
     def closed(self) -> bool:
@@ -362,9 +340,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             AlreadyPendingCallError: Another call waits for its results.
         """
-        exchange = self._ready("reset_async", settle=False)
-        arguments = reset_arguments(self.num_envs, seed, options)
-        self._begin(_RESET, partial(exchange.ask_reset, *arguments))
+        with self.exchange.turn:
+            exchange = self._ready("reset_async", settle=False, depth=2)
+            arguments = reset_arguments(self.num_envs, seed, options)
+            self._begin(RESET, partial(exchange.ask_reset, *arguments))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits for what :meth:`reset_async` started.
@@ -380,7 +359,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        answers = self._finish(_RESET, timeout, arrays=False)
+        answers = self._finish(RESET, timeout, arrays=False)
         return self.exchange.observe(), answers.infos
 
     # ---- steps -------------------------------------------------------------------------------
@@ -423,7 +402,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 actions = given_actions(self.single_action_space, actions, envs, self.num_envs)
                 self._in_call = True
                 exchange.ask(envs, actions)
-                return self._taken(exchange)
+                results = self._taken(exchange)
+            return results
         if env_id is not None or self.batch_size is not None:
             envs = checked_env_ids(env_id, self.num_envs)
             self.send(actions, envs)
@@ -447,14 +427,14 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             AlreadyPendingCallError: Another call waits for its results.
         """
-        exchange = self._ready("step_async", settle=False)
-        if self._in_call:  # not now: then with the actions as they are now
-            actions = copying.deepcopy(actions)
-            self._begin(_STEP, partial(exchange.ask, None, actions))
-            return
-        self._in_call = True
-        exchange.ask(None, actions)
-        self._state = _STEP
+        with self.exchange.turn:
+            exchange = self._ready("step_async", settle=False, depth=2)
+            if self._in_call:  # not now: then with the actions as they are now
+                self._begin(STEP, partial(exchange.ask, None, copying.deepcopy(actions)))
+                return
+            self._in_call = True
+            exchange.ask(None, actions)
+            self._state = STEP
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
         """Waits for what :meth:`step_async` started.
@@ -470,7 +450,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        return _results(self._finish(_STEP, timeout))
+        return results_of(self._finish(STEP, timeout))
 
     # ---- calls -------------------------------------------------------------------------------
 
@@ -516,12 +496,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        self._check_state(_CALL)
         exchange = self.exchange
-        self._state = _DEFAULT
-        self._wait_until_sent(exchange, _CALL, timeout)
-        results = exchange.returned(self._called)
-        self._in_call = False
+        with exchange.turn:
+            self._check_state(CALL)
+            self._state = DEFAULT
+            self._wait_until_sent(exchange, CALL, timeout)
+            results = exchange.returned(self._called)
+            self._in_call = False
         return tuple(results)
 
     def call_some(
@@ -551,13 +532,14 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self, method: str, envs: Envs | None, name: str, args: tuple[Any, ...], kwargs: Any
     ) -> None:
         """Sends a call of a method of some envs; None: of all."""
-        exchange = self._ready(method, settle=False)
-        if name in _NOT_CALLED:
-            raise ValueError(
-                f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
-            )
-        self._called = envs
-        self._begin(_CALL, partial(exchange.command, "call", (name, args, kwargs), envs))
+        with self.exchange.turn:
+            exchange = self._ready(method, settle=False, depth=2)
+            if name in _NOT_CALLED:
+                raise ValueError(
+                    f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+                )
+            self._called = envs
+            self._begin(CALL, partial(exchange.command, "call", (name, args, kwargs), envs))
 
     def get_attr(self, name: str, env_id: npt.ArrayLike | None = None) -> tuple[Any, ...]:
         """The attribute of every env, or of those in ``env_id``, as a tuple; see :meth:`call`."""
@@ -628,7 +610,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 seeds, options or mask are wrong. Nothing was sent.
             TypeError: A seed is no integer, or the mask no array of bools. Nothing was sent.
         """
-        exchange = self._ready("async_reset", asking=True)
+        exchange = self._ready("async_reset", asking=True, depth=0)
         exchange.ask_reset(*reset_arguments(self.num_envs, seed, options, env_id))
 
     def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
@@ -650,7 +632,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             BufferError: With ``copy=False``: all buffers of an env are held. Nothing was sent.
         """
         envs = checked_env_ids(env_id, self.num_envs)
-        self._ready("send", asking=True).ask(envs, actions)
+        self._ready("send", asking=True, depth=0).ask(envs, actions)
 
     def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
         """Waits for a batch of envs: those that have been ready for longest.
@@ -702,7 +684,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         return self._recv(size, min_envs, timeout)
 
     def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
-        exchange = self._ready("recv", asking=True)
+        exchange = self._ready("recv", asking=True, depth=0)
         if self._recycles:
             exchange.recycle()
         answers = None
@@ -779,7 +761,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     ) -> dict[str, Any]:
         """Steps all envs; the results go to a frame of the rollouts."""
         with self.exchange.turn:
-            exchange = self._ready("step")
+            exchange = self._ready("step", depth=2)
             self._in_call = True
             exchange.ask(None, actions, frame=frame)
             meanwhile()
@@ -787,6 +769,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             if self._recycles:
                 exchange.recycle()
             return infos
+
+    trace = trace
 
     def restart(self, env_id: npt.ArrayLike | None = None) -> None:
         """Restarts the workers of some envs, for simulators that leak.
@@ -808,7 +792,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             WorkerCrashError: A new worker died while it built its envs.
         """
         envs = existing_env_ids(env_id, self.num_envs)
-        self._ready("restart", asking=True, settle=False).restart(envs)
+        self._ready("restart", asking=True, settle=False, depth=0).restart(envs)
 
     def lend(
         self, name: str, settle: bool = True, out: bool = False
@@ -843,9 +827,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             Exception: What an env's ``close`` raises, after everything else is closed.
         """
-        state, self._state = self._state, _DEFAULT
+        state, self._state = self._state, DEFAULT
         try:
-            if state is not _DEFAULT:
+            if state is not DEFAULT:
                 logger.warn(
                     f"Calling `close` while waiting for a pending call to `{state.value}` to "
                     "complete."
@@ -870,127 +854,3 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             f"a {type(self).__name__} cannot be pickled or copied: it owns processes. Send the "
             "env_fns, and make one there."
         )
-
-    # ---- one call at a time ------------------------------------------------------------------
-
-    def _assert_is_running(self) -> None:
-        """Raises ClosedEnvironmentError after ``close``; wrappers of Gymnasium's call it."""
-        self.exchange.check_open()
-
-    def _ready(self, name: str, asking: bool = False, settle: bool = True) -> Exchange:
-        """The exchange, for a call to the method ``name``, unless another one is pending.
-
-        Envs may still be out if the call is ``asking`` them, too. Answers to a call that was broken
-        off are waited for and dropped, if it is to ``settle`` that.
-        """
-        exchange = self._exchange
-        assert exchange is not None
-        if exchange.closed:
-            exchange.check_open()
-        if self._state is not _DEFAULT:
-            raise AlreadyPendingCallError(
-                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to "
-                "complete.",
-                str(self._state.value),
-            )
-        if self._in_call:
-            if settle:
-                self._settle(exchange)
-        elif not asking and exchange.num_asked:
-            raise AlreadyPendingCallError(
-                f"Calling `{name}` while envs are out: take the results of all that were asked to "
-                "step or reset, with `recv`, or `drop()` the Pipeline that has asked them, first.",
-                "recv",
-            )
-        return exchange
-
-    def _settle(self, exchange: Exchange) -> None:
-        """Waits for results that nobody wants any more: of a call that was broken off."""
-        exchange.drop()
-        self._in_call = False
-
-    def _at_once(self, begin: Callable[[], object], finish: Callable[[], Any]) -> Any:
-        """Both halves of a call; if it is broken off, no half of it is pending."""
-        with self.exchange.turn:
-            try:
-                begin()
-                return finish()
-            except AlreadyPendingCallError:
-                raise
-            except BaseException:
-                self._state, self._held = _DEFAULT, None
-                raise
-
-    def _begin(self, state: AsyncState, ask: Callable[[], object]) -> None:
-        """Sends a request; later, if results of a call that timed out are still to come."""
-        exchange = self.exchange
-        if self._in_call:
-            if not exchange.wait(0.0):
-                self._held, self._state = ask, state
-                return
-            self._settle(exchange)
-        self._in_call = True
-        ask()
-        self._state = state
-
-    def _check_state(self, state: AsyncState) -> None:
-        """Raises unless such a call is pending."""
-        self._assert_is_running()
-        if self._state is not state:
-            raise NoAsyncCallError(
-                f"Calling `{state.value}_wait` without any prior call to `{state.value}_async`.",
-                state.value,
-            )
-
-    def _finish(self, state: AsyncState, timeout: float | None, arrays: bool = True) -> Answers:
-        """Waits for the answers to a request."""
-        exchange = self._exchange
-        if exchange is None or exchange.closed or self._state is not state:
-            self._check_state(state)
-        assert exchange is not None
-        self._state = _DEFAULT
-        if timeout is not None or self._held is not None:
-            self._wait_until_sent(exchange, state, timeout)
-        answers = self._answers(exchange, arrays)
-        if state is _STEP:
-            exchange.recycle()
-        return answers
-
-    def _wait_until_sent(
-        self, exchange: Exchange, state: AsyncState, timeout: float | None
-    ) -> None:
-        """Waits for all; raises TimeoutError, with the results left to be dropped, at the end."""
-        held, self._held = self._held, None
-        begin = time.monotonic()
-        done = exchange.wait(timeout)
-        if done and held is not None:
-            self._settle(exchange)  # of a call that timed out
-            self._in_call = True
-            held()
-            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
-            done = exchange.wait(left)
-        if not done:
-            raise multiprocessing.TimeoutError(
-                f"The call to `{state.value}_wait` has timed out after {timeout} second(s)."
-            )
-
-    def _taken(self, exchange: Exchange, arrays: bool = True) -> StepResults:
-        """The results of this call."""
-        taken: Any = exchange.take_regular(self, arrays)
-        if taken is None:
-            return _results(self._answers(exchange, arrays))
-        self._in_call = False
-        return taken  # type: ignore[no-any-return]
-
-    def _answers(self, exchange: Exchange, arrays: bool = True) -> Answers:
-        """Takes the answers of all that were asked by this call; raises what envs have raised."""
-        answers = exchange.take(gather=self, everyone=True, arrays=arrays)
-        self._in_call = False
-        if answers.failures:
-            raise_as_gymnasium_does(answers.failures)
-        return answers
-
-
-def _results(answers: Answers) -> StepResults:
-    flags = answers.terminations, answers.truncations
-    return answers.observations, answers.rewards, *flags, answers.infos

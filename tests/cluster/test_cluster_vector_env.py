@@ -145,11 +145,26 @@ def test_what_is_sent_is_begun_before_it_is_waited_for(monkeypatch):
     ours.send([0], [0])
     with pytest.raises(ValueError, match="asked already"):
         ours.send([0], [0])
-    ours.send(["left"], [1])  # what is wrong with it, its host says
+    ours.send([7], [1])  # what is wrong with it, its env says
     ours.send([0] * 3, [2, 3, 4])
-    with pytest.raises((TypeError, ValueError), match="wrong actions"):
+    with pytest.raises(AssertionError, match="invalid"):
         ours.recv()
     assert ours.closed
+
+
+@pytest.mark.parametrize("wrong", [[0, 1], [0, 1, 0.5], [0, 1, "x"], np.zeros((3, 2)), 0, None])
+def test_wrong_actions_are_refused_before_anything_is_sent(wrong):
+    env_fns = [lambda: gym.make("CartPole-v1")] * 3
+    ours, theirs = vector_env(env_fns), SyncVectorEnv(env_fns)
+    for each in (ours, theirs):
+        each.reset(seed=3)
+    with pytest.raises((TypeError, ValueError), match="wrong actions.* sent"):
+        ours.step(wrong)
+    with pytest.raises((TypeError, ValueError), match="wrong actions.* sent"):
+        ours.send(wrong, [2, 1, 0])
+    assert same(ours.step([0, 1, 1]), theirs.step([0, 1, 1]))
+    ours.close()
+    theirs.close()
 
 
 def test_calls():

@@ -82,10 +82,17 @@ class Signals:
         return whole
 
 
-class Moments:
-    """Moments of a call, one after the other, at which Python may run a signal's handler."""
+_LOOKS = "RESUME", "CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE"
 
-    def __init__(self, stride=1):
+
+class Moments:
+    """Moments of a call, one after the other, at which Python may run a signal's handler.
+
+    Then `by` is called: it raises Interrupted, or has a signal come.
+    """
+
+    def __init__(self, stride=1, by=None):
+        self._by = by
         self._stride = stride
         self._moment = 0
         self._left = 0
@@ -94,10 +101,12 @@ class Moments:
         """Calls it, to be interrupted at the next moment; False: it is over before that."""
         self._left = self._moment
         self._moment += self._stride
+        # Python 3.12 traces opcodes only if some frame has asked for them before settrace.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._enter)
         try:
             call()
-        except Interrupted:
+        except (Interrupted, KeyboardInterrupt):
             pass
         finally:
             sys.settrace(None)
@@ -111,12 +120,16 @@ class Moments:
         def trace(frame, event, arg):
             nonlocal previous
             if event == "opcode":
-                # It looks for signals where a function begins, and after calls and jumps.
-                if previous.startswith(("RESUME", "CALL", "JUMP")):
+                # It looks for signals where a function begins, after calls, and after jumps back.
+                # What ends a generator that is dropped (CALL_INTRINSIC) would lose what is raised.
+                looks = previous.startswith(_LOOKS)
+                if looks and not previous.startswith("CALL_INTRINSIC"):
                     self._left -= 1
                     if self._left < 0:
                         sys.settrace(None)
-                        raise Interrupted
+                        if self._by is None:
+                            raise Interrupted
+                        self._by()
                 previous = dis.opname[code[frame.f_lasti]]
             return trace
 

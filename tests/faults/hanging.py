@@ -5,10 +5,17 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 
 import gymnasium as gym
 import numpy as np
+
+
+class Made:
+    def __init__(self, until):
+        while until and not os.path.exists(until):
+            pass
 
 
 class Hanging(gym.Env):
@@ -60,6 +67,16 @@ class Hanging(gym.Env):
         while not os.path.exists(self.gate):
             time.sleep(60)  # a stack that is read does not wake it
 
+    def called_by_c(self):
+        """All the time functions begin and end that C calls."""
+        while not os.path.exists(self.gate):
+            sorted(range(1000), key=lambda number: -number)
+
+    def in_making(self):
+        """An object, at a place of the code where Python knows its class well."""
+        for until in [None] * 1000 + [self.gate]:
+            Made(until)
+
     def stopped(self):
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -74,3 +91,35 @@ class Hanging(gym.Env):
         for number in range(signal.SIGRTMIN, signal.SIGRTMAX + 1):
             signal.signal(number, signal.SIG_DFL)
         self.in_python()
+
+    def deaf(self):
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+        self.in_python()
+
+    def starting_threads(self):
+        """That let no signal in."""
+
+        def wait():
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            time.sleep(0.05)
+
+        while not os.path.exists(self.gate):
+            threading.Thread(target=wait).start()
+            time.sleep(0.001)
+
+    def in_company(self):
+        ended = threading.Event()
+        for _ in range(110):
+            threading.Thread(target=ended.wait).start()
+        while not os.path.exists(self.gate):
+            pass
+        ended.set()
+
+    def half_deaf(self):
+        """Now and then another thread must take the signal."""
+        ended = threading.Event()
+        threading.Thread(target=ended.wait).start()
+        while not os.path.exists(self.gate):
+            signal.pthread_sigmask(signal.SIG_BLOCK, range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+        ended.set()

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import gymnasium as gym
@@ -46,6 +47,20 @@ class Printing(gym.Env):
     def do(self, names):
         for name in names:
             CRASHES[name]() if name in CRASHES else getattr(self, name)()
+
+    def company(self):
+        """Threads whose stacks are longer than what is remembered of an output was once."""
+
+        def wait(depth=3):
+            wait(depth - 1) if depth else threading.Event().wait()
+
+        for _ in range(50):
+            threading.Thread(target=wait, daemon=True).start()
+
+    def abort_in_c_thread(self):
+        libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+        libc.pthread_create(ctypes.byref(thread), None, libc.abort, None)
+        time.sleep(60)
 
     def words(self):
         """A line that is printed in pieces."""
@@ -97,10 +112,12 @@ class Printing(gym.Env):
 
     def leave_a_process(self):
         """One that goes on writing, until there is a file, and outlives its worker."""
+        unmarked, tells = os.pipe()
         if os.fork() == 0:
             os.setsid()
             # The mark by which it would end with the worker: see docs/reliability.md.
             resource.setrlimit(10, (resource.RLIM_INFINITY, resource.getrlimit(10)[1]))
+            os.write(tells, b"!")
             for number in range(10000):
                 os.write(2, b"child %d\n" % number)
                 time.sleep(0.001 if number < 1000 else 0.02)
@@ -108,6 +125,10 @@ class Printing(gym.Env):
                     break
             os.write(2, b"child ends\n")
             os._exit(0)
+        # Or a worker that crashes next may be gone before the child has rid itself of the mark.
+        os.close(tells)
+        assert os.read(unmarked, 1) == b"!"
+        os.close(unmarked)
 
     def hang(self):
         time.sleep(100)

@@ -33,12 +33,12 @@ def running(*parts):
         process.communicate()
 
 
-def succeeds(*parts):
-    """Runs a script that must come to its end; returns what it has printed."""
+def succeeds(*parts, lasting=0.0):
+    """Runs a script that lasts so many seconds, and must then end; returns what it has printed."""
     with running(*parts) as process:
         # Not by communicate(): the pipes stay open as long as a process that is left has them.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(DEADLINE_S)
+            process.wait(DEADLINE_S + lasting)
         hangs = process.poll() is None
         if hangs:
             process.send_signal(signal.SIGABRT)  # it says where

@@ -43,6 +43,41 @@ def test_close_after_ctrl_c_while_two_workers_are_being_replaced():
     """)
 
 
+@pytest.mark.parametrize("hook, which", [("before", 1), ("after_in_parent", 2)])
+def test_ctrl_c_in_a_hook_that_runs_around_a_fork_is_raised(hook, which):
+    """Python drops what such hooks raise; logging has some."""
+    succeeds(f"""
+        import signal
+        from envs import Counter
+        from shmvec import FaultPolicy, ShmVectorEnv
+
+        forks = []
+
+        def interrupt():
+            if armed and not forks.append(1) and len(forks) == {which}:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        armed = False
+        os.register_at_fork({hook}=interrupt)
+        policy = FaultPolicy(on_crash="restart", backoff_s=0)
+        envs = ShmVectorEnv(
+            [lambda: Counter(99)] * 3, num_workers=3, context="fork", faults=policy
+        )
+        envs.reset(seed=1)
+        for process in envs.processes[:2]:
+            os.kill(process.pid, signal.SIGKILL)
+        armed = True
+        try:
+            envs.step([1] * 3)
+        except KeyboardInterrupt:
+            armed = False
+        else:
+            raise AssertionError("it was not interrupted")
+        envs.step([1] * 3)
+        envs.close()
+    """)
+
+
 def test_a_rollout_is_not_gone_on_with_after_another_that_was_broken_off(monkeypatch):
     envs = ShmVectorEnv([lambda: Counter(99)] * 3, num_workers=2)
     try:

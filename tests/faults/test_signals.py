@@ -213,11 +213,12 @@ SWEEP = """
     signals = Signals()
     {prepare}
     seconds = duration(interrupted, times=3)
-    for moment in range(40):
-        signals.after(seconds * moment / 40, interrupted)
+    moment = 0
+    while moment < 40 or signals.came <= 5:  # on a busy machine few come in time
+        signals.after(seconds * (moment % 40) / 40, interrupted)
         for n in range(3):
             assert envs.call("echo", n) == (n, n)
-    assert signals.came > 5, signals.came
+        moment += 1
     envs.close()
 """
 

@@ -2,11 +2,15 @@
 
 import contextlib
 import os
+import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +18,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from hanging import Hanging
-from processes import dozing
+from processes import gone
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv
 from shmvec.__main__ import main
+from shmvec._shared import py_spy, stacks
 from shmvec._shared.stacks import offer_of, offers_of, stack_of
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
@@ -57,6 +62,19 @@ def frames(stack):
     return found
 
 
+def until_there(envs, where):
+    """Until all workers are there, as their stacks say."""
+    until = time.monotonic() + 20
+    while not all(where in stack_of(process.pid) for process in envs.processes):
+        assert time.monotonic() < until, [stack_of(process.pid) for process in envs.processes]
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def without_py_spy(monkeypatch):
+    monkeypatch.setattr(stacks, "dumped", lambda pid: "")
+
+
 @pytest.fixture
 def gate(tmp_path):
     return tmp_path / "gate"
@@ -84,6 +102,8 @@ def test_a_time_limit_says_where_the_env_is(context, how, gate):
         assert error.stderr == "it is in step"
         for line in ["The Python stack of its worker", *error.stack.splitlines(), error.stderr]:
             assert line in str(error)
+        kept = pickle.loads(pickle.dumps(error))
+        assert vars(kept) == vars(error) and str(kept) == str(error)
         assert "in hang" in stack_of(envs.processes[1].pid)  # again: it is still there
 
 
@@ -119,6 +139,7 @@ def test_one_that_is_interrupted_says_where_it_was(gate, caplog):
             "(its stack cannot be read: something in the process has taken its "
             "signal's handler away)",
         ),
+        ("deaf", "(its stack cannot be read: its main thread blocks the signal)"),
     ],
 )
 def test_what_cannot_be_read_says_why(how, why, gate):
@@ -133,22 +154,124 @@ def test_what_cannot_be_read_says_why(how, why, gate):
         os.kill(envs.processes[0].pid, 0)  # it lives
 
 
+def hanging(envs, where):
+    """A worker that hangs, as its stack says by these words."""
+    envs.reset(seed=0)
+    envs.step_async([1] * envs.num_envs)
+    pid = envs.processes[0].pid
+    until_there(envs, where)
+    return pid
+
+
+@pytest.mark.parametrize("how", ["starting_threads", "in_company"])
+def test_threads_of_the_env_do_not_matter(how, gate):
+    """Some begin and end, or let no signal in, or are more than Python shows."""
+    with vector_env(gate, how=how) as envs:
+        pid = hanging(envs, f"in {how}")
+        for _ in range(100):
+            found = stack_of(pid).splitlines()
+            assert any(line.endswith(" in step") for line in found), found
+            assert not any(line.startswith("Thread ") for line in found), found
+
+
+def test_at_any_moment(gate, capfd):
+    """At some Python 3.11's and 3.12's faulthandler crashes, or shows another stack."""
+    with vector_env(gate, how="called_by_c") as envs:
+        pid = hanging(envs, "in called_by_c")
+        for _ in range(300):
+            names = [line.rpartition(" ")[2] for line in stack_of(pid).splitlines()]
+            assert names[-3:] == ["called_by_c", "hang", "step"], names
+        offer = offer_of(pid)
+        for _ in range(1000):
+            os.kill(pid, offer.number)
+        os.kill(pid, signal.SIGABRT)
+        assert gone([pid], 60)
+        assert "in step" in capfd.readouterr().err  # faulthandler tells of it as ever
+
+
+def test_the_main_thread_is_asked_whichever_gets_the_signal(gate):
+    with vector_env(gate, how="half_deaf") as envs:
+        pid = hanging(envs, "in half_deaf")
+        found = [stack_of(pid) for _ in range(200)]
+        told = [each for each in found if "blocks the signal" not in each]  # it had no core
+        assert told and all(" in step" in each for each in told), found
+
+
+def test_one_that_has_ended(gate):
+    with vector_env(gate) as envs:
+        pid = hanging(envs, "in in_python")
+        os.kill(pid, signal.SIGKILL)
+        assert gone([pid], 5)
+        assert stack_of(pid) == "(the process has ended)"
+
+
+def test_a_file_of_the_env_in_the_descriptors_place_is_left_alone(gate, tmp_path, monkeypatch):
+    with vector_env(gate) as envs, open(tmp_path / "file", "w+") as file:
+        file.write("what the env has written")
+        file.flush()
+        offer = replace(offer_of(envs.processes[0].pid), pid=os.getpid(), descriptor=file.fileno())
+        monkeypatch.setattr(stacks, "offer_of", lambda pid: offer)
+        assert "does not offer it" in stack_of(os.getpid())
+        file.seek(0)
+        assert file.read() == "what the env has written"
+
+
+THREADS = """[
+    {"pid": 1, "thread_id": 2, "thread_name": null, "frames": [
+        {"name": "run", "filename": "/other.py", "line": 9}]},
+    {"pid": 1, "thread_id": 1, "thread_name": "MainThread", "frames": [
+        {"name": "Env.look", "filename": "/env.py", "line": 7},
+        {"name": "Env.step", "filename": "/env.py", "line": 3},
+        {"name": "_serve", "filename": "/x/shmvec/_worker/process.py", "line": 1}]}
+]"""
+BY_IT = '  File "/env.py", line 7 in look\n  File "/env.py", line 3 in step'
+UNREAD = "its stack cannot be read: its main thread blocks the signal"
+
+
+@pytest.fixture
+def spy(tmp_path, monkeypatch):
+    """Has a shell script be py-spy."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(py_spy, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(stacks, "dumped", py_spy.dumped)
+    monkeypatch.setattr(stacks, "_BLOCKED_S", 0.05)
+
+    def write(script):
+        file = tmp_path / "py-spy"
+        file.write_text(f"#!/bin/sh\n{script}\n")
+        file.chmod(0o700)
+
+    return write
+
+
+def test_py_spy_is_asked_where_the_worker_does_not_answer(gate, spy, capsys):
+    with vector_env(gate, how="deaf") as envs:
+        spy("exit 1")
+        pid = hanging(envs, "blocks the signal")
+        for script in (
+            f"echo '{THREADS}'; exit 1",
+            "echo nothing of the kind",
+            "echo '[{}]'",
+            "exec sleep 60",
+            "exec 2>&-; kill $$",
+        ):
+            spy(script)
+            assert stack_of(pid) == f"({UNREAD})", script
+        spy(f"[ \"$*\" = 'dump --nonblocking --json --pid {pid}' ] && echo '{THREADS}'")
+        assert stack_of(pid) == f"(its main thread blocks the signal; this is by py-spy)\n{BY_IT}"
+        assert main(["stacks", str(pid)]) == 0
+        other = "Thread 0x0000000000000002 (most recent call first):"
+        whole = f'{BY_IT}\n{other}\n  File "/other.py", line 9 in run\n'
+        assert whole in capsys.readouterr().out
+
+
 def test_a_stranger_prints_them_all(gate):
     with (
         vector_env(gate, 4, how="in_python", num_workers=2) as one,
         vector_env(gate, 1, how="in_c") as other,
     ):
-        for envs in (one, other):
-            envs.reset(seed=0)
-            envs.step_async([1] * envs.num_envs)
-        stacks = {}
-        until = threading.Event()
-        for _ in range(200):
-            stacks = {process.pid: stack_of(process.pid) for process in one.processes}
-            stacks |= {process.pid: stack_of(process.pid) for process in other.processes}
-            if all("in hang" in stack for stack in stacks.values()):
-                break
-            until.wait(0.02)
+        for envs, where in ((one, "in in_python"), (other, "in in_c")):
+            hanging(envs, where)
         command = [sys.executable, "-m", "shmvec", "stacks", str(os.getpid())]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 and not done.stderr
@@ -164,11 +287,44 @@ def test_a_stranger_prints_them_all(gate):
         assert done.stdout.count("in step\n") == 3
 
 
+@pytest.mark.skipif(
+    not shutil.which("unshare")
+    or subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0,
+    reason="no namespace can be made",
+)
+def test_a_container_from_outside(gate, capsys):
+    """Processes there have other ids than here."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(FILE.parent)!r})
+from hanging import Hanging
+from shmvec import ShmVectorEnv
+envs = ShmVectorEnv([lambda: Hanging({str(gate)!r})], context="fork")
+envs.reset(seed=0)
+envs.step_async([1])
+print("it hangs", flush=True)
+envs.step_wait()
+"""
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            process.stdout.readline()
+            task = f"/proc/{process.pid}/task/{process.pid}/children"
+            (pid,) = map(int, Path(task).read_text().split())
+            (offer,) = offers_of(pid)
+            assert main(["stacks", str(pid)]) == 0
+            head, *stack = capsys.readouterr().out.splitlines()
+            assert head == f"worker 0 (env 0), process {offer.pid}:"
+            assert "in step" in "".join(stack)
+        finally:
+            process.kill()
+
+
 def test_one_worker_of_two(gate, capsys):
     with vector_env(gate, 2, num_workers=2) as envs:
         envs.reset(seed=0)
-        dozing(envs)
         pid = envs.processes[1].pid
+        until_there(envs, "(it runs no code of an env's)")
         assert main(["stacks", str(pid)]) == 0
         out = f"worker 1 (env 1), process {pid}:\n(it runs no code of an env's)\n\n"
         assert capsys.readouterr().out == out
@@ -186,6 +342,42 @@ def test_faulthandler_is_left_alone_if_the_user_says_so(gate, monkeypatch, capsy
         assert offer_of(envs.processes[0].pid) is None
         assert main(["stacks", str(envs.processes[0].pid)]) == 1
         assert "PYTHONFAULTHANDLER=0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "answer, told",
+    [
+        (b"\1", "(its stack cannot be read: Python is about to change it, whenever it is read)"),
+        (
+            b"Stack\n  File\n  <invalid frame>\n",
+            "  File\n  (what called this, Python does not show)",
+        ),
+    ],
+)
+def test_what_python_cannot_walk_through_is_asked_for_again(answer, told, gate, monkeypatch):
+    with vector_env(gate) as envs:
+        pid = hanging(envs, "in in_python")
+        answers = [answer, answer]
+        ask = stacks._answer
+        monkeypatch.setattr(stacks, "_answer", lambda *a: answers.pop() if answers else ask(*a))
+        assert frames(stack_of(pid))[-1][0] == "step" and not answers
+        monkeypatch.setattr(stacks, "_answer", lambda *arguments: answer)
+        assert stack_of(pid) == told
+
+
+def test_an_object_that_is_about_to_be_made(gate):
+    """Python 3.14 takes what has it made for a frame that it cannot show, as long as it is."""
+    with vector_env(gate, how="in_making") as envs:
+        stack = stack_of(hanging(envs, "in __init__"))
+        assert f'{FILE}", line ' in stack and "invalid" not in stack, stack
+        assert stack.endswith((" in step", "(what called this, Python does not show)")), stack
+
+
+def test_a_python_that_would_crash_is_not_asked(gate, monkeypatch):
+    monkeypatch.setattr(stacks, "_CRASHES", sys.version_info[:3])
+    with vector_env(gate) as envs:
+        pid = envs.processes[0].pid
+        assert "does not offer it" in stack_of(pid) and offer_of(pid) is None
 
 
 def test_what_a_worker_forks_is_no_worker(gate):
@@ -213,7 +405,7 @@ def test_a_healthy_worker_loses_nothing(asked):
         for each in (envs, expected):
             each.reset(seed=1)
             each.action_space.seed(1)
-        for _ in range(1000):
+        for _ in range(300):
             envs.step_async(envs.action_space.sample())
             for offer in () if readers else offers:
                 os.kill(offer.pid, offer.number)

@@ -116,6 +116,8 @@ class Breaking:
         self.at, self.count, self.owner = at, 0, os.getpid()
 
     def __enter__(self):
+        # Python 3.12 traces opcodes only if some frame has asked for them before settrace.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self.trace)
         return self
 
@@ -150,6 +152,7 @@ def break_off(context, turns):
     with Breaking(0) as counting:
         envs = start(context)
     envs.close()
+    assert counting.count > 10 * turns
     parents = [os.getpid(), *(server.pid for server in servers() if context == "forkserver")]
     kept = children(parents)
     broken_off = 0

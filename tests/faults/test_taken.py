@@ -1,6 +1,7 @@
 """A take that is broken off at its last moment, and answers that raise as they are taken."""
 
 import contextlib
+import contextvars
 import os
 import signal
 import threading
@@ -85,6 +86,9 @@ class Interrupted:
         if self.armed and error[0] is None:
             self.armed = False
             raise KeyboardInterrupt
+
+    def __getattr__(self, name):
+        return getattr(self.turn, name)
 
 
 def broken_off(exchange, call):
@@ -252,6 +256,48 @@ def test_infos_that_cannot_be_gathered_are_told_once(workers, order):
             observations, *_, infos = envs.recv()
             assert observations[:, 0].tolist() == [count, count]
             assert sorted(infos["env_id"]) == [0, 1]
+    finally:
+        envs.close()
+
+
+STRICT = contextvars.ContextVar("STRICT", default=False)
+
+
+def _read_in_context():
+    if STRICT.get():
+        raise ArithmeticError
+    return "read"
+
+
+class _Contextual:
+    def __reduce__(self):
+        return _read_in_context, ()
+
+
+class Contextual(Counter):
+    """Puts into its infos what cannot be read in some contexts."""
+
+    def step(self, action):
+        *results, info = super().step(action)
+        return (*results, {**info, "x": _Contextual()})
+
+
+@WORKERS
+def test_infos_that_cannot_be_read_in_the_callers_context_are_told_once(workers):
+    """As with np.errstate(all="raise"), or warnings that are errors."""
+    envs = ShmVectorEnv([lambda: Contextual(99)] * 2, num_workers=workers)
+    try:
+        envs.reset(seed=1)
+        for count in (1, 2):
+            envs.send([3, 4])
+            for _ in range(2):
+                strict = STRICT.set(True)
+                with pytest.raises(ArithmeticError):
+                    envs.recv()
+                STRICT.reset(strict)
+            observations, *_, infos = envs.recv()
+            assert observations[:, 0].tolist() == [count, count]
+            assert "x" not in infos
     finally:
         envs.close()
 

@@ -12,8 +12,6 @@ from shmvec._shared.stacks import offer_of, offers_of, stack_of
 
 __all__ = ["told"]
 
-_MOST_LINES = 1000  # of a thread
-
 
 def told(pid: int) -> Iterator[str]:
     """The stack of each worker, with a heading.
@@ -39,5 +37,5 @@ def told(pid: int) -> Iterator[str]:
     for offer in offers:
         envs = offer.envs
         which = f"envs {envs[0]} to {envs[-1]}" if len(envs) > 1 else f"env {envs[0]}"
-        stack = stack_of(offer.pid, most_lines=_MOST_LINES)
+        stack = stack_of(offer.pid, whole=True)
         yield f"worker {offer.worker} ({which}), process {offer.pid}:\n{stack}\n"

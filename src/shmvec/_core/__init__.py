@@ -1,7 +1,7 @@
 """The compiled core: thin, typed Cython over csrc, and the two hot loops.
 
 ``segment`` maps the shared memory, ``codec`` reads and writes values of spaces in it, ``infos``
-packs infos, ``worker`` and ``parent`` are the loops of the two sides, ``watchdog`` ends a worker
+packs infos, ``worker`` and ``ledger`` are the loops of the two sides, ``watchdog`` ends a worker
 whose parent is gone, ``output`` passes on what workers print.
 """
 

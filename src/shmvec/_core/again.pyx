@@ -1,6 +1,7 @@
 """Whether code of a user's raises by itself, or a signal's handler did that ran in it."""
 
 from _thread import allocate_lock, start_new_thread
+from contextvars import copy_context
 
 
 def raises_again(attempt, *arguments):
@@ -9,6 +10,9 @@ def raises_again(attempt, *arguments):
     (A mask would not do: a signal that this thread blocks is taken by another one, and its handler
     still runs here.)
 
+    It is in a copy of this thread's context: what raises may be the caller's own setting, of numpy's
+    errors (``np.errstate``), of decimals or, in a free-threaded Python, of warnings.
+
     Returns:
         Whether it raises an Exception again: it would whenever it is tried.
 
@@ -16,10 +20,11 @@ def raises_again(attempt, *arguments):
         BaseException: What handlers of signals raise meanwhile, and what else the attempt raises.
     """
     done, raised, disturbed = allocate_lock(), [], None
+    context = copy_context()
 
     def run():
         try:
-            attempt(*arguments)
+            context.run(attempt, *arguments)
         except BaseException as error:
             raised.append(error)
         finally:

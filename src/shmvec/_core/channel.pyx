@@ -5,10 +5,12 @@ rings do.
 
 Nothing here blocks, and nothing runs Python code between a system call and the note of what it did:
 a signal handler that raises finds every message either whole, or read and written in part, which
-the channel remembers. What nobody waits for any more is dropped by its number.
+the channel remembers. What nobody waits for any more is dropped by its number. Another thread may
+close it meanwhile, so each call is one piece, on a Python without a GIL, too.
 csrc/model/channel.pml is the model.
 """
 
+cimport cython
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int32_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -79,9 +81,11 @@ cdef class Channel:
         return self.descriptor
 
     @property
+    @cython.critical_section
     def unsent(self):
         return len(self.outbox) > 0 and not self.mute
 
+    @cython.critical_section
     def put(self, uint32_t sequence, bytes content, descriptors=(), bint goodbye=False):
         cdef Header header
         if len(descriptors) > MOST_DESCRIPTORS:
@@ -103,10 +107,12 @@ cdef class Channel:
         self.outbox.append((frame, copies))
         self.flush()
 
+    @cython.critical_section
     def pump(self):
         cdef bint more = self.fill()
         return self.flush() or more
 
+    @cython.critical_section
     def find(self, uint32_t sequence):
         cdef Message message
         self.fill()
@@ -120,16 +126,19 @@ cdef class Channel:
             del self.inbox[0]
         return None
 
+    @cython.critical_section
     def take(self, uint32_t sequence):
         message = self.find(sequence)
         if message is not None:
             del self.inbox[0]
         return message
 
+    @cython.critical_section
     def fail(self, why):
         self.broken = self.broken or why
 
     @property
+    @cython.critical_section
     def farewell(self):
         cdef Message message
         self.fill()
@@ -141,6 +150,7 @@ cdef class Channel:
             del self.inbox[0]
         return None
 
+    @cython.critical_section
     def close(self):
         cdef Message message
         if self.descriptor >= 0:

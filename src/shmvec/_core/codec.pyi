@@ -7,6 +7,11 @@ import numpy.typing as npt
 
 ACTION_ITEMSIZE: int
 
+class OtherShapeError(ValueError):
+    """As many actions as there are envs, but of another shape than their space says."""
+
+    actions: npt.NDArray[Any]
+
 class Codec:
     """Reads and writes values of one space, for one env or for all."""
 

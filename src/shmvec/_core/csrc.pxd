@@ -1,6 +1,6 @@
 """The boundary to csrc: every C name that Cython uses is declared here, and nowhere else."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 
 cdef extern from "platform.h" nogil:
@@ -21,6 +21,25 @@ cdef extern from "pages.h" nogil:
     bint sv_pages_replace(void *start, size_t bytes, void *copy)
     void sv_pages_drop(void *copy, size_t bytes)
     void sv_pages_give_back(void *start, size_t bytes)
+
+
+cdef extern from "turn.h" nogil:
+    ctypedef struct sv_turn:
+        uint32_t depth
+    bint sv_turn_take(sv_turn *turn, uint64_t me)
+    uint32_t sv_turn_depth(const sv_turn *turn, uint64_t me)
+    void sv_turn_give(sv_turn *turn)
+
+
+cdef extern from "hold.h" nogil:
+    ctypedef struct sv_hold:
+        pass
+    void sv_hold_take(sv_hold *hold)
+    bint sv_hold_drop(sv_hold *hold)
+    bint sv_hold_is_free(const sv_hold *hold)
+    void sv_marks_set(uint8_t *marks, size_t first, size_t count)
+    void sv_marks_clear(uint8_t *marks, size_t first, size_t count)
+    bint sv_is_marked(const uint8_t *marks, size_t row)
 
 
 cdef extern from "bell.h" nogil:
@@ -59,6 +78,10 @@ cdef extern from "counters.h" nogil:
         sv_counter requests
         sv_counter steps
         sv_counter process
+        sv_counter ran_ns
+        sv_counter starved_ns
+        sv_counter first_env
+        sv_counter num_envs
     struct sv_counter_name:
         const char *name
         size_t offset
@@ -78,7 +101,8 @@ cdef extern from "timings.h" nogil:
     enum:
         SV_TIMING_WORDS
     ctypedef struct sv_timing:
-        pass
+        sv_counter total_ns
+        sv_counter buckets[1]
     ctypedef struct sv_timings:
         sv_timing step
         sv_timing reset
@@ -99,12 +123,42 @@ cdef extern from "notice.h" nogil:
         sv_counter began
         sv_counter num_workers
         sv_counter cores
+        sv_counter number
     sv_counter *sv_notice_fault(sv_notice *notice, size_t which)
     void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_workers)
     void sv_notice_close(sv_notice *notice)
     uint64_t sv_notice_state(const sv_notice *notice)
     void sv_notice_wait(sv_notice *notice, int64_t now)
     void sv_notice_go_on(sv_notice *notice)
+
+
+cdef extern from "trace.h" nogil:
+    enum:
+        SV_TRACE_NOTHING
+        SV_TRACE_STEP
+        SV_TRACE_RESET
+        SV_TRACE_CALL
+        SV_TRACE_ERROR
+        SV_TRACE_ATTACH
+        SV_TRACE_PAUSE
+        SV_TRACE_YIELD
+        SV_TRACE_PARK
+        SV_TRACE_SEND
+        SV_TRACE_TAKE
+        SV_TRACE_CALLER
+        SV_TRACE_HERE
+    ctypedef struct sv_trace_entry:
+        pass
+    ctypedef struct sv_trace:
+        pass
+    size_t sv_trace_bytes(uint32_t rings, uint32_t size)
+    void sv_trace_turn(void *base, bint on)
+    bint sv_trace_is_on(const sv_trace *trace)
+    void sv_trace_attach(sv_trace *trace, void *base, uint32_t size, uint32_t index, uint32_t rest)
+    void sv_trace_add(sv_trace *trace, uint32_t kind, uint32_t env, int64_t begin, int64_t end)
+    void sv_trace_enter(sv_trace *trace, uint32_t kind, int64_t now)
+    uint32_t sv_trace_read(void *base, uint32_t size, uint32_t index, sv_trace_entry *entries,
+                           uint64_t *lost)
 
 
 cdef extern from "ring.h" nogil:
@@ -124,6 +178,7 @@ cdef extern from "ring.h" nogil:
     void sv_ring_attach_producer(sv_ring *ring, void *base, uint32_t capacity)
     void sv_ring_attach_consumer(sv_ring *ring, void *base, uint32_t capacity)
     int sv_ring_peek(sv_ring *ring)
+    uint32_t sv_ring_room(const sv_ring *ring)
     int sv_ring_try_push(sv_ring *ring, const sv_record *record)
     void sv_ring_announce(const sv_ring *ring)
     uint32_t sv_ring_waiting(const sv_ring *ring)
@@ -168,6 +223,7 @@ cdef extern from "wait.h" nogil:
     void sv_policy_set(sv_policy *policy, sv_budget budget, bint homing, uint32_t cores)
 
     ctypedef struct sv_waiter:
+        sv_trace *trace
         sv_budget budget
         int64_t left
         bint homing
@@ -183,7 +239,7 @@ cdef extern from "wait.h" nogil:
 
 
 cdef extern from "handler.h" nogil:
-    int sv_handler_keep_errno(int number)
+    int sv_handler_guard(int number, int descriptor, const void *code, size_t bytes)
 
 cdef extern from "family.h" nogil:
     int sv_family_lead(uint64_t mark)

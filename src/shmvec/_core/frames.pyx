@@ -7,7 +7,10 @@ workers write observations as well: frames are numbered through, first those at 
 then the same with each of the blocks, then those of rollouts.
 """
 
+cimport cython
+
 from shmvec._core.codec cimport copied
+from shmvec._core.csrc cimport sv_is_marked
 from shmvec._core.lease cimport Lease
 from shmvec._core.pool cimport Pool
 from shmvec._core.results cimport Results
@@ -47,7 +50,8 @@ cdef class Frames:
         for frame in range(self.home.num_frames):
             for i in range(envs.shape[0]):
                 row = frame * self.num_envs + envs[i]
-                if self.home.leased_of[row] or (self.keep_last and self.rows[envs[i]] == row):
+                if sv_is_marked(&self.home.leased_of[0], row) or (
+                        self.keep_last and self.rows[envs[i]] == row):
                     break
             else:
                 return frame
@@ -171,9 +175,10 @@ cdef class Frames:
 
     def end(self):
         """The vector env is closed: lets go of memory that nobody looks at."""
-        self.block = -1
-        if self.pool is not None:
-            self.pool.end()
+        with cython.critical_section(self):
+            self.block = -1
+            if self.pool is not None:
+                self.pool.end()
 
     # ---- single envs -------------------------------------------------------------------------
 
@@ -248,11 +253,14 @@ cdef class Frames:
         cdef Results home = self.home
         if self.away >= 0:  # nobody was asked since
             self.come_home()
-        cdef Py_ssize_t block = self.block
-        self.block = -1  # it is handed out once, and else not at all
-        if usual and block >= 0:
-            observations = self.pool.take(block)
-        else:
+        cdef Py_ssize_t block
+        observations = None
+        with cython.critical_section(self):  # another thread may close it: `end`
+            block = self.block
+            self.block = -1  # it is handed out once, and else not at all
+            if usual and block >= 0:
+                observations = self.pool.take(block)
+        if observations is None:
             observations = self.observe()
         if not self.several:
             return (observations, copied(home.rewards, sizeof(double)),

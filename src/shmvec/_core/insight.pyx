@@ -24,6 +24,7 @@ from shmvec._core.csrc cimport (
     sv_segment_notice,
     sv_segment_past,
     sv_segment_timings,
+    sv_timings,
     sv_timings_read,
 )
 from shmvec._core.segment cimport Segment
@@ -73,6 +74,14 @@ cdef class Insight:
         return self.segment.num_workers if sv_counter_get(&self.notice.num_workers) else 0
 
     @property
+    def number(self):
+        return sv_counter_get(&self.notice.number)
+
+    @property
+    def nbytes(self):
+        return self.segment.plan.total_bytes
+
+    @property
     def num_envs(self):
         return self.segment.num_envs
 
@@ -89,7 +98,12 @@ cdef class Insight:
     # ---- what was done -----------------------------------------------------------------------
 
     def parent(self):
-        return counts_of(&self.notice.parent)
+        cdef int64_t elapsed
+        cdef dict found = counts_of(&self.notice.parent)
+        # One that is not over is a long one, or does not matter.
+        if sv_busy_for(&self.notice.parent, sv_now_ns(), &elapsed) != 0:
+            found["park_ns"] += max(0, elapsed)
+        return found
 
     def workers(self):
         cdef uint32_t worker
@@ -99,7 +113,58 @@ cdef class Insight:
             past = counts_of(
                 sv_segment_past(self.segment.base, &self.segment.plan, worker))
             found.append({name: count + past[name] for name, count in now.items()})
+        for worker, (first, count) in enumerate(self.ranges()):
+            self.add_request_in_hand(worker, first, count, found[worker])
         return found
+
+    cdef int add_request_in_hand(self, uint32_t worker, uint32_t first, uint32_t count,
+                                 dict found) except -1:
+        """What a worker counts when it answers is told by its envs' histograms before.
+
+        By them, too, what one had not yet counted that died.
+        """
+        cdef sv_timings *timings
+        cdef uint64_t busy, steps = 0, resets = 0, step_ns = 0, reset_ns = 0
+        cdef int64_t elapsed
+        cdef uint32_t env, bucket
+        for env in range(first, first + count):
+            timings = sv_segment_timings(self.segment.base, &self.segment.plan, env)
+            step_ns += sv_counter_get(&timings.step.total_ns)
+            reset_ns += sv_counter_get(&timings.reset.total_ns)
+            for bucket in range(SV_TIMING_WORDS - 2):
+                steps += sv_counter_get(&timings.step.buckets[bucket])
+                resets += sv_counter_get(&timings.reset.buckets[bucket])
+        busy = sv_busy_for(self.of(worker), sv_now_ns(), &elapsed)
+        if busy != 0 and elapsed > 0:
+            if busy & 1:
+                reset_ns += elapsed
+            else:
+                step_ns += elapsed
+        found["steps"] = max(found["steps"], steps)
+        found["resets"] = max(found["resets"], resets)
+        found["step_ns"] = max(found["step_ns"], step_ns)
+        found["reset_ns"] = max(found["reset_ns"], reset_ns)
+        return 0
+
+    def ranges(self):
+        cdef sv_counters *told
+        cdef uint32_t worker
+        cdef uint64_t end = 0, first, count, num_envs = self.segment.plan.sizes.num_envs
+        cdef list found = []
+        for worker in range(self.segment.plan.sizes.num_workers):
+            told = sv_segment_past(self.segment.base, &self.segment.plan, worker)
+            first, count = sv_counter_get(&told.first_env), sv_counter_get(&told.num_envs)
+            if not end <= first <= num_envs or count > num_envs - first:
+                first, count = end, 0  # damaged
+            end = first + count
+            found.append((first, count))
+        return found
+
+    def spent_before(self):
+        cdef uint32_t worker
+        return [(1e-9 * sv_counter_get(&self.of(worker).ran_ns),
+                 1e-9 * sv_counter_get(&self.of(worker).starved_ns))
+                for worker in range(self.segment.plan.sizes.num_workers)]
 
     def faults(self):
         cdef size_t which
@@ -118,11 +183,11 @@ cdef class Insight:
 
     # ---- what is being done ------------------------------------------------------------------
 
-    def doing(self):
+    def doing(self, at=None):
         cdef uint32_t worker
         cdef uint64_t busy
         cdef int64_t elapsed
-        cdef int64_t now = sv_now_ns()
+        cdef int64_t now = sv_now_ns() if at is None else at
         cdef list found = []
         for worker in range(self.segment.plan.sizes.num_workers):
             busy = sv_busy_for(self.of(worker), now, &elapsed)

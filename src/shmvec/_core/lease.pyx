@@ -1,4 +1,4 @@
-"""Memory that is not written again while somebody looks at it."""
+"""Memory that is not written again while somebody looks at it: csrc/hold.h."""
 
 cimport cython
 from cpython.buffer cimport (
@@ -7,6 +7,8 @@ from cpython.buffer cimport (
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
+
+from shmvec._core.csrc cimport sv_marks_clear, sv_marks_set
 
 import numpy as np
 
@@ -21,20 +23,24 @@ cdef class Lease:
         self.leased = leased
         self.first = first
         self.count = count
-        leased[first:first + count] = 1
+        sv_marks_set(&self.leased[0], first, count)
 
     def __dealloc__(self):
-        self.release()
+        self.end()
         PyBuffer_Release(&self.export)
 
     def release(self):
-        if self.leased is not None:
-            self.leased[self.first:self.first + self.count] = 0
-            self.leased = None
+        with cython.critical_section(self):  # once, or it would end the lease of who has it next
+            self.end()
+
+    cdef void end(self) noexcept:
+        if not self.ended:
+            self.ended = True
+            sv_marks_clear(&self.leased[0], self.first, self.count)
 
     @property
     def released(self):
-        return self.leased is None
+        return self.ended
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.export.buf, self.export.len, False, flags)

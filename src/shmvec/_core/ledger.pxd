@@ -1,19 +1,17 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport sv_record
 from shmvec._core.frames cimport Frames
 from shmvec._core.inbox cimport Inbox
 from shmvec._core.links cimport Links
+from shmvec._core.outbox cimport Outbox
 
 
 cdef class Ledger:
     cdef readonly Links links
     cdef readonly Frames frames
-    cdef object slabs
-    cdef Codec actions
-    cdef list encoders            # by worker, of actions that are in no slab; None: they are
     cdef Inbox inbox
+    cdef Outbox outbox
     cdef int mode
     cdef bint may_step_over       # False: stepping an env that is done is an error
     cdef bint in_ranges           # neighbours are always asked together,
@@ -58,10 +56,8 @@ cdef class Ledger:
     cdef int renew(self, uint32_t worker) except -1
     cdef int check_exists(self, Py_ssize_t env) except -1
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
-    cdef bint encode(self, uint32_t worker, Py_ssize_t env, object action,
-                     uint32_t sequence) except -1
-    cdef list write_actions(self, const Py_ssize_t[::1] envs, object actions, bint any_shape)
-    cdef dict packed_by_worker(self, list each, pack)
+    cdef int ask_all(self, actions, pack, Py_ssize_t rollout_frame) except -1
+    cdef object take_all(self, vector_env, bint arrays, bint commit)
     cdef int post_all(self, uint32_t operation, uint32_t sequence, Py_ssize_t frame,
                       dict late) except -1
     cdef int post(self, const Py_ssize_t[::1] envs, uint32_t operation, uint32_t sequence,

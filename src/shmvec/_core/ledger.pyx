@@ -12,10 +12,12 @@ to the entries of the single envs, and is then as if these had been asked one by
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from shmvec._core.codec cimport ActionCodec, MessageCodec
 from shmvec._core.csrc cimport (
     SV_EVERYONE,
     SV_RING_YES,
+    SV_TRACE_CALLER,
+    SV_TRACE_SEND,
+    SV_TRACE_TAKE,
     sv_bell_mask,
     sv_budget,
     sv_completion_issue,
@@ -24,15 +26,14 @@ from shmvec._core.csrc cimport (
     sv_ring_try_pop,
 )
 from shmvec._core.inbox cimport Inbox
-from shmvec._core.messages cimport Encoder
-from shmvec._core.protocol cimport ACTION, CLOSE, COMMAND, LATE, MESSAGES, NEXT_STEP
+from shmvec._core.outbox cimport Outbox
+from shmvec._core.protocol cimport COMMAND, LATE, MESSAGES, NEXT_STEP
 from shmvec._core.protocol cimport RESET, SAME_STEP, STEP, TOGETHER
 from shmvec._core.told cimport Told, tell
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from shmvec._core.codec import OtherShapeError
 from shmvec._core.told import Batch
 from shmvec._core.worker import AUTORESET
 
@@ -63,8 +64,6 @@ cdef class Ledger:
         cdef Py_ssize_t env
         self.links = links
         self.frames = frames
-        self.slabs = slabs
-        self.actions = slabs.actions
         self.mode = AUTORESET[mode]
         self.may_step_over = may_step_over
         self.in_ranges = in_ranges
@@ -80,9 +79,8 @@ cdef class Ledger:
         self.checked_by = np.zeros(self.num_envs, np.uint64)
         self.queue = np.zeros(self.num_envs, np.intp)
         self.inbox = Inbox(links, slabs, self.workers, self.sequences, self.flags)
+        self.outbox = Outbox(links, slabs, self.workers)
         self.owed = [[] for _ in range(links.num_workers)]
-        if isinstance(self.actions, MessageCodec):
-            self.encoders = [None] * links.num_workers
         for worker in range(links.num_workers):
             for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
                 self.workers[env] = worker
@@ -96,11 +94,8 @@ cdef class Ledger:
 
     cdef int renew(self, uint32_t worker) except -1:
         """Begins to read and write a worker's rings of messages from their start."""
-        cdef Links links = self.links
         self.inbox.renew(worker)
-        if self.encoders is not None:
-            self.encoders[worker] = Encoder(
-                links.segment, worker, links.firsts[worker], links.counts[worker], False)
+        self.outbox.renew(worker)
         return 0
 
     # ---- questions ---------------------------------------------------------------------------
@@ -188,72 +183,29 @@ cdef class Ledger:
             pack: Makes the message of the actions of a worker that do not fit its ring.
             rollout_frame: Where the results go; -1: home.
         """
+        self.links.turn.take()
+        try:
+            self.ask_all(actions, pack, rollout_frame)
+        finally:
+            self.links.turn.give()
+
+    cdef int ask_all(self, actions, pack, Py_ssize_t rollout_frame) except -1:
         cdef Py_ssize_t frame
-        cdef dict late = None
+        cdef dict late
         cdef uint32_t sequence
+        self.links.enter(SV_TRACE_SEND)
         if self.lockstep or self.asked:
             raise RuntimeError("take the answers to what was asked first: the slabs are in use")
         if not self.may_step_over:
             self.check_none_over(self.everyone)
         if self.num_broken > 0:
             self.step(self.everyone, actions, pack, rollout_frame)
-            return
+            return 0
         self.links.sequence += 1
         sequence = self.links.sequence
-        if self.encoders is None:
-            odd = self.write_actions(self.everyone, actions, rollout_frame < 0)
-            if odd is not None:
-                late = self.packed_by_worker(odd, pack)
-        else:
-            late = self.encode_all(actions, pack, sequence)
+        late = self.outbox.put_all(self.everyone, actions, pack, sequence, rollout_frame < 0)
         frame = self.frames.aim_all(rollout_frame)
-        self.post_all(STEP, sequence, frame, late)
-
-    cdef list write_actions(self, const Py_ssize_t[::1] envs, object actions, bint any_shape):
-        """Writes actions to their slab; [action] if they are of another shape: as messages."""
-        try:
-            self.actions.write_rows(envs, actions)
-        except OtherShapeError as error:
-            if not any_shape or not isinstance(self.actions, ActionCodec):
-                raise
-            return list(error.actions.copy())  # envs may keep theirs
-        return None
-
-    cdef dict packed_by_worker(self, list each, pack):
-        """Actions of all envs, as one message a worker."""
-        cdef Links links = self.links
-        cdef uint32_t worker
-        cdef Py_ssize_t env
-        cdef dict packed = {}
-        for worker in range(links.num_workers):
-            packed[worker] = pack([
-                (env, each[env]) for env in range(
-                    links.firsts[worker], links.firsts[worker] + links.counts[worker])])
-        return packed
-
-    def encode_all(self, actions, pack, uint32_t sequence):
-        """Puts actions into the rings to the workers; packed, what does not fit, by worker."""
-        cdef Links links = self.links
-        cdef dict late = {}
-        cdef uint32_t worker
-        cdef Py_ssize_t env
-        cdef list each = (<MessageCodec>self.actions).split(actions, self.num_envs)
-        for worker in range(links.num_workers):
-            for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
-                if not self.encode(worker, env, each[env], sequence):
-                    late.setdefault(worker, []).append((env, each[env]))
-        return {worker: pack(items) for worker, items in late.items()}
-
-    cdef bint encode(self, uint32_t worker, Py_ssize_t env, object action,
-                     uint32_t sequence) except -1:
-        """Puts an action into the ring to its worker; False if it does not fit."""
-        try:
-            return (<Encoder>self.encoders[worker]).encode(env, ACTION, {"": action}, sequence)
-        except Exception as error:
-            raise TypeError(
-                f"wrong actions: that of env {env} cannot be pickled to send it to its worker "
-                f"({error}). Nothing was sent to any env."
-            ) from error
+        return self.post_all(STEP, sequence, frame, late)
 
     cdef int post_all(self, uint32_t operation, uint32_t sequence, Py_ssize_t frame,
                       dict late) except -1:
@@ -283,10 +235,8 @@ cdef class Ledger:
     def step(self, const Py_ssize_t[::1] envs, actions, pack, rollout_frame=None, together=False):
         """Writes actions and asks each of these envs, which were checked, to step."""
         cdef uint32_t base = self.links.sequence
-        cdef Py_ssize_t i
-        cdef uint32_t worker
-        cdef dict late = None
-        cdef list each
+        cdef dict late
+        self.links.enter(SV_TRACE_SEND)
         self.ranging = together or self.in_ranges
         if not self.may_step_over:
             self.check_none_over(envs)
@@ -294,17 +244,8 @@ cdef class Ledger:
             self.frames.come_home(self.asked)
             self.choose_frames(envs, False)
         self.links.sequence += <uint32_t>envs.shape[0]  # what fails below was of no later one
-        if self.encoders is None:
-            each = self.write_actions(envs, actions, rollout_frame is None or rollout_frame < 0)
-            if each is not None:
-                late = {envs[i]: pack([(envs[i], each[i])]) for i in range(envs.shape[0])}
-        else:
-            late = {}
-            each = (<MessageCodec>self.actions).split(actions, envs.shape[0])
-            for i in range(envs.shape[0]):
-                worker = self.workers[envs[i]]
-                if not self.encode(worker, envs[i], each[i], base + 1 + <uint32_t>i):
-                    late[envs[i]] = pack([(envs[i], each[i])])
+        late = self.outbox.put(
+            envs, actions, pack, base + 1, rollout_frame is None or rollout_frame < 0)
         if rollout_frame is not None:
             if envs.shape[0] == self.num_envs:
                 self.frames.aim_all(rollout_frame)
@@ -316,6 +257,7 @@ cdef class Ledger:
     def reset(self, const Py_ssize_t[::1] envs):
         """Asks each of these envs, which were checked, to reset, without seed or options."""
         cdef uint32_t base = self.links.sequence
+        self.links.enter(SV_TRACE_SEND)
         self.ranging = self.in_ranges
         self.frames.come_home(self.asked)
         self.choose_frames(envs, False)
@@ -373,7 +315,7 @@ cdef class Ledger:
         cdef Py_ssize_t first = links.firsts[worker]
         cdef Py_ssize_t all_of_it = links.counts[worker]
         cdef Py_ssize_t count = 1
-        if self.encoders is not None or not (self.ranging or self.frames.leasing):
+        if self.outbox.encoders is not None or not (self.ranging or self.frames.leasing):
             return 1  # messages name requests of single envs
         while (begin + count < envs.shape[0] and envs[begin + count] == envs[begin] + count
                 and envs[begin + count] < first + all_of_it):
@@ -395,6 +337,7 @@ cdef class Ledger:
         cdef uint32_t worker
         cdef Py_ssize_t i
         cdef uint32_t sequence
+        links.enter(SV_TRACE_SEND)
         if resets:
             self.frames.come_home(self.asked)
             self.choose_frames(envs, True)
@@ -418,15 +361,8 @@ cdef class Ledger:
         links.ring(self.mask_of(envs))
 
     def close(self):
-        """Asks all workers to close their envs and end."""
-        cdef Links links = self.links
-        cdef uint32_t worker
-        links.sequence += 1
-        for worker in range(links.num_workers):
-            links.request(worker, links.sequence, CLOSE, links.firsts[worker],
-                          links.counts[worker], 0)
-        links.ring(SV_EVERYONE)
-        links.wake_all()  # whatever the bell said: nobody waits for these answers in slices
+        """Asks all workers to close their envs and end: any thread may, nobody waits for answers."""
+        self.links.ask_to_close()
 
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1:
         """Finds room for the results of these envs; raises, with nothing sent, if there is none."""
@@ -587,11 +523,17 @@ cdef class Ledger:
             arrays: Whether arrays are wanted at all.
             commit: Whether to note at once that they were taken.
         """
+        self.links.turn.take()
+        try:
+            return self.take_all(vector_env, arrays, commit)
+        finally:
+            self.links.turn.give()
+
+    cdef object take_all(self, vector_env, bint arrays, bint commit):
         cdef Links links = self.links
         cdef uint32_t worker
         cdef list sending = None
-        infos = {}
-        results = None, None, None, None
+        infos, results = {}, (None, None, None, None)
         if not self.lockstep:
             if not self.wait_regular(self.asked):
                 return None
@@ -600,6 +542,7 @@ cdef class Ledger:
             if commit:
                 self.commit(ready)
             return results
+        links.enter(SV_TRACE_TAKE)
         links.follow_if_due()
         if not self.popped:
             links.wait_for(links.issued, None)
@@ -651,6 +594,7 @@ cdef class Ledger:
         cdef sv_record answer
         cdef uint32_t turn
         cdef uint32_t worker
+        links.enter(SV_TRACE_TAKE)
         self.spread()
         for turn in range(links.num_workers):
             worker = (self.next_worker + turn) % links.num_workers
@@ -905,8 +849,7 @@ cdef class Ledger:
         cdef Frames frames = self.frames
         cdef Py_ssize_t i
         cdef Told told
-        lease = None
-        results = None, None, None, None
+        lease, results = None, (None, None, None, None)
         if self.inbox.unread:
             self.inbox.rewind()
         if self.told:
@@ -970,6 +913,7 @@ cdef class Ledger:
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef Py_ssize_t kept = 0
+        self.links.enter(SV_TRACE_CALLER)
         if failures:
             told = {id(failure) for failure in failures}
             self.raised = [failure for failure in self.raised if id(failure) not in told]

@@ -2,6 +2,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmvec._core.csrc cimport sv_bell, sv_completion, sv_counts, sv_notice, sv_record, sv_ring, sv_waiter
 from shmvec._core.segment cimport Segment
+from shmvec._core.trace cimport Recorder
+from shmvec._core.turn cimport Turn
 
 
 cdef class Links:
@@ -19,7 +21,9 @@ cdef class Links:
     cdef uint32_t sequence        # the last that was given away
     cdef uint32_t issued          # requests; as the workers count what is done
     cdef sv_counts tally          # of its waits; a wake: ringing the bell took a system call
+    cdef Recorder recorder        # of what this side does when; None: nobody wants to know
     cdef readonly bint waiting    # a thread is in a wait
+    cdef public Turn turn         # of whoever asks all, takes from all, or waits
     cdef bint _closed             # another thread has closed the vector env meanwhile
     cdef bint calling             # commands of the user's are out, which may take their time
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
@@ -45,15 +49,19 @@ cdef class Links:
     cdef int attach(self, uint32_t worker) except -1
     cdef int request(self, uint32_t worker, uint32_t sequence, uint32_t operation,
                      uint32_t first, uint32_t count, Py_ssize_t frame) except -1
+    cdef int push(self, uint32_t worker, const sv_record *request) except -1
+    cdef int ask_to_close(self) except -1
     cdef int ring(self, uint32_t mask) except -1
     cdef int wake_all(self) except -1
     cdef int take(self, uint32_t worker, sv_record *answer) except -1
     cdef bint is_of(self, uint32_t worker, const sv_record *answer) noexcept
     cdef uint32_t answered(self)
     cdef uint32_t count_anew(self)
+    cdef void enter(self, uint32_t kind) noexcept
     cdef bint wait_for(self, uint32_t target, timeout) except -1
     cdef bint sleep_for(self, uint32_t target, timeout, int64_t begun) except -1
     cdef int publish(self) except -1
+    cdef bint wait_until(self, uint32_t target, timeout) except -1
     cdef int check_open(self) except -1
     cdef int look_around(self) except -1
     cdef int check_limits(self, int64_t now) except -1

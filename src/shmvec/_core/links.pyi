@@ -3,11 +3,14 @@ from typing import Any
 
 from shmvec._core.insight import Insight
 from shmvec._core.segment import Segment
+from shmvec._core.trace import Recorder
+from shmvec._core.turn import Turn
 
 class Links:
     """The parent's ends of the rings and channels of all workers."""
 
     waiting: bool
+    turn: Turn
     closed: bool
     rouse: Callable[[int], None]
 
@@ -54,6 +57,25 @@ class Links:
 
     def insight(self) -> Insight:
         """What the segment says now of the vector env."""
+
+    def record(
+        self,
+        recorder: Recorder | None,
+        workers: Sequence[int] = (),
+        packed: Any = None,
+        descriptor: int = -1,
+    ) -> None:
+        """Has what is done from now on be recorded; None: not any more.
+
+        Args:
+            recorder: Of this side.
+            workers: Which are to record, too; they answer nothing.
+            packed: The message to them.
+            descriptor: Which goes with it: of the memory.
+
+        Raises:
+            RuntimeError: A worker has many such requests before it already. None was told, then.
+        """
 
     def count_fault(self, name: str, number: int = 1) -> None:
         """Counts faults, by their name in csrc/notice.h.

@@ -7,6 +7,7 @@ which says how to wait. While it waits, it reads and writes the control channels
 ever waits for the other to read.
 """
 
+cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
@@ -16,6 +17,10 @@ from shmvec._core.csrc cimport (
     SV_RING_CORRUPT,
     SV_RING_NO,
     SV_RING_YES,
+    SV_TRACE_CALLER,
+    SV_TRACE_HERE,
+    SV_TRACE_NOTHING,
+    SV_TRACE_TAKE,
     SV_WAIT_READY,
     sv_bell_has_dozers,
     sv_bell_mask,
@@ -44,6 +49,7 @@ from shmvec._core.csrc cimport (
     sv_ring_attach_consumer,
     sv_ring_attach_producer,
     sv_ring_try_pop,
+    sv_ring_room,
     sv_ring_try_push,
     sv_ring_waiting,
     sv_segment_bell,
@@ -51,22 +57,28 @@ from shmvec._core.csrc cimport (
     sv_segment_completions,
     sv_segment_counters,
     sv_segment_notice,
+    sv_segment_past,
     sv_segment_policy,
     sv_segment_renew,
     sv_segment_requests,
+    sv_trace_enter,
     sv_wait_completion,
     sv_waiter_init,
 )
-from shmvec._core.protocol cimport FRAME
+from shmvec._core.protocol cimport CLOSE, FRAME, TRACE
 from shmvec._core.segment cimport Segment
+from shmvec._core.trace cimport Recorder
 
 import os
+from itertools import count
 
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec._core.insight import Insight
 from shmvec.faults import EnvTimeoutError
+
+numbers = count(1)  # of this process's vector envs
 
 cdef double FOR_EVER_S = 1e9
 cdef int64_t SLICE_NS = 50_000_000
@@ -84,6 +96,7 @@ cdef class Links:
 
     def __cinit__(self, Segment segment, ranges, *args, **kwargs):
         cdef uint32_t worker
+        cdef sv_counters *told
         self.num_workers = len(ranges)
         if self.num_workers != segment.plan.sizes.num_workers:
             raise ValueError("one range of envs a worker")
@@ -100,6 +113,9 @@ cdef class Links:
             self.firsts[worker] = ranges[worker].start
             self.counts[worker] = len(ranges[worker])
             self.attach(worker)
+            told = sv_segment_past(segment.base, &segment.plan, worker)
+            sv_counter_set(&told.first_env, self.firsts[worker])
+            sv_counter_set(&told.num_envs, self.counts[worker])
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.notice = sv_segment_notice(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
@@ -114,6 +130,7 @@ cdef class Links:
     def __init__(self, segment, ranges, channels, look, rouse, budgets, limits=(None, None),
                  inline=None, hang_after=None, hung=None):
         self.channels = channels
+        self.turn = Turn()
         self.look = look
         self.rouse = rouse
         self.budgets = budgets
@@ -137,6 +154,7 @@ cdef class Links:
         sv_waiter_init(&self.waiter, budget, False, &self.tally)
         self.follow()
         self.owner = os.getpid()
+        sv_counter_set(&self.notice.number, next(numbers))
         sv_notice_open(self.notice, self.owner, 0 if inline is not None else self.num_workers)
 
     @property
@@ -171,11 +189,32 @@ cdef class Links:
         request.operation = operation | <uint32_t>frame << FRAME
         request.first = first
         request.count = count
-        if sv_ring_try_push(&self.requests[worker], &request) != SV_RING_YES:
-            raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
+        self.push(worker, &request)
         self.issued += 1
         self.outstanding[worker] += 1
         return 0
+
+    cdef int push(self, uint32_t worker, const sv_record *request) except -1:
+        cdef int pushed
+        with cython.critical_section(self):  # without a GIL, too, one producer at a time
+            pushed = sv_ring_try_push(&self.requests[worker], request)
+        if pushed != SV_RING_YES:
+            raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
+        return 0
+
+    cdef int ask_to_close(self) except -1:
+        """Asks all workers to end; any thread may: what was asked and answered is not touched."""
+        cdef sv_record request
+        cdef uint32_t worker
+        request.sequence = self.sequence + 1
+        request.operation = CLOSE
+        for worker in range(self.num_workers):
+            request.first = self.firsts[worker]
+            request.count = self.counts[worker]
+            self.push(worker, &request)
+        if self.inline is None:
+            sv_bell_ring(self.bell, SV_EVERYONE)
+        return self.wake_all()  # whatever the bell said: nobody waits for these answers in slices
 
     cdef int ring(self, uint32_t mask) except -1:
         """Calls workers to their rings: those whose bit of the bell is in the mask."""
@@ -183,13 +222,15 @@ cdef class Links:
             self.tally.wakes += 1
             if sv_bell_has_dozers(self.bell):
                 self.rouse(mask)
+        self.enter(SV_TRACE_CALLER)
         return 0
 
     cdef int wake_all(self) except -1:
         """Calls all workers again, whatever has become of the tails and of the bell."""
         cdef uint32_t worker
-        for worker in range(self.num_workers):
-            sv_ring_announce(&self.requests[worker])
+        with cython.critical_section(self):
+            for worker in range(self.num_workers):
+                sv_ring_announce(&self.requests[worker])
         if self.inline is None:
             self.rouse(SV_EVERYONE)
         return 0
@@ -200,6 +241,7 @@ cdef class Links:
 
     cdef int take(self, uint32_t worker, sv_record *answer) except -1:
         """Takes an answer of a worker; 0 if there is none."""
+        self.check_open()  # the rings hold answers to the close then
         cdef int found = sv_ring_try_pop(&self.completions[worker], answer)
         if found == SV_RING_NO:
             return 0
@@ -220,16 +262,31 @@ cdef class Links:
     cdef bint wait_for(self, uint32_t target, timeout) except -1:
         """Waits until so many requests are done, counted from the first one ever.
 
-        False when the time is up first. The count of those that are done says when to look at the
-        rings; they say whether they are.
+        False when the time is up first.
         """
+        if self.waiter.trace is NULL:
+            return self.wait_until(target, timeout)
+        cdef bint done = False
+        self.enter(SV_TRACE_TAKE)
+        try:
+            done = self.wait_until(target, timeout)
+        finally:
+            self.enter(SV_TRACE_TAKE if done else SV_TRACE_CALLER)
+        return done
+
+    cdef bint wait_until(self, uint32_t target, timeout) except -1:
+        """The same. The count of those that are done says when to look at the rings; they say
+        whether they are."""
         if self.waiting:
             raise RuntimeError("another thread waits for this vector env: use it in one at a time")
         if self.inline is not None:
+            self.enter(SV_TRACE_HERE)
             self.waiting = True
+            self.turn.waits += 1
             try:
                 self.inline()
             finally:
+                self.turn.waits -= 1
                 self.waiting = False
             if not sv_completion_reached(self.answered(), target):
                 raise RuntimeError("the segment is damaged: a request or its answer is lost")
@@ -267,7 +324,7 @@ cdef class Links:
             with nogil:
                 found = sv_wait_completion(&self.waiter, self.completion, target, slice_ns)
             self.waiting = False
-            self.check_open()  # the rings hold answers to the close then
+            self.check_open()
             if sv_completion_reached(self.answered(), target):
                 if found != SV_WAIT_READY:
                     self.count_anew()
@@ -301,12 +358,16 @@ cdef class Links:
             self.counted_from = now
             self.idle_since[:] = 0
         self.looked_at = now
-        PyErr_CheckSignals()
-        self.check_open()
-        self.pump()
-        self.look()
-        if self.step_limit >= 0 or self.reset_limit >= 0 or self.hang_ns >= 0:
-            self.check_limits(now)
+        self.turn.waits += 1
+        try:
+            PyErr_CheckSignals()
+            self.check_open()
+            self.pump()
+            self.look()
+            if self.step_limit >= 0 or self.reset_limit >= 0 or self.hang_ns >= 0:
+                self.check_limits(now)
+        finally:
+            self.turn.waits -= 1
         return 0
 
     cdef uint32_t answered(self):
@@ -405,6 +466,44 @@ cdef class Links:
         self.waiter.budget = budget
         self.followed_at = sv_now_ns()
         return 0
+
+    # ---- tracing -----------------------------------------------------------------------------
+
+    cdef void enter(self, uint32_t kind) noexcept:
+        """For a trace: from now on this side does that. In a wait another thread has no say."""
+        if self.waiter.trace is not NULL and not self.waiting:
+            sv_trace_enter(self.waiter.trace, kind, sv_now_ns())
+
+    def record(self, Recorder recorder, workers=(), packed=None, descriptor=-1):
+        """Has what is done from now on be recorded; None: not any more.
+
+        Workers are sent a message and the memory, and answer nothing: a request that is counted
+        nowhere. So envs may be out, and no worker is waited for. But what it takes on a ring is
+        never the room of what envs may be asked, and of CLOSE.
+        """
+        cdef sv_record request
+        cdef uint32_t worker
+        for worker in workers:  # before any is told
+            if sv_ring_room(&self.requests[worker]) < self.counts[worker] + 2:
+                raise RuntimeError(
+                    f"worker {worker} has not come yet to the traces that were begun before: first "
+                    "take the results of what its envs were asked")
+        self.enter(SV_TRACE_NOTHING)
+        self.sequence += 1
+        for worker in workers:  # first, as ever: a message that no request follows is dropped
+            self.channels[worker].put(self.sequence, packed, (descriptor,))
+            self.talking = True
+            request.sequence, request.operation = self.sequence, TRACE
+            request.first, request.count = self.firsts[worker], 0
+            self.push(worker, &request)
+        if workers:
+            self.ring(SV_EVERYONE)
+            if self.inline is not None and self.outstanding[0] == 0 and not self.waiting:
+                self.inline()  # nobody else comes to it before envs are asked something
+        self.waiter.trace = NULL if recorder is None else &recorder.trace
+        self.recorder = recorder
+        self.enter(SV_TRACE_CALLER)
+        self.turn.record(recorder)
 
     # ---- workers -----------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ While this process forks the thread that copies is away: the fork is one of a pr
 other threads than the program's own. In the fork nothing is copied.
 """
 
+cimport cython
+
 from shmvec._core.csrc cimport (
     SV_TEE_LAST, sv_tee, sv_tee_close, sv_tee_forget, sv_tee_last, sv_tee_open, sv_tee_pause,
     sv_tee_resume, sv_tee_settle)
@@ -14,6 +16,7 @@ from posix.unistd cimport close as close_descriptor
 
 import os
 
+cdef object _opening = object()  # one thread at a time is
 cdef bint _follows = False   # forks, by the hooks below
 cdef char _lines[BUFSIZ]     # C's stdout has its buffer here for as long as the process lives
 
@@ -29,11 +32,13 @@ cdef class Tee:
         global _follows
         if self.tee != NULL:
             raise RuntimeError("it is open")
-        if not _follows:
-            os.register_at_fork(before=_pause, after_in_parent=_resume, after_in_child=_forget)
-            _follows = True
         cdef int end
-        cdef int error = sv_tee_open(target, &self.tee, &end)
+        cdef int error
+        with cython.critical_section(_opening):
+            if not _follows:
+                os.register_at_fork(before=_pause, after_in_parent=_resume, after_in_child=_forget)
+                _follows = True
+            error = sv_tee_open(target, &self.tee, &end)
         if error != 0:
             raise OSError(error, f"cannot copy what a worker writes: {os.strerror(error)}")
         self.end = end
@@ -52,8 +57,9 @@ cdef class Tee:
     def last(self):
         cdef char text[SV_TEE_LAST]
         cdef size_t count = 0
-        if self.tee != NULL:
-            count = sv_tee_last(self.tee, text, SV_TEE_LAST)
+        with cython.critical_section(self):
+            if self.tee != NULL:
+                count = sv_tee_last(self.tee, text, SV_TEE_LAST)
         return text[:count]
 
     def settle(self, double patience):
@@ -65,9 +71,10 @@ cdef class Tee:
         return settled
 
     def close(self):
-        if self.tee != NULL:
-            sv_tee_close(self.tee)
-            self.tee = NULL
+        with cython.critical_section(self):
+            if self.tee != NULL:
+                sv_tee_close(self.tee)
+                self.tee = NULL
 
 
 def _pause():

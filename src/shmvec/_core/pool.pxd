@@ -1,5 +1,8 @@
+from shmvec._core.csrc cimport sv_hold
+
+
 cdef struct Block:
-    int held          # arrays that live in it; a block that is never to be used again counts one
+    sv_hold hold      # arrays that live in it; a block that is never to be used again counts one
     void *copy        # for the fork that is being made; NULL: none
 
 

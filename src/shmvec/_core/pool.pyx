@@ -5,7 +5,7 @@ write these. So there are some blocks of shared memory, each with room for all e
 names one that nobody holds, workers write there too, and the parent hands it out as it is: not as a
 view of something else, but as an array that owns its memory. NumPy lets an array be made by an
 allocator (NEP 49) and asks that one when the array's last reference is gone; ours then notes that
-the block is free. So it is the user's like any other: writable, for as long as he likes, after
+the block is free (csrc/hold.h: in any thread). So it is the user's like any other: writable, for as long as he likes, after
 `close` as well.
 
 Who holds all blocks gets ordinary arrays. Only what has come as it should is handed out from here:
@@ -29,6 +29,10 @@ from libc.string cimport memcpy, strcpy
 
 from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport (
+    sv_hold,
+    sv_hold_drop,
+    sv_hold_is_free,
+    sv_hold_take,
     sv_pages_copy,
     sv_pages_drop,
     sv_pages_give_back,
@@ -72,7 +76,7 @@ cdef struct Allocator:
     size_t block_bytes
     Py_ssize_t num_blocks
     Block *blocks
-    bint ended            # no array is made any more
+    sv_hold ended         # no array is made any more, if it is held
     bint forked           # this process is a fork of the one whose the pool is
     void *next            # where the array that is being made is to lie; NULL: anywhere
     Allocator *before     # in the list of all of this process
@@ -93,8 +97,8 @@ cdef Block *_block_of(Allocator *self, void *memory) noexcept:
 
 cdef void _drop(Allocator *self, Block *block) noexcept:
     """An array that lived in the block is gone."""
-    block.held -= 1
-    if self.ended and block.held == 0:
+    # Or `end` does so, or nobody if both come at once: it goes with the pool then.
+    if sv_hold_drop(&block.hold) and not sv_hold_is_free(&self.ended):
         _give_back(self, block)
 
 
@@ -110,7 +114,7 @@ cdef void *_malloc(void *context, size_t size) noexcept:
     if memory is NULL:
         return malloc(size)
     self.next = NULL
-    _block_of(self, memory).held += 1
+    sv_hold_take(&_block_of(self, memory).hold)
     return memory
 
 
@@ -169,10 +173,10 @@ cdef void _before_fork() noexcept nogil:
     while self is not NULL:
         for i in range(0 if self.forked else self.num_blocks):
             block = &self.blocks[i]
-            if block.held > 0:
+            if not sv_hold_is_free(&block.hold):
                 block.copy = sv_pages_copy(self.start + i * self.block_bytes, self.block_bytes)
                 if block.copy is NULL:
-                    block.held += 1  # both hold it: no worker writes there any more
+                    sv_hold_take(&block.hold)  # both hold it: no worker writes there any more
         self = self.after
 
 
@@ -256,9 +260,9 @@ cdef class Pool:
         """No array is made any more: what the user does not hold goes back to the system."""
         cdef Allocator *allocator = _allocator_of(self.capsule)
         cdef Py_ssize_t i
-        allocator.ended = True
+        sv_hold_take(&allocator.ended)
         for i in range(allocator.num_blocks):
-            if allocator.blocks[i].held == 0:
+            if sv_hold_is_free(&allocator.blocks[i].hold):
                 _give_back(allocator, &allocator.blocks[i])
 
     cdef Py_ssize_t unheld(self):
@@ -266,7 +270,7 @@ cdef class Pool:
         cdef Allocator *allocator = _allocator_of(self.capsule)
         cdef Py_ssize_t i
         for i in range(allocator.num_blocks):
-            if allocator.blocks[i].held == 0:
+            if sv_hold_is_free(&allocator.blocks[i].hold):
                 return i
         return -1
 

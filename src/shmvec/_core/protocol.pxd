@@ -5,6 +5,7 @@ cdef enum Operation:
     RESET = 2     # reset them without seed or options
     COMMAND = 3   # a message on the channel says what to do
     CLOSE = 4     # close the envs and end
+    TRACE = 5     # a message on the channel has memory to record into; nothing answers this
     OPERATION = 7 # mask: flags lie above
     FRAME = 8     # bits to shift by: above the flags, the frame into which results go
 

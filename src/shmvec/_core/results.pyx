@@ -5,6 +5,8 @@ results go. So a batch that was handed out as views stays as it is while the env
 frames; and the steps of a rollout lie one behind the other.
 """
 
+from shmvec._core.csrc cimport sv_is_marked
+
 import numpy as np
 
 
@@ -27,7 +29,11 @@ cdef class Results:
         self.leased_of = self.leases
 
     def leased(self, Py_ssize_t first, Py_ssize_t count):
-        return bool(self.leases[first:first + count].any())
+        cdef Py_ssize_t row
+        for row in range(first, first + count):
+            if sv_is_marked(&self.leased_of[0], row):
+                return True
+        return False
 
     def lease(self, Py_ssize_t first, Py_ssize_t count):
         return Lease(self.memory, self.leases, first, count)

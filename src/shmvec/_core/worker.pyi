@@ -5,6 +5,7 @@ import gymnasium as gym
 
 from shmvec._core.results import Results
 from shmvec._core.segment import Segment
+from shmvec._core.trace import Recorder
 from shmvec._shared.layout import Slabs
 
 # Seeds, options and mask (which envs to reset), one item an env.
@@ -17,6 +18,8 @@ class Host(Protocol):
 
     def command(self, sequence: int) -> tuple[ResetArguments | None, Any]:
         """Takes a command from its channel: (arguments of a reset or None, results)."""
+    def trace(self, sequence: int) -> None:
+        """Takes from its channel memory to record into."""
     def misfit(self, env: int, observation: Any, error: Exception) -> Exception:
         """What to raise for an observation that could not be put where it belongs."""
     def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
@@ -76,6 +79,8 @@ class WorkerLoop:
         """What an env is doing: (env, whether it resets, seconds); None: nothing."""
     def take_rollouts(self, rollouts: Results) -> None:
         """Takes frames that follow those in the segment, in place of any before."""
+    def record(self, recorder: Recorder | None) -> None:
+        """Has what is done from now on be recorded; None: not any more."""
     def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:
         """Serves until told to close (True) or until the parent is gone (False).
 

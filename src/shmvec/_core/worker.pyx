@@ -1,9 +1,9 @@
 """A worker's hot loop: wait for a request, step the envs of its range, answer.
 
 What is rare (commands, errors, messages too large for the ring) goes through the ``host``, Python
-code with four methods: ``command(sequence) -> (reset arguments or None, results)``,
+code with five methods: ``command(sequence) -> (reset arguments or None, results)``,
 ``late_actions(sequence) -> [(env, action)]``, ``send_late(sequence, messages, failures, results)``
-and ``misfit(env, observation, error) -> error``.
+``trace(sequence)`` and ``misfit(env, observation, error) -> error``.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -15,6 +15,10 @@ from shmvec._core.csrc cimport (
     SV_FAULT_POINTS,
     SV_RING_CORRUPT,
     SV_RING_YES,
+    SV_TRACE_CALL,
+    SV_TRACE_ERROR,
+    SV_TRACE_RESET,
+    SV_TRACE_STEP,
     SV_WAIT_CORRUPT,
     SV_WAIT_SLICE,
     sv_affinity,
@@ -52,6 +56,9 @@ from shmvec._core.csrc cimport (
     sv_ticks,
     sv_timing_add,
     sv_timings,
+    sv_trace,
+    sv_trace_add,
+    sv_trace_is_on,
     sv_wait_request,
     sv_waiter,
     sv_waiter_follow,
@@ -73,9 +80,11 @@ from shmvec._core.protocol cimport (
     SAME_STEP,
     STEP,
     TOGETHER,
+    TRACE,
 )
 from shmvec._core.results cimport Results
 from shmvec._core.segment cimport Segment
+from shmvec._core.trace cimport Recorder
 
 import os
 from copy import deepcopy
@@ -123,6 +132,16 @@ def die_at(int point):
     messages.die_at(point)
 
 
+cdef tuple spent():
+    """For how many ns this process has had a core, and lacked one; 0, where nobody says."""
+    try:
+        with open("/proc/self/schedstat", "rb") as file:
+            ran, starved, _ = file.read().split()
+            return int(ran), int(starved)
+    except (OSError, ValueError):
+        return 0, 0
+
+
 cdef class WorkerLoop:
     """Serves the envs ``first_env`` and up.  One instance a worker process."""
 
@@ -141,6 +160,8 @@ cdef class WorkerLoop:
     cdef int64_t began            # when the request in hand was begun, by the clock
     cdef uint64_t began_ticks
     cdef uint64_t lap             # when the step in hand was, in ticks
+    cdef Recorder recorder        # of what it does when,
+    cdef sv_trace *trace          # by this; NULL: nobody wants to know
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec actions
@@ -184,6 +205,9 @@ cdef class WorkerLoop:
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
         self.counters = sv_segment_counters(segment.base, &segment.plan, index)
+        ran_ns, starved_ns = spent()
+        sv_counter_set(&self.counters.ran_ns, ran_ns)
+        sv_counter_set(&self.counters.starved_ns, starved_ns)
         sv_counter_set(&self.counters.process, os.getpid())
         self.made_at, self.made_at_ticks = sv_now_ns(), sv_ticks()
         self.timings = sv_segment_timings(segment.base, &segment.plan, first_env)
@@ -217,6 +241,11 @@ cdef class WorkerLoop:
     def take_rollouts(self, rollouts):
         """Frames that follow those in the segment, in place of any before."""
         self.rollouts = rollouts
+
+    def record(self, Recorder recorder):
+        """Has what is done from now on be recorded; None: not any more."""
+        self.trace = self.waiter.trace = NULL if recorder is None else &recorder.trace
+        self.recorder = recorder
 
     def serve(self, parent_alive, doze):
         """Serves requests until CLOSE (returns True) or until the parent is gone (False).
@@ -285,6 +314,11 @@ cdef class WorkerLoop:
             raise RuntimeError("the segment is damaged: a request names envs of another worker")
         cdef uint32_t operation = request.operation & OPERATION
         SV_FAULT(1)
+        if operation == TRACE:
+            self.host.trace(request.sequence)
+            return True
+        if self.trace is not NULL and not sv_trace_is_on(self.trace):
+            self.record(None)
         self.choose_frame(request.operation >> FRAME)
         self.sequence = request.sequence
         self.flags = 0
@@ -330,7 +364,10 @@ cdef class WorkerLoop:
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
+            start = sv_now_ns()
             arguments, results = self.host.command(self.sequence)
+            if self.trace is not NULL:
+                sv_trace_add(self.trace, SV_TRACE_CALL, 0, start, sv_now_ns())
             if arguments is not None:
                 seeds, options, mask = arguments
                 self.reset_range(begin, end, seeds, options, mask)
@@ -346,6 +383,11 @@ cdef class WorkerLoop:
             self.ns_per_tick = (
                 <double>(now - self.made_at) / <double>(self.began_ticks - self.made_at_ticks))
         return 0
+
+    cdef int64_t time_of(self, uint64_t ticks) noexcept:
+        """By the clock, of ticks since the request in hand was begun."""
+        return self.began + <int64_t>(
+            self.ns_per_tick * <double><int64_t>(ticks - self.began_ticks))
 
     cdef int send_late(self, object results) except -1:
         """Sends what was announced, even if Ctrl-C comes in between (in the parent's process)."""
@@ -435,6 +477,9 @@ cdef class WorkerLoop:
                     &self.timings[i].step,
                     <int64_t>(self.ns_per_tick * <double><int64_t>(now - self.lap))
                     - (self.tally.reset_ns - reset_ns))
+                if self.trace is not NULL:
+                    sv_trace_add(self.trace, SV_TRACE_STEP, <uint32_t>(self.first_env + i),
+                                 self.time_of(self.lap), self.time_of(now))
             self.lap = now
             SV_FAULT(2)
         return 0
@@ -464,8 +509,7 @@ cdef class WorkerLoop:
         self.tally.steps += 1
         sv_busy_begin(
             self.counters, sv_busy(env, False),
-            sv_now_ns() if self.timed else self.began + <int64_t>(
-                self.ns_per_tick * <double><int64_t>(self.lap - self.began_ticks)))
+            sv_now_ns() if self.timed else self.time_of(self.lap))
         action = self.given[env] if self.given else self.actions.read(env)
         result = self.envs[i].step(action)
         if forked:
@@ -523,6 +567,7 @@ cdef class WorkerLoop:
     cdef tuple reset_env(self, Py_ssize_t i, object seed, object options, bint explicit):
         """The observation and info of a reset."""
         cdef int64_t start = sv_now_ns()
+        cdef int64_t elapsed
         self.tally.resets += 1
         if self.retries and i in self.retries:
             again = self.retries.pop(i)
@@ -542,9 +587,12 @@ cdef class WorkerLoop:
         finally:
             if forked:
                 end_forks()
-            start = sv_now_ns() - start
-            self.tally.reset_ns += start
-            sv_timing_add(&self.timings[i].reset, start)
+            elapsed = sv_now_ns() - start
+            self.tally.reset_ns += elapsed
+            sv_timing_add(&self.timings[i].reset, elapsed)
+            if self.trace is not NULL:
+                sv_trace_add(self.trace, SV_TRACE_RESET, <uint32_t>(self.first_env + i), start,
+                             start + elapsed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
                 f"reset() returned {type(result).__name__}; expected the tuple "
@@ -613,7 +661,11 @@ cdef class WorkerLoop:
         return 0
 
     cdef int fail(self, Py_ssize_t i, error) except -1:
+        cdef int64_t now
         self.failures.append((self.first_env + i, self.operation, error))
+        if self.trace is not NULL:
+            now = sv_now_ns()
+            sv_trace_add(self.trace, SV_TRACE_ERROR, <uint32_t>(self.first_env + i), now, now)
         if self.mends and self.autoreset == NEXT_STEP:
             self.over[i] = True
         return 0

@@ -70,8 +70,14 @@ def excerpt(written: bytes) -> str:
 
 
 def _crash_of(words: list[str]) -> list[str]:
-    """What happened, and the stack of the thread in which it did, as far as it is the env's."""
+    """What happened, and the stack of the thread in which it did, as far as it is the env's.
+
+    Of a thread that runs no Python there is none: then that of the one that steps envs.
+    """
     heads = [number for number, line in enumerate(words) if line.startswith(_HEADS)]
+    ours = [number for number, line in enumerate(words) if OURS in line]
+    if not heads and ours:
+        heads = [number for number in range(ours[0]) if words[number].startswith("Thread ")][-1:]
     crash = [words[0]]
     for line in words[heads[0] :] if heads else words[1:]:
         if not line or OURS in line:

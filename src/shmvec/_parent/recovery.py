@@ -80,6 +80,7 @@ class Recovery:
         self.down: dict[int, Fault] = {}  # workers that are being replaced
         self._lost: set[int] = set()  # those of them of which the ledger knows
         self._interrupted: dict[int, tuple[int, float]] = {}  # worker: (what began when, until)
+        self.heard: Callable[[Fault], object] | None = None  # is told of each fault
 
     # ---- what is asked and told --------------------------------------------------------------
 
@@ -293,6 +294,8 @@ class Recovery:
         stack = cause.stack if isinstance(cause, EnvTimeoutError) else ""
         count = self._restarts[worker]
         fault = Fault(env, worker, kind, why, done, time.time(), count, words, stack)
+        if self.heard is not None:
+            self.heard(fault)
         if done == "reset":
             self._counted("resets")
         # What was asked for is no reason to warn.

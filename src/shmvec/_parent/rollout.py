@@ -290,6 +290,13 @@ class Rollouts:
         self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]
     ) -> dict[str, Any]:
         """Makes the next step of a rollout."""
+        with self._exchange.turn:  # until the last results are where the next call looks for them
+            infos = self._made_step(rollout, actions, meanwhile)
+        return infos
+
+    def _made_step(
+        self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]
+    ) -> dict[str, Any]:
         if rollout.steps >= rollout.length:
             raise RuntimeError(
                 f"all {rollout.length} steps of this rollout are made: begin the next one with "

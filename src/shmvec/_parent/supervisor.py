@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import time
+from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing import process as mp_process
@@ -25,6 +26,7 @@ from shmvec._core.segment import Segment
 from shmvec._parent.hangs import Busy, Hangs, Watch
 from shmvec._parent.last_words import LastWords
 from shmvec._shared.family import end_families, new_mark
+from shmvec._shared.memory import Kept
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.records import Attachment, Report, Resets
 from shmvec._shared.stacks import stack_of
@@ -63,6 +65,7 @@ class Workers(Protocol):
         doing: The last command, for messages.
         stopped: Whether they were.
         inline: Serves requests where there is no process; None where there are.
+        kept: Memory for workers that are started later, besides the segment.
     """
 
     ranges: list[range]
@@ -70,6 +73,7 @@ class Workers(Protocol):
     channels: list[Any]
     doing: str
     stopped: bool
+    kept: Kept
 
     @property
     def inline(self) -> Callable[[], None] | None: ...
@@ -91,9 +95,6 @@ class Workers(Protocol):
 
     def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
         """Results of a worker's (None: there is none), all of them the parent's own."""
-
-    def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
-        """Keeps the memory of rollouts for workers that are started later."""
 
     def end(self, index: int) -> None:
         """Ends a worker, whatever it is doing, and confirms its death."""
@@ -160,6 +161,7 @@ class Supervisor:
         self._hangs = Hangs(hang_warning_s, self.ranges)
         self._launcher = launcher
         self._owner = os.getpid()
+        self._ending = allocate_lock()  # held by the thread that ends them, for ever
         self._words: list[LastWords] = []
         self._marks = [0] * len(self.ranges)  # of those that may have started something
         self._up = [False] * len(self.ranges)
@@ -168,7 +170,7 @@ class Supervisor:
         self._depots: list[Depot] = []
         self._attachment: Attachment | None = None
         self._descriptor = -1
-        self._rollouts: tuple[tuple[int, int], int] | None = None
+        self.kept = Kept()
 
     # ---- starting ----------------------------------------------------------------------------
 
@@ -236,20 +238,12 @@ class Supervisor:
     def _hand_over(self, index: int, attachment: Attachment) -> None:
         """Sends a worker what it needs to attach."""
         descriptors = [self._descriptor, self._alarms[index], self._depots[index].descriptor]
-        if self._rollouts is not None:
-            attachment = replace(attachment, rollouts=self._rollouts[0])
-            descriptors.append(self._rollouts[1])
-        self.channels[index].put(0, self.pack(attachment), descriptors)
+        attachment = replace(attachment, kept=self.kept.sizes)
+        self.channels[index].put(0, self.pack(attachment), [*descriptors, *self.kept.descriptors])
 
     def collect(self, index: int, results: Sequence[Parcel | None]) -> Sequence[Parcel | None]:
         """Results of a worker's (None: there is none), all of them the parent's own."""
         return self._depots[index].collect(results)
-
-    def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
-        """Keeps the memory of rollouts for workers that are started later."""
-        kept, self._rollouts = self._rollouts, (size, os.dup(descriptor))
-        if kept is not None:
-            os.close(kept[1])
 
     def begin(self, index: int) -> None:
         """Starts a worker in place of one that has ended."""
@@ -442,8 +436,9 @@ class Supervisor:
         Returns:
             What closing the envs has raised.
         """
-        if self.stopped or self._owner != os.getpid():
-            return []  # a fork of the parent must not end the parent's workers
+        # A fork of the parent must not end the parent's workers; nor two threads each of them.
+        if self._owner != os.getpid() or not self._ending.acquire(blocking=False):
+            return []
         self.stopped = True
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -483,9 +478,7 @@ class Supervisor:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-        rollouts, self._rollouts = self._rollouts, None
-        if rollouts is not None:
-            os.close(rollouts[1])
+        self.kept.clear()
 
     def disown(self) -> None:
         """Lets go of them: this process is a fork of the one whose they are."""

@@ -27,6 +27,7 @@ from shmvec._core.codec import (
     Codec,
     DictCodec,
     MessageCodec,
+    OtherShapeError,
     TextCodec,
     TupleCodec,
 )
@@ -34,7 +35,7 @@ from shmvec._core.results import Results
 from shmvec._core.segment import Segment
 from shmvec._shared.misfit import odd_one
 
-__all__ = ["Blocks", "Layout", "Slabs", "check_shared_memory", "has_fixed_size"]
+__all__ = ["ActionRows", "Blocks", "Layout", "Slabs", "check_shared_memory", "has_fixed_size"]
 
 _ALIGNMENT = 128  # a cache line and its neighbour, as in csrc/platform.h
 _UNKNOWN_BYTES = 8192  # what a value of a space without a fixed size is guessed to need
@@ -74,6 +75,29 @@ class Slabs:
     actions: Codec
     finals: Codec | None
     blocks: Blocks | None
+
+
+class ActionRows:
+    """Takes actions of some envs apart, and refuses what the core would refuse."""
+
+    def __init__(self, space: gym.Space[Any], num_envs: int) -> None:
+        """Makes room for one action of each env."""
+        layout = Layout(space, space, num_envs, action_messages=not has_fixed_size(space))
+        place = _placing(lambda offset, shape, dtype: np.zeros(shape, dtype))
+        self._codec: Codec = layout._actions(place, _called)
+
+    def of(self, envs: npt.NDArray[np.intp], actions: Any) -> list[Any]:
+        """One action for each of these envs.
+
+        Raises:
+            ValueError: The number or the shape of the actions is wrong.
+            TypeError: Their dtype is.
+        """
+        try:
+            self._codec.put_rows(envs, actions)
+        except OtherShapeError as error:  # the core lets envs have them, as Gymnasium does
+            return list(error.actions)
+        return [self._codec.get(env) for env in envs.tolist()]
 
 
 @dataclass(frozen=True)
@@ -156,6 +180,24 @@ class Layout:
     def _slabs(self, place: _Place, memory: Any, make: Callable[..., Any]) -> Any:
         """Visits every array of a segment in the order in which they lie there."""
         n = self.num_envs
+        return make(
+            Slabs,
+            self._results(place, memory, make, self.num_frames),
+            self._actions(place, make),
+            self._observations(place, make, n)
+            if self.final_observations and not self.observation_messages
+            else None,
+            make(
+                self._blocks,
+                # Where pages begin is the same in all mappings of the segment.
+                place((self.num_blocks * self.block_nbytes + mmap.PAGESIZE,), np.uint8),
+            )
+            if self.num_blocks > 0
+            else None,
+        )
+
+    def _actions(self, place: _Place, make: Callable[..., Any]) -> Any:
+        n = self.num_envs
 
         def action(space: gym.Space[Any]) -> Any:
             shape = _shape(space)
@@ -168,23 +210,9 @@ class Layout:
             batched: Any = batch_space(space, 1)
             return batched.spaces
 
-        return make(
-            Slabs,
-            self._results(place, memory, make, self.num_frames),
-            make(MessageCodec, self.action_space, n, None)
-            if self.action_messages
-            else _walk(self.action_space, n, place, make, action, batched_keys),
-            self._observations(place, make, n)
-            if self.final_observations and not self.observation_messages
-            else None,
-            make(
-                self._blocks,
-                # Where pages begin is the same in all mappings of the segment.
-                place((self.num_blocks * self.block_nbytes + mmap.PAGESIZE,), np.uint8),
-            )
-            if self.num_blocks > 0
-            else None,
-        )
+        if self.action_messages:
+            return make(MessageCodec, self.action_space, n, None)
+        return _walk(self.action_space, n, place, make, action, batched_keys)
 
     def _blocks(self, room: npt.NDArray[np.uint8]) -> Blocks:
         nbytes = self.block_nbytes

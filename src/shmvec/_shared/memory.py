@@ -20,7 +20,7 @@ from typing import Any
 from shmvec._core.segment import reserve
 from shmvec._shared.cgroups import MEMBERSHIP, ROOT, own_cgroups
 
-__all__ = ["SEGMENT", "free_memory", "free_shm", "map_memory", "reserve_memory"]
+__all__ = ["SEGMENT", "Kept", "free_memory", "free_shm", "map_memory", "reserve_memory"]
 
 SEGMENT = "shmvec-segment"  # what a segment's memfd is called, in /proc
 
@@ -70,6 +70,40 @@ def reserve_memory(nbytes: int, name: str = "shmvec") -> int:
 def map_memory(descriptor: int, nbytes: int) -> mmap.mmap:
     """Maps shared memory; the mapping lasts as long as anything refers to it."""
     return mmap.mmap(descriptor, nbytes)
+
+
+class Kept:
+    """Memory that was handed to workers, and is for those that are started later, too."""
+
+    def __init__(self) -> None:
+        """Keeps nothing yet."""
+        self._by_name: dict[str, tuple[tuple[int, ...], int]] = {}
+
+    def put(self, name: str, size: tuple[int, ...], descriptor: int) -> None:
+        """Keeps memory, in place of any that is kept by this name; the descriptor is copied."""
+        copy = os.dup(descriptor)
+        self.drop(name)
+        self._by_name[name] = size, copy
+
+    def drop(self, name: str) -> None:
+        """Keeps it no more."""
+        if name in self._by_name:
+            os.close(self._by_name.pop(name)[1])
+
+    def clear(self) -> None:
+        """Keeps nothing any more."""
+        for name in list(self._by_name):
+            self.drop(name)
+
+    @property
+    def sizes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Name and size of each: of its bytes, first, and of what lies in it."""
+        return tuple((name, size) for name, (size, _) in self._by_name.items())
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Their descriptors, in the same order."""
+        return [descriptor for _, descriptor in self._by_name.values()]
 
 
 def _memfd(name: str) -> int:

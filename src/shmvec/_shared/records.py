@@ -39,7 +39,7 @@ class Attachment:
     """What a worker needs to attach to the segment.
 
     Descriptors come with it: of the segment, of what wakes the worker when it dozes, of its depot,
-    and, if there are any, of the memory of rollouts.
+    and of all memory that is kept.
 
     Attributes:
         layout: What lies in the slabs.
@@ -48,7 +48,7 @@ class Attachment:
         limits: Seconds that a step and a reset of one env may take.
         mends: Whether an env that has raised is reset, and not given up.
         resets: Of a worker that takes another one's place: for each env's next reset that has none.
-        rollouts: Size of the memory of rollouts and number of its frames.
+        kept: Name and size of memory that was handed out later: for rollouts, for a trace.
     """
 
     layout: Layout
@@ -57,7 +57,7 @@ class Attachment:
     limits: tuple[float | None, float | None] = (None, None)
     mends: bool = False
     resets: Resets | None = None
-    rollouts: tuple[int, int] | None = None
+    kept: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True)

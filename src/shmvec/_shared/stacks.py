@@ -1,6 +1,6 @@
 """The Python stack of a worker, read from outside: without its help, whatever it is doing.
 
-A worker has faulthandler write its stacks, when a signal comes, into a memfd that only it has open.
+A worker has faulthandler write its stack, when a signal comes, into a memfd that only it has open.
 That needs neither the GIL nor the env, only that the process runs at all. The memfd's name says
 whose it is. Who wants to read finds it in /proc, where the kernel lets in who may trace the
 process: the same user. So the parent needs no descriptor for it, however many workers there are, it
@@ -14,13 +14,17 @@ import faulthandler
 import fcntl
 import os
 import re
+import select
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import FileIO
 from time import monotonic, sleep
 
-from shmvec._core.handler import is_free, keep_errno
+from shmvec._core.handler import guard, is_free
+from shmvec._shared.py_spy import dumped
+from shmvec._shared.system import identity, processes
 
 __all__ = ["OURS", "Offer", "is_wanted", "offer_of", "offer_stacks", "offers_of", "stack_of"]
 
@@ -31,15 +35,19 @@ _NAME = "shmvec-stacks:{}:{}:{}:{}:{}:{}"
 _LINK = re.compile("/memfd:" + _NAME.format(*["([0-9]{1,10})"] * 6) + r" \(deleted\)")
 _PATIENCE_S = 2.0
 _PAUSE_S = 0.0005
+_BLOCKED_S = 0.25  # a thread that starts another, or handles a signal, blocks some for a moment
 _MOST_BYTES = 1 << 20
+_CRASHES = (3, 13, 0)  # faulthandler, when a function returns to C: CPython's issue 123967
+_UNREADY = b"\1"  # csrc/handler.h
+_CUT = b"<invalid frame>\n"  # by Python 3.14, where a frame is in no line of code
+_TOLD = b"(what called this, Python does not show)\n"
+_TRIES = 20
 _MOST_STATUS = 1 << 14
 _MOST_LINES = 20
 _LONGEST_LINE = 200
 _STATES = {
     "T": "it is stopped, by a signal such as SIGSTOP",
     "t": "it is stopped, by a debugger",
-    "Z": "it has ended",
-    "X": "it has ended",
 }
 
 
@@ -59,16 +67,17 @@ def offer_stacks(parent: int, worker: int, envs: range) -> None:
         worker: The worker's index.
         envs: Its envs.
     """
-    if not is_wanted():
+    if not is_wanted() or sys.version_info[:3] == _CRASHES:
         return
     with contextlib.suppress(OSError, ValueError, RuntimeError, StopIteration):
         number = next(filter(is_free, _SIGNALS))
         name = _NAME.format(os.getpid(), parent, worker, envs.start, envs.stop, number)
         memory = os.memfd_create(name, os.MFD_CLOEXEC)
         fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)  # readers empty it
-        # Not chained: only so has it SA_RESTART, by which most system calls go on.
-        faulthandler.register(number, file=memory, all_threads=True, chain=False)
-        keep_errno(number)
+        # Not of all threads: those that begin or end meanwhile would make it crash. Not chained:
+        # only so has it SA_RESTART, by which most system calls go on.
+        faulthandler.register(number, file=memory, all_threads=False, chain=False)
+        guard(number, memory)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
 
 
@@ -81,7 +90,7 @@ class Offer:
 
     Attributes:
         pid: Its process.
-        parent: The process that has started it.
+        parent: The process that has started it, as that is called in its container.
         worker: Its index.
         envs: Its envs.
         number: The signal upon which it writes them,
@@ -113,7 +122,7 @@ def offer_of(pid: int) -> Offer | None:
                 continue
             owner, parent, worker, first, stop, number = map(int, found.groups())
             # Else it is inherited: this is a fork of the worker's.
-            if owner == pid and number in _SIGNALS:
+            if owner == _within(pid)[1] and number in _SIGNALS:
                 return Offer(pid, parent, worker, range(first, stop), number, int(descriptor))
     return None
 
@@ -121,31 +130,43 @@ def offer_of(pid: int) -> Offer | None:
 def offers_of(parent: int) -> list[Offer]:
     """What the workers of a process offer, those that this process may look at."""
     found = []
-    for name in filter(str.isdecimal, os.listdir("/proc")):
+    its = _within(parent)
+    for pid in processes():
         with contextlib.suppress(OSError):
-            offer = offer_of(int(name))
-            if offer is not None and offer.parent == parent:
+            offer = offer_of(pid)
+            if offer is not None and (_within(pid)[0], offer.parent) == its:
                 found.append(offer)
     return sorted(found, key=lambda offer: offer.pid)
 
 
-def stack_of(pid: int, most_lines: int = _MOST_LINES, patience_s: float = _PATIENCE_S) -> str:
+def _within(pid: int) -> tuple[str, int]:
+    """A process's namespace of ids, and its own there: in a container it has another one."""
+    return identity(pid) or ("", pid)
+
+
+def stack_of(pid: int, whole: bool = False) -> str:
     """The Python stack of a worker, most recent call first, as far as it is the env's.
 
     Args:
         pid: Its process.
-        most_lines: Of each thread.
-        patience_s: How long it may take to answer.
+        whole: With all frames, and all threads that are known of; else as much as fits a message.
 
     Returns:
-        Lines as faulthandler writes them; in parentheses, why there are none.
+        Lines as faulthandler writes them; in parentheses, why there are none, or are py-spy's.
     """
     try:
-        return _excerpt(_written(pid, monotonic() + patience_s), most_lines)
+        return _excerpt(_written(pid, monotonic() + _PATIENCE_S), whole)
     except ProcessLookupError:
         return "(the process has ended)"
     except (OSError, ValueError, _NoStackError) as error:
+        spied = dumped(pid)
+        if spied:
+            return f"({error}; this is by py-spy)\n{_excerpt(_printable(spied), whole)}"
         return f"(its stack cannot be read: {error})"
+
+
+def _printable(text: str) -> str:
+    return "".join(each for each in text if each.isprintable() or each == "\n")
 
 
 def _written(pid: int, deadline: float) -> str:
@@ -155,16 +176,39 @@ def _written(pid: int, deadline: float) -> str:
         offer = offer_of(pid)
         if offer is None:
             raise _NoStackError("the process does not offer it (any more)")
-        with (
-            FileIO(f"/proc/{pid}/fd/{offer.descriptor}", "r+") as memory,
-            _alone(memory, deadline),
-        ):
-            _ask(process, offer, memory, deadline)
-            memory.seek(0)
-            text = memory.read(_MOST_BYTES).decode(errors="replace")
-            return "".join(each for each in text if each.isprintable() or each == "\n")
+        path = f"/proc/{pid}/fd/{offer.descriptor}"
+        with FileIO(path, "r+") as memory:
+            # It may mean a file of the env's by now, and it is emptied.
+            if not _LINK.fullmatch(os.readlink(f"/proc/self/fd/{memory.fileno()}")):
+                raise _NoStackError("the process does not offer it any more")
+            with _alone(memory, deadline):
+                for _ in range(_TRIES):
+                    answer = _answer(process, offer, memory, deadline)
+                    if not answer.endswith((_UNREADY, _CUT)):
+                        break
+                    memory.truncate(0)
+                    sleep(_PAUSE_S)
+                if answer == _UNREADY:
+                    raise _NoStackError("Python is about to change it, whenever it is read")
+                return _printable(answer.replace(_CUT, _TOLD).decode(errors="replace"))
+    except Exception as error:
+        if _has_ended(process, pid):
+            raise ProcessLookupError from error
+        raise
     finally:
         os.close(process)
+
+
+def _has_ended(process: int, pid: int) -> bool:
+    """Whether a process ends, of which some threads may still be about to."""
+    ended = select.poll()
+    ended.register(process, select.POLLIN)
+    with contextlib.suppress(ValueError):
+        try:
+            return bool(ended.poll(0)) or _field(_status(pid), "State")[0] in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -185,41 +229,36 @@ def _alone(memory: FileIO, deadline: float) -> Iterator[None]:
         memory.truncate(0)  # the lock goes with the descriptor
 
 
-def _ask(process: int, offer: Offer, memory: FileIO, deadline: float) -> None:
-    """Has a worker write, and waits until it has.
-
-    It has once something is there and no thread is in the signal's handler, where it is blocked.
-    """
-    bit = 1 << (offer.number - 1)
+def _answer(process: int, offer: Offer, memory: FileIO, deadline: float) -> bytes:
+    """Has a worker write, and waits until it has: a zero byte comes last."""
     status = _status(offer.pid)
-    if not _mask(status, "SigCgt") & bit:  # it would end the process
-        raise _NoStackError("something in the process has taken its signal's handler away")
+    bit = 1 << (offer.number - 1)
     state = _field(status, "State")
     if state[0] in _STATES:
         raise _NoStackError(_STATES[state[0]])
-    blocking = _blocking(offer.pid, bit)
-    if not _mask(status, "ShdPnd") & bit:  # asked before, it has not come to it
+    if not _mask(status, "SigCgt") & bit:  # it would end the process
+        raise _NoStackError("something in the process has taken its signal's handler away")
+    patience = monotonic() + _BLOCKED_S
+    while _mask(status, "SigBlk") & bit:
+        if monotonic() > patience:
+            raise _NoStackError("its main thread blocks the signal")
+        sleep(_PAUSE_S)
+        status = _status(offer.pid)
+    if not (_mask(status, "ShdPnd") | _mask(status, "SigPnd")) & bit:  # else it was asked before
         signal.pidfd_send_signal(process, offer.number)
-    while os.fstat(memory.fileno()).st_size == 0 or not _blocking(offer.pid, bit) <= blocking:
+    while True:
+        written = os.pread(memory.fileno(), _MOST_BYTES, 0)
+        if b"\0" in written or len(written) == _MOST_BYTES:
+            return written.partition(b"\0")[0]
         if monotonic() > deadline:
             state = _field(_status(offer.pid), "State")
             raise _NoStackError(_STATES.get(state[0], f"it does not answer; its state is {state}"))
         sleep(_PAUSE_S)
 
 
-def _blocking(pid: int, bit: int) -> set[str]:
-    """Threads of a process that block a signal."""
-    found = set()
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            if _mask(_status(pid, f"/task/{thread}"), "SigBlk") & bit:
-                found.add(thread)
-    return found
-
-
-def _status(pid: int, thread: str = "") -> bytes:
-    """What the system says of a process, or of one of its threads."""
-    descriptor = os.open(f"/proc/{pid}{thread}/status", os.O_RDONLY)
+def _status(pid: int) -> bytes:
+    """What the system says of a process."""
+    descriptor = os.open(f"/proc/{pid}/status", os.O_RDONLY)
     try:
         return os.read(descriptor, _MOST_STATUS)
     finally:
@@ -241,24 +280,26 @@ def _mask(status: bytes, name: str) -> int:
     return int(_field(status, name), 16)
 
 
-def _excerpt(written: str, most_lines: int) -> str:
-    """The stacks of the threads that are in code of an env's; the one that is asked comes first."""
-    found: list[tuple[str, list[str]]] = []
-    for part in written.strip("\n").split("\n\n"):
-        head, *frames = part.splitlines() or [""]
-        ends = [number for number, line in enumerate(frames) if OURS in line]
-        theirs = frames[: ends[0]] if ends else frames
-        if len(theirs) > most_lines:
-            theirs = [*theirs[: most_lines - 1], f"  and {len(theirs) - most_lines + 1} more"]
-        theirs = [
-            line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
-            for line in theirs
-        ]
-        if theirs:
-            found.insert(0 if head.startswith("Current") else len(found), (head, theirs))
-    if not found:
-        return "(it runs no code of an env's)"
-    lines = found[0][1] if found[0][0].startswith("Current") else []
-    for head, theirs in found[1 if lines else 0 :]:
-        lines = [*lines, head, *theirs]
-    return "\n".join(lines)
+def _excerpt(written: str, whole: bool) -> str:
+    """The stack of the main thread, and of the others that there are if it is to be whole.
+
+    As far as they are in code of an env's.
+    """
+    main, *others = written.strip("\n").split("\n\n")
+    lines = _theirs(main, whole)
+    for other in others if whole else ():
+        theirs = _theirs(other, whole)
+        lines += [other.partition("\n")[0], *theirs] if theirs else []
+    return "\n".join(lines) or "(it runs no code of an env's)"
+
+
+def _theirs(stack: str, whole: bool) -> list[str]:
+    """The frames of an env, and of what that calls."""
+    frames = stack.splitlines()[1:]
+    ends = [number for number, line in enumerate(frames) if OURS in line]
+    theirs = frames[: ends[0]] if ends else frames
+    if len(theirs) > _MOST_LINES and not whole:
+        theirs = [*theirs[: _MOST_LINES - 1], f"  and {len(theirs) - _MOST_LINES + 1} more"]
+    return [
+        line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in theirs
+    ]

@@ -6,6 +6,7 @@ differs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import gymnasium as gym
 
 from shmvec._core.segment import Segment
+from shmvec._core.trace import Recorder
 from shmvec._core.worker import WorkerLoop, end_forks
 from shmvec._shared.layout import Layout
 from shmvec._shared.memory import map_memory
@@ -123,9 +125,9 @@ class EnvHost:
             raise
 
     def loop(
-        self, segment: Segment, attachment: Attachment, rollouts: int | None = None
+        self, segment: Segment, attachment: Attachment, descriptors: Sequence[int] = ()
     ) -> WorkerLoop:
-        """The hot loop over these envs; ``rollouts`` is the descriptor of their memory."""
+        """The hot loop over these envs, with the memory that is kept."""
         self._layout = attachment.layout
         self._loop = WorkerLoop(
             segment,
@@ -139,9 +141,8 @@ class EnvHost:
             attachment.mends,
             attachment.resets,
         )
-        if rollouts is not None:
-            assert attachment.rollouts is not None
-            self._take_rollouts(rollouts, *attachment.rollouts)
+        for (name, size), descriptor in zip(attachment.kept, descriptors, strict=True):
+            self._take(name, size, descriptor)
         return self._loop
 
     def command(self, sequence: int) -> tuple[ResetArguments | None, list[Any] | None]:
@@ -151,7 +152,7 @@ class EnvHost:
         if name == "reset":
             return payload, None
         if name == "rollouts":
-            self._take_rollouts(descriptors[0], *payload)
+            self._take(name, payload, descriptors[0])
             return None, [self.mailbox.packer(False)(None) for _ in self.envs]
         if name == "call":
             attribute, args, kwargs, chosen, lent = payload
@@ -182,14 +183,26 @@ class EnvHost:
             if limit is not None and elapsed > limit:
                 raise EnvTimeoutError(env, "reset" if resetting else "step", limit)
 
-    def _take_rollouts(self, descriptor: int, nbytes: int, num_frames: int) -> None:
-        """Maps the memory of rollouts."""
+    def trace(self, sequence: int) -> None:
+        """Takes memory to record into from the mailbox; where there is no room, goes without."""
+        packed, descriptors = self.mailbox.receive(sequence)
+        if not descriptors:  # too many files are open here: the kernel has dropped it
+            return
+        with contextlib.suppress(OSError):
+            self._take("trace", self.mailbox.unpack(packed), descriptors[0])
+
+    def _take(self, name: str, size: tuple[int, ...], descriptor: int) -> None:
+        """Maps memory, and has the loop write there."""
+        nbytes, *parts = size
         try:
             memory = map_memory(descriptor, nbytes)
         finally:
             os.close(descriptor)
         assert self._loop is not None and self._layout is not None
-        self._loop.take_rollouts(self._layout.results_in(memory, num_frames))
+        if name == "trace":
+            self._loop.record(Recorder(memory, parts[0], parts[1], self.index, os.getpid()))
+        else:
+            self._loop.take_rollouts(self._layout.results_in(memory, *parts))
 
     def _for_each(
         self, run: Callable[[gym.Env[Any, Any], int], Any], name: str, lent: bool

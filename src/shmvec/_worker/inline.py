@@ -10,6 +10,7 @@ from typing import Any
 
 from shmvec._core.segment import Segment
 from shmvec._core.worker import WorkerLoop
+from shmvec._shared.memory import Kept
 from shmvec._shared.records import Attachment, Report, Resets
 from shmvec._worker.host import EnvFn, EnvHost
 from shmvec.faults import Failure
@@ -78,6 +79,13 @@ class _InlineChannel:
         self._to_worker.popleft()
         return message.content, message.descriptors
 
+    def drop(self) -> None:
+        """Forgets what nobody has received."""
+        for message in self._to_worker:
+            for descriptor in message.descriptors:
+                os.close(descriptor)
+        self._to_worker.clear()
+
     def pack(self, message: Any) -> Any:
         """The message itself: nothing crosses a boundary."""
         return message
@@ -110,7 +118,7 @@ class InlineWorker:
         self._host = EnvHost(0, 0, self._channel)
         self._loop: WorkerLoop | None = None
         self._attached: tuple[Segment, Attachment] | None = None
-        self._rollouts: tuple[tuple[int, int], int] | None = None
+        self.kept = Kept()
 
     pack = staticmethod(_InlineChannel().pack)
     unpack = pack
@@ -131,12 +139,6 @@ class InlineWorker:
         """The results, which lie nowhere else."""
         return results
 
-    def keep_rollouts(self, size: tuple[int, int], descriptor: int) -> None:
-        """Keeps what a new loop must be given, too."""
-        kept, self._rollouts = self._rollouts, (size, os.dup(descriptor))
-        if kept is not None:
-            os.close(kept[1])
-
     def end(self, index: int) -> None:
         """Closes the envs, as far as they can be."""
         self._loop = None
@@ -153,13 +155,9 @@ class InlineWorker:
         report = self._host.build(self._env_fns)
         if isinstance(report, Failure):
             return report
-        attachment = replace(attachment, resets=resets)
-        if self._rollouts is None:
-            self._loop = self._host.loop(segment, attachment)
-        else:
-            size, descriptor = self._rollouts
-            attachment = replace(attachment, rollouts=size)
-            self._loop = self._host.loop(segment, attachment, os.dup(descriptor))
+        attachment = replace(attachment, resets=resets, kept=self.kept.sizes)
+        descriptors = [os.dup(descriptor) for descriptor in self.kept.descriptors]
+        self._loop = self._host.loop(segment, attachment, descriptors)
         return None
 
     def is_up(self, index: int) -> bool:
@@ -204,9 +202,8 @@ class InlineWorker:
         """Closes the envs."""
         self.stopped = True
         self._loop = None
-        if self._rollouts is not None:
-            os.close(self._rollouts[1])
-            self._rollouts = None
+        self._channel.drop()
+        self.kept.clear()
         return self._host.close()
 
     def disown(self) -> None:

@@ -243,13 +243,13 @@ def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None])
     attachment = parent.unpack(packed)
     if attachment is None:  # another worker failed
         return
-    descriptor, alarm, depot, *rollouts = descriptors
+    descriptor, alarm, depot, *kept = descriptors
     parent.depot = Depot(depot)
     try:
         memory = map_memory(descriptor, attachment.nbytes)
     finally:
         os.close(descriptor)
-    loop = host.loop(Segment.open(memory), attachment, *rollouts)
+    loop = host.loop(Segment.open(memory), attachment, kept)
     if attachment.mends:
         # The parent's way to get an env out of a step that takes too long.
         signal.signal(signal.SIGUSR1, lambda number, frame: host.interrupt(attachment.limits))

@@ -9,10 +9,11 @@ import select
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import starmap
 from multiprocessing import process, util
 from typing import Any, NoReturn, Protocol
+
+from shmvec._shared.signals import uninterrupted
 
 __all__ = ["WorkerProcess", "at_once", "child_status", "end_child_group"]
 
@@ -85,8 +86,10 @@ class Handle:
         self.returncode: int | None = None
         self.known = True
         self._keeper = keeper
+        self._unclosed: list[int] = []
         try:
-            self.sentinel = os.pidfd_open(pid)
+            at_once(os.pidfd_open, pid, self._unclosed)
+            self.sentinel = self._unclosed[0]
         except OSError as error:
             raise _explained(error) from error
 
@@ -108,10 +111,11 @@ class Handle:
 
     def has_ended(self, timeout: float | None) -> bool:
         """Whether it ends within so many seconds. It is not waited for: its number stays its."""
-        if self.sentinel < 0:
+        sentinel = self.sentinel  # once: another thread may release it meanwhile
+        if sentinel < 0:
             return True
         poll = select.poll()
-        poll.register(self.sentinel, select.POLLIN)
+        poll.register(sentinel, select.POLLIN)
         return bool(poll.poll(None if timeout is None else 1000 * timeout))
 
     def send_signal(self, number: int) -> None:
@@ -139,9 +143,9 @@ class Handle:
 
     def release(self) -> None:
         """Closes the descriptor; of what has ended the exit code is kept."""
-        sentinel, self.sentinel = getattr(self, "sentinel", -1), -1
-        if sentinel >= 0:
-            os.close(sentinel)
+        self.sentinel = -1
+        with suppress(IndexError):  # another thread has done so
+            os.close(self._unclosed.pop())
 
     close = release
 
@@ -190,7 +194,12 @@ class WorkerProcess(process.BaseProcess):
     def fork(self) -> None:
         """Starts it by a fork of this process."""
         util._flush_std_streams()  # type: ignore[attr-defined]
-        self.start_by(partial(at_once, os.fork))
+
+        def begin(numbers: list[int]) -> None:
+            with uninterrupted():  # Python drops what is raised in hooks that run around a fork
+                at_once(os.fork, numbers)
+
+        self.start_by(begin)
 
     def run_and_exit(self) -> NoReturn:
         """Runs, in a fork that becomes this process."""

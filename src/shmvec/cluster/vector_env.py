@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from shmvec.cluster.crew import (
     SLICE_S,
@@ -32,6 +32,7 @@ from shmvec.cluster.fragments import pickled
 from shmvec.cluster.hosts import Ask, Host, Hosted, Piece, together
 from shmvec.cluster.ray_crew import RayCrew
 from shmvec.exchange import (
+    ActionRows,
     AutoresetMode,
     Options,
     checked_count,
@@ -188,7 +189,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _hire(self, envs: range, node: Node) -> tuple[Member, Ticket]:
         return self._crew.start(
-            f"host of envs {envs.start} to {envs.stop - 1}",
+            f"host of envs {envs.start} to {envs.stop - 1} (0 to {len(envs) - 1} there)",
             Host,
             *(self._functions, envs, self._options),
             node=node.id or None,
@@ -224,6 +225,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
+        self._actions = ActionRows(self.single_action_space, self.num_envs)
 
     def _no_room(self, waiting: Sequence[_Hand]) -> RuntimeError:
         needed = max(hand.node.cpus for hand in waiting)
@@ -319,7 +321,9 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Starts to step some envs; :meth:`recv` returns those that are ready first.
 
         Raises:
-            ValueError: There is no such env, it is out, or the number of actions is wrong.
+            ValueError: There is no such env, it is out, or the number or shape of the actions is
+                wrong. Nothing was sent.
+            TypeError: Their dtype is. Nothing was sent.
         """
         self._steps(actions, env_id)
         self._begin()
@@ -328,9 +332,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Notes whom to step."""
         self._check_open()
         envs = existing_env_ids(env_id, self.num_envs)
-        given = list(iterate(batch_space(self.single_action_space, len(envs)), actions))
-        if len(given) != len(envs):
-            raise ValueError(f"there are {len(given)} actions for {len(envs)} envs")
+        given = self._actions.of(envs, actions)
         out = [env for env in envs.tolist() if env in self._asked]
         if out:
             raise ValueError(f"envs {out} have been asked already: take their results first")

@@ -1,0 +1,260 @@
+"""Calls out of the middle of a call: a handler of a signal or of log records uses the vector env.
+
+It is refused what would mix with the call that it came in, as AsyncVectorEnv refuses it in its
+waits, and that call goes on as if nothing had been.
+"""
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+from envs import Counter
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+
+import shmvec
+from shmvec import ShmVectorEnv
+
+DEADLINE_S = 30
+
+
+class Calling(Counter):
+    """In its step it is seen to that a handler runs in the caller, and that it has run."""
+
+    def __init__(self, done, signalled):
+        super().__init__(99)
+        self.done, self.signalled = done, signalled
+        self.caller = os.getpid()
+        self.first = True
+
+    def step(self, action):
+        if self.first:
+            self.first = False
+            if self.signalled:
+                os.kill(self.caller, signal.SIGUSR1)
+            until = time.monotonic() + DEADLINE_S
+            while not self.done.exists() and time.monotonic() < until:
+                time.sleep(0.001)
+        return super().step(action)
+
+
+class Handler(logging.Handler):
+    """Does something at the first record."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.emit = run
+
+
+ASKING = {
+    "step": lambda envs: envs.step([1] * 2),
+    "masked": lambda envs: envs.step([1, None]),
+    "step_async": lambda envs: envs.step_async([1] * 2),
+    "reset": lambda envs: envs.reset(),
+    "call": lambda envs: envs.call("count"),
+    "set_attr": lambda envs: envs.set_attr("length", 7),
+    "send": lambda envs: envs.send([1] * 2),
+    "recv": lambda envs: envs.recv(),
+    "rollout": lambda envs: envs.rollout(2),
+    "restart": lambda envs: envs.restart([0]),
+    "take": lambda envs: envs.exchange.take(),
+    "drop": lambda envs: envs.exchange.drop(),
+}
+
+
+@pytest.fixture
+def called(tmp_path):
+    """Makes a vector env in whose first step a handler does something, once; and its outcome."""
+    made, became = [], []
+
+    def make(within, how, num_workers):
+        done = tmp_path / "done"
+
+        def run(*_):
+            if done.exists() or not made:
+                return
+            try:
+                became.append(within(made[0]))
+            except Exception as error:
+                became.append((type(error), str(error)))  # not what its frames hold
+            done.touch()
+
+        limit = None
+        if how == "log":
+            handler, limit = Handler(run), 0.05
+            logger = logging.getLogger("shmvec")
+            logger.addHandler(handler)
+            cleanups.append(partial(logger.removeHandler, handler))
+        else:
+            before = signal.signal(signal.SIGUSR1, run)
+            cleanups.append(partial(signal.signal, signal.SIGUSR1, before))
+        env_fns = [partial(Calling, done, how == "signal"), partial(Calling, done, False)]
+        envs = ShmVectorEnv(env_fns, num_workers=num_workers, context="fork", hang_warning_s=limit)
+        made.append(envs)
+        # Of each worker, and not of this process: the envs are built there.
+        envs.set_attr("caller", os.getpid())
+        envs.reset(seed=1)
+        return envs, became
+
+    cleanups = []
+    try:
+        yield make
+    finally:
+        for envs in made:
+            envs.close()
+        for cleanup in cleanups:
+            cleanup()
+        made.clear()
+
+
+WAYS = [("signal", 2), ("signal", 0), ("log", 2)]
+
+
+@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("how, num_workers", WAYS)
+def test_what_would_mix_with_the_call_is_refused(called, name, how, num_workers):
+    envs, became = called(ASKING[name], how, num_workers)
+    assert envs.step([1] * 2)[0][:, 0].tolist() == [1, 1]
+    ((kind, told),) = became
+    assert kind is AlreadyPendingCallError and "handler" in told
+    assert envs.step([1] * 2)[0][:, 0].tolist() == [2, 2]
+    envs.async_reset()
+    assert envs.recv()[0][:, 0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("how, num_workers", WAYS)
+def test_looking_is_not_refused(called, how, num_workers):
+    envs, became = called(lambda envs: envs.stats(), how, num_workers)
+    assert envs.step([1] * 2)[0][:, 0].tolist() == [1, 1]
+    assert isinstance(became[0], shmvec.stats.Stats)
+
+
+@pytest.mark.parametrize("how, num_workers", WAYS)
+def test_a_trace_can_be_begun_and_ended(called, how, num_workers, tmp_path):
+    def within(envs):
+        trace = envs.trace(tmp_path / "run.json")
+        trace.start()
+        trace.stop()
+
+    envs, became = called(within, how, num_workers)
+    assert envs.step([1] * 2)[0][:, 0].tolist() == [1, 1]
+    assert became == [None]
+    assert json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert envs.step([1] * 2)[0][:, 0].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("how, num_workers", WAYS)
+def test_it_can_be_closed(called, how, num_workers):
+    envs, became = called(lambda envs: envs.close(terminate=True), how, num_workers)
+    with pytest.raises(ClosedEnvironmentError):
+        envs.step([1] * 2)
+    assert became == [None]
+
+
+class Halved(ShmVectorEnv):
+    """Whose steps are made of two halves."""
+
+    def step_async(self, actions):
+        super().step_async(actions)
+
+
+def _rolled(envs):
+    rollout = envs.rollout(1)
+    try:
+        rollout.step([1] * 2)
+    except RuntimeError:  # nothing comes between the last results and a rollout's first step
+        rollout = envs.rollout(1)
+        rollout.step([1] * 2)
+    return rollout.observations[1][:, 0].copy().tolist()
+
+
+CALLS = {
+    "step": lambda envs: envs.step([1] * 2)[0][:, 0].tolist(),
+    "masked": lambda envs: envs.step([1] * 2, mask=np.ones(2, bool))[0][:, 0].tolist(),
+    "rollout": _rolled,
+    "call": lambda envs: [count + 1 for count in envs.call("increased")],
+}
+
+
+class Increased(Counter):
+    def increased(self):
+        self.count += 1
+        return self.count - 1
+
+
+@pytest.mark.parametrize(
+    "outer, kind, inner",
+    [
+        *((outer, ShmVectorEnv, "step") for outer in CALLS),
+        *(("step", kind, inner) for kind in (ShmVectorEnv, Halved) for inner in ("masked", "call")),
+        ("call", Halved, "step"),
+    ],
+)
+def test_at_any_line_of_a_call_another_is_refused_or_comes_before_or_after_it(outer, kind, inner):
+    """A handler runs between any two of Python's instructions; here at the start of each line."""
+    package = os.path.dirname(shmvec.__file__)
+    envs = kind([partial(Increased, 10**6)] * 2, num_workers=1)
+    line = at = 0
+    became = None
+
+    def trace(frame, event, _):
+        nonlocal line, became
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        if event == "line":
+            line += 1
+            if line == at:
+                sys.settrace(None)
+                try:
+                    became = CALLS[inner](envs)
+                except AlreadyPendingCallError:
+                    became = "refused"
+        return trace
+
+    usual = sys.gettrace()
+    refused = 0
+    try:
+        envs.reset(seed=1)
+        count = 0
+        while line >= at:  # the last call had as many lines
+            at, line, became = at + 1, 0, None
+            sys.settrace(trace)
+            try:
+                result = CALLS[outer](envs)
+            finally:
+                sys.settrace(usual)
+            made = [result[0]] if became in (None, "refused") else sorted((result[0], became[0]))
+            refused += became == "refused"
+            assert made == list(range(count + 1, count + 1 + len(made))), (at, became, result)
+            assert result == [result[0]] * 2
+            count += len(made)
+        assert at > 10 and refused > 0
+    finally:
+        sys.settrace(usual)
+        envs.close()
+
+
+def test_a_turn_that_nobody_gives_back_is_in_nobodys_way():
+    """Python 3.14 leaves one: a handler raises between `__enter__` and the block of a `with`."""
+    envs = ShmVectorEnv([partial(Counter, 99)] * 2, num_workers=2)
+    try:
+        envs.reset(seed=1)
+        envs.step_async([1] * 2)
+        with pytest.raises(multiprocessing.TimeoutError):
+            while True:
+                envs.step_wait(timeout=0)
+                envs.step_async([1] * 2)
+        envs.exchange.turn.__enter__()
+        count = envs.call("count")[0]
+        assert envs.step([1] * 2)[0][:, 0].tolist() == [count + 1] * 2
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(envs.step, [1] * 2).result()[0][:, 0].tolist() == [count + 2] * 2
+    finally:
+        envs.close()
