@@ -72,6 +72,7 @@ def test_a_machine_that_is_well():
         ("descriptors", "(as root)", {"descriptors": (256, 256, 10)}, {}),
         ("processes", "--pids-limit", {"processes": 100}, {}),
         ("library threads", "8 of them", {"variables": {"OMP_NUM_THREADS": "4"}}, {}),
+        ("library threads", "on 4 threads", {"variables": {"OMP_NUM_THREADS": "4, 2"}}, {}),
         ("library threads", "torch.set_num_threads(1)", {"torch": "2.13.0"}, {}),
         ("cache line, there and back", "far apart", {}, {"line": 2e-6}),
         ("waking another core, twice", "sleep deeply", {}, {"wake": 4e-4}),
@@ -166,6 +167,31 @@ def test_lists_of_cores(tmp_path, monkeypatch):
     assert sorted(map(sorted, machine._nodes())) == [[], [0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_a_system_that_says_nothing():
+    """Neither /proc nor /sys: what is not known is left out."""
+    hidden = """
+import os, shmvec.__main__
+from pathlib import Path
+
+def refuse(*_):
+    raise OSError(2, "there is nothing")
+
+was = os.listdir, Path.read_text
+os.listdir = lambda path=".": refuse() if str(path).startswith("/proc") else was[0](path)
+Path.read_text = lambda path, *a: (
+    refuse() if str(path).startswith(("/proc", "/sys")) else was[1](path, *a)
+)
+os.getloadavg = refuse
+shmvec.__main__.Prices.measured = lambda cores: shmvec.__main__.Prices(*[1e-7] * 5, 8.0, 0.0)
+raise SystemExit(shmvec.__main__.main(["doctor"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", hidden], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert "usable" in done.stdout and "other programs" not in done.stdout
+
+
 def test_limits_of_processes(tmp_path, monkeypatch):
     for folder, limit in (("inner", "max"), ("outer", "500")):
         (tmp_path / folder).mkdir()
@@ -175,6 +201,8 @@ def test_limits_of_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "own_cgroups", lambda controller: folders)
     assert machine._processes_left() == 380
     monkeypatch.setattr(machine, "own_cgroups", lambda controller: folders[:1])
+    assert machine._processes_left() is None
+    (tmp_path / "inner" / "pids.max").write_bytes(b"\xff\n")
     assert machine._processes_left() is None
 
 

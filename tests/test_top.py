@@ -52,7 +52,7 @@ def test_it_says_what_stats_say(num_workers, capsys):
     with stepped(num_workers) as envs:
         (told,) = seen(capsys, HERE)
         stats = envs.stats()
-    assert told["pid"] == int(HERE) and told["number"] == 1 and "python" in told["command"]
+    assert told["pid"] == int(HERE) and told["number"] >= 1 and "python" in told["command"]
     shown = told["stats"]
     assert shown["parent"]["requests"] == stats.parent.requests > 0
     assert [w["steps"] for w in shown["workers"]] == [w.steps for w in stats.workers]
@@ -63,7 +63,10 @@ def test_it_says_what_stats_say(num_workers, capsys):
     assert 0 < told["share_of_limit"] < 5 and told["verdict"]["kind"]
     assert "recent" not in told
     assert [each["pid"] for each in shown["processes"]] == [each.pid for each in envs.processes]
-    assert all(0 < each["pss"] <= each["rss"] for each in shown["processes"])
+    assert all(0 < each["pss"] <= each["rss"] for each in [*shown["processes"], shown["caller"]])
+    assert shown["caller"]["pid"] == int(HERE) and shown["shared"] > 4096
+    envs_of = [(worker["first_env"], worker["num_envs"]) for worker in shown["workers"]]
+    assert envs_of == ([(0, 2), (2, 2)] if num_workers else [(0, 4)])
 
 
 def test_what_lies_between_two_looks(capsys):
@@ -90,7 +93,7 @@ def test_faults_and_what_was_done_before_a_restart(capsys):
 def test_several_vector_envs_and_those_that_are_closed(capsys):
     with stepped(steps=1) as first, stepped(num_workers=0, steps=2, copy=False) as second:
         told = seen(capsys, HERE)
-        assert [each["number"] for each in told] == [1, 2]
+        assert told[1]["number"] == told[0]["number"] + 1
         assert [each["stats"]["num_workers"] for each in told] == [2, 0]
         assert {each["pid"] for each in seen(capsys)} >= {int(HERE)}
         observations = second.step([0] * 4)[0]
@@ -98,7 +101,15 @@ def test_several_vector_envs_and_those_that_are_closed(capsys):
         assert len(seen(capsys, HERE)) == 1 and observations.shape == (4, 4)  # the memory is there
         assert main(["top", HERE]) == 0
         text = capsys.readouterr().out
-        assert text.startswith(f"process {HERE}: ") and "4 steps (" in text and "idle" not in text
+        assert (
+            text.startswith(f"process {HERE}, vector env ")
+            and "4 steps (" in text
+            and "idle" not in text
+        )
+        numbers = [each["number"] for each in told]
+        with stepped(num_workers=0):  # who is left keeps its name, and nobody else gets it
+            later = [each["number"] for each in seen(capsys, HERE)]
+            assert later == [numbers[0], numbers[0] + 2]
         first.close()
         assert not seen(capsys, HERE)
         assert main(["top", HERE]) == 1
@@ -160,6 +171,23 @@ def test_there_is_no_such_process(capsys):
     process.wait()
     assert main(["top", str(process.pid)]) == 1
     assert "there is no process" in capsys.readouterr().err
+
+
+def test_a_worker_that_has_died(capsys):
+    """Who has died has no memory, and is in no step; nor has who got his id later."""
+    with stepped() as envs:
+        watch = top._Watch(int(HERE))
+        (look,) = watch.look()
+        first, second = envs.processes
+        assert [each.pid for each in look.total.processes] == [first.pid, second.pid]
+        second.kill()
+        assert gone([second.pid], 60)
+        (look,) = watch.look()
+        assert look.total.processes[0].pid == first.pid and look.total.processes[1] is None
+        assert re.search(r"^ +1 +2-3 +\? .*no process$", str(look.recent), re.M)
+        (seen,) = [look.seen]
+        seen._pids[second.pid] = os.getpid(), "0"  # as if a stranger had its id
+        assert watch.look()[0].total.processes[1] is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
@@ -264,6 +292,17 @@ def is_possible(*command):
 
 
 @pytest.mark.skipif(
+    not is_possible("unshare", "--time", "--monotonic", "9999", "--fork", "true"),
+    reason="no time namespace can be made",
+)
+def test_a_clock_of_its_own(capsys):
+    prefix = ["unshare", "--time", "--monotonic", "9999", "--fork", "--kill-child"]
+    with another(prefix=prefix) as (_, (pid, *_)):
+        assert main(["top", str(pid)]) == 1
+        assert "has a clock of its own" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
     not is_possible("unshare", "--pid", "--fork", "true"), reason="no namespace can be made"
 )
 def test_a_container(capsys):
@@ -282,12 +321,19 @@ def test_a_container(capsys):
 # ---- a terminal ---------------------------------------------------------------------------------
 
 
+# A group of which nobody knows who started it cannot be stopped.
+IN_ITS_GROUP = (
+    "import os, sys, shmvec.__main__; os.setpgrp(); sys.exit(shmvec.__main__.main(sys.argv[1:]))"
+)
+
+
 @contextmanager
-def terminal(*arguments, **environ):
+def terminal(*arguments, rich=False, **environ):
     """A command on a terminal of its own, and what shows more of what it has written there."""
+    without = "" if rich else "import sys; sys.modules['rich'] = None; "
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "shmvec", "top", *map(str, arguments)],
+        [sys.executable, "-c", without + IN_ITS_GROUP, "top", *map(str, arguments)],
         stdin=theirs,
         stdout=theirs,
         stderr=subprocess.PIPE,
@@ -325,6 +371,67 @@ def test_a_terminal_is_redrawn_until_ctrl_c():
             text = until(r"\x1b\[\?1049l.*(\r\n.*)+: .*\r\n$")
             assert top.wait(60) == 0 and f"process {pid}: " in text.split("\x1b[?1049l")[1]
             assert "of the last" in text or "; of that the last" in text
+
+
+def first_picture(until):
+    """The rows of a terminal, once all are drawn."""
+    _, drawn, *_ = until(r"\x1b\[H", times=2).split("\x1b[H")
+    assert drawn.startswith("\x1b[2K")
+    return drawn.removeprefix("\x1b[2K").split("\r\n\x1b[2K")
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_a_small_terminal(num_workers):
+    """What matters is there: the verdict whole, and what workers do."""
+    with (
+        stepped(num_workers),
+        terminal(HERE, "--interval", 0.05, COLUMNS="80", LINES="12") as (_, until),
+    ):
+        rows = first_picture(until)
+    assert max(map(len, rows)) <= 80 and len(rows) == 12
+    table = next(at for at, row in enumerate(rows) if row.startswith("worker "))
+    waited = next(at for at, row in enumerate(rows) if row.startswith("the caller waited"))
+    verdict = " ".join(rows[2:waited])
+    assert re.search(r"(^| )[a-z -]+: .*\.$", verdict)
+    assert rows[table].endswith("  now") and "envs" in rows[table]
+    assert re.fullmatch(r"\.\.\. and \d+ more", rows[-1])
+
+
+def test_several_in_a_small_terminal():
+    with stepped(num_workers=2), stepped(num_workers=2), stepped(num_workers=0):
+        with terminal(HERE, "--interval", 0.05, COLUMNS="60", LINES="24") as (_, until):
+            text = "\n".join(first_picture(until))
+    assert len(set(re.findall(f"process {HERE}, vector env [0-9]+: ", text))) == 3
+    assert len(re.findall("(env-bound|policy-bound|too many|straggler|oversub)[^.]*: ", text)) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_terminal_is_left_as_it_was(number):
+    with stepped(num_workers=0), terminal(HERE, "--interval", 0.05) as (top, until):
+        until(r"\x1b\[H", times=2)
+        top.send_signal(number)
+        text = until(r"\x1b\[\?1049l")
+        assert top.wait(60) == 128 + number and text.count("\x1b[?25h") == 1
+
+
+def test_a_terminal_while_it_is_stopped():
+    with stepped(num_workers=0), terminal(HERE, "--interval", 0.05) as (top, until):
+        until(r"\x1b\[H", times=2)
+        top.send_signal(signal.SIGTSTP)
+        _, status = os.waitpid(top.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert until(r"\x1b\[\?1049l$").count("\x1b[?1049h") == 1
+        top.send_signal(signal.SIGCONT)
+        until(r"\x1b\[\?1049h(?s:.)*\x1b\[\?1049h(?s:.)*\x1b\[H")
+        top.send_signal(signal.SIGINT)
+        until(r"\x1b\[\?1049l(?s:.)*\x1b\[\?1049l")
+        assert top.wait(60) == 0
+
+
+def test_a_terminal_where_nothing_is_to_be_seen():
+    with terminal(HERE) as (top, until):
+        assert top.wait(60) == 1 and "has no vector env in use" in top.stderr.read().decode()
+        assert "\x1b" not in until("")
 
 
 def test_a_terminal_when_what_it_shows_ends():
@@ -380,14 +487,17 @@ def test_prometheus(capsys):
     text = capsys.readouterr().out
     types, samples = parsed(text)
     assert text.endswith("\n") and types["shmvec_worker_steps_total"] == "counter"
-    whose = [{"pid": HERE, "vector_env": "1", "worker": str(worker)} for worker in range(2)]
-    whose.append({"pid": HERE, "vector_env": "2", "worker": "0"})
+    first = int(samples["shmvec_envs"][0][0]["vector_env"])
+    whose = [{"pid": HERE, "vector_env": f"{first}", "worker": f"{worker}"} for worker in range(2)]
+    whose.append({"pid": HERE, "vector_env": f"{first + 1}", "worker": "0"})
     assert samples["shmvec_worker_steps_total"] == [(whose[0], 10), (whose[1], 10), (whose[2], 20)]
     assert len(samples["shmvec_worker_proportional_bytes"]) == 2
+    assert len(samples["shmvec_caller_proportional_bytes"]) == 2
+    assert samples["shmvec_worker_envs"][1] == (whose[1] | {"first": "2", "last": "3"}, 2)
     buckets = [
         (each["le"], value)
         for each, value in samples["shmvec_step_seconds_bucket"]
-        if each["vector_env"] == "1"
+        if each["vector_env"] == f"{first}"
     ]
     bounds, counts = zip(*buckets, strict=True)
     assert list(counts) == sorted(counts) and counts[-1] == 20 and bounds[-1] == "+Inf"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import errno
 import importlib.util
 import json
+import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     which = command.add_mutually_exclusive_group()
     which.add_argument("pid", nargs="?", type=_positive(int), metavar="PID")
     which.add_argument("--all", action="store_true", help="those of all processes; the default")
-    command.add_argument(
-        "--interval", type=_positive(float), metavar="S", help="seconds between two looks"
-    )
+    command.add_argument("--interval", type=_seconds, metavar="S", help="seconds between two looks")
     how = command.add_mutually_exclusive_group()
     how.add_argument("--json", dest="as_json", action="store_true", help="as JSON, once")
     how.add_argument(
@@ -136,7 +140,64 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--{name}: there is no folder {file.parent}")
         if file is not None and file.is_dir():
             parser.error(f"--{name}: {file} is a folder")
-    return int(options.run(parser, options))
+    _speak_plainly()
+    try:
+        status = int(options.run(parser, options))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        if not _is_left():
+            raise
+        # Whoever read has had enough: that is no error.
+        _print_nowhere()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if not _is_full(error):
+            raise
+        print(f"shmvec: standard output: {error.strerror}", file=sys.stderr)
+        _print_nowhere()
+        return 1
+
+
+def _speak_plainly() -> None:
+    """Makes what is printed fit the output's encoding: us for µs, and a question mark."""
+    out = sys.stdout
+    if isinstance(out, TextIOWrapper) and out.errors == "strict":
+        codecs.register_error("shmvec.plain", _plain)
+        out.reconfigure(errors="shmvec.plain")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """A handler of errors: what is said instead of what cannot be encoded."""
+    assert isinstance(error, UnicodeEncodeError)
+    instead = {"µ": "u", "×": "x", "±": "+-", "…": "..."}
+    return "".join(instead.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+def _is_left() -> bool:
+    """Whether nobody reads the output any more."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _is_full(error: OSError) -> bool:
+    """Whether the output takes no more, and that is what was raised."""
+    if sys.stdout is None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return False
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError as again:
+        return again.errno == error.errno
+    return False
+
+
+def _print_nowhere() -> None:
+    """What is left is not printed when Python ends, either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _add_env(command: argparse.ArgumentParser) -> None:
@@ -324,6 +385,14 @@ def _seed(text: str) -> int:
     value = int(text)
     if not 0 <= value < 2**62:
         raise argparse.ArgumentTypeError(f"must be at least 0 and less than 2**62, got {text}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    """An argparse type: how long to sleep."""
+    value = float(text)
+    if not 0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be positive, and at most a million, got {text}")
     return value
 
 

@@ -14,13 +14,14 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from shmvec._core.insight import Insight
 from shmvec._core.segment import Segment
 from shmvec._shared.memory import SEGMENT
 from shmvec._shared.scheduling import time_on_cores
+from shmvec._shared.system import identity, processes
 from shmvec.stats import Process, Stats
 
 __all__ = ["Seen", "UnfitError", "find"]
@@ -102,6 +103,7 @@ class Seen:
     Attributes:
         pid: The process that steps it.
         command: What that was started as.
+        number: Which of that one's it is.
         file: The segment's.
         began: When it was made ready, by this system's monotonic clock.
     """
@@ -112,9 +114,11 @@ class Seen:
         self.command = _command(pid)
         self.file = file
         self._view = view
-        self._pids: dict[int, int | None] = {}
+        self._pids: dict[int, tuple[int, str]] = {}
         self._memory: dict[int, tuple[float, Process]] = {}
-        self.began = time.monotonic() - view.insight().elapsed_s
+        insight = view.insight()
+        self.number = insight.number
+        self.began = time.monotonic() - insight.elapsed_s
 
     @property
     def in_use(self) -> bool:
@@ -135,19 +139,29 @@ class Seen:
         """
         insight = self._view.insight()
         pids = [self._outside(inside) for inside in insight.processes]
-        return Stats.of(insight, list(map(time_on_cores, pids)), list(map(self._process, pids)))
+        return Stats.of(
+            insight,
+            list(map(time_on_cores, pids)),
+            list(map(self._process, pids)),
+            self._process(self.pid),
+        )
 
     def _outside(self, inside: int) -> int | None:
         """The id of a worker, as it is called here; None: there is no such worker."""
-        if self._pids.get(inside) is None:
-            pid, holds = _outside(inside, self.pid), False
+        pid, born = self._pids.get(inside, (None, None))
+        if pid is None or _birth(pid) != born:
+            self._pids.pop(inside, None)
+            pid = _outside(inside, self.pid)
             with contextlib.suppress(OSError):
-                holds = pid is not None and self.file in _segments_of(pid)
-            self._pids[inside] = pid if holds else None  # whatever the segment says
-        return self._pids[inside]
+                # Whatever the segment says.
+                if pid is not None and (born := _birth(pid)) and self.file in _segments_of(pid):
+                    self._pids[inside] = pid, born
+                    return pid
+            return None
+        return pid
 
     def _process(self, pid: int | None) -> Process | None:
-        """What a worker has in memory, as of late."""
+        """What a process has in memory, as of late."""
         if pid is None:
             return None
         looked_at, process = self._memory.get(pid, (-_MEMORY_S, None))
@@ -172,7 +186,7 @@ def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
     """
     files: dict[_File, list[tuple[int, str]]] = {}
     wanted = None if pid is None else set(_segments_of(pid))
-    for each in _processes():
+    for each in processes():
         with contextlib.suppress(OSError):  # another user's, or it has gone
             for file, path in _segments_of(each).items():
                 if wanted is None or file in wanted:
@@ -200,6 +214,8 @@ def _seen(file: _File, holders: list[tuple[int, str]]) -> Seen | None:
     owner = _outside(insight.process, holders[0][0])
     if owner is None or owner not in dict(holders):
         raise UnfitError(f"process {insight.process}, whose it was, has gone")
+    if not _has_our_clock(owner):
+        raise UnfitError(f"process {owner} has a clock of its own (a time namespace)")
     return Seen(owner, file, view)
 
 
@@ -231,10 +247,6 @@ def _segments_of(pid: int) -> dict[_File, str]:
     return found
 
 
-def _processes() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
-
-
 def _outside(inside: int, beside: int) -> int | None:
     """The process with this id in the namespace of another (in its container)."""
     with contextlib.suppress(OSError):
@@ -242,18 +254,24 @@ def _outside(inside: int, beside: int) -> int | None:
         if namespace == os.readlink("/proc/self/ns/pid"):
             return inside
         return next(
-            (pid for pid in _processes() if _inside(pid) == (namespace, inside)),
+            (pid for pid in processes() if identity(pid) == (namespace, inside)),
             None,
         )
     return None
 
 
-def _inside(pid: int) -> tuple[str, int] | None:
-    """A process's namespace, and what it is called there."""
-    with contextlib.suppress(OSError):
-        for line in _lines(pid, "status"):
-            if line.startswith("NSpid:"):
-                return os.readlink(f"/proc/{pid}/ns/pid"), int(line.split()[-1])
+def _has_our_clock(pid: int) -> bool:
+    """Whether the times that it notes down are ours."""
+    with contextlib.suppress(OSError):  # a system without such namespaces
+        return os.readlink(f"/proc/{pid}/ns/time") == os.readlink("/proc/self/ns/time")
+    return True
+
+
+def _birth(pid: int) -> str | None:
+    """When a process was started, in the kernel's words; None: it has ended."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
     return None
 
 

@@ -112,6 +112,8 @@ def _cores(machine: Machine) -> Iterator[Finding]:
             "memory of another node is slower to reach: bind a training run to one node "
             "(numactl --cpunodebind=0 --membind=0 python train.py), and run one on each",
         )
+    if machine.load is None:
+        return
     yield Finding(
         "other programs",
         f"{machine.load:.1f} processes ran at a time in the last minute",
@@ -122,7 +124,7 @@ def _cores(machine: Machine) -> Iterator[Finding]:
 
 
 def _is_busy(machine: Machine) -> bool:
-    return machine.load > max(0.5, 0.5 * len(machine.cores))
+    return (machine.load or 0.0) > max(0.5, 0.5 * len(machine.cores))
 
 
 def _memory(machine: Machine) -> Iterator[Finding]:
@@ -186,7 +188,8 @@ def _threads(machine: Machine) -> Iterator[Finding]:
         if name.endswith(("_NUM_THREADS", "_MAXIMUM_THREADS", "_THREADS_NUM"))
     }
     told = ", ".join(f"{name}={value}" for name, value in many.items())
-    too_many = {value for value in many.values() if value.isdecimal() and int(value) > 1}
+    outer = [value.split(",")[0].strip() for value in many.values()]  # of nested regions
+    too_many = {value for value in outer if value.isdecimal() and int(value) > 1}
     change = None
     if too_many and machine.usable > 1:
         change = (

@@ -36,7 +36,8 @@ class Machine:
         usable: Cores for workers, by these and what Slurm, Ray and torchrun say.
         physical: Cores of which the allowed ones are hyperthreads.
         nodes: NUMA nodes that have allowed cores.
-        load: Processes that ran or wanted to, on average of the last minute.
+        load: Processes that ran or wanted to, on average of the last minute; None: the system does
+            not say.
         memory: Bytes that can still be had, the cgroup's limit considered.
         shm: Bytes free in /dev/shm.
         memfd: Why no memfd can be made; None: they can.
@@ -55,7 +56,7 @@ class Machine:
     usable: int
     physical: int
     nodes: int
-    load: float
+    load: float | None
     memory: int
     shm: int
     memfd: str | None
@@ -81,12 +82,12 @@ class Machine:
             usable=usable_cores(),
             physical=len({_siblings(core) for core in cores}),
             nodes=max(1, sum(not on.isdisjoint(cores) for on in _nodes())),
-            load=os.getloadavg()[0],
+            load=_load(),
             memory=free_memory(),
             shm=free_shm(),
             memfd=_refused(lambda: os.memfd_create("shmvec")),
             pidfd=_refused(lambda: os.pidfd_open(os.getpid())),
-            descriptors=(soft, hard, len(os.listdir("/proc/self/fd"))),
+            descriptors=(soft, hard, _open_descriptors()),
             processes=_processes_left(),
             contexts=tuple(multiprocessing.get_all_start_methods()),
             variables={name: os.environ[name] for name in variables if name in os.environ},
@@ -166,9 +167,22 @@ def _refused(attempt: Callable[[], int]) -> str | None:
     return None
 
 
+def _load() -> float | None:
+    with contextlib.suppress(OSError):
+        return os.getloadavg()[0]
+    return None
+
+
+def _open_descriptors() -> int:
+    """How many this process has; 0 where the system does not say."""
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/proc/self/fd"))
+    return 0
+
+
 def _text(path: Path) -> str | None:
     with contextlib.suppress(OSError):
-        return path.read_text("utf-8").strip()
+        return path.read_text("utf-8", "replace").strip()
     return None
 
 
@@ -196,8 +210,8 @@ def _processes_left() -> int | None:
     left = []
     for folder in own_cgroups("pids"):
         limit, used = _text(folder / "pids.max"), _text(folder / "pids.current")
-        if limit is not None and used is not None and limit.isdecimal():
-            left.append(int(limit) - int(used))
+        with contextlib.suppress(ValueError):  # no such file, or "max"
+            left.append(int(limit or "") - int(used or ""))
     return max(0, min(left)) if left else None
 
 

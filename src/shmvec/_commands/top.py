@@ -8,44 +8,26 @@ is printed once, with all that has happened since the vector env was made, or wi
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import IO, Any
 
 from shmvec._commands.attaching import Seen, UnfitError, find
+from shmvec._commands.picture import Look, as_text, picture
+from shmvec._commands.screen import encoding_of, full_screen
 from shmvec.stats import Stats, Timing
 
 __all__ = ["exposition", "run"]
 
 _INTERVAL_S = 1.0
 _FIND_S = 5.0  # between two searches for others
-_FULL_SCREEN, _NORMAL_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-_HOME, _END_OF_LINE, _BELOW = "\x1b[H", "\x1b[K\n", "\x1b[J"
-
-
-@dataclass
-class _Look:
-    """At one vector env.
-
-    Attributes:
-        seen: Which.
-        name: What it is called here: its process, and which of that one's it is.
-        total: Since it was made.
-        recent: Since the last look; the same, if there was none.
-        seconds: How long ago that was.
-    """
-
-    seen: Seen
-    name: tuple[int, int]
-    total: Stats
-    recent: Stats
-    seconds: float | None
 
 
 class _Watch:
@@ -59,7 +41,7 @@ class _Watch:
         self._sought = -_FIND_S
         self._last: dict[Seen, Stats] = {}
 
-    def look(self) -> list[_Look]:
+    def look(self) -> list[Look]:
         """At those that there are now.
 
         Raises:
@@ -67,7 +49,7 @@ class _Watch:
         """
         if time.monotonic() - self._sought >= _FIND_S or not self._seen:
             self._search()
-        looks: list[_Look] = []
+        looks: list[Look] = []
         for seen in self._seen:
             try:
                 if not seen.in_use:
@@ -77,10 +59,12 @@ class _Watch:
                 self.problems.append(f"a vector env of process {seen.pid}: {error}")
                 continue
             before = self._last.get(seen)
-            number = 1 + sum(each.seen.pid == seen.pid for each in looks)
+            number = seen.number
+            while (seen.pid, number) in [each.name for each in looks]:  # one of them is damaged
+                number += 1
             recent = total if before is None else total - before
             seconds = None if before is None else recent.elapsed_s
-            looks.append(_Look(seen, (seen.pid, number), total, recent, seconds))
+            looks.append(Look(seen, (seen.pid, number), total, recent, seconds))
         self._last = {look.seen: look.total for look in looks}
         self._seen = list(self._last)
         return looks
@@ -113,7 +97,7 @@ def run(
     Returns:
         An exit status: 1 if there is no vector env.
     """
-    out = out or sys.stdout
+    out = out or sys.stdout or io.StringIO()  # it may have been closed
     watch = _Watch(pid)
     try:
         if _is_screen(out) and not as_json and not prometheus:
@@ -133,7 +117,7 @@ def run(
     elif prometheus:
         out.write(exposition([(look.name, look.total) for look in looks]))
     elif looks:
-        print(_text(watch, looks), file=out)
+        print(as_text(looks, watch.problems), file=out)
     if not looks and not as_json:
         print(f"shmvec top: {_none(pid, watch)}", file=sys.stderr)
     return 0 if looks else 1
@@ -148,33 +132,25 @@ def _is_screen(out: IO[str]) -> bool:
 
 def _redrawn(watch: _Watch, pid: int | None, interval: float, out: IO[str]) -> int:
     """Until Ctrl-C, or until there is nothing more to see; the last picture stays."""
-    text, seen_any = "", False
-    out.write(_FULL_SCREEN)
-    try:
-        while True:
-            looks = watch.look()
-            if not looks and seen_any:
-                text += "\n\nIt has ended, or was closed."
-                return 0
-            seen_any = bool(looks)
-            text = _text(watch, looks) if looks else _none(pid, watch)
-            columns, lines = shutil.get_terminal_size()
-            rows = [line[:columns] for line in text.splitlines()[: lines - 1]]
-            out.write(_HOME + "".join(row + _END_OF_LINE for row in rows) + _BELOW)
-            out.flush()
-            if not looks:
-                return 1
-            time.sleep(interval)
-    except KeyboardInterrupt:
-        return 0
-    except (FileNotFoundError, ProcessLookupError):
-        if not seen_any:
-            raise
-        text += "\n\nIt has ended."
-        return 0
-    finally:
-        out.write(_NORMAL_SCREEN + (text and text + "\n"))
-        out.flush()
+    looks = watch.look()
+    if not looks:
+        print(f"shmvec top: {_none(pid, watch)}", file=sys.stderr)
+        return 1
+    drawn, said = picture(), ""
+    with full_screen(out) as screen:
+        try:
+            while looks:
+                said = as_text(looks, watch.problems)
+                lines = partial(drawn, looks, watch.problems, encoding_of(out))
+                screen.show(lines, interval)
+                looks = watch.look()
+            said += "\n\nIt has ended, or was closed."
+        except KeyboardInterrupt:
+            pass
+        except (FileNotFoundError, ProcessLookupError):
+            said += "\n\nIt has ended."
+    print(said, file=out, flush=True)
+    return 0
 
 
 def _told(pid: int | None, error: OSError) -> str:
@@ -191,40 +167,10 @@ def _none(pid: int | None, watch: _Watch) -> str:
     return "\n".join([f"{who} vector env in use", *watch.problems])
 
 
-# ---- as text -------------------------------------------------------------------------------------
-
-
-def _text(watch: _Watch, looks: Sequence[_Look]) -> str:
-    """All of them, one below the other."""
-    parts = ["\n".join(_lines(look)) for look in looks]
-    return "\n\n".join([*parts, *watch.problems])
-
-
-def _lines(look: _Look) -> Iterator[str]:
-    pid, number = look.name
-    which = f", vector env {number}" if number > 1 else ""
-    yield f"process {pid}{which}: {look.seen.command}"
-    if look.seconds is not None:
-        total = look.total
-        steps = sum(worker.steps for worker in total.workers)
-        faults = total.faults
-        yield (
-            f"ready for {_duration(total.elapsed_s)}: {steps:,} steps, {faults.restarts} restarts, "
-            f"{faults.crashes + faults.errors + faults.timeouts} faults; of that the last"
-        )
-    yield str(look.recent)
-
-
-def _duration(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"
-
-
 # ---- for programs --------------------------------------------------------------------------------
 
 
-def _as_dict(look: _Look) -> dict[str, Any]:
+def _as_dict(look: Look) -> dict[str, Any]:
     shown = {
         "pid": look.seen.pid,
         "number": look.name[1],
@@ -259,6 +205,9 @@ _METRICS = {
     "envs": ("gauge", "Number of envs."),
     "workers": ("gauge", "Number of worker processes."),
     "cores": ("gauge", "Cores that they may use."),
+    "shared_bytes": ("gauge", "Shared memory for requests, results and counters."),
+    "caller_resident_bytes": ("gauge", "Memory of the calling process."),
+    "caller_proportional_bytes": ("gauge", "The same; its part only of what is shared."),
     "share_of_limit": ("gauge", "Steps, of those that envs that never wait would make."),
     "verdict": ("gauge", "What limits the speed, since it was made."),
     "faults_total": ("counter", "What went wrong and was dealt with, by kind."),
@@ -271,6 +220,7 @@ _METRICS = {
     "worker_cpu_seconds_total": ("counter", "Time on a core."),
     "worker_starved_seconds_total": ("counter", "Time without a core."),
     "worker_late_messages_total": ("counter", "Messages that fitted no ring."),
+    "worker_envs": ("gauge", "How many envs it has; which, by their first and last."),
     "worker_in_env_seconds": ("gauge", "How long it has been in the step or reset that it is in."),
     "worker_resident_bytes": ("gauge", "Memory."),
     "worker_proportional_bytes": ("gauge", "Memory; its part only of what is shared."),
@@ -287,6 +237,7 @@ _OF_WORKERS = {
     "worker_starved_seconds_total": "starved_s",
     "worker_late_messages_total": "late",
 }
+_OF_CALLER = {"caller_resident_bytes": "rss", "caller_proportional_bytes": "pss"}
 _OF_PROCESSES = {"worker_resident_bytes": "rss", "worker_proportional_bytes": "pss"}
 
 
@@ -295,6 +246,14 @@ def _samples(name: str, stats: Stats) -> Iterator[tuple[str, dict[str, Any], flo
     if name in _OF_WORKERS:
         values = [getattr(worker, _OF_WORKERS[name]) for worker in stats.workers]
         yield from _by_worker(values)
+    elif name == "worker_envs":
+        for index, worker in enumerate(stats.workers):
+            if worker.envs:
+                its = {"worker": index, "first": worker.envs[0], "last": worker.envs[-1]}
+                yield "", its, worker.num_envs
+    elif name in _OF_CALLER:
+        if (value := getattr(stats.caller, _OF_CALLER[name], None)) is not None:
+            yield "", {}, value
     elif name in _OF_PROCESSES:
         of = _OF_PROCESSES[name]
         yield from _by_worker([getattr(process, of, None) for process in stats.processes])
@@ -315,6 +274,7 @@ _SINGLE: dict[str, Callable[[Stats], float]] = {
     "envs": lambda stats: len(stats.envs),
     "workers": lambda stats: stats.num_workers,
     "cores": lambda stats: stats.cores,
+    "shared_bytes": lambda stats: stats.shared,
     "share_of_limit": lambda stats: stats.share_of_limit,
     "caller_waited_seconds_total": lambda stats: stats.parent.waited_s,
 }

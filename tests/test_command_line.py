@@ -1,0 +1,83 @@
+"""The command line in odd surroundings: who reads it has gone, or knows no µ."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shmvec.__main__ import main
+
+PRINTING = """
+import sys
+from shmvec import __main__ as command_line
+
+def told(pid):
+    yield "a step takes 3 µs, a … ± 4 × 5 \\N{SNOWMAN}"
+    while pid == 2:
+        yield "y" * 10_000
+    if pid == 3:
+        raise KeyboardInterrupt
+
+command_line.stacks.told = told
+sys.exit(command_line.main(["stacks", sys.argv[1]]))
+"""
+
+
+def printed(which, stdout=subprocess.PIPE, buffered=True, **options):
+    how = [] if buffered else ["-u"]
+    return subprocess.Popen(
+        [sys.executable, *how, "-c", PRINTING, which],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_who_reads_may_leave():
+    with printed("2") as process:
+        assert "µs" in process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == 141 and process.stderr.read() == ""
+
+
+def test_ctrl_c():
+    with printed("3") as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors == ""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8", "latin-1"])
+def test_an_encoding_without_signs(encoding):
+    with printed("1", env={**os.environ, "PYTHONIOENCODING": encoding}, encoding=encoding) as one:
+        out, errors = one.communicate(timeout=60)
+    assert one.returncode == 0 and errors == ""
+    assert out.endswith("4 × 5 \N{SNOWMAN}\n" if encoding == "utf-8" else " 5 ?\n")
+    assert ("3 us, a ... +- 4 x 5" in out) == (encoding == "ascii")
+
+
+@pytest.mark.parametrize("interval", ["0", "nan", "inf", "1e300"])
+def test_an_interval_that_cannot_be_slept(interval, capsys):
+    with pytest.raises(SystemExit):
+        main(["top", "--interval", interval])
+    assert f"must be positive, and at most a million, got {interval}" in capsys.readouterr().err
+
+
+def test_an_output_that_is_closed():
+    done = subprocess.run(
+        f"exec {sys.executable} -m shmvec top {os.getpid()} >&-",
+        shell=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and done.stderr.startswith("shmvec top: process ")
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_an_output_that_is_full(buffered):
+    with open("/dev/full", "w") as full, printed("1", stdout=full, buffered=buffered) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors == "shmvec: standard output: No space left on device\n"

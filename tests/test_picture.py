@@ -1,0 +1,208 @@
+"""What ``top`` draws on a terminal, with rich and without: the same facts, and what fits."""
+
+import fcntl
+import os
+import re
+import signal
+import struct
+import sys
+import termios
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from test_top import HERE, stepped, terminal
+from test_verdicts import CASES, env, made
+
+from shmvec import _commands
+from shmvec._commands.picture import Look, picture, plain
+from shmvec.stats import Doing, FaultCounts, Process
+
+MS = 1e-3
+HOSTILE = "[bold red]train[/] :smile: [link=x]y[/link] [/nothing]"
+BOTH = ["plain", "rich"]
+
+
+def renderer(name):
+    if name == "plain":
+        return plain
+    pytest.importorskip("rich", reason="the top extra")
+    assert picture() is not plain
+    return picture()
+
+
+@pytest.fixture(autouse=True)
+def a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "COLORTERM", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def look(stats=None, command=HOSTILE, number=1):
+    if stats is None:
+        envs = [env((1000, MS), resets=((10, MS),))] * 7 + [env((1000, 4 * MS))]
+        stats = made(envs, workers=2, waited=9.0, starved_s=[0.0, 1.0], first_env=[0, 4])
+        stats = replace(
+            stats,
+            workers=tuple(replace(worker, num_envs=4) for worker in stats.workers),
+            doing=(None, Doing(7, "step", 12.5)),
+            waiting_s=12.5,
+            processes=(Process(4711, 2**24, 2**24), None),
+            caller=Process(4710, 2**25, 2**25),
+            faults=FaultCounts(1, 2, 0, 3, 4),
+        )
+    seen = SimpleNamespace(command=command, pid=4710)
+    return Look(seen, (4710, number), stats, stats, 1.0)
+
+
+def shown(lines):
+    """Without colours."""
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+
+
+def styles(lines, word):
+    """Of the rows with a word, how that is written."""
+    return {
+        code
+        for line in lines
+        for codes, told in re.findall(r"\x1b\[([0-9;]*)m([^\x1b]*)", line)
+        if word in told
+        for code in codes.split(";")
+    }
+
+
+def facts(lines):
+    """The words on the screen; not what they are set off with."""
+    return set(re.sub(r"[█▓×░]+", " ", " ".join(shown(lines))).split())
+
+
+def test_the_same_facts_with_rich_and_without():
+    drawn = [renderer(name)([look()], ["one is damaged"], "utf-8", 150, 50) for name in BOTH]
+    of_plain, of_rich = map(facts, drawn)
+    assert of_plain - of_rich == set()
+    assert of_rich - of_plain <= {"time", "no", "core", "in", "reset", "waiting", "step"}
+    assert {"4711", "process", "p99", "[bold", "crashes,", "12.5", "damaged"} <= of_plain
+    assert "█ in step" in "".join(shown(drawn[1]))
+
+
+def cells(line):
+    return sum(2 if character == "字" else 1 for character in line)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_it_fits(name):
+    """Whatever there is, and however little room for it."""
+    draw = renderer(name)
+    nothing = look(made([], workers=1, waited=0.0))
+    for columns, rows in ((1, 1), (1, 50), (9, 6), (20, 6), (40, 24), (80, 24), (300, 2)):
+        for looks in ([look()], [look(), look(number=2)], [nothing]):
+            lines = shown(draw(looks, [HOSTILE * 9], "utf-8", columns, rows))
+            assert len(lines) <= rows and max(map(len, lines)) <= columns
+        lines = shown(draw([look(command="字" * 300)], [], "utf-8", columns, rows))
+        assert name == "plain" or max(map(cells, lines)) <= columns  # the terminal cuts plain lines
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_what_matters_comes_first(name):
+    stats = look().recent
+    kind = stats.verdict.kind
+    for columns, rows in ((20, 6), (40, 6)):
+        lines = shown(renderer(name)([look()], [], "utf-8", columns, rows))
+        assert lines[0].startswith("process 4710") and kind in "\n".join(lines)
+        assert re.fullmatch(r"\.\.\. and \d+ more", lines[-1])
+    lines = shown(renderer(name)([look()], [], "utf-8", 40, 24))
+    table = next(at for at, line in enumerate(lines) if line.startswith("worker "))
+    assert lines[table].split() == ["worker", "now"] and "no process" in lines[table + 2]
+    assert any(line.split()[:2] == ["any", "env's"] for line in lines)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_what_others_say_is_shown_as_it_is(name):
+    problem = "\x1b[2J\x07" + HOSTILE + "\u202e\r\n"
+    lines = renderer(name)([look()], [problem], "utf-8", 120, 40)
+    told = "\n".join(shown(lines))
+    assert f"process 4710: {HOSTILE}" in told and f"?[2J?{HOSTILE}???" in told
+    assert not set("\x1b\x07\u202e\r") & set(told)
+
+
+def test_colours():
+    draw = renderer("rich")
+    colours = {
+        kind: styles(draw([look(stats)], [], "utf-8", 120, 40), kind)
+        for stats, kind, _ in CASES.values()
+    }
+    assert {"32", "1"} <= colours["env-bound"] and "31" in colours["straggler"]
+    assert "33" in colours["policy-bound"] and "31" in colours["oversubscribed"]
+    assert not {"31", "32", "33"} & colours["idle"]
+    hangs = look()
+    hangs.total = hangs.recent = replace(hangs.recent, processes=())
+    lines = draw([hangs], [], "utf-8", 120, 40)
+    assert {"1", "31"} <= styles(lines, "step of env 7 for 12.5 s")
+    hangs.recent = replace(hangs.recent, doing=(None, Doing(7, "step", 5 * MS)))
+    lines = draw([hangs], [], "utf-8", 120, 40)
+    assert not {"31", "33"} & styles(lines, "step of env 7 for 5 ms")
+
+
+def test_a_bar_says_what_the_time_went_into():
+    envs = [env((1000, 5 * MS), resets=((100, 20 * MS),))] * 2
+    stats = made(envs, workers=2, waited=9.0, starved_s=[0.0, 3.5], park_s=[2.0, 0.0])
+    for encoding, letters in (("utf-8", "█▓×░"), ("ascii", "#+x.")):
+        step, reset, lacking, waiting = letters
+        lines = shown(renderer("rich")([look(stats)], [], encoding, 150, 40))
+        "\n".join(lines).replace("µ", "u").encode(encoding)
+        first, second = [line for line in lines if step in line and "in step" not in line]
+        bars = [[line.count(letter) for letter in letters] for line in (first, second)]
+        whole = sum(bars[0]) / 0.9  # of 10 s it was 5 in steps, 2 in resets, and waited for 2
+        for bar, parts in zip(bars, ((5, 2, 0, 2), (2.5, 1, 3.5, 0)), strict=True):
+            assert bar == [pytest.approx(whole * part / 10, abs=1.1) for part in parts]
+
+
+def test_no_colours(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = renderer("rich")([look()], [], "utf-8", 120, 40)
+    codes = {
+        code
+        for codes in re.findall(r"\x1b\[([0-9;]*)m", "".join(lines))
+        for code in codes.split(";")
+    }
+    assert codes <= {"", "0", "1", "2"} and "█" in "".join(lines)
+
+
+def resized(process, columns, rows):
+    """As a terminal's window is."""
+    descriptor = os.open(f"/proc/{process.pid}/fd/1", os.O_RDWR | os.O_NOCTTY)
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+    os.close(descriptor)
+    process.send_signal(signal.SIGWINCH)  # what a terminal that it was started in does
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_it_follows_the_size_of_the_terminal(name):
+    """At once, however long until it looks again."""
+    renderer(name)
+    size = {"COLUMNS": "", "LINES": ""}
+    with (
+        stepped(num_workers=2),
+        terminal(
+            HERE, "--interval", 600, rich=name == "rich", PYTHONIOENCODING="ascii", **size
+        ) as (top, until),
+    ):
+        drawn = 24
+        until(r"\x1b\[2K", times=drawn)
+        for columns, rows in ((150, 30), (40, 6), (100, 24)):
+            resized(top, columns, rows)
+            drawn += rows
+            text = until(r"\x1b\[2K", times=drawn)
+            lines = shown(text.split("\x1b[H")[-1].replace("\x1b[2K", "").split("\r\n"))
+            assert len(lines) == rows and max(map(len, lines)) <= columns
+            assert lines[0].startswith("process ") and ("  now" in "\n".join(lines)) == (rows > 6)
+        top.send_signal(signal.SIGINT)
+        assert top.wait(60) == 0
+        assert ("\x1b[1m" in text) == (name == "rich") and "????" not in text
+
+
+def test_without_rich_it_is_plain(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.delitem(sys.modules, "shmvec._commands.coloured", raising=False)
+    monkeypatch.delattr(_commands, "coloured", raising=False)
+    assert picture() is plain
