@@ -95,7 +95,7 @@ if __name__ == "__main__":  # not in cythonize's processes, which Python 3.14 ha
                 "wraparound": False,
                 "initializedcheck": DEBUG,
                 "cdivision": True,
-                "freethreading_compatible": False,
+                "freethreading_compatible": True,
             },
         ),
     )
