@@ -537,6 +537,7 @@ def test_cartpole_under_fire():
         observations, _ = envs.reset(seed=50)
         last = [env.reset(seed=seed)[0] for env, seed in zip(alone, seeds, strict=True)]
         assert same(observations, np.array(last))
+        seeds = [None] * 6  # used
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             fate = rng.random()
@@ -564,7 +565,6 @@ def test_cartpole_under_fire():
                 elif fault is not None:
                     over[i] = True
                 else:
-                    seeds[i] = None
                     last[i], reward, terminated, truncated, _ = alone[i].step(actions[i])
                     expected = reward, terminated, truncated
                     over[i] = terminated or truncated

@@ -119,7 +119,9 @@ class Moments:
 
         def trace(frame, event, arg):
             nonlocal previous
-            if event == "opcode":
+            if event == "exception":  # what raises it is left at once, without a look
+                previous = ""
+            elif event == "opcode":
                 # It looks for signals where a function begins, after calls, and after jumps back.
                 # What ends a generator that is dropped (CALL_INTRINSIC) would lose what is raised.
                 looks = previous.startswith(_LOOKS)
