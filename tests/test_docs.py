@@ -180,3 +180,30 @@ def test_what_shmvec_itself_has_is_in_the_reference():
     index = (DOCS / "api" / "index.md").read_text()
     for name in shmvec.__all__:
         assert f"`shmvec.{name}" in index, name
+
+
+def test_import_shmvec_is_enough_for_its_public_modules():
+    """README.md calls them shmvec.cluster and so on; adapters need what they adapt to."""
+    names = {name for name in public_modules() if not name.startswith("shmvec.adapters")}
+    names -= {"shmvec.auto", "shmvec.entry"}  # imported for what that does, by name
+    program = f"import shmvec; {'; '.join(sorted(names))}"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_every_command_is_in_the_reference():
+    page = (DOCS / "api" / "commands.md").read_text()
+    shown = subprocess.run(
+        [sys.executable, "-m", "shmvec", "--help"], check=True, capture_output=True, timeout=60
+    )
+    (commands,) = set(re.findall(r"\{([\w,]+)\}", shown.stdout.decode()))
+    assert re.findall(r"^\| `python -m shmvec (\w+)", page, re.M) == commands.split(",")
+
+
+def test_every_extra_is_in_the_table():
+    (extras,) = re.findall(
+        r"^\[project.optional-dependencies\]\n(.*?)\n\n\[",
+        (ROOT / "pyproject.toml").read_text(),
+        re.M | re.S,
+    )
+    table = "".join(re.findall(r"^\| (`.*?) \|", (DOCS / "install.md").read_text(), re.M))
+    assert set(re.findall(r"`(\w+)`", table)) == set(re.findall(r"^(\w+) =", extras, re.M))
