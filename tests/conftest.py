@@ -5,6 +5,7 @@ import gc
 import itertools
 import multiprocessing.resource_tracker
 import os
+import signal
 import time
 from multiprocessing import forkserver
 from pathlib import Path
@@ -63,6 +64,12 @@ def _settled(look, allowed):
         if looks % 10 == 1:
             gc.collect()  # only now: what is ending ends alone
         time.sleep(0.01)
+
+
+def pytest_configure():
+    """A shell has Ctrl-C ignored by what runs in the background: here tests send it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

@@ -321,16 +321,21 @@ def test_a_container(capsys):
 # ---- a terminal ---------------------------------------------------------------------------------
 
 
-# A group of which nobody knows who started it cannot be stopped.
-IN_ITS_GROUP = (
-    "import os, sys, shmvec.__main__; os.setpgrp(); sys.exit(shmvec.__main__.main(sys.argv[1:]))"
-)
+# A group of which nobody knows who started it cannot be stopped. And nohup has SIGHUP ignored, a
+# shell SIGQUIT by what runs in the background, as these tests may.
+IN_ITS_GROUP = """
+import os, signal, sys, shmvec.__main__
+os.setpgrp()
+for number in signal.SIGHUP, signal.SIGQUIT:
+    signal.signal(number, signal.SIG_DFL)
+sys.exit(shmvec.__main__.main(sys.argv[1:]))
+"""
 
 
 @contextmanager
 def terminal(*arguments, rich=False, **environ):
     """A command on a terminal of its own, and what shows more of what it has written there."""
-    without = "" if rich else "import sys; sys.modules['rich'] = None; "
+    without = "" if rich else "import sys; sys.modules['rich'] = None"
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", without + IN_ITS_GROUP, "top", *map(str, arguments)],

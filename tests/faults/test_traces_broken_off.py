@@ -31,17 +31,13 @@ def vector_env(num_workers=2, **options):
     return ShmVectorEnv([Hanging] * 4, num_workers=num_workers, **options)
 
 
-@pytest.fixture
 def ctrl_c():
-    """Raises KeyboardInterrupt here, also where Ctrl-C is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda: signal.raise_signal(signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
+    signal.raise_signal(signal.SIGINT)
 
 
 # Between open() and `with` Python itself closes the file; which file, it says.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_ctrl_c_at_any_moment(tmp_path, ctrl_c):
+def test_ctrl_c_at_any_moment(tmp_path):
     def mapped():
         return Path(f"/proc/{envs.processes[0].pid}/maps").read_text().count("memfd:shmvec")
 
@@ -69,7 +65,7 @@ def test_ctrl_c_at_any_moment(tmp_path, ctrl_c):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_ctrl_c_within_it(num_workers, tmp_path, ctrl_c):
+def test_ctrl_c_within_it(num_workers, tmp_path):
     with closing(vector_env(num_workers)) as envs:
         envs.reset()
         with pytest.raises(KeyboardInterrupt), envs.trace(tmp_path / "run.json"):
