@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -95,13 +96,25 @@ def called(tmp_path):
         else:
             before = signal.signal(signal.SIGUSR1, run)
             cleanups.append(partial(signal.signal, signal.SIGUSR1, before))
-        env_fns = [partial(Calling, done, how == "signal"), partial(Calling, done, False)]
+        inline = how == "signal" and num_workers == 0
+        env_fns = [partial(Calling, done, inline), partial(Calling, done, False)]
         envs = ShmVectorEnv(env_fns, num_workers=num_workers, context="fork", hang_warning_s=limit)
         made.append(envs)
         # Of each worker, and not of this process: the envs are built there.
         envs.set_attr("caller", os.getpid())
         envs.reset(seed=1)
+        if how == "signal" and not inline:
+            teller = threading.Thread(target=tell, args=(envs.exchange, threading.get_ident()))
+            cleanups.append(teller.join)
+            teller.start()
         return envs, became
+
+    def tell(exchange, thread):
+        """Has the handler run in the step's wait: by itself it might before that, or after."""
+        until = time.monotonic() + DEADLINE_S
+        while not exchange.waiting and time.monotonic() < until:
+            time.sleep(0.001)
+        signal.pthread_kill(thread, signal.SIGUSR1)
 
     cleanups = []
     try:
@@ -109,7 +122,7 @@ def called(tmp_path):
     finally:
         for envs in made:
             envs.close()
-        for cleanup in cleanups:
+        for cleanup in reversed(cleanups):
             cleanup()
         made.clear()
 
