@@ -521,7 +521,7 @@ class FrailCartPole(gym.Wrapper):
 
 @pytest.mark.slow
 def test_cartpole_under_fire():
-    """Workers are killed and stopped, envs raise and hang, for SHMVEC_FIRE_SECONDS (8)."""
+    """Workers are killed and stopped, envs raise and hang, for SHMVEC_FIRE_SECONDS (8) or longer."""
     seconds = float(os.environ.get("SHMVEC_FIRE_SECONDS", 8))
     rng = np.random.default_rng(1)
     envs = ShmVectorEnv(
@@ -539,7 +539,7 @@ def test_cartpole_under_fire():
         assert same(observations, np.array(last))
         seeds = [None] * 6  # used
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or steps < 100 * seconds or faults < seconds:
             fate = rng.random()
             if fate < 0.004:
                 pid = envs.processes[rng.integers(3)].pid
@@ -571,7 +571,6 @@ def test_cartpole_under_fire():
                     steps += 1
                 assert same(observations[i], last[i])
                 assert (rewards[i], terminations[i], truncations[i]) == expected
-        assert steps > 100 * seconds and faults > seconds
     finally:
         envs.close()
         for env in alone:

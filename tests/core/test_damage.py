@@ -312,10 +312,15 @@ def test_a_damaged_count(num_workers, damage):
                 envs.exchange._ledger.wait_all(0.5)
                 found.put(found.completion + 4, found.get(found.completion + 4) - damage)
             assert envs.step_wait()[0][:, 1].tolist() == [1, 2]
-        begin = time.monotonic()
-        for _ in range(100):
-            assert envs.step([2, 3])[0][:, 1].tolist() == [2, 3]
-        assert time.monotonic() - begin < 2.5, "it still waits for slices"
+
+        def hundred_s():
+            begin = time.monotonic()
+            for _ in range(100):
+                assert envs.step([2, 3])[0][:, 1].tolist() == [2, 3]
+            return time.monotonic() - begin
+
+        # Slices would take it five seconds; the machine may be busy now and then.
+        assert any(hundred_s() < 2.5 for _ in range(5)), "it still waits for slices"
 
 
 @pytest.mark.parametrize("damage", [1, -1, 2, 2**20, -(2**20), 2**31])
