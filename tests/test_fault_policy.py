@@ -521,7 +521,7 @@ class FrailCartPole(gym.Wrapper):
 
 @pytest.mark.slow
 def test_cartpole_under_fire():
-    """Workers are killed and stopped, envs raise and hang, for SHMVEC_FIRE_SECONDS (8) or longer."""
+    """Workers are killed and stopped, envs raise and hang, for SHMVEC_FIRE_SECONDS or longer."""
     seconds = float(os.environ.get("SHMVEC_FIRE_SECONDS", 8))
     rng = np.random.default_rng(1)
     envs = ShmVectorEnv(

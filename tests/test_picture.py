@@ -6,8 +6,10 @@ import re
 import signal
 import struct
 import sys
+import tempfile
 import termios
 from dataclasses import replace
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from test_verdicts import CASES, env, made
 
 from shmvec import _commands
 from shmvec._commands.picture import Look, picture, plain
+from shmvec._commands.screen import full_screen
 from shmvec.stats import Doing, FaultCounts, Process
 
 MS = 1e-3
@@ -199,6 +202,24 @@ def test_it_follows_the_size_of_the_terminal(name):
         top.send_signal(signal.SIGINT)
         assert top.wait(60) == 0
         assert ("\x1b[1m" in text) == (name == "rich") and "????" not in text
+
+
+def test_a_signal_as_the_wait_begins():
+    """Its handler runs only after that wait: another thread gets it here, so that none is ended."""
+    drawn = []
+
+    def lines(columns, rows):
+        if drawn:
+            raise EOFError  # it is drawn anew
+        drawn.append(columns)
+        other.start()
+        return []
+
+    other = Timer(0.1, lambda: signal.pthread_kill(other.ident, signal.SIGWINCH))
+    with tempfile.TemporaryFile("w") as out, full_screen(out) as screen:
+        with pytest.raises(EOFError):
+            screen.show(lines, 10)
+        other.join()
 
 
 def test_without_rich_it_is_plain(monkeypatch):

@@ -23,7 +23,7 @@ class Screen:
     """One that is taken."""
 
     def __init__(self, out: IO[str], changes: int) -> None:
-        """Draws to `out`; from `changes` it can be read that it is to be drawn anew."""
+        """Draws to `out`; from `changes` it can be read that a signal came."""
         self._out = out
         self._changes = changes
 
@@ -54,7 +54,9 @@ class Screen:
 @contextlib.contextmanager
 def full_screen(out: IO[str]) -> Iterator[Screen]:
     """Takes a terminal's screen; the one before comes back, whatever ends or stops this process."""
+    # Of any signal, at once: its handler may come too late for a wait that is just about to begin.
     changes, changed = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    woken = signal.set_wakeup_fd(changed, warn_on_full_buffer=False)
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -65,11 +67,9 @@ def full_screen(out: IO[str]) -> Iterator[Screen]:
         signal.raise_signal(number)  # here it stands until it is to go on
         signal.signal(number, stop)
         os.write(out.fileno(), _FULL.encode())
-        change(number, frame)
 
     def change(number: int, frame: object) -> None:
-        with contextlib.suppress(BlockingIOError):  # that it is known by then
-            os.write(changed, b"\0")
+        """Nothing is left to do."""
 
     handlers = {
         signal.SIGTERM: end,
@@ -92,6 +92,7 @@ def full_screen(out: IO[str]) -> Iterator[Screen]:
             out.flush()
         for number, was in before.items():
             signal.signal(number, was)
+        signal.set_wakeup_fd(woken)
         os.close(changes)
         os.close(changed)
 
