@@ -39,13 +39,13 @@ cdef class Outbox:
                       bint any_shape):
         """Writes all envs' actions, for requests of one number; packed, what is left, by worker."""
         cdef Links links = self.links
-        cdef list each
         cdef uint32_t worker
         cdef Py_ssize_t env
-        cdef dict left = {}
-        each = self.write(everyone, actions, any_shape)
+        cdef dict left
+        cdef list each = self.write(everyone, actions, any_shape)
         if each is None:
             return None
+        left = {}
         for worker in range(links.num_workers):
             for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
                 if self.encoders is None or not self.encode(env, each[env], sequence):
@@ -57,12 +57,12 @@ cdef class Outbox:
     cdef dict put(self, const Py_ssize_t[::1] envs, actions, pack, uint32_t sequence,
                   bint any_shape):
         """Writes envs' actions, for requests from this number on; packed, what is left, by env."""
-        cdef list each
         cdef Py_ssize_t i
-        cdef dict left = {}
-        each = self.write(envs, actions, any_shape)
+        cdef dict left
+        cdef list each = self.write(envs, actions, any_shape)
         if each is None:
             return None
+        left = {}
         for i in range(envs.shape[0]):
             if self.encoders is None or not self.encode(
                     envs[i], each[i], sequence + <uint32_t>i):
