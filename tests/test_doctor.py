@@ -178,8 +178,8 @@ def refuse(*_):
 
 was = os.listdir, Path.read_text
 os.listdir = lambda path=".": refuse() if str(path).startswith("/proc") else was[0](path)
-Path.read_text = lambda path, *a: (
-    refuse() if str(path).startswith(("/proc", "/sys")) else was[1](path, *a)
+Path.read_text = lambda path, *a, **k: (
+    refuse() if str(path).startswith(("/proc", "/sys")) else was[1](path, *a, **k)
 )
 os.getloadavg = refuse
 shmvec.__main__.Prices.measured = lambda cores: shmvec.__main__.Prices(*[1e-7] * 5, 8.0, 0.0)
