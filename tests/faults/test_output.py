@@ -565,3 +565,18 @@ def test_excerpt():
             "Current thread 0x2 (most recent call first):",
             '  File "env.py", line 1 in step',
         ]
+    # Where a thread of C's has crashed, Python 3.14 tells no Python stack of it, but C's.
+    crash[34:] = [
+        "Thread 0x2 [python] (most recent call first):",
+        *crash[35:38],
+        "",
+        "Current thread's C stack trace (most recent call first):",
+        '  Binary file "/usr/bin/python", at _Py_DumpStack+0x4a [0x499c1d]',
+        "",
+        crash[-1],
+    ]
+    assert excerpt("\n".join(crash).encode()).splitlines() == [
+        "Fatal Python error: Segmentation fault",
+        "Thread 0x2 [python] (most recent call first):",
+        '  File "env.py", line 1 in step',
+    ]

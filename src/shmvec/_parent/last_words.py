@@ -16,7 +16,7 @@ _MOST_BYTES = 4096
 _LONGEST_LINE = 200
 _FATAL = "Fatal Python error"
 _UNENDED = re.compile(rf"(?<=[^\n]){_FATAL}: ")  # a line that it was written behind
-_HEADS = ("Current thread", "Stack (")
+_HEADS = ("Current thread 0x", "Stack (")  # not Python 3.14's "Current thread's C stack trace"
 
 
 class LastWords:
