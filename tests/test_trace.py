@@ -240,7 +240,7 @@ def test_each_process_has_its_own_entries(tmp_path):
         pids = [envs.processes[0].pid]
         with envs.trace(tmp_path / "run.json", size=64):
             for _ in range(2):
-                for _ in range(20):
+                for _ in range(40):  # more entries than there is room for, without a single wait
                     envs.step([0] * 4)
                 envs.step([KILL, 0, 0, 0])
                 envs.step([0] * 4)
