@@ -47,12 +47,15 @@ START = f"""
         while not enough() and time.monotonic() < until and not over.wait(0.01):
             pass  # the machine is busy
         over.set()
+        end(threads)
+        assert enough()
+
+    def end(threads):
         for thread in threads:
             thread.join(20)
             assert not thread.is_alive(), "it hangs"
         if wrong:
             raise wrong[0]
-        assert enough()
 
     def is_refusal(error):
         kinds = AlreadyPendingCallError, NoAsyncCallError
@@ -415,11 +418,7 @@ def test_closed_while_it_steps():
             assert stepped.wait(20) or wrong
             for thread in threads[3:]:
                 thread.start()
-            for thread in threads:
-                thread.join(20)
-                assert not thread.is_alive(), "it hangs"
-            if wrong:
-                raise wrong[0]
+            end(threads)
             assert envs.closed and not any(process.is_alive() for process in processes)
             del envs, processes, threads
             gc.collect()

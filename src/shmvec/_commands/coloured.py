@@ -108,10 +108,7 @@ class _Pen:
         columns = _table.fitted(columns, self._columns, _SPARE)
         left = self._columns - _table.width_of(columns)
         bar = min(_BAR_COLUMNS[0] + left, _BAR_COLUMNS[1])
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-        for name, _ in columns:
-            justify: JustifyMethod = "left" if name in (_BAR, "now") else "right"
-            table.add_column(Text(name), justify=justify, no_wrap=True, overflow="crop")
+        table = _empty([name for name, _ in columns])
         for index in range(len(columns[0][1])):
             worker = stats.workers[index]
             table.add_row(
@@ -186,12 +183,19 @@ def _style_of(now: Doing | None, stats: Stats) -> str:
 def _timings(rows: Sequence[Sequence[str]]) -> Table:
     """How long steps and resets take."""
     names, *told = rows
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(Text(name), justify="right", no_wrap=True, overflow="crop")
+    table = _empty(names)
     for who, *times in told:
         of_all = who.startswith("any")
         table.add_row(*(Text(word, "bold" if of_all else "") for word in (who, *times)))
+    return table
+
+
+def _empty(names: Sequence[str]) -> Table:
+    """A table of columns with these names, without rows: numbers end beneath each other."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for name in names:
+        justify: JustifyMethod = "left" if name in (_BAR, "now") else "right"
+        table.add_column(Text(name), justify=justify, no_wrap=True, overflow="crop")
     return table
 
 
