@@ -214,6 +214,21 @@ def test_a_lost_node_is_a_fault_of_its_envs(monkeypatch):
     assert ours.closed
 
 
+def test_a_lost_node_is_no_fault_of_an_env_whose_episode_was_over(monkeypatch):
+    """Nothing of it was lost: its next step begins an episode, as it would have."""
+    envs = [partial(gym.make, "CartPole-v1", max_episode_steps=steps) for steps in (1, 9, 9)]
+    ours = vector_env(envs, 1, faults=FaultPolicy(on_crash="restart"), num_workers=1)
+    ours.reset(seed=3)
+    assert ours.step([1] * 3)[3].tolist() == [True, False, False]
+    lose_next(monkeypatch)
+    observations, rewards, _, truncations, infos = ours.step([1] * 3)
+    assert (rewards.tolist(), truncations.tolist()) == ([0] * 3, [False, True, True])
+    assert infos["_fault"].tolist() == [False, True, True]
+    expected, _ = gym.make("CartPole-v1").reset(seed=restart_seed(3, 1))
+    np.testing.assert_array_equal(observations[0], expected)
+    ours.close()
+
+
 def test_a_node_that_is_lost_in_a_reset_begins_with_another_seed(monkeypatch):
     ours = vector_env(faults=FaultPolicy(on_crash="restart"), num_workers=1)
     lose_next(monkeypatch)
