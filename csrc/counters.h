@@ -106,10 +106,30 @@ static inline void sv_counters_read(const sv_counters *counters, sv_counts *coun
 #undef SV_READ
 }
 
-/* What a worker is doing: stepping an env, or resetting it. */
-static inline uint64_t sv_busy(uint32_t env, bool reset)
+/* What a worker is doing with an env. */
+enum sv_doing { SV_IN_STEP, SV_IN_RESET, SV_IN_CALL };
+
+/* That, and with which. */
+static inline uint64_t sv_busy(uint32_t env, enum sv_doing doing)
 {
-    return ((uint64_t)env + 1) << 1 | reset;
+    return ((uint64_t)env + 1) << 2 | doing;
+}
+
+static inline uint64_t sv_busy_env(uint64_t busy)
+{
+    return (busy >> 2) - 1;
+}
+
+/* Of a damaged segment it may be none of these. */
+static inline enum sv_doing sv_busy_doing(uint64_t busy)
+{
+    return (enum sv_doing)(busy & 3);
+}
+
+static inline const char *sv_busy_name(uint64_t busy)
+{
+    static const char *const names[] = {"step", "reset", "call", "call"};
+    return names[busy & 3];
 }
 
 /* Worker: begins something; 0 ends it.  The end leaves the time as it is: a reader that has just seen

@@ -46,7 +46,7 @@ enum sv_trace_kind {
     /* Of workers. */
     SV_TRACE_STEP, /* an env's step, and taking its results */
     SV_TRACE_RESET,
-    SV_TRACE_CALL,   /* a command, whatever it is */
+    SV_TRACE_CALL,   /* a method or an attribute of an env */
     SV_TRACE_ERROR,  /* at a moment: an env has raised */
     SV_TRACE_ATTACH, /* at a moment: another process writes from here on, whose number is `env` */
     /* Waits of either. */

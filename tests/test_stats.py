@@ -229,7 +229,7 @@ def test_a_histogram_is_right_within_its_buckets():
 
 
 class Held(Counter):
-    """Is in `step`, or in a reset with options, until a file is there."""
+    """Is in `step`, in a reset with options or in a call until a file is there."""
 
     def _wait(self, path):
         until = time.monotonic() + 60
@@ -246,6 +246,10 @@ class Held(Counter):
         if options:
             self._wait(options["gate"])
         return super().reset(seed=seed)
+
+    def called(self, env, gate):
+        if self.env == env:
+            self._wait(gate)
 
 
 def once_doing(envs, worker):
@@ -289,8 +293,9 @@ def test_what_workers_do_now(tmp_path):
     with closing(ShmVectorEnv([Held] * 4, num_workers=2)) as envs:
         envs.reset()
         assert envs.stats().doing == (None, None)
-        step, reset = str(tmp_path / "step"), str(tmp_path / "reset")
+        step, reset, call = (str(tmp_path / name) for name in ("step", "reset", "call"))
         envs.set_attr("gate", step)
+        envs.set_attr("env", [0, 1, 2, 3])
         envs.step_async([0, 0, 0, 1])
         _, doing = once_doing(envs, 1)
         while doing.env == 2:  # which comes first
@@ -306,4 +311,16 @@ def test_what_workers_do_now(tmp_path):
         assert (doing.env, doing.operation, nothing) == (0, "reset", None)
         open(reset, "w").close()
         envs.recv(min_envs=1)
+        assert envs.stats().doing == (None, None)
+        before = envs.stats()
+        envs.call_async("called", 3, call)
+        _, doing = once_doing(envs, 1)
+        while doing.env == 2:
+            _, doing = once_doing(envs, 1)
+        assert (doing.env, doing.operation) == (3, "call")
+        now = envs.stats()
+        assert "call of env 3 for" in str(now)
+        assert (now - before).workers[1].busy_s == 0  # neither a step nor a reset
+        open(call, "w").close()
+        envs.call_wait()
         assert envs.stats().doing == (None, None)

@@ -72,7 +72,8 @@ def test_what_was_done_is_in_it(num_workers, mode, tmp_path):
         assert trace.overwritten == [0] * (max(1, num_workers) + 1)
         kinds = Counts(span["cat"] for span in timeline.parent)
         assert kinds["send"] >= 13 and kinds["take"] >= 13 and kinds["caller"] >= 13
-        assert sum(span["name"] == "call" for span in timeline.workers()) >= max(1, num_workers)
+        calls = [span["name"] for span in timeline.workers() if span["cat"] == "call"]
+        assert sorted(calls) == [f"call env {env}" for env in range(4)]
         pids = {pid for pid, _ in timeline.names}
         assert pids == {os.getpid(), *(process.pid for process in envs.processes)}
         assert len(timeline.names) == max(1, num_workers) + 1
@@ -280,12 +281,12 @@ def shown(*entries, busy=None, idle=False):
 def test_what_has_just_ended_is_not_unfinished():
     """Who reads while an env's step ends may see both."""
     step = ("step", 0, 1_500_000, 1_600_000)
-    (once,) = shown(step, busy=(0, False, 1_500_000))
+    (once,) = shown(step, busy=(0, "step", 1_500_000))
     assert once == ("step env 0", 1_500_000, 1_600_000)
     # The next one began before the last one had ended, by one of a worker's clocks.
-    assert shown(step, busy=(0, False, 1_599_000))[1:] == [("step env 0", 1_600_000, ENDED)]
-    assert shown(step, busy=(1, False, 1_599_000))[1:] == [("step env 1", 1_600_000, ENDED)]
-    assert shown(step, busy=(0, True, 1_500_000))[1:] == [("reset env 0", 1_600_000, ENDED)]
+    assert shown(step, busy=(0, "step", 1_599_000))[1:] == [("step env 0", 1_600_000, ENDED)]
+    assert shown(step, busy=(1, "step", 1_599_000))[1:] == [("step env 1", 1_600_000, ENDED)]
+    assert shown(step, busy=(0, "reset", 1_500_000))[1:] == [("reset env 0", 1_600_000, ENDED)]
 
 
 def test_the_last_wait(tmp_path):
@@ -570,8 +571,11 @@ class Slow(gym.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        os.read(self.gate, 1)
+        self.wait()
         return np.zeros(1, np.float32), 0.0, False, False, {}
+
+    def wait(self):
+        os.read(self.gate, 1)
 
 
 @contextmanager
@@ -602,6 +606,18 @@ def test_a_step_that_has_not_ended_is_in_it(tmp_path):
         envs.step_wait()
     (step,) = [s for s in Timeline(tmp_path / "run.json").workers() if s["cat"] == "step"]
     assert step["args"] == {"unfinished": True}
+
+
+def test_a_call_that_has_not_ended_is_in_it(tmp_path):
+    with one_slow() as (envs, end_step):
+        with envs.trace(tmp_path / "run.json"):
+            envs.call_async("wait")
+            while envs.stats().doing[0] is None:
+                pass
+        end_step()
+        envs.call_wait()
+    (call,) = [s for s in Timeline(tmp_path / "run.json").workers() if s["cat"] == "call"]
+    assert call["name"] == "call env 0" and call["args"] == {"unfinished": True}
 
 
 def test_a_step_that_began_before_it(tmp_path):

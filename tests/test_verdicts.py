@@ -197,6 +197,9 @@ def test_who_hangs_is_named():
     assert "worker 1 has been in step of env 3 for 40 s" in one.reason
     both = replace(nothing, doing=(Doing(0, "reset", 41.0), Doing(3, "step", 40.0))).verdict
     assert both.kind == "env-bound" and "worker 0 has been in reset of env 0" in both.reason
+    call = replace(nothing, doing=(Doing(0, "call", 41.0), None)).verdict
+    assert (call.kind, call.option) == ("straggler", "") and "shmvec stacks" in call.advice
+    assert "worker 0 has been in call of env 0 for 41 s" in call.reason
 
 
 def test_who_hangs_while_others_go_on():
@@ -209,6 +212,8 @@ def test_who_hangs_while_others_go_on():
     assert slow.kind == "env-bound"
     reset = replace(others, doing=(*nobody, Doing(7, "reset", 600.0))).verdict
     assert reset.kind == "env-bound"  # none has ended: who knows how long they take
+    call = replace(others, doing=(*nobody, Doing(7, "call", 600.0))).verdict
+    assert call.kind == "env-bound"  # nor is that known of calls
 
 
 def test_the_share_of_the_limit():

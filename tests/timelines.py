@@ -49,7 +49,7 @@ class Timeline:
     def counts(self, spans=None):
         """How many steps and resets of each env there are."""
         spans = self.workers() if spans is None else spans
-        return Counts(span["name"] for span in spans if " env " in span["name"])
+        return Counts(span["name"] for span in spans if span["cat"] in ("step", "reset"))
 
 
 def ns(span):

@@ -69,7 +69,7 @@ static void be_busy(void *argument)
 {
     struct shared *shared = argument;
     for (uint32_t env = 0; env < shared->rounds; env++) {
-        sv_busy_begin(&shared->counters, sv_busy(env, env % 2), env);
+        sv_busy_begin(&shared->counters, sv_busy(env, env % 3), env);
         if (env % 4 == 3)
             sv_busy_begin(&shared->counters, 0, 0);
     }
@@ -81,10 +81,10 @@ static void be_busy(void *argument)
 static void test_end_between(void)
 {
     sv_counters counters = {0};
-    sv_busy_begin(&counters, sv_busy(3, false), 1000);
+    sv_busy_begin(&counters, sv_busy(3, SV_IN_STEP), 1000);
     uint64_t busy = atomic_load(&counters.busy);
     sv_busy_begin(&counters, 0, 0);
-    CHECK(busy == sv_busy(3, false) && sv_counter_get(&counters.busy_since) >= 1000);
+    CHECK(busy == sv_busy(3, SV_IN_STEP) && sv_counter_get(&counters.busy_since) >= 1000);
     int64_t elapsed;
     CHECK(sv_busy_for(&counters, 2000, &elapsed) == 0);
 }
@@ -102,8 +102,8 @@ static void test_busy(bool process, uint32_t rounds)
         seen = sv_busy_for(&shared->counters, rounds, &elapsed);
         if (seen == 0)
             continue;
-        uint64_t env = (seen >> 1) - 1;
-        CHECK(seen >= last && env < rounds && (seen & 1) == env % 2);
+        uint64_t env = sv_busy_env(seen);
+        CHECK(seen >= last && env < rounds && sv_busy_doing(seen) == env % 3);
         CHECK(elapsed >= 0 && (uint64_t)elapsed <= rounds - env);
         last = seen;
     }
@@ -121,7 +121,10 @@ static void test_nonsense(void)
         sv_counter_set(&counters.busy_since, times[i]);
         sv_busy_for(&counters, INT64_MAX, &elapsed);
         sv_busy_for(&counters, 0, &elapsed);
+        CHECK(sv_busy_name(times[i]) != NULL);
     }
+    CHECK(strcmp(sv_busy_name(sv_busy(UINT32_MAX, SV_IN_CALL)), "call") == 0);
+    CHECK(sv_busy_env(sv_busy(UINT32_MAX, SV_IN_RESET)) == UINT32_MAX);
 }
 
 int main(int argc, char **argv)

@@ -32,6 +32,7 @@ _IF_IT_HANGS = (
     "If it hangs: step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it",
     "step_timeout=",
 )
+_NO_LIMIT = "No time limit ends a call: python -m shmvec stacks says where it is"
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,18 @@ def _nothing_done(stats: Stats) -> Verdict:
     if not inside:
         return Verdict("idle", "nothing was stepped or reset")
     _, worker = max(inside)
+    now = stats.doing[worker]
     return Verdict(
         "straggler" if len(inside) < len(stats.workers) else "env-bound",
-        f"nothing was finished: worker {worker} has been in {stats.doing[worker]}",
-        *_IF_IT_HANGS,
+        f"nothing was finished: worker {worker} has been in {now}",
+        *((_NO_LIMIT,) if now is not None and now.operation == "call" else _IF_IT_HANGS),
     )
 
 
 def _hanging(stats: Stats) -> Verdict | None:
     """Some go on, or have, and one does not come back."""
     for worker, now in enumerate(stats.doing):
-        if now is not None and now.for_s > _HANGS_S:
+        if now is not None and now.operation != "call" and now.for_s > _HANGS_S:
             ended = stats.step if now.operation == "step" else stats.reset
             if ended.count and now.for_s > _HANGS * ended.longest_s:
                 return Verdict(

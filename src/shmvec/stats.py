@@ -207,7 +207,7 @@ class Doing:
 
     Attributes:
         env: Which env.
-        operation: "step" or "reset".
+        operation: "step", "reset", or "call": a method or attribute of it.
         for_s: Seconds since it began.
     """
 
@@ -323,10 +323,7 @@ class Stats:
             insight.elapsed_s,
             insight.num_workers,
             insight.cores,
-            tuple(
-                each and Doing(each[0], "reset" if each[1] else "step", each[2])
-                for each in insight.doing()
-            ),
+            tuple(each and Doing(*each) for each in insight.doing()),
             insight.waiting(),
             tuple(processes),
             caller,

@@ -48,7 +48,7 @@ def test_envs_in_the_first_process_of_a_container(recorded):
     for entries in told.entries:
         entries["env"][entries["kind"] == timeline._ATTACH] = 1
     file = io.StringIO()
-    timeline.write(file, replace(told, parent=1, pids=[(1, 1)], busy=[(0, False, told.span[1])]))
+    timeline.write(file, replace(told, parent=1, pids=[(1, 1)], busy=[(0, "step", told.span[1])]))
     assert Timeline(file.getvalue()).names == {(1, 1): "parent", (1, 2): "worker 0: envs 0 to 2"}
 
 

@@ -85,7 +85,7 @@ def in_call(envs):
         (in_reset, "reset", "env 0 of worker 0 has been in reset() for ", "reset"),
         (in_step, "step", "env 0 of worker 0 has been in step() for ", "step"),
         (in_partial_step, "step", "env 0 of worker 0 has been in step() for ", "step"),
-        (in_call, "call", "worker 0 (env 0) has not answered to 'call' for ", "called"),
+        (in_call, "call", "env 0 of worker 0 has been in call() for ", "called"),
         (None, "make", "worker 0 (env 0) has been building its envs for ", "__init__"),
         (None, "close", "worker 0 (env 0) has been closing its envs for ", "close"),
     ],

@@ -90,7 +90,14 @@ cdef extern from "counters.h" nogil:
     int64_t sv_count_at(const sv_counts *counts, size_t offset)
     void sv_counters_publish(sv_counters *counters, const sv_counts *counts)
     void sv_counters_read(const sv_counters *counters, sv_counts *counts)
-    uint64_t sv_busy(uint32_t env, bint reset)
+    enum sv_doing:
+        SV_IN_STEP
+        SV_IN_RESET
+        SV_IN_CALL
+    uint64_t sv_busy(uint32_t env, sv_doing doing)
+    uint64_t sv_busy_env(uint64_t busy)
+    sv_doing sv_busy_doing(uint64_t busy)
+    const char *sv_busy_name(uint64_t busy)
     void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
     uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int64_t *elapsed)
     uint64_t sv_counter_get(const sv_counter *counter)

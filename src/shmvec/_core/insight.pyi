@@ -64,7 +64,7 @@ class Insight:
             For each env, steps and resets: their sum and the longest, in ns, and the buckets of
             csrc/timings.h.
         """
-    def doing(self, at: int | None = None) -> list[tuple[int, bool, float] | None]:
+    def doing(self, at: int | None = None) -> list[tuple[int, str, float] | None]:
         """What each worker does now: (env, whether it resets, seconds); None: neither.
 
         Args:

@@ -8,11 +8,16 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmvec._core.counters cimport counts_of
 from shmvec._core.csrc cimport (
+    SV_IN_RESET,
+    SV_IN_STEP,
     SV_NOTICE_CLOSED,
     SV_NOTICE_OPEN,
     SV_NUM_FAULTS,
     SV_TIMING_WORDS,
+    sv_busy_doing,
+    sv_busy_env,
     sv_busy_for,
+    sv_busy_name,
     sv_counter_get,
     sv_counters,
     sv_fault_names,
@@ -136,10 +141,10 @@ cdef class Insight:
                 resets += sv_counter_get(&timings.reset.buckets[bucket])
         busy = sv_busy_for(self.of(worker), sv_now_ns(), &elapsed)
         if busy != 0 and elapsed > 0:
-            if busy & 1:
-                reset_ns += elapsed
-            else:
+            if sv_busy_doing(busy) == SV_IN_STEP:
                 step_ns += elapsed
+            elif sv_busy_doing(busy) == SV_IN_RESET:
+                reset_ns += elapsed
         found["steps"] = max(found["steps"], steps)
         found["resets"] = max(found["resets"], resets)
         found["step_ns"] = max(found["step_ns"], step_ns)
@@ -191,8 +196,9 @@ cdef class Insight:
         cdef list found = []
         for worker in range(self.segment.plan.sizes.num_workers):
             busy = sv_busy_for(self.of(worker), now, &elapsed)
-            if 1 <= busy >> 1 <= self.segment.plan.sizes.num_envs:
-                found.append(((busy >> 1) - 1, bool(busy & 1), 1e-9 * max(0, elapsed)))
+            if busy != 0 and sv_busy_env(busy) < self.segment.plan.sizes.num_envs:
+                found.append((sv_busy_env(busy), sv_busy_name(busy).decode(),
+                              1e-9 * max(0, elapsed)))
             else:  # or the segment is damaged
                 found.append(None)
         return found

@@ -25,7 +25,7 @@ class Links:
         limits: tuple[float | None, float | None] = (None, None),
         inline: Callable[[], None] | None = None,
         hang_after: float | None = None,
-        hung: Callable[[list[tuple[int, tuple[int, bool] | None, float]]], None] | None = None,
+        hung: Callable[[list[tuple[int, tuple[int, str] | None, float]]], None] | None = None,
     ) -> None:
         """Attaches to the rings.
 

@@ -13,6 +13,8 @@ from libc.stdlib cimport calloc, free
 
 from shmvec._core.csrc cimport (
     SV_EVERYONE,
+    SV_IN_RESET,
+    SV_IN_STEP,
     SV_NUM_FAULTS,
     SV_RING_CORRUPT,
     SV_RING_NO,
@@ -27,7 +29,10 @@ from shmvec._core.csrc cimport (
     sv_bell_ring,
     sv_budget,
     sv_busy,
+    sv_busy_doing,
+    sv_busy_env,
     sv_busy_for,
+    sv_busy_name,
     sv_completion_check,
     sv_completion_done,
     sv_completion_reached,
@@ -413,11 +418,11 @@ cdef class Links:
                 self.idle_answered[worker] = sv_counter_get(&counters.requests)
             else:
                 elapsed = now - self.idle_since[worker]
-                busy = sv_busy(self.firsts[worker], False)
+                busy = sv_busy(self.firsts[worker], SV_IN_STEP)
             if busy == 0:
                 continue
             began, elapsed = now - elapsed, min(elapsed, now - self.counted_from)
-            limit = self.reset_limit if busy & 1 else self.step_limit
+            limit = self.limit_of(busy)
             if self.idle_since[worker] != 0:
                 limit = -1 if limit < 0 or self.calling else max(limit, BEGIN_NS)
             if 0 <= self.hang_ns < elapsed and self.told[worker] != began:
@@ -428,7 +433,7 @@ cdef class Links:
                     raise RuntimeError(
                         f"the segment is damaged: worker {worker} is busy with an env that it has "
                         "not")
-                error = EnvTimeoutError((busy >> 1) - 1, "reset" if busy & 1 else "step",
+                error = EnvTimeoutError(sv_busy_env(busy), sv_busy_name(busy).decode(),
                                         1e-9 * limit)
                 error.began = began
         if hanging:
@@ -437,15 +442,21 @@ cdef class Links:
             raise error
         return 0
 
+    cdef int64_t limit_of(self, uint64_t busy) noexcept:
+        """How long that may take; -1: as long as it likes."""
+        if sv_busy_doing(busy) == SV_IN_STEP:
+            return self.step_limit
+        return self.reset_limit if sv_busy_doing(busy) == SV_IN_RESET else -1
+
     cdef bint has(self, uint32_t worker, uint64_t busy):
         """Whether a worker has the env that it is busy with; else the segment is damaged."""
-        return self.firsts[worker] < busy >> 1 <= self.firsts[worker] + self.counts[worker]
+        return self.firsts[worker] <= sv_busy_env(busy) < self.firsts[worker] + self.counts[worker]
 
     cdef object busy_with(self, uint32_t worker, uint64_t busy):
-        """(Env, whether it is reset) of a worker; None: neither step nor reset."""
+        """(Env, "step", "reset" or "call") of a worker; None: it is in none of them."""
         if self.idle_since[worker] != 0 or not self.has(worker, busy):
             return None
-        return (busy >> 1) - 1, bool(busy & 1)
+        return sv_busy_env(busy), sv_busy_name(busy).decode()
 
     cdef int follow_if_due(self) except -1:
         """Looks at the cores again if that was long ago."""

@@ -75,8 +75,12 @@ class WorkerLoop:
             resets: Of a worker that takes another one's place: seed and options for each env's
                 next reset that has none.
         """
-    def busy(self) -> tuple[int, bool, float] | None:
-        """What an env is doing: (env, whether it resets, seconds); None: nothing."""
+    def busy(self) -> tuple[int, str, float] | None:
+        """What an env is in: (env, "step", "reset" or "call", seconds); None: nothing."""
+    def begin_call(self, env: int) -> None:
+        """Notes that a method of an env is called now, or an attribute got or set."""
+    def end_call(self, env: int) -> None:
+        """Notes that it has ended."""
     def take_rollouts(self, rollouts: Results) -> None:
         """Takes frames that follow those in the segment, in place of any before."""
     def record(self, recorder: Recorder | None) -> None:

@@ -13,6 +13,9 @@ from shmvec._core cimport csrc
 from shmvec._core.csrc cimport (
     SV_FAULT,
     SV_FAULT_POINTS,
+    SV_IN_CALL,
+    SV_IN_RESET,
+    SV_IN_STEP,
     SV_RING_CORRUPT,
     SV_RING_YES,
     SV_TRACE_CALL,
@@ -29,7 +32,9 @@ from shmvec._core.csrc cimport (
     sv_bell_doze,
     sv_busy,
     sv_busy_begin,
+    sv_busy_env,
     sv_busy_for,
+    sv_busy_name,
     sv_completion,
     sv_completion_add,
     sv_completion_left,
@@ -159,6 +164,7 @@ cdef class WorkerLoop:
     cdef double ns_per_tick
     cdef int64_t began            # when the request in hand was begun, by the clock
     cdef uint64_t began_ticks
+    cdef int64_t call_began
     cdef uint64_t lap             # when the step in hand was, in ticks
     cdef Recorder recorder        # of what it does when,
     cdef sv_trace *trace          # by this; NULL: nobody wants to know
@@ -290,7 +296,16 @@ cdef class WorkerLoop:
         cdef uint64_t busy = sv_busy_for(self.counters, sv_now_ns(), &elapsed)
         if busy == 0:
             return None
-        return (busy >> 1) - 1, bool(busy & 1), 1e-9 * elapsed
+        return sv_busy_env(busy), sv_busy_name(busy).decode(), 1e-9 * elapsed
+
+    def begin_call(self, uint32_t env):
+        self.call_began = sv_now_ns()
+        sv_busy_begin(self.counters, sv_busy(env, SV_IN_CALL), self.call_began)
+
+    def end_call(self, uint32_t env):
+        sv_busy_begin(self.counters, 0, 0)
+        if self.trace is not NULL:
+            sv_trace_add(self.trace, SV_TRACE_CALL, env, self.call_began, sv_now_ns())
 
     def serve_pending(self):
         """Serves what is in the request ring; False after CLOSE."""
@@ -364,10 +379,7 @@ cdef class WorkerLoop:
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
-            start = sv_now_ns()
             arguments, results = self.host.command(self.sequence)
-            if self.trace is not NULL:
-                sv_trace_add(self.trace, SV_TRACE_CALL, 0, start, sv_now_ns())
             if arguments is not None:
                 seeds, options, mask = arguments
                 self.reset_range(begin, end, seeds, options, mask)
@@ -508,7 +520,7 @@ cdef class WorkerLoop:
             raise self.undecodable.pop(env)
         self.tally.steps += 1
         sv_busy_begin(
-            self.counters, sv_busy(env, False),
+            self.counters, sv_busy(env, SV_IN_STEP),
             sv_now_ns() if self.timed else self.time_of(self.lap))
         action = self.given[env] if self.given else self.actions.read(env)
         result = self.envs[i].step(action)
@@ -574,7 +586,7 @@ cdef class WorkerLoop:
             explicit = True
             seed = again[0] if seed is None else seed
             options = again[1] if options is None else options
-        sv_busy_begin(self.counters, sv_busy(self.first_env + i, True), start)
+        sv_busy_begin(self.counters, sv_busy(self.first_env + i, SV_IN_RESET), start)
         try:
             if explicit:
                 result = self.envs[i].reset(seed=seed, options=options)

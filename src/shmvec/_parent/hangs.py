@@ -12,8 +12,8 @@ log = logging.getLogger("shmvec")
 
 _MOST_TOLD = 4  # of workers that hang together; the others are named
 
-# A worker, (its env, whether that is reset) or None: neither step nor reset, and seconds.
-Busy = tuple[int, tuple[int, bool] | None, float]
+# A worker, (its env, "step", "reset" or "call") or None: it is in none of them, and seconds.
+Busy = tuple[int, tuple[int, str] | None, float]
 # Says where a worker is, on lines that follow a message.
 Where = Callable[[int], str]
 
@@ -38,8 +38,8 @@ class Hangs:
             if at is None:
                 what = f"{self.named(worker)} has not answered to {doing!r}"
             else:
-                env, resets = at
-                what = f"env {env} of worker {worker} has been in {'reset' if resets else 'step'}()"
+                env, operation = at
+                what = f"env {env} of worker {worker} has been in {operation}()"
             whats.append((worker, what, seconds))
         self.say(whats, where)
 

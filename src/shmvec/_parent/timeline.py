@@ -18,7 +18,7 @@ from shmvec._core.trace import KINDS
 
 __all__ = ["Recorded", "write"]
 
-_OF_AN_ENV = ("step", "reset", "error")
+_OF_AN_ENV = ("step", "reset", "call", "error")
 _AT_A_MOMENT = ("error", "attach")
 
 
@@ -34,7 +34,7 @@ class Recorded:
         span: When the trace began and ended, in ns of the monotonic clock.
         pids: Of each worker: the processes that it was, one after the other.
         parent: The parent's process.
-        busy: What each worker is in the middle of: (env, whether it is a reset, since when).
+        busy: What each worker is in the middle of: (env, "step", "reset" or "call", since when).
         idle: Whether each worker has been asked nothing: it waits.
         told: What happened besides: (when, what, more of it).
     """
@@ -45,7 +45,7 @@ class Recorded:
     span: tuple[int, int]
     pids: Sequence[Sequence[int]]
     parent: int
-    busy: Sequence[tuple[int, bool, int] | None]
+    busy: Sequence[tuple[int, str, int] | None]
     idle: Sequence[bool]
     told: Sequence[tuple[int, str, dict[str, Any]]]
 
@@ -156,8 +156,8 @@ def _doing(recorded: Recorded, index: int) -> _Span | None:
     began, now = recorded.span
     busy = recorded.busy[index]
     if busy is not None:
-        env, resets, since = busy
-        return _Span("reset" if resets else "step", env, since, now)
+        env, operation, since = busy
+        return _Span(operation, env, since, now)
     return _Span("wait", 0, began, now) if recorded.idle[index] else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
@@ -158,30 +158,27 @@ class EnvHost:
             attribute, args, kwargs, chosen, lent = payload
 
             def run(env: gym.Env[Any, Any], index: int) -> Any:
-                if chosen is not None and index not in chosen:
-                    return None
                 found = env.get_wrapper_attr(attribute)
                 return found(*args, **kwargs) if callable(found) else found
 
-            return None, self._for_each(run, attribute, lent)
+            return None, self._for_each(run, attribute, lent, chosen)
         if name != "set_attr":
             raise RuntimeError(f"worker {self.index} was sent a command it does not know: {name!r}")
         attribute, values = payload
 
         def assign(env: gym.Env[Any, Any], index: int) -> None:
-            if index in values:
-                env.set_wrapper_attr(attribute, values[index])
+            env.set_wrapper_attr(attribute, values[index])
 
-        return None, self._for_each(assign, f"set_attr({attribute!r})", False)
+        return None, self._for_each(assign, f"set_attr({attribute!r})", False, values)
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
         """Raises EnvTimeoutError, inside an env's step or reset, if that takes too long."""
         busy = self._loop.busy() if self._loop is not None else None
         if busy is not None:
-            env, resetting, elapsed = busy
-            limit = limits[resetting]
+            env, operation, elapsed = busy
+            limit = dict(zip(("step", "reset"), limits, strict=True)).get(operation)
             if limit is not None and elapsed > limit:
-                raise EnvTimeoutError(env, "reset" if resetting else "step", limit)
+                raise EnvTimeoutError(env, operation, limit)
 
     def trace(self, sequence: int) -> None:
         """Takes memory to record into from the mailbox; where there is no room, goes without."""
@@ -205,16 +202,27 @@ class EnvHost:
             self._loop.take_rollouts(self._layout.results_in(memory, *parts))
 
     def _for_each(
-        self, run: Callable[[gym.Env[Any, Any], int], Any], name: str, lent: bool
+        self,
+        run: Callable[[gym.Env[Any, Any], int], Any],
+        name: str,
+        lent: bool,
+        chosen: Container[int] | None,
     ) -> list[Any]:
-        """One packed result, or the Failure, an env."""
+        """One packed result, or the Failure, an env; None of those not chosen."""
+        assert self._loop is not None
         pack = self.mailbox.packer(lent)
         results: list[Any] = [None] * len(self.envs)
         for i, env in enumerate(self.envs):
+            index = self.first_env + i
+            if chosen is not None and index not in chosen:
+                results[i] = pack(None)
+                continue
+            self._loop.begin_call(index)
             try:
-                results[i] = pack(run(env, self.first_env + i))
+                results[i] = pack(run(env, index))
             except BaseException as error:
-                results[i] = self._failure(self.first_env + i, name, error)
+                results[i] = self._failure(index, name, error)
+            self._loop.end_call(index)
             end_forks()
         return results
 
