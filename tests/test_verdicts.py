@@ -101,6 +101,21 @@ CASES = {
         "reset-bound",
         "batch_size=2",
     ),
+    "resets by one worker": (
+        made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=1, waited=9.0),
+        "reset-bound",
+        "num_workers=2",
+    ),
+    "resets without workers": (
+        made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=1, waited=0.0, inline=True),
+        "reset-bound",
+        "num_workers=2",
+    ),
+    "resets on one core": (
+        made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=1, waited=9.0, cores=1),
+        "reset-bound",
+        "",
+    ),
     "a batch waits for who resets": (
         made([env((1000, MS), resets=[(10, 40 * MS)])] * 4, workers=4, waited=9.0, cores=4),
         "reset-bound",
@@ -190,6 +205,10 @@ def test_a_known_case(case):
     assert str(stats).endswith(str(verdict))
 
 
+def one_worker(*steps, resets=()):
+    return made([env(*steps, resets=resets)], workers=1, waited=0.0, cores=4)
+
+
 def test_who_hangs_is_named():
     nothing = CASES["nothing was done"][0]
     one = replace(nothing, doing=(None, Doing(3, "step", 40.0))).verdict
@@ -200,6 +219,8 @@ def test_who_hangs_is_named():
     call = replace(nothing, doing=(Doing(0, "call", 41.0), None)).verdict
     assert (call.kind, call.option) == ("straggler", "") and "shmvec stacks" in call.advice
     assert "worker 0 has been in call of env 0 for 41 s" in call.reason
+    inline = replace(one_worker(), num_workers=0, doing=(Doing(0, "reset", 41.0),)).verdict
+    assert inline.option == "num_workers=1" and "step_timeout=" in inline.advice
 
 
 def test_who_hangs_while_others_go_on():
@@ -211,9 +232,30 @@ def test_who_hangs_while_others_go_on():
     slow = replace(others, doing=(*nobody, Doing(7, "step", 9.0))).verdict
     assert slow.kind == "env-bound"
     reset = replace(others, doing=(*nobody, Doing(7, "reset", 600.0))).verdict
-    assert reset.kind == "env-bound"  # none has ended: who knows how long they take
+    assert reset.kind == "straggler" and reset.reason.endswith("; no reset has ended")
     call = replace(others, doing=(*nobody, Doing(7, "call", 600.0))).verdict
-    assert call.kind == "env-bound"  # nor is that known of calls
+    assert call.kind == "env-bound"  # who knows how long they take
+
+
+def test_who_hangs_in_its_first_step():
+    reset = one_worker(resets=[(1, MS)])
+    verdict = replace(reset, doing=(Doing(0, "step", 11.0),)).verdict
+    assert (verdict.kind, verdict.option) == ("env-bound", "step_timeout=")
+    assert verdict.reason == "worker 0 has been in step of env 0 for 11 s; no step has ended"
+    inline = replace(reset, num_workers=0, doing=(Doing(0, "step", 11.0),)).verdict
+    assert inline.option == "num_workers=1" and "step_timeout=" in inline.advice
+
+
+def test_more_cores_are_advised_where_they_help():
+    """Not to workers that sleep, nor where each env has one already."""
+    computing = [env((1000, 4.5 * MS))] * 4
+    advice = made(computing, workers=2, waited=9.5).verdict.advice
+    assert advice == "Make env.step faster, or use more cores"
+    for stats in (
+        made([env((1000, 9 * MS))] * 8, workers=8, waited=9.5, cpu_s=0.1),
+        made([env((1000, 9 * MS))] * 2, workers=2, waited=9.5, cores=4),
+    ):
+        assert stats.verdict.advice == "Make env.step faster, or step more envs at a time"
 
 
 def test_the_share_of_the_limit():

@@ -28,10 +28,7 @@ _SMALL_S = 20e-6  # work of a request that is not worth a worker of its own
 _HANGS_S = 10.0  # in one step or reset,
 _HANGS = 10  # that many times as long as the longest that has ended
 _AWAKE = 0.5  # time on a core, of that in envs
-_IF_IT_HANGS = (
-    "If it hangs: step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it",
-    "step_timeout=",
-)
+_IF_IT_HANGS = "step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it"
 _NO_LIMIT = "No time limit ends a call: python -m shmvec stacks says where it is"
 
 
@@ -96,26 +93,37 @@ def _nothing_done(stats: Stats) -> Verdict:
         return Verdict("idle", "nothing was stepped or reset")
     _, worker = max(inside)
     now = stats.doing[worker]
+    reason = f"nothing was finished: worker {worker} has been in {now}"
     return Verdict(
         "straggler" if len(inside) < len(stats.workers) else "env-bound",
-        f"nothing was finished: worker {worker} has been in {now}",
-        *((_NO_LIMIT,) if now is not None and now.operation == "call" else _IF_IT_HANGS),
+        reason,
+        *((_NO_LIMIT,) if now is not None and now.operation == "call" else _if_it_hangs(stats)),
     )
 
 
 def _hanging(stats: Stats) -> Verdict | None:
-    """Some go on, or have, and one does not come back."""
+    """One does not come back."""
     for worker, now in enumerate(stats.doing):
-        if now is not None and now.operation != "call" and now.for_s > _HANGS_S:
-            ended = stats.step if now.operation == "step" else stats.reset
-            if ended.count and now.for_s > _HANGS * ended.longest_s:
-                return Verdict(
-                    "straggler",
-                    f"worker {worker} has been in {now}; the longest {now.operation} that has "
-                    f"ended took {1e3 * ended.longest_s:.3g} ms",
-                    *_IF_IT_HANGS,
-                )
+        if now is None or now.operation == "call" or now.for_s <= _HANGS_S:
+            continue
+        ended = stats.step if now.operation == "step" else stats.reset
+        if now.for_s > _HANGS * ended.longest_s:
+            last = f"the longest {now.operation} that has ended took "
+            last += f"{1e3 * ended.longest_s:.3g} ms"
+            return Verdict(
+                "straggler" if len(stats.workers) > 1 else "env-bound",
+                f"worker {worker} has been in {now}; "
+                + (last if ended.count else f"no {now.operation} has ended"),
+                *_if_it_hangs(stats),
+            )
     return None
+
+
+def _if_it_hangs(stats: Stats) -> tuple[str, str]:
+    """What to do about an env that may hang, and by which option."""
+    if stats.num_workers == 0:
+        return f"If it hangs: num_workers=1, as {_IF_IT_HANGS}", "num_workers=1"
+    return f"If it hangs: {_IF_IT_HANGS}", "step_timeout="
 
 
 def _policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
@@ -170,7 +178,10 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
     if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
         return None
     advice, option = "Make env.reset cheaper", ""
-    if len(stats.envs) > 1 and _in_lockstep(stats):
+    if stats.num_workers < min(2, stats.cores, len(stats.envs)):
+        option = f"num_workers={min(stats.cores, len(stats.envs))}"
+        advice += f"; or reset several envs at a time: {option}"
+    elif len(stats.envs) > 1 and stats.num_workers > 1 and _in_lockstep(stats):
         option = _half(stats)
         advice += f"; or do not wait for envs that reset: {option} with send and recv"
     return Verdict(
@@ -255,7 +266,8 @@ def _envs(stats: Stats, busy: float) -> Verdict:
         option = f"num_workers={most}"
         return Verdict("env-bound", reason, f"There are {stats.cores} cores: {option}", option)
     cpu = [worker.cpu_s for worker in stats.workers if worker.cpu_s is not None]
-    if cpu and sum(cpu) < _AWAKE * busy and stats.num_workers < len(stats.envs):
+    asleep = bool(cpu) and sum(cpu) < _AWAKE * busy
+    if asleep and stats.num_workers < len(stats.envs):
         option = f"num_workers={min(len(stats.envs), 2 * stats.num_workers)}"
         return Verdict(
             "env-bound",
@@ -263,4 +275,5 @@ def _envs(stats: Stats, busy: float) -> Verdict:
             f"More workers than cores can wait at the same time: {option}",
             option,
         )
-    return Verdict("env-bound", reason, "Make env.step faster, or use more cores")
+    more = "step more envs at a time" if asleep or most < stats.cores else "use more cores"
+    return Verdict("env-bound", reason, f"Make env.step faster, or {more}")
