@@ -1,19 +1,16 @@
 """What ``top`` draws on a terminal, with rich and without: the same facts, and what fits."""
 
-import fcntl
 import os
 import re
 import signal
-import struct
 import sys
 import tempfile
-import termios
 from dataclasses import replace
 from threading import Timer
 from types import SimpleNamespace
 
 import pytest
-from test_top import HERE, stepped, terminal
+from test_top import HERE, resize, stepped, terminal
 from test_verdicts import CASES, env, made
 
 from shmvec import _commands
@@ -174,7 +171,7 @@ def test_no_colours(monkeypatch):
 def resized(process, columns, rows):
     """As a terminal's window is."""
     descriptor = os.open(f"/proc/{process.pid}/fd/1", os.O_RDWR | os.O_NOCTTY)
-    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+    resize(descriptor, columns, rows)
     os.close(descriptor)
     process.send_signal(signal.SIGWINCH)  # what a terminal that it was started in does
 
@@ -183,12 +180,12 @@ def resized(process, columns, rows):
 def test_it_follows_the_size_of_the_terminal(name):
     """At once, however long until it looks again."""
     renderer(name)
-    size = {"COLUMNS": "", "LINES": ""}
+    # It says nothing of its size first; variables are of the one that a container was entered by.
+    options = {"columns": 0, "rows": 0, "COLUMNS": "200", "LINES": "50"}
+    options |= {"rich": name == "rich", "PYTHONIOENCODING": "ascii"}
     with (
         stepped(num_workers=2),
-        terminal(
-            HERE, "--interval", 600, rich=name == "rich", PYTHONIOENCODING="ascii", **size
-        ) as (top, until),
+        terminal(HERE, "--interval", 600, **options) as (top, until),
     ):
         drawn = 24
         until(r"\x1b\[2K", times=drawn)

@@ -1,5 +1,6 @@
 """``python -m shmvec top``: running vector envs, looked at from outside."""
 
+import fcntl
 import io
 import json
 import os
@@ -8,8 +9,10 @@ import re
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -332,17 +335,23 @@ sys.exit(shmvec.__main__.main(sys.argv[1:]))
 """
 
 
+def resize(descriptor, columns, rows):
+    """A terminal's window."""
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+
 @contextmanager
-def terminal(*arguments, rich=False, **environ):
+def terminal(*arguments, columns=150, rows=50, rich=False, **environ):
     """A command on a terminal of its own, and what shows more of what it has written there."""
     without = "" if rich else "import sys; sys.modules['rich'] = None"
     ours, theirs = pty.openpty()
+    resize(theirs, columns, rows)
     process = subprocess.Popen(
         [sys.executable, "-c", without + IN_ITS_GROUP, "top", *map(str, arguments)],
         stdin=theirs,
         stdout=theirs,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "50", **environ},
+        env={**os.environ, "TERM": "xterm", **environ},
     )
     os.close(theirs)
     written = bytearray()
@@ -390,7 +399,7 @@ def test_a_small_terminal(num_workers):
     """What matters is there: the verdict whole, and what workers do."""
     with (
         stepped(num_workers),
-        terminal(HERE, "--interval", 0.05, COLUMNS="80", LINES="12") as (_, until),
+        terminal(HERE, "--interval", 0.05, columns=80, rows=12) as (_, until),
     ):
         rows = first_picture(until)
     assert max(map(len, rows)) <= 80 and len(rows) == 12
@@ -404,7 +413,7 @@ def test_a_small_terminal(num_workers):
 
 def test_several_in_a_small_terminal():
     with stepped(num_workers=2), stepped(num_workers=2), stepped(num_workers=0):
-        with terminal(HERE, "--interval", 0.05, COLUMNS="60", LINES="24") as (_, until):
+        with terminal(HERE, "--interval", 0.05, columns=60, rows=24) as (_, until):
             text = "\n".join(first_picture(until))
     assert len(set(re.findall(f"process {HERE}, vector env [0-9]+: ", text))) == 3
     assert len(re.findall("(env-bound|policy-bound|too many|straggler|oversub)[^.]*: ", text)) == 3
@@ -484,6 +493,33 @@ def parsed(text):
         labels = dict(re.findall('([a-z_]+)="([^"]*)"', match["labels"]))
         samples.setdefault(match["name"], []).append((labels, float(match["value"])))
     return types, samples
+
+
+def test_prometheus_where_there_is_nothing_to_tell(capsys):
+    """Else the text of a run that has ended would be kept for ever."""
+    assert main(["top", HERE, "--prometheus"]) == 0
+    text, errors = capsys.readouterr()
+    types, samples = parsed(text)
+    assert types and not samples and errors == ""
+
+
+def test_prometheus_beside_what_cannot_be_read(capsys):
+    damaged = os.memfd_create("shmvec-segment")
+    try:
+        os.write(damaged, b"garbage" * 10_000)
+        with stepped():
+            assert main(["top", HERE, "--prometheus"]) == 0
+    finally:
+        os.close(damaged)
+    text, errors = capsys.readouterr()
+    _, samples = parsed(text)
+    assert len(samples["shmvec_envs"]) == 1 and "cannot be read: it is damaged" in errors
+
+
+def test_without_stderr_nothing_is_said_instead_on_stdout(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["top", HERE]) == 1
+    assert capsys.readouterr().out == ""
 
 
 def test_prometheus(capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,13 +35,20 @@ class Screen:
         """
         until = time.monotonic() + seconds
         while True:
-            columns, rows = shutil.get_terminal_size()
-            columns, rows = columns or 80, rows or 24  # Python 3.10 believes one that says 0
+            columns, rows = self._size()
             self._draw(lines(columns, rows), rows)
             left = max(0.0, until - time.monotonic())
             if not select.select([self._changes], [], [], left)[0]:
                 return
             os.read(self._changes, 1 << 16)
+
+    def _size(self) -> tuple[int, int]:
+        """Columns and rows: the terminal's own, whatever LINES and COLUMNS were when it began."""
+        try:
+            columns, rows = os.get_terminal_size(self._out.fileno())
+        except (OSError, ValueError):  # it is none, or has no descriptor
+            columns = rows = 0
+        return columns or 80, rows or 24
 
     def _draw(self, lines: Sequence[str], rows: int) -> None:
         lines = [*lines, *[""] * (rows - len(lines))]

@@ -95,7 +95,7 @@ def run(
         out: Where to; standard output.
 
     Returns:
-        An exit status: 1 if there is no vector env.
+        An exit status: 1 if there is no vector env, but 0 as Prometheus' text: it says so, too.
     """
     out = out or sys.stdout or io.StringIO()  # it may have been closed
     watch = _Watch(pid)
@@ -109,18 +109,27 @@ def run(
     except KeyboardInterrupt:
         return 1
     except OSError as error:
-        print(f"shmvec top: {_told(pid, error)}", file=sys.stderr)
+        _complain(_told(pid, error))
         return 1
     if as_json:
         shown = {"vector_envs": list(map(_as_dict, looks)), "problems": watch.problems}
         print(json.dumps(shown, indent=2), file=out)
     elif prometheus:
         out.write(exposition([(look.name, look.total) for look in looks]))
+        for problem in watch.problems:
+            _complain(problem)
+        return 0
     elif looks:
         print(as_text(looks, watch.problems), file=out)
     if not looks and not as_json:
-        print(f"shmvec top: {_none(pid, watch)}", file=sys.stderr)
+        _complain(_none(pid, watch))
     return 0 if looks else 1
+
+
+def _complain(message: str) -> None:
+    """Says on stderr what is wrong, if there is one: print would take stdout instead."""
+    if sys.stderr is not None:
+        print(f"shmvec top: {message}", file=sys.stderr)
 
 
 def _is_screen(out: IO[str]) -> bool:
@@ -134,7 +143,7 @@ def _redrawn(watch: _Watch, pid: int | None, interval: float, out: IO[str]) -> i
     """Until Ctrl-C, or until there is nothing more to see; the last picture stays."""
     looks = watch.look()
     if not looks:
-        print(f"shmvec top: {_none(pid, watch)}", file=sys.stderr)
+        _complain(_none(pid, watch))
         return 1
     drawn, said = picture(), ""
     with full_screen(out) as screen:
