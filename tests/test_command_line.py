@@ -13,7 +13,7 @@ import sys
 from shmvec import __main__ as command_line
 
 def told(pid):
-    yield "a step takes 3 µs, a … ± 4 × 5 \\N{SNOWMAN}"
+    yield "a step takes 3 \\u00b5s, a \\u2026 \\u00b1 4 \\u00d7 5 \\N{SNOWMAN}"
     while pid == 2:
         yield "y" * 10_000
     if pid == 3:
@@ -55,6 +55,16 @@ def test_an_encoding_without_signs(encoding):
     assert one.returncode == 0 and errors == ""
     assert out.endswith("4 × 5 \N{SNOWMAN}\n" if encoding == "utf-8" else " 5 ?\n")
     assert ("3 us, a ... +- 4 x 5" in out) == (encoding == "ascii")
+
+
+def test_the_plainest_locale():
+    """Where Python would have what is no text written as bytes."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONIOENCODING"}
+    env |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    with printed("1", env=env) as one:
+        out, errors = one.communicate(timeout=60)
+    assert one.returncode == 0 and errors == ""
+    assert "3 us, a ... +- 4 x 5" in out
 
 
 @pytest.mark.parametrize("interval", ["0", "nan", "inf", "1e300"])

@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _speak_plainly() -> None:
     """Makes what is printed fit the output's encoding: us for µs, and a question mark."""
     out = sys.stdout
-    if isinstance(out, TextIOWrapper) and out.errors == "strict":
+    if isinstance(out, TextIOWrapper) and out.errors in ("strict", "surrogateescape"):
         codecs.register_error("shmvec.plain", _plain)
         out.reconfigure(errors="shmvec.plain")
 
