@@ -303,6 +303,18 @@ def test_the_last_wait(tmp_path):
         assert len(ends) == 1 and ends.pop() >= ns(timeline.parent[-1])[1]
 
 
+def test_the_last_wait_of_who_has_answered_and_was_not_heard(tmp_path):
+    """As where another one hangs."""
+    with closing(vector_env()) as envs:
+        envs.reset()
+        with envs.trace(tmp_path / "run.json"):
+            envs.step_async([0] * 4)
+            assert envs.exchange.wait(60)
+        envs.step_wait()
+        for spans in Timeline(tmp_path / "run.json").tracks("worker"):
+            assert spans[-1]["name"] == "wait" and spans[-1]["args"] == {"unfinished": True}
+
+
 def test_clocks_that_differ_lose_and_move_nothing():
     step = ("step", 0, 1_999_000, 2_000_500)
     assert shown(step) == [("step env 0", 1_999_000, ENDED)]

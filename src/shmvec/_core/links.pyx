@@ -410,7 +410,7 @@ cdef class Links:
         for worker in range(self.num_workers):
             counters = sv_segment_counters(self.segment.base, &self.segment.plan, worker)
             busy = sv_busy_for(counters, now, &elapsed)
-            if busy != 0 or self.outstanding[worker] <= sv_ring_waiting(&self.completions[worker]):
+            if busy != 0 or self.is_done(worker):
                 self.idle_since[worker] = 0
             elif (self.idle_since[worker] == 0
                   or self.idle_answered[worker] != sv_counter_get(&counters.requests)):
@@ -441,6 +441,10 @@ cdef class Links:
         if error is not None:
             raise error
         return 0
+
+    cdef bint is_done(self, uint32_t worker) noexcept:
+        """Whether it has answered all that it was asked, be that taken or not."""
+        return self.outstanding[worker] <= sv_ring_waiting(&self.completions[worker])
 
     cdef int64_t limit_of(self, uint64_t busy) noexcept:
         """How long that may take; -1: as long as it likes."""
@@ -526,7 +530,7 @@ cdef class Links:
         return self.attach(worker)
 
     def is_idle(self, uint32_t worker):
-        return self.outstanding[worker] == 0
+        return self.is_done(worker)
 
     def steps_of(self, uint32_t worker):
         """Steps of envs that the process which is this worker now has made."""
