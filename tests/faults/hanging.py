@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -90,6 +91,12 @@ class Hanging(gym.Env):
     def without_handler(self):
         for number in range(signal.SIGRTMIN, signal.SIGRTMAX + 1):
             signal.signal(number, signal.SIG_DFL)
+        self.in_python()
+
+    def with_a_handler_of_its_own(self):
+        self.log = open(os.devnull, "w")
+        for number in range(signal.SIGRTMIN, signal.SIGRTMAX + 1):
+            faulthandler.register(number, self.log)
         self.in_python()
 
     def deaf(self):

@@ -139,6 +139,10 @@ def test_one_that_is_interrupted_says_where_it_was(gate, caplog):
             "(its stack cannot be read: something in the process has taken its "
             "signal's handler away)",
         ),
+        (
+            "with_a_handler_of_its_own",
+            "(its stack cannot be read: something in the process has it written elsewhere)",
+        ),
         ("deaf", "(its stack cannot be read: its main thread blocks the signal)"),
     ],
 )

@@ -31,8 +31,9 @@ def told(pid: int) -> Iterator[str]:
     offers = [itself] if itself is not None else offers_of(pid)
     if not offers:
         raise LookupError(
-            f"Process {pid} is no worker, and has none: no vector env of shmvec's is open in it, "
-            "they all have num_workers=0, or PYTHONFAULTHANDLER=0 is set in it."
+            f"Process {pid} is no worker, and has none that offers its stack: no vector env of "
+            "shmvec's is open in it, they all have num_workers=0, PYTHONFAULTHANDLER=0 is set in "
+            "it, it can make no memfd, or its Python is 3.13.0."
         )
     for offer in offers:
         envs = offer.envs

@@ -184,10 +184,12 @@ def _written(pid: int, deadline: float) -> str:
             with _alone(memory, deadline):
                 for _ in range(_TRIES):
                     answer = _answer(process, offer, memory, deadline)
-                    if not answer.endswith((_UNREADY, _CUT)):
+                    if answer and not answer.endswith((_UNREADY, _CUT)):
                         break
                     memory.truncate(0)
                     sleep(_PAUSE_S)
+                if not answer:
+                    raise _NoStackError("something in the process has it written elsewhere")
                 if answer == _UNREADY:
                     raise _NoStackError("Python is about to change it, whenever it is read")
                 return _printable(answer.replace(_CUT, _TOLD).decode(errors="replace"))
