@@ -32,6 +32,7 @@ WELL = Machine(
     pidfd=None,
     descriptors=(1024, 4096, 10),
     processes=None,
+    user_processes=None,
     contexts=("fork", "spawn", "forkserver"),
     variables={},
     torch=None,
@@ -71,6 +72,7 @@ def test_a_machine_that_is_well():
         ("descriptors", "ulimit -n 4096", {"descriptors": (256, 4096, 10)}, {}),
         ("descriptors", "(as root)", {"descriptors": (256, 256, 10)}, {}),
         ("processes", "--pids-limit", {"processes": 100}, {}),
+        ("processes", "ulimit -u", {"processes": 1000, "user_processes": 100}, {}),
         ("library threads", "8 of them", {"variables": {"OMP_NUM_THREADS": "4"}}, {}),
         ("library threads", "on 4 threads", {"variables": {"OMP_NUM_THREADS": "4, 2"}}, {}),
         ("library threads", "torch.set_num_threads(1)", {"torch": "2.13.0"}, {}),
@@ -204,6 +206,25 @@ def test_limits_of_processes(tmp_path, monkeypatch):
     assert machine._processes_left() is None
     (tmp_path / "inner" / "pids.max").write_bytes(b"\xff\n")
     assert machine._processes_left() is None
+
+
+def test_limits_of_what_a_user_runs(monkeypatch):
+    """Of all processes of his, with their threads; whoever may exceed it has none."""
+    own = {"Uid": "7\t7\t7\t7", "CapEff": "0000000000000000", "Threads": "2"}
+    told = {"self": own, "1": {**own, "Uid": "0\t7\t7\t7"}, str(os.getpid()): own}
+    monkeypatch.setattr(machine, "_status", told.get)
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (100, 200))
+    assert machine._user_processes_left() == 98
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (1, 200))
+    assert machine._user_processes_left() == 0
+    told["self"] = {**own, "CapEff": "000001ffffffffff"}
+    assert machine._user_processes_left() is None
+    told["self"] = {**own, "Uid": "0\t0\t0\t0"}
+    assert machine._user_processes_left() is None
+    monkeypatch.undo()
+    status = machine._status("self")
+    assert int(status["Threads"]) >= 1 and status["Uid"].split()[0] == str(os.getuid())
+    assert machine._status("none") is None
 
 
 def test_players_that_cannot_be_started_are_not_waited_for():

@@ -171,13 +171,21 @@ def _limits(machine: Machine) -> Iterator[Finding]:
         if room < wanted
         else None,
     )
-    if machine.processes is not None:
-        room = machine.processes // _TASKS_A_WORKER
-        yield Finding(
-            "processes",
-            f"{machine.processes:,} more by the cgroup's limit: {room:,} workers",
-            "docker run --pids-limit=..., or the cgroup's pids.max" if room < wanted else None,
-        )
+    for whose, left, change in (
+        (
+            "the cgroup's",
+            machine.processes,
+            "docker run --pids-limit=..., or the cgroup's pids.max",
+        ),
+        ("the user's", machine.user_processes, "ulimit -u, of all that this user runs here"),
+    ):
+        if left is not None:
+            room = left // _TASKS_A_WORKER
+            yield Finding(
+                "processes",
+                f"{left:,} more by {whose} limit: {room:,} workers",
+                change if room < wanted else None,
+            )
     yield Finding("start methods", ", ".join(machine.contexts))
 
 

@@ -23,6 +23,7 @@ _SYSTEM = Path("/sys/devices/system")
 _ROUNDS = 6  # of what is measured by turns
 _SLICE_S = 0.04
 _MOST_PROCESSES = 256
+_MAY_EXCEED = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Machine:
         memfd: Why no memfd can be made; None: they can.
         pidfd: Why no pidfd can be opened; None: they can.
         descriptors: That one process may have, how many it may allow itself, and has.
-        processes: That may still be started; None: no limit is known.
+        processes: That may still be started by the cgroups' limits; None: there is none.
+        user_processes: The same, by the user's (``ulimit -u``).
         contexts: Start methods of multiprocessing.
         variables: Environment variables about threads of libraries, cores, and options of ours.
         torch: Version of the installed torch; None: it is not installed.
@@ -63,6 +65,7 @@ class Machine:
     pidfd: str | None
     descriptors: tuple[int, int, int]
     processes: int | None
+    user_processes: int | None
     contexts: tuple[str, ...]
     variables: dict[str, str]
     torch: str | None
@@ -89,6 +92,7 @@ class Machine:
             pidfd=_refused(lambda: os.pidfd_open(os.getpid())),
             descriptors=(soft, hard, _open_descriptors()),
             processes=_processes_left(),
+            user_processes=_user_processes_left(),
             contexts=tuple(multiprocessing.get_all_start_methods()),
             variables={name: os.environ[name] for name in variables if name in os.environ},
             torch=_version("torch"),
@@ -213,6 +217,31 @@ def _processes_left() -> int | None:
         with contextlib.suppress(ValueError):  # no such file, or "max"
             left.append(int(limit or "") - int(used or ""))
     return max(0, min(left)) if left else None
+
+
+def _user_processes_left() -> int | None:
+    """The same, by the limit of what one user has on the machine, which binds no administrator."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    own = _status("self")
+    if limit == resource.RLIM_INFINITY or own is None:
+        return None
+    user = own["Uid"].split()[0]
+    if user == "0" or int(own["CapEff"], 16) & _MAY_EXCEED:
+        return None
+    each = (_status(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    used = sum(
+        int(status["Threads"])
+        for status in each
+        if status is not None and status["Uid"].split()[0] == user
+    )
+    return max(0, limit - used)
+
+
+def _status(process: str) -> dict[str, str] | None:
+    """What the system says of a process; None: it is gone, or hidden."""
+    text = _text(Path("/proc") / process / "status")
+    told = dict(line.partition(":\t")[::2] for line in (text or "").splitlines())
+    return told if {"Uid", "CapEff", "Threads"} <= set(told) else None
 
 
 def _version(package: str) -> str | None:
