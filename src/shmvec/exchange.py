@@ -299,8 +299,7 @@ class Exchange:
         """The ledger and the workers, all of them alive as far as is known."""
         ledger, workers = self._ledger, self._workers
         if ledger is None or workers is None:
-            self.check_open()
-            raise RuntimeError(f"initialize() must be called before this {self._name} is used")
+            ledger, workers = self._open()
         if self._recovery.down:  # a replacement was broken off: what is sent now would be lost
             with self.turn, self._closing():
                 self._recovery.mend()
@@ -847,8 +846,7 @@ class Exchange:
 
     def _fetch_from(self, index: int) -> None:
         """Takes the messages of a worker that answers wait for."""
-        ledger, workers = self._ledger, self._workers
-        assert ledger is not None and workers is not None
+        ledger, workers = self._open()
         while index in ledger.owing:
             # It stays in the channel until the ledger has it: what is interrupted is done again.
             channel, sequence = workers.channels[index], ledger.owed_by(index)
@@ -959,9 +957,11 @@ class Exchange:
         )
 
     def _open(self) -> tuple[Ledger, Workers]:
+        ledger, workers = self._ledger, self._workers  # first: another thread may close it
         self.check_open()
-        assert self._ledger is not None and self._workers is not None
-        return self._ledger, self._workers
+        if ledger is None or workers is None:
+            raise RuntimeError(f"initialize() must be called before this {self._name} is used")
+        return ledger, workers
 
     def check_open(self) -> None:
         """Raises ClosedEnvironmentError if it is closed."""

@@ -324,8 +324,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         if isinstance(options, dict) and "reset_mask" in options:
             with self.lend("reset") as exchange:
                 exchange.ask_reset(*reset_arguments(self.num_envs, seed, options))
-                answers = self._answers(exchange)
-                return exchange.observe(), answers.infos
+                answers = self._answers(exchange, arrays=False, observe=True)
+                return answers.observations, answers.infos
         begin = partial(self.reset_async, seed, options)
         results: tuple[Any, dict[str, Any]] = self._at_once(begin, self.reset_wait)
         return results
@@ -359,8 +359,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        answers = self._finish(RESET, timeout, arrays=False)
-        return self.exchange.observe(), answers.infos
+        answers = self._finish(RESET, timeout)
+        return answers.observations, answers.infos
 
     # ---- steps -------------------------------------------------------------------------------
 

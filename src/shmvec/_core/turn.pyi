@@ -27,6 +27,9 @@ class Turn:
     def aside(self) -> AbstractContextManager[None]:
         """A turn that this thread may take in the middle of a wait, too: nothing is asked in it."""
 
+    def hold(self) -> AbstractContextManager[None]:
+        """In its turn: until the end others' code may run, whose calls are refused as in a wait."""
+
     def record(self, recorder: Recorder | None) -> None:
         """Has a trace told when it ends: from then on the caller is at work; None: not any more."""
 

@@ -71,6 +71,9 @@ cdef class Turn:
     def aside(self):
         return Aside(self)
 
+    def hold(self):
+        return Hold(self)
+
 
 cdef class Aside:
     cdef Turn turn
@@ -83,6 +86,26 @@ cdef class Aside:
 
     def __exit__(self, kind, error, traceback):
         self.turn.give()
+
+
+cdef class Hold:
+    cdef Turn turn
+    cdef bint held
+
+    def __init__(self, Turn turn):
+        self.turn = turn
+
+    def __enter__(self):
+        self.turn.waits += 1
+        self.held = True
+
+    def __exit__(self, kind, error, traceback):
+        self.turn.waits -= self.held
+        self.held = False
+
+    def __del__(self):
+        # Python 3.14 looks for signals between a call of `__enter__` and the block of its `with`.
+        self.__exit__(None, None, None)
 
 
 cdef class Loan:
@@ -121,6 +144,6 @@ cdef class Loan:
             self.turn.give()
 
     def __del__(self):
-        # Python 3.14 looks for signals between a call of `__enter__` and the block of its `with`.
+        # As above.
         if self.out:
             self.__exit__()

@@ -64,7 +64,8 @@ class Halves:
 
         Envs may still be out if the call is ``asking`` them, too. Answers to a call that was broken
         off are waited for and dropped, if it is to ``settle`` that: of one that is not under way,
-        which is told by how often this one has taken its turn, ``depth``.
+        which is told by how often this one has taken its turn, ``depth``. One that has not taken
+        it yet (0) goes on in another call of this vector env in no case.
         """
         exchange = self._exchange
         assert exchange is not None
@@ -76,9 +77,9 @@ class Halves:
                 "complete.",
                 str(self._state.value),
             )
-        if self._in_call:
+        if self._in_call or not depth:
             self._check_depth(exchange, depth, f"Calling `{name}` of a vector env")
-            if settle:
+            if self._in_call and settle:
                 self._settle(exchange)
         elif not asking and exchange.num_asked:
             raise AlreadyPendingCallError(
@@ -118,15 +119,15 @@ class Halves:
         """Both halves of a call; if it is broken off, no half of it is pending."""
         exchange = self.exchange
         with exchange.turn:
-            if self._in_call and self._state is DEFAULT:
+            pending = self._state is not DEFAULT  # another's half, which stays
+            if not pending:
                 self._check_depth(exchange, 1, "Using a vector env")
             try:
                 begin()
                 results = finish()
-            except AlreadyPendingCallError:
-                raise
             except BaseException:
-                self._state, self._held = DEFAULT, None
+                if not pending:
+                    self._state, self._held = DEFAULT, None
                 raise
         return results
 
@@ -151,8 +152,8 @@ class Halves:
                 state.value,
             )
 
-    def _finish(self, state: AsyncState, timeout: float | None, arrays: bool = True) -> Answers:
-        """Waits for the answers to a request."""
+    def _finish(self, state: AsyncState, timeout: float | None) -> Answers:
+        """Waits for the answers to a request; of a reset, with the observations of all envs."""
         exchange = self.exchange
         with exchange.turn:
             if exchange.closed or self._state is not state:
@@ -160,7 +161,7 @@ class Halves:
             self._state = DEFAULT
             if timeout is not None or self._held is not None:
                 self._wait_until_sent(exchange, state, timeout)
-            answers = self._answers(exchange, arrays)
+            answers = self._answers(exchange, arrays=state is STEP, observe=state is RESET)
             if state is STEP:
                 exchange.recycle()
             return answers
@@ -191,9 +192,17 @@ class Halves:
         self._in_call = False
         return taken  # type: ignore[no-any-return]
 
-    def _answers(self, exchange: Exchange, arrays: bool = True) -> Answers:
-        """Takes the answers of all that were asked by this call; raises what envs have raised."""
+    def _answers(self, exchange: Exchange, arrays: bool = True, observe: bool = False) -> Answers:
+        """Takes the answers of all that were asked by this call; raises what envs have raised.
+
+        Args:
+            exchange: Where from.
+            arrays: Whether they have arrays.
+            observe: Whether they have the last observations of all envs.
+        """
         answers = exchange.take(gather=self, everyone=True, arrays=arrays)
+        if observe and not answers.failures:
+            answers.observations = exchange.observe()
         self._in_call = False
         if answers.failures:
             raise_as_gymnasium_does(answers.failures)

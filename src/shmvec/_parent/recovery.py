@@ -225,6 +225,10 @@ class Recovery:
 
     def _rebuild(self) -> None:
         """Starts those that are down, and tries again those that fail, until all are up."""
+        with self._ledger.links.turn.hold():  # another call would begin the same meanwhile
+            self._until_all_are_up()
+
+    def _until_all_are_up(self) -> None:
         while self.down:
             for worker in self.down:
                 if worker not in self._lost:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gymnasium.error import ClosedEnvironmentError
+
 from shmvec._core.segment import Segment
 from shmvec._core.worker import WorkerLoop
 from shmvec._shared.memory import Kept
@@ -183,7 +185,8 @@ class InlineWorker:
 
     def inline(self) -> None:
         """Serves what was posted."""
-        assert self._loop is not None
+        if self._loop is None:
+            raise ClosedEnvironmentError("The vector env was closed during this call.")
         self._loop.serve_pending()
 
     def look(self) -> None:

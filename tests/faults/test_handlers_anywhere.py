@@ -1,0 +1,223 @@
+"""A signal's handler uses a vector env at a chosen moment of a call, not only in its waits."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import closing, contextmanager
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+
+from shmvec import ShmVectorEnv
+from shmvec.faults import FaultPolicy
+
+DEADLINE_S = 30
+
+
+@contextmanager
+def handled(handler):
+    """SIGUSR1 runs this, once; what came of it."""
+    became = []
+
+    def run(*_):
+        if became:
+            return
+        try:
+            became.append(handler())
+        except Exception as error:
+            became.append(error.with_traceback(None))
+
+    before = signal.signal(signal.SIGUSR1, run)
+    try:
+        yield became
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
+def signalled(name, line=None):
+    """The signal comes as a function of this name begins, or at a line of it."""
+
+    def at_call(frame, event, _):
+        if event == "call" and frame.f_code.co_name == name:
+            return at_line(frame, "line", None) or at_line
+        return None
+
+    def at_line(frame, event, _):
+        if event != "line" or (line is not None and line not in source(frame)):
+            return None if line is None else at_line
+        sys.settrace(None)
+        signal.raise_signal(signal.SIGUSR1)
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(at_call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def source(frame):
+    with open(frame.f_code.co_filename, encoding="utf-8") as file:
+        return file.read().splitlines()[frame.f_lineno - 1]
+
+
+class Rebuilt(Counter):
+    """Where it is built once more, a signal comes to the caller, and it waits for the handler."""
+
+    def __init__(self, folder, caller):
+        super().__init__(99)
+        if (folder / "built").exists() and not (folder / "told").exists():
+            (folder / "told").touch()
+            os.kill(caller, signal.SIGUSR1)
+            until = time.monotonic() + DEADLINE_S
+            while not (folder / "handled").exists() and time.monotonic() < until:
+                time.sleep(0.001)
+        (folder / "built").touch()
+
+    def step(self, action):
+        if action == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def recv(envs):
+    envs.send([3, 0])
+    (at,) = np.flatnonzero(envs.recv()[-1]["env_id"] == 0)
+    assert at in (0, 1)
+
+
+OUTER = {
+    "restart": ({}, lambda envs: envs.restart([0])),
+    "recv": ({"faults": FaultPolicy(on_crash="restart", backoff_s=0)}, recv),
+    "step": (
+        {"faults": FaultPolicy(on_crash="restart", backoff_s=0)},
+        lambda envs: envs.step([3, 0]),
+    ),
+    "recycle": ({"recycle_after": 1}, lambda envs: envs.step([0, 0])),
+}
+INNER = {
+    "step": lambda envs: envs.step([0, 0]),
+    "get_attr": lambda envs: envs.get_attr("count"),
+    "send": lambda envs: envs.send([0, 0]),
+    "recv": lambda envs: envs.recv(),
+    "restart": lambda envs: envs.restart(),
+    "wait": lambda envs: envs.exchange.wait(),
+    "first_ready": lambda envs: envs.exchange.first_ready([np.array([0])]),
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("outer", OUTER)
+def test_while_a_worker_is_replaced(outer, inner, tmp_path):
+    """It would wait for the new worker, too, and take what that says first."""
+    options, use = OUTER[outer]
+
+    def handler():
+        try:
+            return INNER[inner](envs)
+        finally:
+            (tmp_path / "handled").touch()
+
+    env_fns = [partial(Rebuilt, tmp_path, os.getpid()), partial(Counter, 99)]
+    with handled(handler) as became:
+        envs = ShmVectorEnv(env_fns, num_workers=2, context="fork", **options)
+        with closing(envs):
+            envs.reset(seed=1)
+            use(envs)
+            (refused,) = became
+            assert isinstance(refused, AlreadyPendingCallError), refused
+            assert envs.stats().faults.restarts == (2 if outer == "recycle" else 1)
+            envs.reset(seed=1)
+            assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
+
+
+def made(num_workers):
+    return closing(ShmVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=num_workers))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("outer", ["reset", "call"])
+def test_a_refusal_that_comes_up_through_a_call_leaves_nothing_pending(outer, num_workers):
+    with made(num_workers) as envs:
+        envs.reset(seed=1)
+        before = signal.signal(signal.SIGUSR1, lambda *_: envs.step([0, 1]))
+        try:
+            with pytest.raises(AlreadyPendingCallError), signalled(f"{outer}_wait"):
+                envs.reset(seed=1) if outer == "reset" else envs.get_attr("spec")
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        envs.step([0, 1])
+        envs.reset(seed=1)
+
+
+def test_who_has_two_halves_is_told_of_another_call():
+    """And his half stays."""
+    with made(1) as envs:
+        envs.reset_async(seed=1)
+        with pytest.raises(AlreadyPendingCallError):
+            envs.get_attr("spec")
+        envs.reset_wait()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_no_batch_is_received_twice(num_workers):
+    with made(num_workers) as envs:
+        envs.async_reset(seed=1)
+        with handled(lambda: envs.recv()) as became:
+            with signalled("take_soonest", "ledger.commit(answers.envs)"):
+                taken = envs.recv()[-1]["env_id"]
+        (refused,) = became
+        assert isinstance(refused, AlreadyPendingCallError), refused
+        assert sorted(taken) == [0, 1]
+        envs.step([0, 1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("inner", ["send", "async_reset"])
+def test_no_env_is_asked_twice(inner, num_workers):
+    with made(num_workers) as envs:
+        envs.reset(seed=1)
+        within = partial(envs.send, [1, 1]) if inner == "send" else envs.async_reset
+        with handled(within) as became, signalled("ask", "ledger.step(chosen, actions"):
+            envs.send([0, 0])
+        (refused,) = became
+        assert isinstance(refused, AlreadyPendingCallError), refused
+        envs.recv()
+        envs.step([0, 1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_a_reset_returns_is_of_the_reset(masked, num_workers):
+    envs = ShmVectorEnv([partial(Counter, 99)] * 2, num_workers=num_workers)
+    options = {"reset_mask": np.array([True, True])} if masked else None
+    with closing(envs):
+        envs.reset()
+        with handled(lambda: envs.step([0, 1])) as became, signalled("observe"):
+            assert envs.reset(options=options)[0][:, 0].tolist() == [0, 0]
+        assert isinstance(became[0], AlreadyPendingCallError), became
+        assert envs.step([0, 1])[0][:, 0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "num_workers, name, use",
+    [
+        (0, "inline", lambda envs: envs.step([0, 1])),
+        (0, "_fetch_from", lambda envs: envs.call("spec")),
+        (1, "_fetch_from", lambda envs: envs.call("spec")),
+    ],
+)
+def test_it_is_closed_in_the_middle(num_workers, name, use):
+    with made(num_workers) as envs:
+        envs.reset(seed=1)
+        with handled(lambda: envs.close()) as became, signalled(name):
+            with pytest.raises(ClosedEnvironmentError):
+                use(envs)
+        assert became == [None]
