@@ -24,6 +24,8 @@ cdef char _lines[BUFSIZ]     # C's stdout has its buffer here for as long as the
 cdef class Tee:
     cdef sv_tee *tee
     cdef readonly int end
+    cdef int settling  # threads that wait within: the last of them closes it
+    cdef bint closed
 
     def __cinit__(self):
         self.end = -1
@@ -65,14 +67,22 @@ cdef class Tee:
     def settle(self, double patience):
         cdef int64_t patience_ns = <int64_t>(1e9 * patience)
         cdef bint settled = True
-        if self.tee != NULL:
-            with nogil:
-                settled = sv_tee_settle(self.tee, patience_ns)
+        with cython.critical_section(self):
+            if self.tee == NULL:
+                return True
+            self.settling += 1
+        with nogil:
+            settled = sv_tee_settle(self.tee, patience_ns)
+        with cython.critical_section(self):
+            self.settling -= 1
+            if self.closed:
+                self.close()
         return settled
 
     def close(self):
         with cython.critical_section(self):
-            if self.tee != NULL:
+            self.closed = True
+            if self.tee != NULL and self.settling == 0:
                 sv_tee_close(self.tee)
                 self.tee = NULL
 
