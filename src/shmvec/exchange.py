@@ -231,8 +231,8 @@ class Exchange:
             agreement = agree(workers, self._settings, self._name, num_buffers)
         except BaseException:
             workers.dismiss()
-            self._finalizer.cancel()
             workers.stop(10.0)  # they only close their envs
+            self._finalizer.cancel()
             raise
         self.single_observation_space, self.observation_space = agreement.spaces[:2]
         self.single_action_space, self.action_space = agreement.spaces[2:]
@@ -900,7 +900,7 @@ class Exchange:
             Exception: What an env's ``close`` raises, after everything else is closed.
         """
         workers, ledger = self._workers, self._ledger
-        if workers is None or self.closed:
+        if workers is None or (self.closed and workers.ended):  # else Ctrl-C came in between
             return
         remind = None
         workers.dismiss()  # those that are being started, or replaced
@@ -913,7 +913,8 @@ class Exchange:
                 terminate = True  # the request ring is full: the workers are stuck
         self._let_go()
         failures = workers.stop(0.0 if terminate else timeout, remind)
-        self._finalizer.cancel()  # only now: Ctrl-C may have come before
+        if workers.ended:  # only now: Ctrl-C may have come before; or another thread ends them
+            self._finalizer.cancel()
         raise_failures(failures)
 
     def _abandon(self) -> None:

@@ -816,6 +816,20 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     # ---- the end -----------------------------------------------------------------------------
 
+    def close(self, **kwargs: Any) -> None:
+        """Closes the envs and ends the workers; a second call only what Ctrl-C has left of it.
+
+        Args:
+            **kwargs: ``timeout=`` and ``terminate=``: see :meth:`close_extras`.
+
+        Raises:
+            Exception: As :meth:`close_extras`.
+        """
+        if self.closed and self._exchange is not None:
+            self._exchange.close(**kwargs)
+        else:
+            super().close(**kwargs)
+
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Closes the envs and ends the workers; called by :meth:`close`.
 

@@ -230,37 +230,52 @@ class Recovery:
 
     def _until_all_are_up(self) -> None:
         while self.down:
-            for worker in self.down:
-                if worker not in self._lost:
-                    # Dead before anything of its is touched, and before what is late can write.
-                    self._fetch(worker)
-                    self._workers.end(worker)
-                    self._ledger.lose(worker)
-                    self._lost.add(worker)
-            started = []
+            with self._workers.changing:
+                self._check_open()
+                self._lose_those_that_are_down()
             for worker in self.down:
                 if not self._workers.is_up(worker):
                     self._wait_before(worker)
-                    if self._workers.stopped:
-                        raise ClosedEnvironmentError("The vector env was closed meanwhile.")
-                    self._workers.end(worker)  # what an exception has left half started
-                    self._workers.begin(worker)
-                    started.append(worker)
-            for worker in started:
-                first = self._workers.ranges[worker].start
-                cause: Cause | None
-                try:
-                    cause = self._workers.finish(worker, self._resets_of(worker))
-                except WorkerCrashError as crash:
-                    cause = crash
-                if isinstance(cause, Failure) and self._is_ours(cause):
-                    raise cause.exception()
-                if cause is not None:
-                    self.down[worker] = self._note_restart(cause, worker, first)
+            with self._workers.changing:
+                self._check_open()
+                self._start_those_that_are_down()
             for worker in [w for w in self.down if self._workers.is_up(w)]:
                 self._lost.discard(worker)
                 self._ledger.revive(worker, self.down[worker])
                 del self.down[worker]
+
+    def _check_open(self) -> None:
+        if self._workers.stopped:
+            raise ClosedEnvironmentError("The vector env was closed meanwhile.")
+
+    def _lose_those_that_are_down(self) -> None:
+        """Has them be dead before anything of theirs is touched, and what is late can write."""
+        for worker in self.down:
+            if worker not in self._lost:
+                self._fetch(worker)
+                self._workers.end(worker)
+                self._ledger.lose(worker)
+                self._lost.add(worker)
+
+    def _start_those_that_are_down(self) -> None:
+        """Starts others in their places; those that fail stay down."""
+        started = []
+        for worker in self.down:
+            if not self._workers.is_up(worker):
+                self._workers.end(worker)  # what an exception has left half started
+                self._workers.begin(worker)
+                started.append(worker)
+        for worker in started:
+            first = self._workers.ranges[worker].start
+            cause: Cause | None
+            try:
+                cause = self._workers.finish(worker, self._resets_of(worker))
+            except WorkerCrashError as crash:
+                cause = crash
+            if isinstance(cause, Failure) and self._is_ours(cause):
+                raise cause.exception()
+            if cause is not None:
+                self.down[worker] = self._note_restart(cause, worker, first)
 
     def _resets_of(self, worker: int) -> list[tuple[int | None, Any] | None]:
         """Seed and options for the first reset of each env of a worker.

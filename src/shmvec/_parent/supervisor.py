@@ -13,12 +13,15 @@ import os
 import select
 import signal
 import time
-from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing import process as mp_process
 from pickle import loads
+from threading import RLock
 from typing import Any, Protocol
+
+from gymnasium.error import ClosedEnvironmentError
 
 from shmvec import _classes
 from shmvec._core.channel import Channel
@@ -29,6 +32,7 @@ from shmvec._shared.family import end_families, new_mark
 from shmvec._shared.memory import Kept
 from shmvec._shared.parcels import Depot, Parcel
 from shmvec._shared.records import Attachment, Report, Resets
+from shmvec._shared.signals import close_all
 from shmvec._shared.stacks import stack_of
 from shmvec.faults import Failure, crash, note_failures, told_last_words, told_stack
 
@@ -39,6 +43,7 @@ _LAST_WORDS_S = 1.0  # what one gets to end whose channel is broken
 _ORPHANS_PATIENCE_S = 0.1  # what those get whose worker has gone before them
 _OTHERS_FAIL_S = 5.0  # what others get, when one could not build its envs, to say the same
 _SLICE_S = 0.05  # between two looks or reminders
+_CHANGING_S = 10.0  # what a thread that replaces workers gets to see that they are being ended
 
 
 class Launcher(Protocol):
@@ -63,7 +68,8 @@ class Workers(Protocol):
         processes: The processes.
         channels: Control channels to them.
         doing: The last command, for messages.
-        stopped: Whether they were.
+        stopped: Whether they were, or are about to be.
+        ended: Whether nothing of them is left.
         inline: Serves requests where there is no process; None where there are.
         kept: Memory for workers that are started later, besides the segment.
     """
@@ -73,7 +79,12 @@ class Workers(Protocol):
     channels: list[Any]
     doing: str
     stopped: bool
+    ended: bool
     kept: Kept
+
+    @property
+    def changing(self) -> AbstractContextManager[Any]:
+        """Held by who ends some and starts others in their places."""
 
     @property
     def inline(self) -> Callable[[], None] | None: ...
@@ -161,7 +172,9 @@ class Supervisor:
         self._hangs = Hangs(hang_warning_s, self.ranges)
         self._launcher = launcher
         self._owner = os.getpid()
-        self._ending = allocate_lock()  # held by the thread that ends them, for ever
+        self._ending = RLock()  # held by the thread that ends them; once more after Ctrl-C
+        self.ended = False
+        self.changing = RLock()  # again: a signal's handler may end them in the middle
         self._words: list[LastWords] = []
         self._marks = [0] * len(self.ranges)  # of those that may have started something
         self._up = [False] * len(self.ranges)
@@ -287,6 +300,8 @@ class Supervisor:
         """
         starting = Watch(self._hangs, "has been starting")
         while True:
+            if self.stopped:
+                raise ClosedEnvironmentError("The vector env was closed during this call.")
             message, lost = self._heard(index)
             if message is not None:
                 return self.unpack(message.content)
@@ -419,9 +434,14 @@ class Supervisor:
 
     def dismiss(self) -> None:
         """Tells workers that wait for the segment that there will be none."""
-        for up, channel in zip(self._up, self.channels, strict=False):
-            if not up:
-                channel.put(0, self.pack(None))
+        # Those that are just being started `stop` tells: another message comes first for them.
+        if self.changing.acquire(blocking=False):
+            try:
+                for up, channel in zip(self._up, self.channels, strict=False):
+                    if not up:
+                        channel.put(0, self.pack(None))
+            finally:
+                self.changing.release()
 
     def stop(
         self, timeout: float | None, remind: Callable[[], object] | None = None
@@ -437,9 +457,21 @@ class Supervisor:
             What closing the envs has raised.
         """
         # A fork of the parent must not end the parent's workers; nor two threads each of them.
-        if self._owner != os.getpid() or not self._ending.acquire(blocking=False):
+        if self._owner != os.getpid() or self.ended or not self._ending.acquire(blocking=False):
             return []
-        self.stopped = True
+        changing = False
+        try:
+            self.stopped = True
+            # Who is starting others sees that it is in vain.
+            changing = self.changing.acquire(timeout=_CHANGING_S)
+            return self._stop(timeout, remind)
+        finally:
+            if changing:
+                self.changing.release()
+            self._ending.release()
+
+    def _stop(self, timeout: float | None, remind: Callable[[], object] | None) -> list[Failure]:
+        self.dismiss()
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
@@ -450,6 +482,8 @@ class Supervisor:
                 if left <= 0:
                     break
                 self.listen(waiting, left)
+                if self.ended:  # by a signal's handler, meanwhile
+                    break
                 for index in list(waiting):
                     ended = self.processes[index].has_ended()
                     self.channels[index].pump()  # a worker must not block on a full socket
@@ -467,12 +501,11 @@ class Supervisor:
         finally:
             self._end(range(len(self.processes)))
             self._close_descriptors()
+            self.ended = True
         return failures
 
     def _close_descriptors(self) -> None:
-        alarms, self._alarms = self._alarms, []
-        for alarm in alarms:
-            os.close(alarm)
+        close_all(self._alarms)
         for depot in self._depots:
             depot.close()
         descriptor, self._descriptor = self._descriptor, -1
@@ -482,7 +515,7 @@ class Supervisor:
 
     def disown(self) -> None:
         """Lets go of them: this process is a fork of the one whose they are."""
-        self.stopped = True
+        self.stopped = self.ended = True
         for channel in self.channels:
             channel.close()
         for words in self._words:

@@ -77,9 +77,9 @@ class Depot:
 
     def close(self) -> None:
         """Closes the descriptor, and lets go of all memory."""
-        descriptor, self.descriptor = self.descriptor, -1
         self._memory = memoryview(b"")
         self._blocks.clear()
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 

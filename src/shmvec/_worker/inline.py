@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,7 +114,8 @@ class InlineWorker:
         self.ranges = [range(len(env_fns))]
         self.processes: list[Any] = []
         self.doing = "start"  # the last command, for messages
-        self.stopped = False
+        self.stopped = self.ended = False
+        self.changing = nullcontext()
         self._channel = _InlineChannel()
         self.channels: list[Any] = [self._channel]
         self._env_fns = env_fns
@@ -203,7 +205,7 @@ class InlineWorker:
         self, timeout: float | None, remind: Callable[[], object] | None = None
     ) -> list[Failure]:
         """Closes the envs."""
-        self.stopped = True
+        self.stopped = self.ended = True
         self._loop = None
         self._channel.drop()
         self.kept.clear()

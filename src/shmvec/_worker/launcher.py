@@ -20,6 +20,7 @@ import cloudpickle
 from shmvec import _classes
 from shmvec._core.channel import Channel
 from shmvec._shared.registry import packed_registry
+from shmvec._shared.signals import close_all
 from shmvec._shared.threads import thread_variables
 from shmvec._worker import interpreter
 from shmvec._worker.fork_server import ForkServer, fork_server
@@ -231,8 +232,7 @@ class _Carried:
         set_spawning_popen(self._before)
 
     def __del__(self) -> None:
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        close_all(self.descriptors)
 
     def duplicate_for_child(self, descriptor: int) -> int:
         """Takes a descriptor along; its place among those."""

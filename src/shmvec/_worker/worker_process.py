@@ -13,7 +13,7 @@ from itertools import starmap
 from multiprocessing import process, util
 from typing import Any, NoReturn, Protocol
 
-from shmvec._shared.signals import uninterrupted
+from shmvec._shared.signals import close_all, uninterrupted
 
 __all__ = ["WorkerProcess", "at_once", "child_status", "end_child_group"]
 
@@ -144,8 +144,7 @@ class Handle:
     def release(self) -> None:
         """Closes the descriptor; of what has ended the exit code is kept."""
         self.sentinel = -1
-        with suppress(IndexError):  # another thread has done so
-            os.close(self._unclosed.pop())
+        close_all(self._unclosed)
 
     close = release
 

@@ -1,0 +1,152 @@
+"""close() while another thread replaces a worker, and close() that is broken off itself."""
+
+import logging
+import os
+import signal
+import threading
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from echoing import Moments
+from gymnasium.error import ClosedEnvironmentError
+from processes import gone
+
+from shmvec import ShmVectorEnv
+from shmvec._core.output import Tee
+from shmvec.faults import FaultPolicy
+
+DEADLINE_S = 60
+
+
+class Dying(gym.Env):
+    """Action 1 kills it; action 2 takes for ever."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        if action == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while action == 2:
+            time.sleep(DEADLINE_S)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def restarting(num_envs):
+    policy = FaultPolicy(on_crash="restart", max_restarts=1000, backoff_s=0)
+    envs = ShmVectorEnv([Dying] * num_envs, num_workers=num_envs, context="fork", faults=policy)
+    envs.reset()
+    return envs
+
+
+def stepping(envs, actions):
+    """A thread that steps until that raises something; what."""
+    raised = []
+
+    def step():
+        try:
+            while True:
+                envs.step(actions)
+        except BaseException as error:
+            raised.append(error.with_traceback(None))
+
+    thread = threading.Thread(target=step, daemon=True)
+    thread.start()
+    return thread, raised
+
+
+def closed(envs):
+    """In a thread, as it may hang."""
+    closer = threading.Thread(target=envs.close, daemon=True)
+    closer.start()
+    closer.join(DEADLINE_S)
+    assert not closer.is_alive()
+
+
+def test_whenever_it_comes(caplog):
+    caplog.set_level(logging.CRITICAL, "shmvec")
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        envs = restarting(2)
+        pids = [process.pid for process in envs.processes]
+        thread, raised = stepping(envs, [1, int(rng.integers(2))])
+        time.sleep(rng.random() * 0.06)  # whenever
+        closed(envs)
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive() and gone(pids, DEADLINE_S)
+        (error,) = raised
+        assert type(error) is ClosedEnvironmentError, error
+
+
+def test_a_worker_that_is_begun_after_the_others_were_told():
+    """It waits for a segment that nobody hands to it any more."""
+    envs = restarting(1)
+    workers = envs.exchange._workers
+    dismiss, begin = workers.dismiss, workers.begin
+    dismissed, begun = threading.Event(), threading.Event()
+
+    def dismiss_first():
+        dismiss()
+        dismissed.set()
+        begun.wait(DEADLINE_S)
+
+    def begin_then(index):
+        assert dismissed.wait(DEADLINE_S)
+        begin(index)
+        begun.set()
+
+    workers.dismiss, workers.begin = dismiss_first, begin_then
+    thread, raised = stepping(envs, [1])
+    closed(envs)
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive() and type(raised[0]) is ClosedEnvironmentError
+    del workers.dismiss, workers.begin
+
+
+def test_two_threads_end_what_a_worker_has_written():
+    def both():
+        tee.settle(0.01)
+        tee.close()
+        assert tee.last() == b""
+
+    for _ in range(300):
+        tee = Tee(2)
+        tee.close_end()
+        threads = [threading.Thread(target=both) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+        assert tee.settle(0.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting:UserWarning")
+@pytest.mark.parametrize("terminate", [True, False])
+def test_what_is_broken_off_the_next_one_ends(terminate):
+    """At any moment; a worker may hang, so that only the end of its process ends it."""
+    moments, went_on = Moments(stride=3), True
+    while went_on:
+        envs = restarting(2)
+        if terminate:
+            envs.step_async([0, 2])
+        pids = [process.pid for process in envs.processes]
+        went_on = moments.interrupt(lambda: envs.close(terminate=terminate))  # noqa: B023
+        envs.close(terminate=terminate)
+        assert envs.closed and gone(pids, DEADLINE_S)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_what_is_broken_off_ends_when_it_is_forgotten():
+    moments, went_on = Moments(stride=11), True
+    while went_on:
+        envs = restarting(1)
+        pids = [process.pid for process in envs.processes]
+        went_on = moments.interrupt(lambda: envs.close(terminate=True))  # noqa: B023
+        del envs
+        assert gone(pids, DEADLINE_S)
