@@ -858,6 +858,9 @@ class Exchange:
             except Unreadable as error:
                 channel.fail(f"what came through it cannot be read ({error})")
                 return
+            except Exception:
+                self.check_open()  # by a signal's handler, meanwhile
+                raise
             ledger.deliver(index, late.messages, late.failures, late.results)
             channel.take(sequence)
 

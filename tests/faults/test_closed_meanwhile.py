@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -13,8 +14,10 @@ from echoing import Moments
 from gymnasium.error import ClosedEnvironmentError
 from processes import gone
 
+import shmvec.exchange
 from shmvec import ShmVectorEnv
 from shmvec._core.output import Tee
+from shmvec._parent import recovery
 from shmvec.faults import FaultPolicy
 
 DEADLINE_S = 60
@@ -25,6 +28,7 @@ class Dying(gym.Env):
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Discrete(3)
+    large = "x" * 300_000
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(1, np.float32), {}
@@ -150,3 +154,112 @@ def test_what_is_broken_off_ends_when_it_is_forgotten():
         went_on = moments.interrupt(lambda: envs.close(terminate=True))  # noqa: B023
         del envs
         assert gone(pids, DEADLINE_S)
+
+
+def test_a_handler_closes_it_while_workers_are_being_started(monkeypatch):
+    """Of those that are begun after that nobody else knows."""
+    envs = restarting(3)
+    workers = envs.exchange._workers
+    launch, pids = workers._launch, []
+
+    def close_first(index, keep):
+        if not pids:
+            pids.extend(process.pid for process in envs.processes)
+            envs.close(terminate=True)
+        launch(index, keep)
+        pids.append(envs.processes[index].pid)
+
+    monkeypatch.setattr(workers, "_launch", close_first)
+    with pytest.raises(ClosedEnvironmentError):
+        envs.restart()
+    assert len(pids) > 3 and gone(pids, DEADLINE_S)
+    assert workers.ended
+
+
+class SlowClose(Dying):
+    def close(self):
+        time.sleep(DEADLINE_S)
+
+
+def test_a_handler_closes_it_while_it_is_being_closed():
+    class Closing(logging.Handler):
+        def emit(self, record):
+            envs.close(terminate=True)
+
+    handler, logger = Closing(), logging.getLogger("shmvec")
+    envs = ShmVectorEnv([SlowClose] * 2, num_workers=2, hang_warning_s=0.05, context="fork")
+    envs.reset()
+    pids = [process.pid for process in envs.processes]
+    logger.addHandler(handler)
+    try:
+        envs.close()
+    finally:
+        logger.removeHandler(handler)
+    assert gone(pids, DEADLINE_S)
+
+
+def test_a_handler_closes_it_while_late_messages_are_read(monkeypatch):
+    envs = restarting(1)
+
+    def closing_first(*arguments):
+        envs.close(terminate=True)
+        return read_late(*arguments)
+
+    read_late = shmvec.exchange.read_late
+    monkeypatch.setattr(shmvec.exchange, "read_late", closing_first)
+    with pytest.raises(ClosedEnvironmentError):
+        envs.get_attr("large")  # in the depot, which is closed, too
+
+
+def test_a_handler_closes_it_while_envs_are_built_in_this_process():
+    made, ended = [], []
+
+    class Inline(Dying):
+        def __init__(self):
+            made.append(self)
+            if len(made) == 4:
+                envs.close()
+
+        def close(self):
+            ended.append(self)
+
+    envs = ShmVectorEnv([Inline] * 3, num_workers=0)
+    envs.reset()
+    with pytest.raises(ClosedEnvironmentError):
+        envs.restart()
+    envs.close()
+    assert len(made) == 6 and set(made) == set(ended)
+
+
+class Rebuilt(Dying):
+    """Once more it is not built before there is a file, or not at all."""
+
+    def __init__(self, folder, dies):
+        here = folder / str(os.getpid())
+        here.touch()
+        while len(list(folder.iterdir())) > 2:
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def rebuilding(folder, dies):
+    policy = FaultPolicy(on_crash="restart", max_restarts=1000, backoff_s=1000)
+    make = partial(Rebuilt, folder, dies)
+    envs = ShmVectorEnv([make] * 2, num_workers=2, context="fork", faults=policy)
+    envs.reset()
+    thread, raised = stepping(envs, [1, 1])
+    until = time.monotonic() + DEADLINE_S
+    while len(list(folder.iterdir())) < 4:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    return envs, thread, raised
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_neither_builds_nor_pauses_are_waited_for(dies, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(recovery, "_BACKOFF_MOST_S", 1000)
+    envs, thread, raised = rebuilding(tmp_path, dies)
+    closed(envs)
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive() and type(raised[0]) is ClosedEnvironmentError

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import closing, contextmanager
 from functools import partial
@@ -221,3 +222,45 @@ def test_it_is_closed_in_the_middle(num_workers, name, use):
             with pytest.raises(ClosedEnvironmentError):
                 use(envs)
         assert became == [None]
+
+
+class Afterwards(ShmVectorEnv):
+    """Asks something more once it has its step's results."""
+
+    def step_wait(self, timeout=None):
+        results = super().step_wait(timeout)
+        self.call("length")
+        self.shut = refused(self)
+        return results
+
+
+def refused(envs):
+    """Whether another thread is."""
+    raised = []
+
+    def use():
+        try:
+            envs.get_attr("length")
+        except RuntimeError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    return bool(raised)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_turn_that_others_hold_stays_theirs(num_workers):
+    with closing(Afterwards([partial(Counter, 99)] * 2, num_workers=num_workers)) as envs:
+        envs.reset()
+        for _ in range(3):
+            envs.step([0, 0])
+            assert envs.shut
+        with envs.exchange.turn:
+            envs.call("length")
+            envs.send([0, 0])
+            envs.recv()
+            envs.restart([0])
+            assert refused(envs)
+        assert not refused(envs)

@@ -95,8 +95,10 @@ class Halves:
             if self._is_in(inspect.currentframe()):
                 exchange.turn.refuse(what)
             # Python 3.14 looks for signals between a call of `__enter__` and the block of its
-            # `with`: what a handler has raised there has left a turn that nobody gives back.
-            exchange.turn.give_back(depth)
+            # `with`: what a handler has raised there has left a turn that nobody gives back. Where
+            # no call was broken off it is the user's, or of a subclass's method.
+            if self._in_call:
+                exchange.turn.give_back(depth)
 
     def _is_in(self, frame: FrameType | None) -> bool:
         """Whether a call goes on below those that are on top of the stack."""
@@ -120,7 +122,7 @@ class Halves:
         exchange = self.exchange
         with exchange.turn:
             pending = self._state is not DEFAULT  # another's half, which stays
-            if not pending:
+            if self._in_call and not pending:
                 self._check_depth(exchange, 1, "Using a vector env")
             try:
                 begin()

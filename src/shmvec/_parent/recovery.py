@@ -36,6 +36,7 @@ log = logging.getLogger("shmvec")
 
 _HEED_S = 1.0  # what an env gets to heed an interruption
 _BACKOFF_MOST_S = 30.0
+_SLICE_S = 0.05  # between two looks whether all is closed
 
 # Why a worker is replaced: an error, or the user's words.
 Cause = BaseException | Failure | str
@@ -259,13 +260,19 @@ class Recovery:
 
     def _start_those_that_are_down(self) -> None:
         """Starts others in their places; those that fail stay down."""
-        started = []
-        for worker in self.down:
-            if not self._workers.is_up(worker):
-                self._workers.end(worker)  # what an exception has left half started
-                self._workers.begin(worker)
-                started.append(worker)
-        for worker in started:
+        down = [worker for worker in self.down if not self._workers.is_up(worker)]
+        try:
+            self._start(down)
+        except ClosedEnvironmentError:  # those that still build are not waited for
+            for worker in down:
+                self._workers.end(worker)
+            raise
+
+    def _start(self, down: Sequence[int]) -> None:
+        for worker in down:
+            self._workers.end(worker)  # what an exception has left half started
+            self._workers.begin(worker)
+        for worker in down:
             first = self._workers.ranges[worker].start
             cause: Cause | None
             try:
@@ -354,4 +361,8 @@ class Recovery:
         """Waits longer and longer if restarts follow each other."""
         before = len(self._recent[worker]) - 1
         if before > 0 and self.policy.backoff_s > 0:
-            time.sleep(min(self.policy.backoff_s * 2 ** (before - 1), _BACKOFF_MOST_S))
+            wait_s = min(self.policy.backoff_s * 2 ** (before - 1), _BACKOFF_MOST_S)
+            end = time.monotonic() + wait_s
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(left, _SLICE_S))
+                self._check_open()

@@ -43,6 +43,7 @@ _LAST_WORDS_S = 1.0  # what one gets to end whose channel is broken
 _ORPHANS_PATIENCE_S = 0.1  # what those get whose worker has gone before them
 _OTHERS_FAIL_S = 5.0  # what others get, when one could not build its envs, to say the same
 _SLICE_S = 0.05  # between two looks or reminders
+_CLOSED = "The vector env was closed during this call."
 _CHANGING_S = 10.0  # what a thread that replaces workers gets to see that they are being ended
 
 
@@ -266,6 +267,9 @@ class Supervisor:
 
         self._launch(index, keep)
         self._words[index] = LastWords(self.channels[index])
+        if self.stopped:  # by a signal's handler, meanwhile: `stop` may not have seen this one
+            self.end(index)
+            raise ClosedEnvironmentError(_CLOSED)
 
     def _launch(self, index: int, keep: Callable[[Any, Channel], None]) -> None:
         """Starts a process, whose family is known by a new mark."""
@@ -283,8 +287,10 @@ class Supervisor:
             self._hand_over(index, replace(self._attachment, resets=resets))
             self._receive(index)
             self._up[index] = True
-        except BaseException:
+        except BaseException as error:
             self.end(index)
+            if self.stopped and isinstance(error, Exception):  # what it used was closed
+                raise ClosedEnvironmentError(_CLOSED) from None
             raise
         return None
 
@@ -301,7 +307,7 @@ class Supervisor:
         starting = Watch(self._hangs, "has been starting")
         while True:
             if self.stopped:
-                raise ClosedEnvironmentError("The vector env was closed during this call.")
+                raise ClosedEnvironmentError(_CLOSED)
             message, lost = self._heard(index)
             if message is not None:
                 return self.unpack(message.content)
@@ -344,10 +350,12 @@ class Supervisor:
         """Waits for something to read from one of these workers, or for its end."""
         poll = select.poll()
         for index in indices:
-            channel = self.channels[index]
+            sentinel, channel = self.processes[index].sentinel, self.channels[index]
+            if sentinel < 0:  # ended, by a signal's handler or another thread
+                return
             if channel.broken is None:
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
-            poll.register(self.processes[index].sentinel, select.POLLIN)
+            poll.register(sentinel, select.POLLIN)
         poll.poll(1000 * min(timeout, _SLICE_S))
 
     def _crash(self, indices: Iterable[int]) -> Exception:

@@ -159,6 +159,9 @@ class InlineWorker:
         report = self._host.build(self._env_fns)
         if isinstance(report, Failure):
             return report
+        if self.stopped:  # by a signal's handler, while they were built
+            self._host.close()
+            raise ClosedEnvironmentError("The vector env was closed during this call.")
         attachment = replace(attachment, resets=resets, kept=self.kept.sizes)
         descriptors = [os.dup(descriptor) for descriptor in self.kept.descriptors]
         self._loop = self._host.loop(segment, attachment, descriptors)
