@@ -176,6 +176,7 @@ class Supervisor:
         self._ending = RLock()  # held by the thread that ends them; once more after Ctrl-C
         self.ended = False
         self.changing = RLock()  # again: a signal's handler may end them in the middle
+        self._begun = -1  # the worker that is just being started in place of another
         self._words: list[LastWords] = []
         self._marks = [0] * len(self.ranges)  # of those that may have started something
         self._up = [False] * len(self.ranges)
@@ -265,8 +266,12 @@ class Supervisor:
         def keep(process: Any, channel: Channel) -> None:
             self.channels[index], self.processes[index] = channel, process
 
-        self._launch(index, keep)
-        self._words[index] = LastWords(self.channels[index])
+        self._begun = index
+        try:
+            self._launch(index, keep)
+            self._words[index] = LastWords(self.channels[index])
+        finally:
+            self._begun = -1
         if self.stopped:  # by a signal's handler, meanwhile: `stop` may not have seen this one
             self.end(index)
             raise ClosedEnvironmentError(_CLOSED)
@@ -442,11 +447,11 @@ class Supervisor:
 
     def dismiss(self) -> None:
         """Tells workers that wait for the segment that there will be none."""
-        # Those that are just being started `stop` tells: another message comes first for them.
+        # Not those that are just being started: other messages come first for them.
         if self.changing.acquire(blocking=False):
             try:
-                for up, channel in zip(self._up, self.channels, strict=False):
-                    if not up:
+                for index, channel in enumerate(self.channels):
+                    if not self._up[index] and index != self._begun:
                         channel.put(0, self.pack(None))
             finally:
                 self.changing.release()
