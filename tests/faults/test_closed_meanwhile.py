@@ -156,20 +156,27 @@ def test_what_is_broken_off_ends_when_it_is_forgotten():
         assert gone(pids, DEADLINE_S)
 
 
-def test_a_handler_closes_it_while_workers_are_being_started(monkeypatch):
-    """Of those that are begun after that nobody else knows."""
+@pytest.mark.parametrize("terminate", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_handler_closes_it_while_workers_are_being_started(first, terminate, monkeypatch):
+    """Of those that are begun after that nobody else knows; that one waits for who begins it."""
     envs = restarting(3)
     workers = envs.exchange._workers
-    launch, pids = workers._launch, []
+    launch, pids, handled = workers._launch, [each.pid for each in envs.processes], []
 
-    def close_first(index, keep):
-        if not pids:
-            pids.extend(process.pid for process in envs.processes)
-            envs.close(terminate=True)
+    def handler():
+        if not handled:
+            handled.append(True)
+            envs.close(terminate=terminate)
+
+    def launch_and_handle(index, keep):
+        if first:
+            handler()
         launch(index, keep)
         pids.append(envs.processes[index].pid)
+        handler()
 
-    monkeypatch.setattr(workers, "_launch", close_first)
+    monkeypatch.setattr(workers, "_launch", launch_and_handle)
     with pytest.raises(ClosedEnvironmentError):
         envs.restart()
     assert len(pids) > 3 and gone(pids, DEADLINE_S)

@@ -488,6 +488,8 @@ class Supervisor:
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
+        if self._begun in waiting:  # and would be by who is interrupted here
+            waiting.remove(self._begun)
         closing = Watch(self._hangs, "has been closing its envs")
         try:
             while waiting:
