@@ -111,6 +111,22 @@ CASES = {
         "reset-bound",
         "num_workers=2",
     ),
+    "resets without workers on one core": (
+        made(
+            [env((1000, MS), resets=[(20, 80 * MS)])] * 4,
+            workers=1,
+            waited=0.0,
+            cores=1,
+            inline=True,
+        ),
+        "reset-bound",
+        "",
+    ),
+    "resets of one env without workers": (
+        made([env((1000, MS), resets=[(90, 80 * MS)])], workers=1, waited=0.0, inline=True),
+        "reset-bound",
+        "",
+    ),
     "resets on one core": (
         made([env((1000, MS), resets=[(20, 80 * MS)])] * 4, workers=1, waited=9.0, cores=1),
         "reset-bound",

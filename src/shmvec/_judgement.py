@@ -178,7 +178,7 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
     if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
         return None
     advice, option = "Make env.reset cheaper", ""
-    if stats.num_workers < min(2, stats.cores, len(stats.envs)):
+    if stats.num_workers < 2 <= min(stats.cores, len(stats.envs)):
         option = f"num_workers={min(stats.cores, len(stats.envs))}"
         advice += f"; or reset several envs at a time: {option}"
     elif len(stats.envs) > 1 and stats.num_workers > 1 and _in_lockstep(stats):

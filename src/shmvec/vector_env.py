@@ -820,13 +820,13 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Closes the envs and ends the workers; a second call only what Ctrl-C has left of it.
 
         Args:
-            **kwargs: ``timeout=`` and ``terminate=``: see :meth:`close_extras`.
+            **kwargs: ``timeout=`` and ``terminate=``, and what else :meth:`close_extras` takes.
 
         Raises:
             Exception: As :meth:`close_extras`.
         """
         if self.closed and self._exchange is not None:
-            self._exchange.close(**kwargs)
+            self._exchange.close(kwargs.get("timeout"), kwargs.get("terminate", False))
         else:
             super().close(**kwargs)
 

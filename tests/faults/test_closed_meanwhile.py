@@ -18,6 +18,7 @@ import shmvec.exchange
 from shmvec import ShmVectorEnv
 from shmvec._core.output import Tee
 from shmvec._parent import recovery
+from shmvec._worker import launcher
 from shmvec.faults import FaultPolicy
 
 DEADLINE_S = 60
@@ -270,3 +271,21 @@ def test_neither_builds_nor_pauses_are_waited_for(dies, tmp_path, monkeypatch, c
     closed(envs)
     thread.join(DEADLINE_S)
     assert not thread.is_alive() and type(raised[0]) is ClosedEnvironmentError
+
+
+class Noting(ShmVectorEnv):
+    def close_extras(self, note=None, **kwargs):
+        super().close_extras(**kwargs)
+
+
+def test_a_subclass_may_take_more_when_it_is_closed():
+    envs = Noting([Dying], num_workers=1)
+    for _ in range(2):
+        envs.close(note="done", timeout=DEADLINE_S)
+
+
+def test_ctrl_c_while_standard_streams_are_looked_at():
+    """What is opened there is never closed again (the fixture counts)."""
+    moments = Moments()
+    while moments.interrupt(launcher._occupy_streams):
+        pass

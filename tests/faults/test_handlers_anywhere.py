@@ -1,5 +1,6 @@
 """A signal's handler uses a vector env at a chosen moment of a call, not only in its waits."""
 
+import functools
 import os
 import signal
 import sys
@@ -264,3 +265,48 @@ def test_a_turn_that_others_hold_stays_theirs(num_workers):
             envs.restart([0])
             assert refused(envs)
         assert not refused(envs)
+
+
+def decorated(method):
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        return method(*args, **kwargs)
+
+    return wrapper
+
+
+class Hooked(ShmVectorEnv):
+    """Does something in its halves once it has their results, by way of functions of others."""
+
+    hook = None
+
+    @decorated
+    def step_wait(self, timeout=None):
+        results = super().step_wait(timeout)
+        self.hook(self)
+        return results
+
+    def reset_wait(self, timeout=None):
+        results = super().reset_wait(timeout)
+        if self.hook is not None:
+            self.hook(self)
+        return results
+
+
+def send_and_recv(envs):
+    envs.send([0, 0])
+    envs.recv()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "use",
+    [lambda envs: envs.restart([0]), send_and_recv, lambda envs: envs.get_attr("length")],
+    ids=["restart", "send", "get_attr"],
+)
+def test_what_a_subclass_does_in_its_halves_is_not_refused(use, num_workers):
+    with closing(Hooked([partial(Counter, 99)] * 2, num_workers=num_workers)) as envs:
+        envs.reset()
+        envs.hook = use
+        envs.step([0, 0])
+        envs.reset()

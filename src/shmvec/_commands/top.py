@@ -230,7 +230,7 @@ _METRICS = {
     "worker_starved_seconds_total": ("counter", "Time without a core."),
     "worker_late_messages_total": ("counter", "Messages that fitted no ring."),
     "worker_envs": ("gauge", "How many envs it has; which, by their first and last."),
-    "worker_in_env_seconds": ("gauge", "How long it has been in the step or reset that it is in."),
+    "worker_in_env_seconds": ("gauge", "How long it has been in its step, reset or call."),
     "worker_resident_bytes": ("gauge", "Memory."),
     "worker_proportional_bytes": ("gauge", "Memory; its part only of what is shared."),
     "step_seconds": ("histogram", "How long single steps take."),

@@ -50,7 +50,9 @@ class Links:
         """Reads and writes the channels; what comes waits in them until it is taken."""
 
     def is_idle(self, worker: int) -> bool:
-        """Whether a worker has answered all that it was asked."""
+        """Whether a worker has answered all that it was asked, and that was taken."""
+    def has_answered(self, worker: int) -> bool:
+        """Whether it has answered all that it was asked, be that taken or not."""
 
     def steps_of(self, worker: int) -> int:
         """Steps of envs that the process which is this worker now has made."""

@@ -530,6 +530,9 @@ cdef class Links:
         return self.attach(worker)
 
     def is_idle(self, uint32_t worker):
+        return self.outstanding[worker] == 0
+
+    def has_answered(self, uint32_t worker):
         return self.is_done(worker)
 
     def steps_of(self, uint32_t worker):

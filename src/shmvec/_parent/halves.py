@@ -101,11 +101,16 @@ class Halves:
                 exchange.turn.give_back(depth)
 
     def _is_in(self, frame: FrameType | None) -> bool:
-        """Whether a call goes on below those that are on top of the stack."""
-        others = False
-        while frame is not None:
+        """Whether a call goes on below those that are on top of the stack.
+
+        What a subclass's half does once it has its results goes on in none.
+        """
+        others, at_once = False, Halves._at_once.__code__
+        while frame is not None and (self._in_call or frame.f_code is not at_once):
             whose = frame.f_locals.get("self")
             ours = whose is self or whose is self._exchange
+            if ours and not self._in_call:
+                ours = str(frame.f_globals.get("__name__")).startswith("shmvec.")
             if ours and others:
                 return True
             others = others or not ours

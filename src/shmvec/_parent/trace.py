@@ -179,7 +179,7 @@ class Trace:
             for each in doing
         ]
         up = map(tracing.workers.is_up, range(len(ranges)))
-        idle = [each and tracing.links.is_idle(index) for index, each in enumerate(up)]
+        idle = [each and tracing.links.has_answered(index) for index, each in enumerate(up)]
         return timeline.Recorded(
             [entries for entries, _ in read_in],
             self.overwritten,

@@ -204,9 +204,11 @@ def _occupy_streams() -> None:
 
     What is printed would be written into that. So it is /dev/null's, as with any daemon.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
-        os.set_inheritable(number, True)
-    os.close(number)
+    for number in range(_STDERR + 1):
+        try:
+            os.fstat(number)
+        except OSError:  # none is opened that would have to be closed: Ctrl-C could come before
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _spawn(descriptor: int, environ: Mapping[str, str], numbers: list[int]) -> None:
