@@ -78,7 +78,8 @@ class Halves:
                 str(self._state.value),
             )
         if self._in_call or not depth:
-            self._check_depth(exchange, depth, f"Calling `{name}` of a vector env")
+            if exchange.turn.depth > depth:
+                self._check_depth(exchange, depth, f"Calling `{name}` of a vector env")
             if self._in_call and settle:
                 self._settle(exchange)
         elif not asking and exchange.num_asked:
@@ -90,15 +91,14 @@ class Halves:
         return exchange
 
     def _check_depth(self, exchange: Exchange, depth: int, what: str) -> None:
-        """Raises AlreadyPendingCallError in the middle of a call: it has taken the turn before."""
-        if exchange.turn.depth > depth:
-            if self._is_in(inspect.currentframe()):
-                exchange.turn.refuse(what)
-            # Python 3.14 looks for signals between a call of `__enter__` and the block of its
-            # `with`: what a handler has raised there has left a turn that nobody gives back. Where
-            # no call was broken off it is the user's, or of a subclass's method.
-            if self._in_call:
-                exchange.turn.give_back(depth)
+        """Raises AlreadyPendingCallError in the middle of a call that has taken the turn before."""
+        if self._is_in(inspect.currentframe()):
+            exchange.turn.refuse(what)
+        # Python 3.14 looks for signals between a call of `__enter__` and the block of its `with`:
+        # what a handler has raised there has left a turn that nobody gives back. Where no call was
+        # broken off it is the user's, or of a subclass's method.
+        if self._in_call:
+            exchange.turn.give_back(depth)
 
     def _is_in(self, frame: FrameType | None) -> bool:
         """Whether a call goes on below those that are on top of the stack.
@@ -127,7 +127,7 @@ class Halves:
         exchange = self.exchange
         with exchange.turn:
             pending = self._state is not DEFAULT  # another's half, which stays
-            if self._in_call and not pending:
+            if self._in_call and not pending and exchange.turn.depth > 1:
                 self._check_depth(exchange, 1, "Using a vector env")
             try:
                 begin()
