@@ -93,10 +93,9 @@ def _nothing_done(stats: Stats) -> Verdict:
         return Verdict("idle", "nothing was stepped or reset")
     _, worker = max(inside)
     now = stats.doing[worker]
-    reason = f"nothing was finished: worker {worker} has been in {now}"
     return Verdict(
         "straggler" if len(inside) < len(stats.workers) else "env-bound",
-        reason,
+        f"nothing was finished: worker {worker} has been in {now}",
         *((_NO_LIMIT,) if now is not None and now.operation == "call" else _if_it_hangs(stats)),
     )
 
@@ -108,12 +107,13 @@ def _hanging(stats: Stats) -> Verdict | None:
             continue
         ended = stats.step if now.operation == "step" else stats.reset
         if now.for_s > _HANGS * ended.longest_s:
-            last = f"the longest {now.operation} that has ended took "
-            last += f"{1e3 * ended.longest_s:.3g} ms"
+            others = f"no {now.operation} has ended"
+            if ended.count:
+                longest = f"the longest {now.operation} that has ended"
+                others = f"{longest} took {1e3 * ended.longest_s:.3g} ms"
             return Verdict(
                 "straggler" if len(stats.workers) > 1 else "env-bound",
-                f"worker {worker} has been in {now}; "
-                + (last if ended.count else f"no {now.operation} has ended"),
+                f"worker {worker} has been in {now}; {others}",
                 *_if_it_hangs(stats),
             )
     return None

@@ -15,6 +15,7 @@ from shmvec._core import probe
 from shmvec._shared.cgroups import own_cgroups
 from shmvec._shared.memory import free_memory, free_shm
 from shmvec._shared.scheduling import allowed_cores, cgroup_quota, usable_cores
+from shmvec._shared.system import processes
 from shmvec._shared.threads import thread_variables
 
 __all__ = ["Machine", "Prices"]
@@ -228,7 +229,7 @@ def _user_processes_left() -> int | None:
     user = own["Uid"].split()[0]
     if user == "0" or int(own["CapEff"], 16) & _MAY_EXCEED:
         return None
-    each = (_status(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    each = (_status(str(pid)) for pid in processes())
     used = sum(
         int(status["Threads"])
         for status in each
