@@ -65,7 +65,7 @@ cdef class Links:
     cdef int check_open(self) except -1
     cdef int look_around(self) except -1
     cdef int check_limits(self, int64_t now) except -1
-    cdef bint is_done(self, uint32_t worker) noexcept
+    cpdef bint has_answered(self, uint32_t worker) noexcept
     cdef int64_t limit_of(self, uint64_t busy) noexcept
     cdef bint has(self, uint32_t worker, uint64_t busy)
     cdef object busy_with(self, uint32_t worker, uint64_t busy)

@@ -410,7 +410,7 @@ cdef class Links:
         for worker in range(self.num_workers):
             counters = sv_segment_counters(self.segment.base, &self.segment.plan, worker)
             busy = sv_busy_for(counters, now, &elapsed)
-            if busy != 0 or self.is_done(worker):
+            if busy != 0 or self.has_answered(worker):
                 self.idle_since[worker] = 0
             elif (self.idle_since[worker] == 0
                   or self.idle_answered[worker] != sv_counter_get(&counters.requests)):
@@ -442,8 +442,7 @@ cdef class Links:
             raise error
         return 0
 
-    cdef bint is_done(self, uint32_t worker) noexcept:
-        """Whether it has answered all that it was asked, be that taken or not."""
+    cpdef bint has_answered(self, uint32_t worker) noexcept:
         return self.outstanding[worker] <= sv_ring_waiting(&self.completions[worker])
 
     cdef int64_t limit_of(self, uint64_t busy) noexcept:
@@ -531,9 +530,6 @@ cdef class Links:
 
     def is_idle(self, uint32_t worker):
         return self.outstanding[worker] == 0
-
-    def has_answered(self, uint32_t worker):
-        return self.is_done(worker)
 
     def steps_of(self, uint32_t worker):
         """Steps of envs that the process which is this worker now has made."""
