@@ -22,7 +22,7 @@ from peers import Start, every_step, of_four, of_tianshou, tianshous
 from workloads import WORKLOADS, arguments
 
 from shmvec._commands.measuring import LIMIT, cells, described, line, machine, race
-from shmvec._shared.scheduling import usable_cores
+from shmvec._cores import usable_cores
 from shmvec.adapters.pettingzoo import ParallelVectorEnv
 
 ROUNDS = 5

@@ -38,8 +38,8 @@ from workloads import WORKLOADS
 
 import shmvec
 from shmvec._commands.measuring import LIMIT, Stepper, described, line, machine, race, vector_env
-from shmvec._shared.layout import Layout
-from shmvec._shared.scheduling import usable_cores
+from shmvec._cores import usable_cores
+from shmvec._memory.layout import Layout
 
 NUM_ENVS = 32
 ROUNDS = 9

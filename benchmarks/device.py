@@ -36,8 +36,8 @@ from torch import nn
 
 import shmvec
 from shmvec._commands.measuring import Progress, Slice, described, line, machine, race
-from shmvec._loops.device import Tensors
-from shmvec._shared.scheduling import usable_cores
+from shmvec._cores import usable_cores
+from shmvec.pipeline import Tensors
 
 SHAPE = (4, 84, 84)
 LENGTH = 32

@@ -41,7 +41,7 @@ from apart import Apart
 
 from shmvec._commands import bench, measuring
 from shmvec._commands.measuring import Slice, Stepper
-from shmvec._shared.scheduling import usable_cores
+from shmvec._cores import usable_cores
 
 __all__ = ["Start", "apart", "frameworks"]
 

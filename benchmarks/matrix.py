@@ -51,7 +51,7 @@ from shmvec._commands.measuring import (
     machine,
     race,
 )
-from shmvec._shared.scheduling import WAIT_POLICIES
+from shmvec._cores import WAIT_POLICIES
 
 ROUNDS = 5
 OURS = "ShmVectorEnv"

@@ -39,7 +39,7 @@ from shmvec._commands.measuring import (
     race,
     vector_env,
 )
-from shmvec._shared.scheduling import usable_cores
+from shmvec._cores import usable_cores
 
 ROUNDS = 5
 LOCKSTEP = "ShmVectorEnv, lockstep"

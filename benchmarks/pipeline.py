@@ -50,7 +50,7 @@ from shmvec._commands.measuring import (
     machine,
     race,
 )
-from shmvec._shared.scheduling import usable_cores
+from shmvec._cores import usable_cores
 
 NUM_ENVS = 16
 LENGTH = 32

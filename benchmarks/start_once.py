@@ -110,7 +110,7 @@ def limit(make: Callable[[], Any], n: int) -> dict[str, float]:
     """What there is to do at least: one import, and so many forks; and making the envs."""
     import cloudpickle
 
-    from shmvec._shared.scheduling import usable_cores
+    from shmvec._cores import usable_cores
 
     begin = time.perf_counter()
     done = subprocess.run(

@@ -38,7 +38,7 @@ from workloads import WORKLOADS, arguments
 from shmvec import ShmVectorEnv
 from shmvec._commands.measuring import LIMIT, Slice, cells, described, line, machine, race
 from shmvec._commands.measuring import vector_env as stepping
-from shmvec._shared.scheduling import split_evenly
+from shmvec._cores import split_evenly
 
 ROUNDS = 7
 LINE = 128  # bytes: what is one core's is not on a line with what is another's

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from shmvec._worker import fork_server
+from shmvec._processes import fork_server
 
 DEADLINE_S = 300
-KEPT = ("resource_tracker", "forkserver", "shmvec._worker.interpreter as it; it.serve")
+KEPT = ("resource_tracker", "forkserver", "shmvec._processes.interpreter as it; it.serve")
 KINDS = ("socket:", "pipe:", "memfd:", "/dev/shm", "pidfd")  # of descriptors of vector envs
 
 

@@ -24,7 +24,7 @@ from scipy import stats
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate
-from shmvec._loops.statistics import confidence_interval, interquartile_mean, standard_error
+from shmvec.evaluation import confidence_interval, interquartile_mean, standard_error
 
 
 class Walk(gym.Env):

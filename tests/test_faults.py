@@ -19,7 +19,7 @@ from gymnasium.error import ClosedEnvironmentError
 from processes import dozing, gone, run_script
 
 from shmvec import ShmVectorEnv, WorkerCrashError
-from shmvec._worker.process import EnvHost
+from shmvec._processes.worker import EnvHost
 
 DEADLINE_S = 60
 

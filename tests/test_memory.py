@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from envs import Counter
 
-import shmvec._shared.memory
+import shmvec._memory.segment
 from shmvec import ShmVectorEnv
 from shmvec._core.segment import Segment, reserve, segment_bytes
-from shmvec._shared.memory import map_memory, reserve_memory
+from shmvec._memory.segment import map_memory, reserve_memory
 
 
 def names():
@@ -64,14 +64,14 @@ def test_a_system_that_makes_no_memfd_gives_a_block_of_dev_shm(no_memfd):
 
 
 def test_a_small_dev_shm_is_an_error_with_the_numbers(no_memfd, monkeypatch):
-    monkeypatch.setattr(shmvec._shared.memory, "free_shm", lambda: 1234)
+    monkeypatch.setattr(shmvec._memory.segment, "free_shm", lambda: 1234)
     with pytest.raises(OSError, match=r"needs [\d,]+ bytes .* 1,234 in /dev/shm") as caught:
         reserve_memory(5000)
     assert caught.value.errno == errno.ENOSPC
 
 
 def test_no_memory_is_an_error_with_the_numbers(monkeypatch):
-    monkeypatch.setattr(shmvec._shared.memory, "free_memory", lambda: 5678)
+    monkeypatch.setattr(shmvec._memory.segment, "free_memory", lambda: 5678)
     with pytest.raises(OSError, match=r"needs [\d,]+ bytes .* 5,678 bytes free") as caught:
         ShmVectorEnv([Counter] * 2, num_workers=2)
     assert caught.value.errno == errno.ENOSPC
@@ -81,7 +81,7 @@ def test_memory_that_is_taken_meanwhile_is_an_error_with_the_numbers(monkeypatch
     def full(descriptor, nbytes):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(shmvec._shared.memory, "reserve", full)
+    monkeypatch.setattr(shmvec._memory.segment, "reserve", full)
     with pytest.raises(OSError, match=r"needs 5,000 bytes") as caught:
         reserve_memory(5000)
     assert caught.value.errno == errno.ENOSPC
@@ -114,7 +114,7 @@ def cgroups(tmp_path):
                 (tmp_path / folder / "memory.stat").write_text(stat)
 
         def free(self):
-            return shmvec._shared.memory.free_memory(tmp_path, tmp_path / "membership")
+            return shmvec._memory.segment.free_memory(tmp_path, tmp_path / "membership")
 
     return Cgroups()
 

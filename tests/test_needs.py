@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 
 import shmvec
 from shmvec import ShmVectorEnv
-from shmvec._parent.needs import needed_modules, ready_to_fork
+from shmvec._processes.preloading import needed_modules, ready_to_fork
 from shmvec.adapters.pettingzoo_env import Team
 from shmvec.exchange import HostedEnv
 from shmvec.planning import PlanningVectorEnv
@@ -173,7 +173,7 @@ def given_env_fns(monkeypatch, make):
         given.extend(env_fns)
         raise Stop
 
-    monkeypatch.setattr("shmvec._staff.Launcher", stop)
+    monkeypatch.setattr("shmvec._processes.staff.Launcher", stop)
     with pytest.raises(Stop):
         make()
     return given

@@ -11,8 +11,8 @@ import pytest
 from envs import Counter
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError, exchange
-from shmvec._shared import parcels
-from shmvec._shared.parcels import Depot
+from shmvec._memory import parcels
+from shmvec._memory.parcels import Depot
 from shmvec.exchange import Exchange
 
 LARGE = 1_000_000  # bytes of a result

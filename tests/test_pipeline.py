@@ -20,7 +20,7 @@ from test_partial import Fails, Story, stories
 from test_rollout import Nested, Speaks, at
 
 from shmvec import FaultPolicy, Pipeline, ShmVectorEnv, evaluate
-from shmvec._loops.groups import Faster, grouped
+from shmvec.pipeline import Faster, grouped
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 

@@ -437,7 +437,7 @@ def test_an_interrupt_before_an_error_is_cleared_up_after(monkeypatch, go_on):
         pipeline = Pipeline(envs, policy, groups=2, deterministic=True)
         pipeline.reset(seed=0)
         with monkeypatch.context() as patch:
-            patch.setattr("shmvec._loops.collected.Collected.release", interrupt)
+            patch.setattr("shmvec.pipeline.Collected.release", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 pipeline.collect(4)
         if go_on == "collect":

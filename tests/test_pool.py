@@ -470,7 +470,7 @@ def test_small_observations_are_copied():
 
 
 def test_where_memory_is_short_there_are_none(monkeypatch):
-    import shmvec._parent.assembly as assembly
+    import shmvec._processes.assembly as assembly
 
     reserve = assembly.reserve_memory
     asked = []
@@ -494,7 +494,7 @@ def test_where_memory_is_short_there_are_none(monkeypatch):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_where_addresses_are_limited_there_are_none(workers, monkeypatch):
-    import shmvec._parent.assembly as assembly
+    import shmvec._processes.assembly as assembly
 
     reserve, limits = assembly.reserve_memory, resource.getrlimit(resource.RLIMIT_AS)
 

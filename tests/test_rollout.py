@@ -13,7 +13,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from test_partial import Fails, Story, stories
 
-import shmvec._parent.rollout
+import shmvec._memory.rollout
 from shmvec import ShmVectorEnv
 
 
@@ -292,7 +292,7 @@ def test_not_enough_memory(monkeypatch):
     try:
         envs.reset()
         with monkeypatch.context() as patch:
-            patch.setattr(shmvec._parent.rollout, "reserve_memory", full)
+            patch.setattr(shmvec._memory.rollout, "reserve_memory", full)
             with pytest.raises(OSError, match="shmvec needs"):
                 envs.rollout(2)
         assert envs.step([1, 2])[1].tolist() == [1, 2]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmvec import ShmVectorEnv
-from shmvec._shared import scheduling
-from shmvec._shared.scheduling import split_evenly, usable_cores, wait_budgets
+from shmvec import _cores as scheduling
+from shmvec._cores import split_evenly, usable_cores, wait_budgets
 
 
 @given(st.integers(1, 200), st.integers(1, 50))

@@ -11,7 +11,7 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 
 from shmvec import ShmVectorEnv
-from shmvec._shared.scheduling import time_on_cores
+from shmvec._cores import time_on_cores
 from shmvec.stats import Timing
 
 

@@ -20,7 +20,7 @@ from timelines import Timeline, ns
 import shmvec
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._core.trace import KINDS
-from shmvec._parent.timeline import Recorded, write
+from shmvec._trace import Recorded, write
 
 KILL, RAISE = 2, 3  # actions
 TICKS_US = 50.0  # by which a worker's two clocks may differ here; order is put right below it
@@ -493,7 +493,7 @@ def test_what_cannot_be_begun(tmp_path, monkeypatch):
         def full(nbytes):
             raise OSError(28, "no room")
 
-        monkeypatch.setattr("shmvec._parent.trace.reserve_memory", full)
+        monkeypatch.setattr("shmvec._trace.reserve_memory", full)
         with pytest.raises(OSError, match="no room"):
             envs.trace(tmp_path / "run.json").start()
         assert not (tmp_path / "run.json").exists()

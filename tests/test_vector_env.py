@@ -15,7 +15,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import shmvec
 from shmvec import ShmVectorEnv
-from shmvec._shared.scheduling import usable_cores
+from shmvec._cores import usable_cores
 
 
 def fns(*lengths):

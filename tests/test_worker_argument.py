@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import _async_worker
 
 from shmvec import ShmVectorEnv
-from shmvec._worker import function
+from shmvec._processes import worker_function as function
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 

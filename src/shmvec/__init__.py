@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shmvec import _core  # noqa: F401  # says what to do if it was never built
 
 if TYPE_CHECKING:
-    from shmvec._ways_in.install import install, uninstall
-    from shmvec._ways_in.make_vec import make_vec
+    from shmvec.entry import install, make_vec, uninstall
     from shmvec.evaluation import Evaluation, evaluate
     from shmvec.faults import (
         EnvTimeoutError,
@@ -47,9 +46,9 @@ _WHERE = {
     "Pipeline": "shmvec.pipeline",
     "ShmVectorEnv": "shmvec.vector_env",
     "evaluate": "shmvec.evaluation",
-    "install": "shmvec._ways_in.install",
-    "make_vec": "shmvec._ways_in.make_vec",
-    "uninstall": "shmvec._ways_in.install",
+    "install": "shmvec.entry",
+    "make_vec": "shmvec.entry",
+    "uninstall": "shmvec.entry",
 }
 
 

@@ -4,6 +4,6 @@ Gymnasium imports what stands before the colon of an id; ``vectorization_mode="a
 a :class:`shmvec.ShmVectorEnv`.
 """
 
-from shmvec._ways_in.install import install
+from shmvec.entry import install
 
 install()

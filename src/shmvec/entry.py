@@ -16,16 +16,24 @@ Example:
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import gymnasium as gym
+import gymnasium.vector
+from gymnasium.envs.registration import EnvSpec, _find_spec
 
-from shmvec._ways_in.make_vec import make_vec
+from shmvec._options import add_installed, end_installed
 from shmvec.vector_env import ShmVectorEnv
+
+__all__ = ["Installation", "install", "make_vec", "uninstall"]
+
 
 _VERSIONED = re.compile(r".+-v\d+")  # other ids are known only once they are registered
 _OPTIONS = frozenset(inspect.signature(ShmVectorEnv).parameters) - {"env_fns"}
@@ -46,3 +54,157 @@ def _make(
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
     return make_vec(id, num_envs, vector_kwargs=options, **kwargs)
+
+
+def make_vec(
+    id: str | EnvSpec,
+    num_envs: int = 1,
+    vector_kwargs: dict[str, Any] | None = None,
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]] | None = None,
+    **kwargs: Any,
+) -> ShmVectorEnv:
+    """Makes a :class:`ShmVectorEnv` of copies of a registered env.
+
+    As :func:`gymnasium.make_vec`, without its ``vectorization_mode``.
+
+    Args:
+        id: Of the env, "module:Env-v0" to import a module first, or a spec.
+        num_envs: How many.
+        vector_kwargs: Arguments of :class:`ShmVectorEnv`, ``num_workers`` for example.
+        wrappers: Functions that wrap each env.
+        **kwargs: Arguments of the env, as for :func:`gymnasium.make`.
+
+    Returns:
+        The vector env. Its ``spec`` says how it was made.
+
+    Raises:
+        gymnasium.error.Error: There is no env of that id, or it has no entry point.
+        ValueError: ``num_envs`` is not positive.
+
+    Example:
+        >>> import shmvec
+        >>> envs = shmvec.make_vec("CartPole-v1", num_envs=2)
+        >>> envs
+        ShmVectorEnv(CartPole-v1, num_envs=2)
+        >>> envs.close()
+    """
+    if isinstance(id, EnvSpec):
+        spec = copy.deepcopy(id)
+    elif isinstance(id, str):
+        spec = copy.deepcopy(_find_spec(id))
+    else:
+        raise gym.error.Error(f"Invalid id type: {type(id)}. Expected `str` or `EnvSpec`")
+    # A spec that a vector env was made from carries these arguments.
+    made_with, spec.kwargs = spec.kwargs, {}
+    num_envs = made_with.pop("num_envs", num_envs)
+    vector_kwargs = made_with.pop("vector_kwargs", vector_kwargs) or {}
+    wrappers = made_with.pop("wrappers", wrappers) or ()
+    made_with.pop("vectorization_mode", None)
+    env_kwargs = {**made_with, **kwargs}
+    if num_envs < 1:
+        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    if spec.entry_point is None:
+        raise gym.error.Error(
+            f"Cannot create vectorized environment for {spec.id} because it doesn't have an "
+            "entry point defined."
+        )
+
+    def make_env() -> gym.Env[Any, Any]:
+        env = gym.make(spec, **env_kwargs)
+        for wrapper in wrappers:
+            env = wrapper(env)
+        return env
+
+    envs = ShmVectorEnv([make_env] * num_envs, **vector_kwargs)
+    vector_spec = copy.deepcopy(spec)
+    vector_spec.kwargs = dict(env_kwargs)
+    if num_envs != 1:
+        vector_spec.kwargs["num_envs"] = num_envs
+    if vector_kwargs:
+        vector_spec.kwargs["vector_kwargs"] = vector_kwargs
+    if wrappers:
+        vector_spec.kwargs["wrappers"] = wrappers
+    envs.spec = vector_spec
+    return envs
+
+
+_NAME = "AsyncVectorEnv"
+_ORIGINAL = gymnasium.vector.AsyncVectorEnv
+
+
+class Installation:
+    """What :func:`install` returns: a context manager that ends what it began."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Takes the options, among those that are installed."""
+        self._options = options
+
+    def __enter__(self) -> Installation:
+        """Does nothing more."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends this installation, and those that came after it; uninstalls with the first."""
+        if end_installed(self._options):
+            _rebind(ShmVectorEnv, _ORIGINAL)
+
+
+def install(**options: Any) -> Installation:
+    """Lets ``gymnasium.vector.AsyncVectorEnv`` mean :class:`ShmVectorEnv`, everywhere.
+
+    The name is bound anew in ``gymnasium.vector`` and in every module that has imported it by this
+    name before. Vector envs that exist, and classes derived from the original, stay what they are.
+    Installing twice is as good as once.
+
+    Args:
+        **options: Of :class:`ShmVectorEnv`, for all that are made from now on and are not given
+            them, or None. ``num_workers`` is then at most the number of envs. docs/settings.md
+            lists environment variables that do the same.
+
+    Returns:
+        A context manager; at the end of its block everything is as it was before.
+
+    Raises:
+        TypeError: :class:`ShmVectorEnv` has no such option.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> import shmvec
+        >>> with shmvec.install(num_workers=1):
+        ...     envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async")
+        ...     isinstance(envs, gym.vector.AsyncVectorEnv), type(envs).__name__, envs.num_workers
+        (True, 'ShmVectorEnv', 1)
+        >>> envs.close()
+        >>> gym.vector.AsyncVectorEnv.__name__
+        'AsyncVectorEnv'
+    """
+    unknown = sorted(options.keys() - _OPTIONS)
+    if unknown:
+        raise TypeError(f"ShmVectorEnv has no option {', '.join(map(repr, unknown))}")
+    added = add_installed(options)
+    _rebind(_ORIGINAL, ShmVectorEnv)
+    return Installation(added)
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`; harmless if nothing is installed."""
+    end_installed()
+    _rebind(ShmVectorEnv, _ORIGINAL)
+
+
+def _rebind(old: type[Any], new: type[Any]) -> None:
+    """Replaces the class wherever it goes by the name."""
+    for name, module in list(sys.modules.items()):
+        try:  # without asking the module: one that is loaded lazily would load
+            namespace = object.__getattribute__(module, "__dict__")
+        except AttributeError:
+            continue
+        if name.split(".")[0] == "shmvec" or not isinstance(namespace, dict):
+            continue
+        if namespace.get(_NAME) is old:
+            namespace[_NAME] = new

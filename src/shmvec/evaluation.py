@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import multiprocessing
 import operator
 import os
 import time
+import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,23 +22,29 @@ import numpy.typing as npt
 from gymnasium import logger
 from gymnasium.envs.registration import EnvSpec, _find_spec
 from gymnasium.vector import VectorEnv
+from gymnasium.wrappers import RecordVideo
 
-from shmvec._loops.episodes import Episode, EpisodePlayer
-from shmvec._loops.policy import Policy, check_policy
-from shmvec._loops.statistics import (
-    confidence_interval,
-    interquartile_mean,
-    means,
-    standard_error,
-)
-from shmvec._loops.videos import EPISODE, recorded
-from shmvec._parent.arguments import AtMost
-from shmvec._parent.defaults import with_faults
-from shmvec.exchange import AutoresetMode, checked_count, usable_cores
-from shmvec.faults import FaultPolicy, RemoteTraceback
+from shmvec._arguments import AtMost
+from shmvec._options import with_faults
+from shmvec._policy import Policy, PolicyCaller, check_policy
+from shmvec.exchange import Answers, AutoresetMode, Exchange, checked_count, usable_cores
+from shmvec.faults import FaultPolicy, RemoteTraceback, raise_as_gymnasium_does
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["Episode", "Evaluation", "evaluate"]
+__all__ = [
+    "EPISODE",
+    "STATISTICS",
+    "Episode",
+    "EpisodePlayer",
+    "Evaluation",
+    "confidence_interval",
+    "evaluate",
+    "interquartile_mean",
+    "means",
+    "recorded",
+    "standard_error",
+]
+
 
 Envs: TypeAlias = (
     "str | EnvSpec | Callable[[], gym.Env[Any, Any]] | "
@@ -347,6 +357,17 @@ def _made(envs: Any, episodes: int, **options: Any) -> ShmVectorEnv:
     return ShmVectorEnv(env_fns, **chosen)
 
 
+def _played_on_node(
+    envs: ShmVectorEnv, policy: Policy, seeds: list[int], options: list[Any], how: dict[str, Any]
+) -> tuple[list[Episode], int]:
+    """Plays a node's share of the episodes; these, in their order, and the steps that were made."""
+    played: list[Episode] = []
+    result = evaluate(
+        envs, policy, len(seeds), seeds=seeds, options=options, progress=played.append, **how
+    )
+    return sorted(played, key=lambda episode: episode.number), result.steps
+
+
 def _on_nodes(
     envs: Any,
     policy: Policy,
@@ -358,7 +379,7 @@ def _on_nodes(
     progress: Any,
 ) -> Evaluation:
     """The same on a cluster."""
-    from shmvec.cluster.evaluation import play_on_nodes  # which knows this module
+    from shmvec.cluster.evaluation import play_on_nodes  # only where it is needed
 
     begin = time.monotonic()
     refused = [name for name, value in not_there.items() if value is not None]
@@ -369,7 +390,7 @@ def _on_nodes(
     report, ended = _progress(progress, len(played))
     make = partial(_made, envs, len(played), **vector_options)
     try:
-        steps = play_on_nodes(make, policy, played, how, report)
+        steps = play_on_nodes(make, policy, _played_on_node, played, how, report)
     finally:
         ended()
     return _evaluation(played, steps, keys, time.monotonic() - begin)
@@ -517,3 +538,301 @@ def _array(values: Sequence[Any]) -> npt.NDArray[Any]:
     array = np.empty(len(values), object)
     array[:] = values
     return array
+
+
+@dataclass(slots=True)
+class Episode:
+    """An episode of an evaluation.
+
+    Attributes:
+        number: Its place among those asked for.
+        seed: With which it is reset.
+        options: With which it is reset.
+        return_: The sum of its rewards, so far.
+        length: Its steps, so far.
+        info: The last step's.
+        terminated: Whether it ended in a terminal state, and not by a truncation.
+        finished: Whether it has been played.
+        repeats: How often it was broken off by a fault, and begun again.
+    """
+
+    number: int
+    seed: int | None
+    options: Any
+    return_: float = 0.0
+    length: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+    terminated: bool = False
+    finished: bool = False
+    repeats: int = 0
+
+
+class EpisodePlayer:
+    """Plays episodes, each from its seed and its options; no step is made for nobody."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        policy: Policy,
+        episodes: Sequence[Episode],
+        *,
+        batch_size: int,
+        fixed: bool,
+        options_of: Callable[[Episode], Any],
+        finished: Callable[[Episode], object],
+    ) -> None:
+        """Prepares to play.
+
+        Args:
+            exchange: The envs; what is out is dropped when it comes.
+            policy: Chooses actions.
+            episodes: To play, in this order.
+            batch_size: Most envs that the policy is asked about at a time.
+            fixed: Whether batches are filled up to this size.
+            options_of: What an episode's reset is given.
+            finished: Called with each episode when it is over.
+        """
+        self._exchange = exchange
+        self._caller = PolicyCaller(exchange, policy, batch_size if fixed else None)
+        self._waiting = deque(episodes)
+        self._batch_size = batch_size
+        self._options_of = options_of
+        self._finished = finished
+        self._playing: dict[int, Episode] = {}  # by env
+        self._begun: set[int] = set()  # envs that were asked to reset
+        self.steps = 0
+
+    def play(self, deadline: float) -> bool:
+        """Plays all; False: ``deadline``, by the monotonic clock, comes first.
+
+        Raises:
+            Exception: What envs and the policy raise.
+        """
+        exchange = self._exchange
+        everyone = range(exchange.num_envs)
+        try:
+            if not exchange.wait(_left(deadline)):
+                return False
+            exchange.drop()
+            self._begin(everyone)
+            while self._playing or self._waiting:
+                if self._waiting and len(self._playing) < len(everyone):
+                    idle = [env for env in everyone if env not in self._playing]
+                    exchange.recycle(idle)
+                    self._begin(idle)
+                count = min(self._batch_size, exchange.num_asked)
+                # All that are ready: more than these the policy could have only by waiting, and
+                # while it is busy the others become ready.
+                answers = exchange.take(count=count, least=1, timeout=_left(deadline))
+                if answers.failures:
+                    raise_as_gymnasium_does(answers.failures)
+                self._go_on(answers)
+                if time.monotonic() >= deadline:
+                    break
+        except multiprocessing.TimeoutError:
+            if time.monotonic() < deadline:  # an env's own limit
+                raise
+        return not self._playing and not self._waiting
+
+    def _begin(self, envs: Sequence[int]) -> None:
+        """Has envs begin the episodes that come next, as long as there are any."""
+        for env in envs:
+            if not self._waiting:
+                break
+            if self._exchange.is_worn(env):  # when its worker's other episodes are over, too
+                continue
+            self._playing[env] = self._waiting.popleft()
+        self._reset([env for env in envs if env in self._playing])
+
+    def _reset(self, envs: list[int]) -> None:
+        if not envs:
+            return
+        mine = [self._playing[env] for env in envs]
+        # Copies: an env may change its options, which others have, too, and which it may get again.
+        options = [copy.deepcopy(self._options_of(episode)) for episode in mine]
+        self._begun.update(envs)
+        self._exchange.ask_reset(envs, [episode.seed for episode in mine], options)
+
+    def _go_on(self, answers: Answers) -> None:
+        """Takes what envs have answered, and asks them what comes next."""
+        over = answers.terminations | answers.truncations
+        rows: list[int] = []
+        begun: list[int] = []
+        broken: list[int] = []
+        ended: dict[int, Episode] = {}
+        for row, env in enumerate(answers.envs.tolist()):
+            episode = self._playing[env]
+            told = answers.told.get(env)
+            resets = env in self._begun
+            self._begun.discard(env)
+            if told is not None and told.cut_off:
+                episode.repeats += 1
+                episode.return_, episode.length = 0.0, 0
+                broken.append(env)
+            elif resets:
+                begun.append(env)
+                rows.append(row)
+            else:
+                self.steps += 1
+                episode.return_ += float(answers.rewards[row])
+                episode.length += 1
+                if over[row]:
+                    episode.info = answers.infos[row]
+                    episode.terminated = bool(answers.terminations[row])
+                    episode.finished = True
+                    ended[env] = self._playing.pop(env)
+                else:
+                    rows.append(row)
+        # First what keeps workers busy while the policy computes.
+        self._reset(broken)
+        self._begin(list(ended))
+        for episode in ended.values():
+            self._finished(episode)
+        if rows:
+            self._caller.step(answers.envs, answers.observations, np.array(rows, np.intp), begun)
+
+
+def _left(deadline: float) -> float | None:
+    """Seconds; None: there is no deadline."""
+    return None if deadline == np.inf else max(0.0, deadline - time.monotonic())
+
+
+Values = npt.NDArray[np.float64]
+_AT_ONCE = 1 << 22  # values of resamples that are held at a time
+
+
+def interquartile_mean(values: Values) -> float:
+    """The mean of the middle half: a quarter of the values is left out at either end.
+
+    Example:
+        >>> interquartile_mean(np.array([1.0, 2.0, 4.0, 100.0]))
+        3.0
+    """
+    return float(_interquartile_means(values[None])[0]) if len(values) else float("nan")
+
+
+def standard_error(values: Values) -> float:
+    """Of their mean; nan of less than two."""
+    if len(values) < 2:
+        return float("nan")
+    with np.errstate(invalid="ignore"):  # of infinite ones
+        return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def _interquartile_means(values: Values) -> Values:
+    cut = values.shape[1] // 4
+    ordered = np.sort(values, axis=1)
+    return means(ordered[:, cut : values.shape[1] - cut])
+
+
+def means(values: Values) -> Values:
+    """Of the rows; nan where there are infinite values of both signs."""
+    with np.errstate(invalid="ignore"):
+        found: Values = values.mean(axis=1)
+    return found
+
+
+# Each of the rows of a matrix.
+STATISTICS: dict[str, Callable[[Values], Values]] = {
+    "interquartile_mean": _interquartile_means,
+    "mean": means,
+}
+
+
+def confidence_interval(
+    values: Values, statistic: str, level: float, samples: int, seed: int
+) -> tuple[float, float]:
+    """A percentile bootstrap's interval of a statistic.
+
+    Args:
+        values: float64 ``(n,)``.
+        statistic: One of ``STATISTICS``.
+        level: Its confidence, 0.95 for example.
+        samples: How often the values are drawn again.
+        seed: Of these draws.
+
+    Returns:
+        Where it begins and where it ends; nan of no values.
+
+    Raises:
+        ValueError: There is no such statistic, or the level is not between 0 and 1.
+    """
+    if statistic not in STATISTICS:
+        raise ValueError(f"statistic must be one of {', '.join(STATISTICS)}, got {statistic!r}")
+    if not 0 < level < 1 or samples < 1:
+        raise ValueError(
+            f"level must lie between 0 and 1, and samples be positive, got {level} and {samples}"
+        )
+    if not len(values):
+        return float("nan"), float("nan")
+    each = STATISTICS[statistic]
+    random = np.random.default_rng(seed)
+    found = _resampled(values, each, samples, random)
+    with np.errstate(invalid="ignore"):
+        low, high = np.percentile(found, (50 * (1 - level), 50 * (1 + level)))
+    return float(low), float(high)
+
+
+def _resampled(
+    values: Values,
+    each: Callable[[Values], Values],
+    samples: int,
+    random: np.random.Generator,
+) -> Values:
+    found = np.empty(samples)
+    some = max(1, _AT_ONCE // len(values))
+    for begin in range(0, samples, some):
+        end = min(samples, begin + some)
+        drawn = random.integers(len(values), size=(end - begin, len(values)))
+        found[begin:end] = each(values[drawn])
+    return found
+
+
+EPISODE = "shmvec.episode"  # the option by which a reset says which episode it begins
+
+_Env = gym.Env[Any, Any]
+
+
+def recorded(
+    env_fns: Collection[Callable[[], _Env]], folder: str | os.PathLike[str], chosen: Collection[int]
+) -> list[Callable[[], _Env]]:
+    """Env_fns whose envs record these episodes, as ``episode-<number>.mp4``.
+
+    Raises:
+        gymnasium.error.DependencyNotInstalled: moviepy is not installed.
+    """
+    return [
+        partial(_make, env_fn, os.path.abspath(folder), frozenset(chosen)) for env_fn in env_fns
+    ]
+
+
+def _make(env_fn: Callable[[], _Env], folder: str, chosen: frozenset[int]) -> _Env:
+    return Recorder(env_fn(), folder, chosen)
+
+
+class Recorder(RecordVideo[Any, Any]):
+    """Gymnasium's, which is told the number of an episode: its own counts are of one env."""
+
+    def __init__(self, env: _Env, folder: str, chosen: frozenset[int]) -> None:
+        """Wraps an env."""
+        with warnings.catch_warnings():  # other workers make the folder, too
+            warnings.simplefilter("ignore")
+            super().__init__(
+                env, folder, episode_trigger=chosen.__contains__, name_prefix="evaluation"
+            )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins the episode that the options name."""
+        if options is not None and EPISODE in options:
+            self.episode_id = options[EPISODE] - 1  # the wrapper counts on
+            options = options.get("")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Writes the video at an episode's end; there may be no other reset."""
+        results = super().step(action)
+        if self.recording and (results[2] or results[3]):
+            self.stop_recording()  # type: ignore[no-untyped-call]
+        return results

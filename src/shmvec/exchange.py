@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import sys
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
@@ -24,13 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
-from shmvec._core.frames import Frames
-from shmvec._core.lease import Lease
-from shmvec._core.ledger import Ledger
-from shmvec._core.told import Batch, Told
-from shmvec._core.turn import Turn
-from shmvec._parent.answers import Answers, Envs, Taken
-from shmvec._parent.arguments import (
+from shmvec._arguments import (
     AutoresetMode,
     Options,
     checked_count,
@@ -42,22 +38,28 @@ from shmvec._parent.arguments import (
     given_actions,
     given_once,
 )
-from shmvec._parent.assembly import agree, assemble
-from shmvec._parent.commands import packed_command, packed_reset
-from shmvec._parent.defaults import of_workers
-from shmvec._parent.late import Unreadable, read_late
-from shmvec._parent.leases import Leases
-from shmvec._parent.ownership import caller, own
-from shmvec._parent.recovery import Recovery
-from shmvec._parent.settings import Settings
-from shmvec._parent.supervisor import Workers
-from shmvec._parent.trace import Tracing
-from shmvec._shared.layout import ActionRows
-from shmvec._shared.scheduling import split_evenly, time_on_cores, usable_cores
-from shmvec._shared.signals import uninterrupted
-from shmvec._staff import staff_for
-from shmvec._worker.host import EnvFn
-from shmvec._worker.hosted import HostedEnv
+from shmvec._core.frames import Frames
+from shmvec._core.lease import Lease
+from shmvec._core.ledger import Ledger
+from shmvec._core.told import Batch, Told
+from shmvec._core.turn import Turn
+from shmvec._cores import split_evenly, time_on_cores, usable_cores
+from shmvec._memory.layout import ActionRows
+from shmvec._memory.leases import Leases
+from shmvec._options import Settings, of_workers
+from shmvec._processes.assembly import agree, assemble
+from shmvec._processes.host import EnvFn, HostedEnv
+from shmvec._processes.recovery import Recovery
+from shmvec._processes.signals import uninterrupted
+from shmvec._processes.staff import staff_for
+from shmvec._processes.supervisor import (
+    Unreadable,
+    Workers,
+    packed_command,
+    packed_reset,
+    read_late,
+)
+from shmvec._trace import Tracing
 from shmvec.faults import (
     EnvTimeoutError,
     Failure,
@@ -74,10 +76,13 @@ __all__ = [
     "Answers",
     "AutoresetMode",
     "EnvFn",
+    "Envs",
     "Exchange",
     "HostedEnv",
     "Options",
+    "Taken",
     "Told",
+    "caller",
     "checked_count",
     "checked_env_fns",
     "checked_env_ids",
@@ -86,10 +91,12 @@ __all__ = [
     "existing_env_ids",
     "given_actions",
     "given_once",
+    "own",
     "split_evenly",
     "uninterrupted",
     "usable_cores",
 ]
+
 
 _SLICE_S = 0.05
 
@@ -994,3 +1001,73 @@ def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:
     if exchange is not None:
         exchange._let_go()
     workers.stop(0.0)
+
+
+Envs = npt.NDArray[np.intp]
+
+
+@dataclass(slots=True)
+class Answers:
+    """What envs have answered.
+
+    Attributes:
+        envs: Which envs, int ``(n,)``, in the order in which they were taken.
+        observations: Theirs, batched as the observation space says.
+        rewards: float64 ``(n,)``; 0 of a reset.
+        terminations: bool ``(n,)``.
+        truncations: bool ``(n,)``.
+        infos: One dict for each, as the env returned it; or what the vector env that was to gather
+            them has made of them.
+        told: By env, what its answer tells of its worker, if it does.
+        failures: What envs have raised; these have no row above.
+        results: Of a command: by env, what it has returned.
+        unanswered: Envs whose worker died in a command, and was restarted: they have no result.
+    """
+
+    envs: Envs
+    observations: Any = None
+    rewards: Any = None
+    terminations: Any = None
+    truncations: Any = None
+    infos: Any = field(default_factory=list)
+    told: dict[int, Told] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    results: dict[int, Any] = field(default_factory=dict)
+    unanswered: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Taken:
+    """Answers that were taken, until they are returned."""
+
+    answers: Answers
+    lease: Lease | None = None
+    counted: bool = False  # among the batches that are held
+
+
+# Those that are open in this process.
+_owned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def own(exchange: Any) -> None:
+    """A fork of this process must not touch this exchange's workers."""
+    _owned.add(exchange)
+
+
+def _disown_all() -> None:
+    for exchange in list(_owned):
+        exchange.disown()
+    _owned.clear()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def caller() -> str:
+    """Where the user's code is: file and line."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("shmvec", "gymnasium")
+    ):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

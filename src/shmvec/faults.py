@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium import logger
 
-from shmvec._classes import dumps  # bound here: an env may patch the module
+from shmvec._pickling import dumps  # bound here: an env may patch the module
 
 __all__ = [
     "EnvTimeoutError",

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from shmvec._loops.collected import Collected, Transitions, said_in, with_row
-from shmvec._loops.device import Mirror, Tensors
-from shmvec._loops.groups import Faster, grouped
-from shmvec._loops.policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
-from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count
+from shmvec._core.told import Batch
+from shmvec._memory.rollout import Rollout
+from shmvec._policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
+from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count, split_evenly
 from shmvec.faults import EnvTimeoutError, raise_as_gymnasium_does
 from shmvec.spaces import mapped
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["Pipeline"]
+__all__ = [
+    "Collected",
+    "Faster",
+    "Infos",
+    "Mirror",
+    "Pipeline",
+    "Said",
+    "Tensors",
+    "Transitions",
+    "grouped",
+    "said_in",
+    "with_row",
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -573,3 +587,429 @@ def _copied(space: gym.Space[Any], actions: Any) -> Any:
     if isinstance(actions, np.ndarray):
         return np.array(actions, space.dtype)
     return tuple(actions)
+
+
+_SLICE = 16  # steps for which one way is gone
+_PAIRS = 5  # slices of each way, of which most count
+_AGAIN = 25  # slices, at least, until the slower way is tried again
+_COST = 0.01  # of the time, at most, by which such tries may make all slower
+_GAIN, _KEEP = 0.93, 0.97  # time in groups by that in lockstep: to begin with them, to stay
+
+
+def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
+    """Fixed groups of envs, none of them empty, of sizes as equal as can be.
+
+    Each takes its share of each worker's envs, side by side, so that all workers step one group
+    while the policy is busy with another; where workers have too few, of the workers.
+
+    Args:
+        owned: Each worker's envs.
+        count: Of groups, at most as many as envs.
+
+    Example:
+        >>> [group.tolist() for group in grouped([range(0, 4), range(4, 7)], 2)]
+        [[0, 1, 4], [2, 3, 5, 6]]
+        >>> [group.tolist() for group in grouped([range(i, i + 1) for i in range(5)], 2)]
+        [[0, 1, 2], [3, 4]]
+    """
+    if all(len(envs) < count for envs in owned):
+        everyone = [env for envs in owned for env in envs]
+        return [np.array(everyone)[part] for part in split_evenly(len(everyone), count)]
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for envs in owned:
+        sizes = [len(envs) // count] * count
+        # Those that are left over go to who has least; of equals the last, whose turn comes last.
+        for _ in range(len(envs) % count):
+            least = min(reversed(range(count)), key=lambda index: len(groups[index]) + sizes[index])
+            sizes[least] += 1
+        begin = envs.start
+        for group, size in zip(groups, sizes, strict=True):
+            group += range(begin, begin + size)
+            begin += size
+    return [np.array(group, np.intp) for group in groups]
+
+
+class Faster:
+    """Whether groups are faster than lockstep, which is found out while steps are made.
+
+    Groups save at most the time of the policy or that of the envs, whichever is shorter: where that
+    would not be enough, they are not tried. Else slices of both ways take turns, so that what
+    disturbs one disturbs the other. Lockstep is left if most of the last ratios say that groups are
+    clearly faster. Then the slower way gets a slice now and then: the slower it is, the more
+    rarely, so that it costs no more than a hundredth of the time; and another one at once where
+    that was a surprise.
+    """
+
+    def __init__(self) -> None:
+        """Begins with lockstep."""
+        self.grouped = False  # how most steps are made
+        self._ratios: deque[float] = deque(maxlen=_PAIRS)
+        self._usual = 0.0  # seconds that a step has taken last
+        self._may_pay = True  # whether groups may be fast enough, as lockstep was last
+        self._steps = _SLICE  # until the other way is tried
+
+    def choose(self, length: int, left: int) -> tuple[bool, int]:
+        """How to go on.
+
+        Args:
+            length: Steps of a rollout.
+            left: Of these.
+
+        Returns:
+            Whether in groups; and for how many steps.
+        """
+        slices = -(-length // _SLICE)
+        most = -(-length // slices)
+        if self._steps > 0 or not (self.grouped or self._may_pay):
+            return self.grouped, min(left, max(most, self._steps))
+        if left < most:  # too few to be compared
+            return self.grouped, left
+        return not self.grouped, most
+
+    def took(self, grouped: bool, steps: int, seconds: float, policy: float) -> None:
+        """Notes how many steps were made, and how long one, and the policy for it, has taken."""
+        if not grouped:
+            self._may_pay = min(policy, seconds - policy) > (1 - _GAIN) * seconds
+        if grouped == self.grouped:
+            self._usual, self._steps = seconds, self._steps - steps
+            return
+        ratio = seconds / self._usual if grouped else self._usual / seconds
+        self._ratios.append(ratio)
+        self._steps = _SLICE
+        most = _KEEP if self.grouped else _GAIN
+        for_groups = sum(each < most for each in self._ratios)
+        if max(for_groups, len(self._ratios) - for_groups) > _PAIRS // 2:
+            typical = statistics.median(self._ratios)
+            self.grouped = for_groups > _PAIRS // 2
+            if (ratio < most) == self.grouped:
+                loss = (1 / typical if self.grouped else typical) - 1
+                self._steps = int(_SLICE * max(_AGAIN, loss / _COST))
+
+
+Said = dict[int, list[dict[str, Any]]]  # what was said, by row
+
+
+def said_in(answers: Answers) -> Said:
+    """What envs have said, and what is told of their workers; nothing of those with nothing."""
+    said: Said = {}
+    if any(answers.infos):
+        each = zip(answers.envs.tolist(), answers.infos, strict=True)
+        said = {env: [info] for env, info in each if info}
+    for env, told in answers.told.items():
+        said.setdefault(env, []).append(told.info)
+    return said
+
+
+class Infos(Sequence[dict[str, Any]]):
+    """Infos of several steps, each as ``ShmVectorEnv.step`` returns them.
+
+    What nobody looks at is not made into arrays: ``infos[t]`` is gathered each time.
+    """
+
+    def __init__(self, num_rows: int, said: list[Said]) -> None:
+        """Takes what was said at each step."""
+        self._gatherer = Batch(num_rows)
+        self._said = said
+        self.gathered: dict[int, dict[str, Any]] = {}  # by step: as dicts of arrays already
+
+    def __len__(self) -> int:
+        """How many steps."""
+        return len(self._said)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """A step's infos: Gymnasium's dict of arrays."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        said, infos = self._said[index], self.gathered.get(range(len(self))[index])
+        if infos is not None:
+            return infos
+        infos = {}
+        for row in sorted(said):
+            for info in said[row]:
+                infos = self._gatherer._add_info(infos, info, row)
+        return infos
+
+
+class Collected:
+    """A rollout that :meth:`shmvec.Pipeline.collect` has filled; its arrays are yours to change.
+
+    Index ``t + 1`` holds what the action at index ``t`` led to; index 0 holds the last results
+    from before. The arrays are in shared memory: two rollouts alternate in it, as those of
+    :meth:`shmvec.ShmVectorEnv.rollout` do, and the older one must be dropped before a third.
+
+    Attributes:
+        length: Number of steps.
+        steps: The same, as soon as it is returned.
+        observations: ``(length + 1, num_envs, ...)``, nested as the observation space is.
+        rewards: float64 ``(length + 1, num_envs)``. That of ``actions[t]`` is ``rewards[t + 1]``.
+        terminations: bool ``(length + 1, num_envs)``.
+        truncations: bool ``(length + 1, num_envs)``. In autoreset mode NEXT_STEP, an env that has
+            ended at ``t`` is reset by the next step, which ignores ``actions[t]``.
+        actions: ``(length, num_envs, ...)``, in the dtype of the action space.
+        extras: What the policy has returned besides actions, by name: ``(length, num_envs, ...)``.
+        infos: ``infos[t + 1]`` is what ``ShmVectorEnv.step`` returns for ``actions[t]``;
+            ``infos[0]`` is empty. They are gathered when you ask for them.
+    """
+
+    def __init__(self, rollout: Rollout) -> None:
+        """Takes a rollout of which no step is made."""
+        self._rollout = rollout
+        self.length, self.steps = rollout.length, 0
+        self.observations = rollout.observations
+        self.rewards: Any = rollout.rewards
+        self.terminations: Any = rollout.terminations
+        self.truncations: Any = rollout.truncations
+        self.actions = rollout.actions
+        self.extras: dict[str, Any] = {}
+        self._named = False  # whether a batch has said what these are
+        self.num_envs = rollout.rewards.shape[1]
+        self.said: list[Said] = [{} for _ in range(self.length + 1)]
+        self.infos = Infos(self.num_envs, self.said)
+
+    def ask(
+        self, part: Any, index: int, envs: Any, actions: Any, extras: Mapping[str, Any]
+    ) -> None:
+        """Asks some envs for a step; see :meth:`shmvec._memory.rollout.Rollout.ask`."""
+        self._rollout.ask(envs, part, index, actions)
+        self.keep_extras(index, part, extras)
+
+    def meet(self, steps: int) -> None:
+        """Says that all envs have made so many steps, by :meth:`ask`."""
+        self._rollout.meet(steps)
+        self.steps = steps
+
+    def step(self, envs: Any, actions: Any, extras: Mapping[str, Any]) -> None:
+        """Steps all envs at once, to the next index."""
+        keep = partial(self.keep_extras, self.steps, slice(None), extras)
+        infos = self._rollout.step(actions, meanwhile=keep)
+        self.steps += 1
+        self.infos.gathered[self.steps] = infos
+
+    def keep_extras(self, index: int, part: Any, extras: Mapping[str, Any]) -> None:
+        """Keeps what came with some envs' actions.
+
+        Raises:
+            ValueError: These are not the names, shapes or dtypes that came first.
+        """
+        if not self._named:
+            self._named = True
+            for key, values in extras.items():
+                shape = self.length, self.num_envs, *values.shape[1:]
+                on_device = hasattr(values, "new_empty")
+                self.extras[key] = (
+                    values.new_empty(shape) if on_device else np.empty(shape, values.dtype)
+                )
+        if self.extras.keys() != extras.keys():
+            raise ValueError(
+                f"the policy has returned extras {list(extras)}, and {list(self.extras)} before"
+            )
+        for key, values in extras.items():
+            kept = self.extras[key]
+            if values.shape[1:] != kept.shape[2:] or values.dtype != kept.dtype:
+                raise ValueError(
+                    f"the policy has returned {key!r} of {values.dtype} {tuple(values.shape[1:])} "
+                    f"for an env, and of {kept.dtype} {tuple(kept.shape[2:])} before"
+                )
+            kept[index, part] = values
+
+    def release(self) -> None:
+        """Gives the memory back for another rollout, which writes over these arrays.
+
+        Not needed if no array of this rollout is left: then the memory is free, too.
+        """
+        self._rollout.release()
+
+    @property
+    def released(self) -> bool:
+        """Whether :meth:`release` was called."""
+        return self._rollout.released
+
+
+@dataclass(slots=True, eq=False)
+class Transitions:
+    """Steps of some envs, one each; what iterating over a :class:`shmvec.Pipeline` yields.
+
+    Attributes:
+        observations: From which the actions were chosen, batched as the observation space says.
+        actions: Of these envs.
+        rewards: float64 ``(n,)``.
+        next_observations: What the actions led to: of an episode that has ended, its last ones, in
+            each autoreset mode.
+        terminations: bool ``(n,)``.
+        truncations: bool ``(n,)``.
+        infos: Gymnasium's dict of arrays, gathered when it is asked for.
+        env_ids: int64 ``(n,)``; -1 of rows that only fill a batch.
+        extras: What the policy has returned besides actions, by name, a row for each env.
+        valid: bool ``(n,)``: False of what is no transition, which only ``batch="fixed"`` keeps: a
+            step that was a reset, a row that fills the batch.
+    """
+
+    observations: Any
+    actions: Any
+    rewards: Any
+    next_observations: Any
+    terminations: Any
+    truncations: Any
+    env_ids: npt.NDArray[np.int64]
+    extras: dict[str, Any]
+    valid: Any
+    said: Said
+
+    @property
+    def infos(self) -> dict[str, Any]:
+        """See above."""
+        return Infos(len(self.env_ids), [self.said])[0]
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return len(self.env_ids)
+
+
+def with_row(space: gym.Space[Any], batch: Any, row: int, observation: Any) -> Any:
+    """A batch of which a row is another observation; changes arrays in place."""
+    return mapped(space, partial(_with_row, row), batch, observation)
+
+
+def _with_row(row: int, batch: Any, observation: Any) -> Any:
+    if isinstance(batch, np.ndarray):
+        batch[row] = observation
+        return batch
+    return (*batch[:row], observation, *batch[row + 1 :])
+
+
+Space = gym.Space[Any]
+
+
+class Tensors:
+    """Makes tensors of arrays, and arrays of tensors.
+
+    Attributes:
+        on_host: Whether the device is main memory.
+    """
+
+    def __init__(self, device: Any) -> None:
+        """Takes a device: what ``torch.device`` takes.
+
+        Raises:
+            ImportError: torch is not installed.
+            RuntimeError: There is no such device.
+        """
+        try:
+            self._torch: Any = importlib.import_module("torch")
+        except ImportError as error:
+            raise ImportError("device= needs torch, which is not installed") from error
+        self.device = self._torch.device(device)
+        self.on_host: bool = self.device.type == "cpu"
+        if not self.on_host:
+            if self.device.type != "cuda":
+                raise RuntimeError(f"device must be 'cpu' or of CUDA, got {device!r}")
+            if not self._torch.cuda.is_available():
+                raise RuntimeError(f"device={device!r}, and torch finds no CUDA here")
+            self._stream = self._torch.cuda.Stream(self.device)
+
+    # ---- what the policy answers -------------------------------------------------------------
+
+    def read(self, actions: Any) -> Any:
+        """Actions as an array: here the thread waits for the device."""
+        if isinstance(actions, self._torch.Tensor):
+            actions = actions.detach().cpu()
+        return np.asarray(actions)
+
+    def keep(self, values: Any) -> Any:
+        """What came with them, as a tensor on the device."""
+        return self._torch.as_tensor(values).detach().to(self.device, non_blocking=True)
+
+    # ---- what it is asked about --------------------------------------------------------------
+
+    def wrapped(self, array: Any) -> Any:
+        """A tensor of the same memory; what is no array stays what it is."""
+        return self._torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+
+    def moved(self, space: Space, batch: Any) -> Any:
+        """A batch on the device. Its arrays are nobody else's: nothing changes them."""
+        if self.on_host:
+            return mapped(space, self.wrapped, batch)
+        with self.copying() as asking:
+            return mapped(space, partial(self._sent, asking), batch)
+
+    def _sent(self, asking: Any, array: Any) -> Any:
+        if not isinstance(array, np.ndarray):
+            return array
+        # Torch's page-locked memory is used again when the copy is made, and not before.
+        sent = self.wrapped(array).pin_memory().to(self.device, non_blocking=True)
+        sent.record_stream(asking)  # nor is this, before that stream has done with it
+        return sent
+
+    def small(self, array: Any) -> Any:
+        """A small array on the device."""
+        return self.wrapped(array).to(self.device)
+
+    @contextlib.contextmanager
+    def copying(self) -> Any:
+        """Copies are made on the stream for them; the caller's waits for these, this thread not."""
+        asking = self._torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(asking)  # what the memory was used for before
+        with self._torch.cuda.stream(self._stream):
+            yield asking
+        asking.wait_stream(self._stream)
+
+    def finish(self) -> None:
+        """Waits for all copies: page-locked memory may be written again."""
+        if not self.on_host:
+            self._stream.synchronize()
+
+    def empty(self, array: Any) -> Any:
+        """A tensor on the device for what is in an array."""
+        like = self.wrapped(array)
+        return like if self.on_host else self._torch.empty_like(like, device=self.device)
+
+
+class Mirror:
+    """A rollout's tensors, which are filled as the policy is asked: they need no copy later."""
+
+    def __init__(self, tensors: Tensors, rollout: Collected, seen: Space, acted: Space) -> None:
+        """Makes tensors for a rollout of which no step is made."""
+        self._tensors, self._rollout, self._seen, self._acted = tensors, rollout, seen, acted
+        self._host = rollout.observations
+        self._observations = mapped(seen, tensors.empty, rollout.observations)
+
+    def observations(self, index: int, part: Any, runs: Sequence[slice]) -> Any:
+        """Those of a step of some envs.
+
+        Args:
+            index: The step.
+            part: The envs, as an index.
+            runs: The same as slices.
+        """
+        self._copy(index, runs)
+        return mapped(self._seen, lambda tensor: tensor[index][part], self._observations)
+
+    def _copy(self, index: int, runs: Sequence[slice]) -> None:
+        if self._tensors.on_host:
+            return
+        with self._tensors.copying():
+            for run in runs:
+                mapped(
+                    self._seen, partial(self._copy_run, index, run), self._observations, self._host
+                )
+
+    def _copy_run(self, index: int, run: slice, target: Any, source: Any) -> None:
+        wrapped = self._tensors.wrapped(source[index, run])
+        target[index, run].copy_(wrapped, non_blocking=True)
+
+    def finish(self) -> None:
+        """Makes all that the rollout holds tensors."""
+        rollout, tensors = self._rollout, self._tensors
+        self._copy(rollout.length, [slice(None)])
+        rollout.observations = self._observations
+        rollout.actions = mapped(self._acted, tensors.small, rollout.actions)
+        rollout.rewards = tensors.small(rollout.rewards)
+        rollout.terminations = tensors.small(rollout.terminations)
+        rollout.truncations = tensors.small(rollout.truncations)
+        tensors.finish()

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import wrappers
 
-from shmvec import _classes
+from shmvec import _pickling as _classes
 from shmvec.spaces import Anything
 
 __all__ = ["StateAccess"]

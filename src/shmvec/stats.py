@@ -7,15 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
+from statistics import median
 from typing import TYPE_CHECKING, Any
-
-from shmvec import _table
-from shmvec._judgement import Verdict, judged
 
 if TYPE_CHECKING:
     from shmvec._core.insight import Insight
 
 __all__ = [
+    "LONGEST",
+    "MOST_ROWS",
+    "SPARE",
     "Doing",
     "EnvStats",
     "FaultCounts",
@@ -25,7 +26,18 @@ __all__ = [
     "Verdict",
     "Waits",
     "WorkerStats",
+    "duration",
+    "fitted",
+    "hidden",
+    "judged",
+    "lines",
+    "of_faults",
+    "of_workers",
+    "opening",
+    "timings",
+    "width_of",
 ]
+
 
 _FIRST_S = 512e-9  # where the first bucket ends; each further one is twice as wide: csrc/timings.h
 
@@ -217,7 +229,7 @@ class Doing:
 
     def __str__(self) -> str:
         """In words."""
-        return f"{self.operation} of env {self.env} for {_table.duration(self.for_s)}"
+        return f"{self.operation} of env {self.env} for {duration(self.for_s)}"
 
 
 @dataclass(frozen=True)
@@ -432,7 +444,7 @@ class Stats:
         Args:
             width: Of how many characters, about: columns that do not fit are left out.
         """
-        return "\n".join(_table.lines(self, width))
+        return "\n".join(lines(self, width))
 
 
 def _together(timings: Iterable[Timing]) -> Timing:
@@ -476,3 +488,432 @@ def _less(name: str, now: Any, then: Any) -> Any:
         return now  # what only its process knows begins anew in one that takes its place
     # What has not ended is known about: once it has, there may be a little less.
     return max(0, now - then)
+
+
+_LATE = 0.05  # messages through sockets, of all steps
+_POLICY = 0.5  # the caller's own time, of all
+_STARVED = 0.25  # time without a core, of that in envs
+_UNEVEN = 1.5  # the busiest worker's time in envs, by the others'
+_RESETS = 0.5  # time in resets, of that in envs
+_FEW_RESETS = 0.25  # the same, where workers wait for each other
+_IDLE = 0.7  # workers' time in envs, of that in which they could have been there
+_TAIL = 8  # the slowest hundredth of steps, by the median
+_OWN_S = 30e-6  # of a batch: what a call of step takes itself, and the loop around it
+_SMALL_S = 20e-6  # work of a request that is not worth a worker of its own
+_HANGS_S = 10.0  # in one step or reset,
+_HANGS = 10  # that many times as long as the longest that has ended
+_AWAKE = 0.5  # time on a core, of that in envs
+_IF_IT_HANGS = "step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it"
+_NO_LIMIT = "No time limit ends a call: python -m shmvec stacks says where it is"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the time went into.
+
+    Attributes:
+        kind: "env-bound", "policy-bound", "straggler", "reset-bound", "oversubscribed",
+            "messages through pipes", "too many workers", or "idle": nothing was stepped.
+        reason: The numbers that say so.
+        advice: What to do about it; empty if there is nothing.
+        option: The option of ``ShmVectorEnv`` to change, as it is written; empty: none helps.
+    """
+
+    kind: str
+    reason: str
+    advice: str = ""
+    option: str = ""
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.kind}: {self.reason}." + (f" {self.advice}." if self.advice else "")
+
+
+def judged(stats: Stats) -> Verdict:
+    """The verdict on what was done."""
+    workers, parent = stats.workers, stats.parent
+    done = sum(worker.steps + worker.resets for worker in workers)
+    if done == 0:
+        return _nothing_done(stats)
+    if (hanging := _hanging(stats)) is not None:
+        return hanging
+    late = sum(worker.late for worker in workers)
+    if late > _LATE * done:
+        return Verdict(
+            "messages through pipes",
+            f"{late:,} observations, infos or actions of {done:,} steps and resets did not fit the "
+            "rings in shared memory",
+            "Return less in infos; observations in a space of fixed size need no messages, with "
+            "shared_memory=True",
+            "shared_memory=True",
+        )
+    busy = [worker.busy_s for worker in workers]
+    waited = sum(busy) if not stats.num_workers else parent.waited_s
+    # How much of the time in which the caller waited the workers were in their envs.
+    used = sum(busy) / (len(workers) * max(waited, *busy, 1e-9))
+    return (
+        _policy(stats, max(busy), waited)
+        or _without_cores(stats, sum(busy))
+        or _resets(stats, sum(busy), used)
+        or _straggler(stats, busy, used)
+        or _too_little(stats, sum(busy), used)
+        or _envs(stats, sum(busy))
+    )
+
+
+def _nothing_done(stats: Stats) -> Verdict:
+    """Nothing was asked, or what was asked is not done."""
+    inside = [(now.for_s, index) for index, now in enumerate(stats.doing) if now is not None]
+    if not inside:
+        return Verdict("idle", "nothing was stepped or reset")
+    _, worker = max(inside)
+    now = stats.doing[worker]
+    return Verdict(
+        "straggler" if len(inside) < len(stats.workers) else "env-bound",
+        f"nothing was finished: worker {worker} has been in {now}",
+        *((_NO_LIMIT,) if now is not None and now.operation == "call" else _if_it_hangs(stats)),
+    )
+
+
+def _hanging(stats: Stats) -> Verdict | None:
+    """One does not come back."""
+    for worker, now in enumerate(stats.doing):
+        if now is None or now.operation == "call" or now.for_s <= _HANGS_S:
+            continue
+        ended = stats.step if now.operation == "step" else stats.reset
+        if now.for_s > _HANGS * ended.longest_s:
+            others = f"no {now.operation} has ended"
+            if ended.count:
+                longest = f"the longest {now.operation} that has ended"
+                others = f"{longest} took {1e3 * ended.longest_s:.3g} ms"
+            return Verdict(
+                "straggler" if len(stats.workers) > 1 else "env-bound",
+                f"worker {worker} has been in {now}; {others}",
+                *_if_it_hangs(stats),
+            )
+    return None
+
+
+def _if_it_hangs(stats: Stats) -> tuple[str, str]:
+    """What to do about an env that may hang, and by which option."""
+    if stats.num_workers == 0:
+        return f"If it hangs: num_workers=1, as {_IF_IT_HANGS}", "num_workers=1"
+    return f"If it hangs: {_IF_IT_HANGS}", "step_timeout="
+
+
+def _policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
+    """The caller has other things to do, and is not waited for while the envs are stepped."""
+    elapsed = max(stats.elapsed_s, 1e-9)
+    batches = stats.parent.requests / len(stats.workers)
+    if (
+        waited >= _POLICY * elapsed
+        or busiest >= _IDLE * elapsed
+        or elapsed - waited < _OWN_S * batches
+    ):
+        return None
+    advice, option = "Make the policy faster", ""
+    if len(stats.envs) > 1:
+        option = "" if stats.num_workers else "num_workers=1"
+        advice += ", or let it compute while envs are stepped: "
+        advice += f"{option} and shmvec.Pipeline" if option else "shmvec.Pipeline"
+    return Verdict(
+        "policy-bound",
+        f"the caller computed for {1 - waited / elapsed:.0%} of the time, and waited for the "
+        "envs for the rest",
+        advice,
+        option,
+    )
+
+
+def _without_cores(stats: Stats, busy: float) -> Verdict | None:
+    """Too many workers for the cores, or others on them."""
+    starved = sum(worker.lacked_s for worker in stats.workers)
+    if stats.num_workers == 0 or starved <= _STARVED * max(0.0, busy):
+        return None
+    lacked = f"workers were ready to run and had no core for {starved:.3g} s, "
+    lacked += f"{starved / max(busy, 1e-9):.0%} of their time in envs"
+    if stats.num_workers > stats.cores:
+        return Verdict(
+            "too many workers",
+            f"{stats.num_workers} share {stats.cores} cores: {lacked}",
+            f"num_workers={stats.cores}",
+            f"num_workers={stats.cores}",
+        )
+    return Verdict(
+        "oversubscribed",
+        f"{lacked}: other programs or threads have the cores",
+        "threads_per_worker=1 if they are the envs' own libraries; torch.set_num_threads for the "
+        "policy's; otherwise fewer programs, or num_workers= as many cores as are free",
+        "threads_per_worker=1",
+    )
+
+
+def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
+    resets = sum(worker.reset_s for worker in stats.workers) / busy if busy else 0.0
+    if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
+        return None
+    advice, option = "Make env.reset cheaper", ""
+    if stats.num_workers < 2 <= min(stats.cores, len(stats.envs)):
+        option = f"num_workers={min(stats.cores, len(stats.envs))}"
+        advice += f"; or reset several envs at a time: {option}"
+    elif len(stats.envs) > 1 and stats.num_workers > 1 and _in_lockstep(stats):
+        option = _half(stats)
+        advice += f"; or do not wait for envs that reset: {option} with send and recv"
+    return Verdict(
+        "reset-bound",
+        f"{resets:.0%} of the workers' time went into {stats.reset.count:,} resets, of "
+        f"{1e3 * stats.reset.mean_s:.3g} ms each (a step: {1e3 * stats.step.mean_s:.3g} ms)",
+        advice,
+        option,
+    )
+
+
+def _in_lockstep(stats: Stats) -> bool:
+    """Whether all envs were asked as often: else those that are slow are not waited for."""
+    # A reset takes the place of a step, or is part of one; and some may be one ahead.
+    for resets in (0, 1):
+        asked = [env.step.count + resets * env.reset.count for env in stats.envs]
+        if max(asked) <= 2 * min(asked) + 2:
+            return True
+    return False
+
+
+def _half(stats: Stats) -> str:
+    """The option with which a batch does not wait for all envs."""
+    return f"batch_size={max(1, len(stats.envs) // 2)}"
+
+
+def _straggler(stats: Stats, busy: list[float], used: float) -> Verdict | None:
+    """One env that all others wait for, or in each batch another."""
+    if stats.num_workers < 2 or used >= _IDLE or not _in_lockstep(stats):
+        return None
+    half = _half(stats)
+    others = f"Do not wait for it: {half} with send and recv"
+    means = [env.step.mean_s for env in stats.envs]
+    for now in stats.doing:  # a step that is not over may be what all wait for
+        if now is not None and now.operation == "step":
+            means[now.env] = max(means[now.env], now.for_s)
+    rest = (sum(busy) - max(busy)) / (len(busy) - 1)
+    if max(busy) > _UNEVEN * rest:
+        slowest = max(range(len(means)), key=means.__getitem__)
+        return Verdict(
+            "straggler",
+            f"worker {busy.index(max(busy))} was in its envs for {max(busy):.3g} s, others for "
+            f"{rest:.3g} s on average; a step of env {slowest} takes "
+            f"{1e3 * means[slowest]:.3g} ms, of the median env {1e3 * median(means):.3g} ms",
+            others,
+            half,
+        )
+    usual, slow = stats.step.quantile(0.5), stats.step.quantile(0.99)
+    if slow > _TAIL * usual:
+        return Verdict(
+            "straggler",
+            f"the slowest hundredth of all steps takes {1e3 * slow:.3g} ms and more, the median "
+            f"{1e3 * usual:.3g} ms: each batch waits for its slowest",
+            others,
+            half,
+        )
+    return None
+
+
+def _too_little(stats: Stats, busy: float, used: float) -> Verdict | None:
+    requests = sum(worker.requests for worker in stats.workers)
+    work = busy / max(1, requests)
+    if stats.num_workers == 0 or work > _SMALL_S or used >= _IDLE:
+        return None
+    option = f"num_workers={stats.num_workers // 2}"
+    return Verdict(
+        "too many workers",
+        f"what a worker is asked at a time takes {1e6 * work:.3g} µs, less than asking it",
+        f"{option}, or more envs",
+        option,
+    )
+
+
+def _envs(stats: Stats, busy: float) -> Verdict:
+    most = min(stats.cores, len(stats.envs))
+    reason = f"{busy / max(stats.elapsed_s, 1e-9):.2g} workers were in their envs at a time"
+    reason += f"; a step takes {1e3 * stats.step.mean_s:.3g} ms"
+    requests = max(1, sum(worker.requests for worker in stats.workers))
+    if stats.num_workers == 0 and (len(stats.envs) == 1 or busy / requests < _SMALL_S):
+        return Verdict("env-bound", reason, "Make env.step faster, or step more envs at a time")
+    if stats.num_workers < most:
+        option = f"num_workers={most}"
+        return Verdict("env-bound", reason, f"There are {stats.cores} cores: {option}", option)
+    cpu = [worker.cpu_s for worker in stats.workers if worker.cpu_s is not None]
+    asleep = bool(cpu) and sum(cpu) < _AWAKE * busy
+    if asleep and stats.num_workers < len(stats.envs):
+        option = f"num_workers={min(len(stats.envs), 2 * stats.num_workers)}"
+        return Verdict(
+            "env-bound",
+            f"{reason}, most of it asleep",
+            f"More workers than cores can wait at the same time: {option}",
+            option,
+        )
+    more = "step more envs at a time" if asleep or most < stats.cores else "use more cores"
+    return Verdict("env-bound", reason, f"Make env.step faster, or {more}")
+
+
+MOST_ROWS = 16
+# Columns that are left out where there is no room, the first first.
+SPARE = (
+    *("starved", "CPU", "in reset", "memory", "resets", "pid", "waiting"),
+    *("steps", "envs", "in step"),
+)
+LONGEST = len("reset of env 100 for 2.63 ms")
+_SLOWEST = 3  # envs that are named
+_LONG_S = 0.1  # a wait that is worth a word
+
+_Column = tuple[str, list[str]]
+
+
+def lines(stats: Stats, width: int | None) -> list[str]:
+    """All of it as plain text; columns that do not fit the width are left out."""
+    columns = fitted(of_workers(stats), width, SPARE)
+    return [
+        *opening(stats),
+        *_aligned(list(zip(*([name, *told] for name, told in columns), strict=True))),
+        *hidden(stats),
+        *_aligned(timings(stats)),
+        *of_faults(stats),
+    ]
+
+
+def opening(stats: Stats) -> list[str]:
+    """Sentences on all of them together."""
+    seconds = max(stats.elapsed_s, 1e-9)
+    steps = sum(worker.steps for worker in stats.workers)
+    resets = sum(worker.resets for worker in stats.workers)
+    waiting_s = stats.waiting_s or 0.0
+    told = [
+        f"{stats.elapsed_s:.3g} s: {steps:,} steps ({stats.steps_per_s:,.0f} a second, "
+        f"{stats.share_of_limit:.0%} of the limit), {resets:,} resets; "
+        f"{stats.num_workers} workers, {len(stats.envs)} envs, {stats.cores} cores",
+        f"the caller waited {_percent(stats.parent.waited_s, seconds)} of the time "
+        f"({stats.parent.parks:,} sleeps)"
+        + (f", now for {duration(waiting_s)}" if waiting_s >= _LONG_S else ""),
+    ]
+    if stats.caller is not None:
+        of_workers = "".join(f", workers {_bytes(pss)}" for pss in _pss_of_workers(stats))
+        told.append(
+            f"memory: caller {_memory(stats.caller)}{of_workers}, shared {_bytes(stats.shared)}"
+        )
+    return told
+
+
+def of_workers(stats: Stats) -> list[_Column]:
+    """Columns with a row for each worker: of the first ones, if there are many."""
+    seconds = max(stats.elapsed_s, 1e-9)
+    workers = stats.workers[:MOST_ROWS]
+    processes = stats.processes[:MOST_ROWS]
+    columns = [
+        ("worker", [str(index) for index in range(len(workers))]),
+        ("envs", [_range(worker.envs) for worker in workers]),
+        ("pid", [str(each.pid) if each else "?" for each in processes]),
+        ("steps", [f"{worker.steps:,}" for worker in workers]),
+        ("resets", [f"{worker.resets:,}" for worker in workers]),
+        ("in step", [_percent(worker.step_s, seconds) for worker in workers]),
+        ("in reset", [_percent(worker.reset_s, seconds) for worker in workers]),
+        ("waiting", [_percent(worker.waited_s, seconds) for worker in workers]),
+        ("CPU", [_percent(worker.cpu_s, seconds) for worker in workers]),
+        ("starved", [_percent(worker.starved_s, seconds) for worker in workers]),
+        ("memory", [_memory(each) for each in processes]),
+        ("now", [_now(stats, index) for index in range(len(workers))]),
+    ]
+    return [(name, told) for name, told in columns if told]
+
+
+def fitted(columns: list[_Column], width: int | None, spare: Sequence[str]) -> list[_Column]:
+    """Those that there is room for beside each other; the spare ones go first."""
+    for name in spare:
+        if width is None or width_of(columns) <= width:
+            break
+        columns = [column for column in columns if column[0] != name]
+    return columns
+
+
+def hidden(stats: Stats) -> list[str]:
+    """That there are more workers than rows."""
+    more = len(stats.workers) - MOST_ROWS
+    return [f"... and {more} more"] if more > 0 else []
+
+
+def timings(stats: Stats) -> list[tuple[str, ...]]:
+    """Rows on how long steps and resets take: of all envs, and of the slowest."""
+    rows = [
+        (f"{who} {name}", *map(duration, (t.quantile(0.5), t.quantile(0.99), t.longest_s)))
+        for name in ("step", "reset")
+        for who, t in (("any env's", getattr(stats, name)), *_slowest(stats, name))
+        if t.count
+    ]
+    return [("", "p50", "p99", "longest"), *rows] if rows else []
+
+
+def of_faults(stats: Stats) -> list[str]:
+    """What went wrong, if anything did."""
+    counts = [(field.name, getattr(stats.faults, field.name)) for field in fields(stats.faults)]
+    told = ", ".join(f"{count} {name}" for name, count in counts if count)
+    return [f"faults: {told}"] if told else []
+
+
+def duration(seconds: float) -> str:
+    """A time, in the unit that it is best read in."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+
+
+def _pss_of_workers(stats: Stats) -> list[int]:
+    """Bytes that they have together; nothing, where that is not known."""
+    known = [each.pss for each in stats.processes if each is not None and each.pss is not None]
+    return [sum(known)] if known else []
+
+
+def _now(stats: Stats, worker: int) -> str:
+    """What a worker does."""
+    if stats.processes and stats.processes[worker] is None:
+        return "no process"
+    return str(stats.doing[worker] or "-") if stats.doing else "-"
+
+
+def _slowest(stats: Stats, name: str) -> list[tuple[str, Timing]]:
+    """Those envs whose steps or resets take longest, where there are others."""
+    if len(stats.envs) <= _SLOWEST:
+        return []
+    found = [(getattr(env, name), index) for index, env in enumerate(stats.envs)]
+    worst = sorted(found, key=lambda each: -each[0].quantile(0.99))[:_SLOWEST]
+    return [(f"env {index}'s", timing) for timing, index in worst]
+
+
+def _percent(part: float | None, whole: float) -> str:
+    return "?" if part is None else f"{100 * part / whole:.0f} %"
+
+
+def _memory(process: Process | None) -> str:
+    if process is None or process.pss is None:
+        return "?"
+    return _bytes(process.pss)
+
+
+def _bytes(number: int) -> str:
+    mib = number / 2**20
+    return f"{mib:,.0f} MiB" if mib >= 10 else f"{mib:.1f} MiB"
+
+
+def _range(envs: range) -> str:
+    """Its first and its last."""
+    return "-".join(map(str, dict.fromkeys((envs[0], envs[-1])))) if envs else "?"
+
+
+def width_of(columns: Sequence[_Column]) -> int:
+    """Characters that columns take beside each other, whatever is done now."""
+    widths = [LONGEST if name == "now" else max(map(len, (name, *told))) for name, told in columns]
+    return sum(widths) + 2 * (len(columns) - 1)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, columns flush right."""
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.rjust, row, widths)) for row in rows]

@@ -30,7 +30,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from shmvec._parent.arguments import AutoresetMode
+from shmvec._arguments import AutoresetMode
 
 __all__ = ["ContractEnv", "VectorEnvContract"]
 

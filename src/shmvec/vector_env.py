@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import copy as copying
+import inspect
+import multiprocessing
+import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.context import BaseContext
-from types import SimpleNamespace
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
 
-from shmvec._core.turn import Loan
-from shmvec._parent.answers import Envs
-from shmvec._parent.arguments import (
+from shmvec._arguments import (
     AutoresetMode,
     Options,
     WorkerEnviron,
@@ -34,22 +38,233 @@ from shmvec._parent.arguments import (
     one_each,
     reset_arguments,
 )
-from shmvec._parent.defaults import with_defaults
-from shmvec._parent.halves import CALL, DEFAULT, RESET, STEP, Halves, StepResults, results_of
-from shmvec._parent.leases import release
-from shmvec._parent.replay import Replay
-from shmvec._parent.rollout import Rollout, Rollouts
-from shmvec._parent.trace import Trace, trace
-from shmvec._worker.function import FunctionEnv, checked_worker
-from shmvec.exchange import Exchange
+from shmvec._core.turn import Loan
+from shmvec._memory.leases import release
+from shmvec._memory.rollout import Rollout, Rollouts
+from shmvec._options import with_defaults
+from shmvec._processes.worker_function import FunctionEnv, checked_worker
+from shmvec._trace import Trace
+from shmvec.exchange import Answers, Envs, Exchange
 from shmvec.faults import FaultPolicy, raise_as_gymnasium_does
 from shmvec.stats import Stats
 
-__all__ = ["ShmVectorEnv", "StepResults", "Trace"]
+if TYPE_CHECKING:
+    from shmvec.exchange import Exchange
+
+__all__ = [
+    "CALL",
+    "DEFAULT",
+    "RESET",
+    "STEP",
+    "Halves",
+    "ShmVectorEnv",
+    "StepResults",
+    "Trace",
+    "results_of",
+]
 
 
 # Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
 _NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
+
+
+DEFAULT = AsyncState.DEFAULT
+STEP = AsyncState.WAITING_STEP
+RESET = AsyncState.WAITING_RESET
+CALL = AsyncState.WAITING_CALL
+
+# Observations, rewards, terminations, truncations, infos.
+StepResults: TypeAlias = tuple[
+    Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
+]
+
+
+class Halves:
+    """A vector env's exchange, and the call of which answers are still to be taken.
+
+    Attributes:
+        exchange: What asks the envs.
+    """
+
+    # Of the class: close() and __del__ must work whatever fails in __init__.
+    _exchange: Exchange | None = None
+    _state: AsyncState | SimpleNamespace = DEFAULT
+    _held: Callable[[], object] | None = None
+    _in_call = False  # what is out is of a call that was broken off, and is dropped
+
+    @property
+    def exchange(self) -> Exchange:
+        """What this is a translation to: envs asked and answered for one by one, and more."""
+        assert self._exchange is not None
+        return self._exchange
+
+    def _assert_is_running(self) -> None:
+        """Raises ClosedEnvironmentError after ``close``; wrappers of Gymnasium's call it."""
+        self.exchange.check_open()
+
+    def _ready(
+        self, name: str, asking: bool = False, settle: bool = True, depth: int = 1
+    ) -> Exchange:
+        """The exchange, for a call to the method ``name``, unless another one is pending.
+
+        Envs may still be out if the call is ``asking`` them, too. Answers to a call that was broken
+        off are waited for and dropped, if it is to ``settle`` that: of one that is not under way,
+        which is told by how often this one has taken its turn, ``depth``. One that has not taken
+        it yet (0) goes on in another call of this vector env in no case.
+        """
+        exchange = self._exchange
+        assert exchange is not None
+        if exchange.closed:
+            exchange.check_open()
+        if self._state is not DEFAULT:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to "
+                "complete.",
+                str(self._state.value),
+            )
+        if self._in_call or not depth:
+            if exchange.turn.depth > depth:
+                self._check_depth(exchange, depth, f"Calling `{name}` of a vector env")
+            if self._in_call and settle:
+                self._settle(exchange)
+        elif not asking and exchange.num_asked:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while envs are out: take the results of all that were asked to "
+                "step or reset, with `recv`, or `drop()` the Pipeline that has asked them, first.",
+                "recv",
+            )
+        return exchange
+
+    def _check_depth(self, exchange: Exchange, depth: int, what: str) -> None:
+        """Raises AlreadyPendingCallError in the middle of a call that has taken the turn before."""
+        if self._is_in(inspect.currentframe()):
+            exchange.turn.refuse(what)
+        # Python 3.14 looks for signals between a call of `__enter__` and the block of its `with`:
+        # what a handler has raised there has left a turn that nobody gives back. Where no call was
+        # broken off it is the user's, or of a subclass's method.
+        if self._in_call:
+            exchange.turn.give_back(depth)
+
+    def _is_in(self, frame: FrameType | None) -> bool:
+        """Whether a call goes on below those that are on top of the stack.
+
+        What a subclass's half does once it has its results goes on in none.
+        """
+        others, at_once = False, Halves._at_once.__code__
+        while frame is not None and (self._in_call or frame.f_code is not at_once):
+            whose = frame.f_locals.get("self")
+            ours = whose is self or whose is self._exchange
+            if ours and not self._in_call:
+                ours = str(frame.f_globals.get("__name__")).startswith("shmvec.")
+            if ours and others:
+                return True
+            others = others or not ours
+            frame = frame.f_back
+        return False
+
+    def _settle(self, exchange: Exchange) -> None:
+        """Waits for results that nobody wants any more: of a call that was broken off."""
+        exchange.drop()
+        self._in_call = False
+
+    def _at_once(self, begin: Callable[[], object], finish: Callable[[], Any]) -> Any:
+        """Both halves of a call; if it is broken off, no half of it is pending."""
+        exchange = self.exchange
+        with exchange.turn:
+            pending = self._state is not DEFAULT  # another's half, which stays
+            if self._in_call and not pending and exchange.turn.depth > 1:
+                self._check_depth(exchange, 1, "Using a vector env")
+            try:
+                begin()
+                results = finish()
+            except BaseException:
+                if not pending:
+                    self._state, self._held = DEFAULT, None
+                raise
+        return results
+
+    def _begin(self, state: AsyncState, ask: Callable[[], object]) -> None:
+        """Sends a request; later, if results of a call that timed out are still to come."""
+        exchange = self.exchange
+        if self._in_call:
+            if not exchange.wait(0.0):
+                self._held, self._state = ask, state
+                return
+            self._settle(exchange)
+        self._in_call = True
+        ask()
+        self._state = state
+
+    def _check_state(self, state: AsyncState) -> None:
+        """Raises unless such a call is pending."""
+        self._assert_is_running()
+        if self._state is not state:
+            raise NoAsyncCallError(
+                f"Calling `{state.value}_wait` without any prior call to `{state.value}_async`.",
+                state.value,
+            )
+
+    def _finish(self, state: AsyncState, timeout: float | None) -> Answers:
+        """Waits for the answers to a request; of a reset, with the observations of all envs."""
+        exchange = self.exchange
+        with exchange.turn:
+            if exchange.closed or self._state is not state:
+                self._check_state(state)
+            self._state = DEFAULT
+            if timeout is not None or self._held is not None:
+                self._wait_until_sent(exchange, state, timeout)
+            answers = self._answers(exchange, arrays=state is STEP, observe=state is RESET)
+            if state is STEP:
+                exchange.recycle()
+            return answers
+
+    def _wait_until_sent(
+        self, exchange: Exchange, state: AsyncState, timeout: float | None
+    ) -> None:
+        """Waits for all; raises TimeoutError, with the results left to be dropped, at the end."""
+        held, self._held = self._held, None
+        begin = time.monotonic()
+        done = exchange.wait(timeout)
+        if done and held is not None:
+            self._settle(exchange)  # of a call that timed out
+            self._in_call = True
+            held()
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
+            done = exchange.wait(left)
+        if not done:
+            raise multiprocessing.TimeoutError(
+                f"The call to `{state.value}_wait` has timed out after {timeout} second(s)."
+            )
+
+    def _taken(self, exchange: Exchange, arrays: bool = True) -> StepResults:
+        """The results of this call."""
+        taken: Any = exchange.take_regular(self, arrays)
+        if taken is None:
+            return results_of(self._answers(exchange, arrays))
+        self._in_call = False
+        return taken  # type: ignore[no-any-return]
+
+    def _answers(self, exchange: Exchange, arrays: bool = True, observe: bool = False) -> Answers:
+        """Takes the answers of all that were asked by this call; raises what envs have raised.
+
+        Args:
+            exchange: Where from.
+            arrays: Whether they have arrays.
+            observe: Whether they have the last observations of all envs.
+        """
+        answers = exchange.take(gather=self, everyone=True, arrays=arrays)
+        if observe and not answers.failures:
+            answers.observations = exchange.observe()
+        self._in_call = False
+        if answers.failures:
+            raise_as_gymnasium_does(answers.failures)
+        return answers
+
+
+def results_of(answers: Answers) -> StepResults:
+    """Answers, as what Gymnasium's ``step`` returns."""
+    flags = answers.terminations, answers.truncations
+    return answers.observations, answers.rewards, *flags, answers.infos
 
 
 class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
@@ -770,7 +985,37 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 exchange.recycle()
             return infos
 
-    trace = trace
+    def trace(self, path: str | os.PathLike[str], *, size: int = 65_536) -> Trace:  # noqa: D417
+        """Records a timeline of parent and workers, env by env, while a ``with`` block runs.
+
+        Args:
+            path: A file that is written at the end, also if the block raises: JSON in Chrome's
+                trace-event format, which https://ui.perfetto.dev and chrome://tracing open.
+            size: Of how many entries of each worker the last ones are kept; rounded up to a power
+                of two. A step is an entry, and so is a reset and each phase of a wait; of 24 bytes.
+
+        Returns:
+            What the block is ``with``: a :class:`Trace`, which has ``start()`` and ``stop()``, too.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            OSError: As the block begins: the file cannot be written, or there is not enough
+                shared memory.
+            RuntimeError: Then: another trace is being recorded; or a worker has not even come to
+                many that were begun before.
+
+        Example:
+            >>> import os, tempfile
+            >>> import shmvec
+            >>> envs = shmvec.make_vec("CartPole-v1", 4)
+            >>> path = os.path.join(tempfile.mkdtemp(), "run.json")
+            >>> with envs.trace(path):
+            ...     _ = envs.reset(seed=0)
+            ...     _ = envs.step([0, 1, 1, 0])
+            >>> envs.close()
+        """
+        self.exchange.check_open()
+        return Trace(self.exchange.tracing, path, size)
 
     def restart(self, env_id: npt.ArrayLike | None = None) -> None:
         """Restarts the workers of some envs, for simulators that leak.
@@ -868,3 +1113,39 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             f"a {type(self).__name__} cannot be pickled or copied: it owns processes. Send the "
             "env_fns, and make one there."
         )
+
+
+class Replay:
+    """A recorded order, and how far it has been followed.
+
+    Attributes:
+        batches: How many batches have been taken: add one for each, once it is there.
+    """
+
+    def __init__(self, order: Iterable[npt.ArrayLike]) -> None:
+        """Takes what ``record_order`` noted: the envs of each batch."""
+        self.batches = 0
+        self._order = iter(order)
+        self._batch: tuple[int, npt.NDArray[np.intp]] | None = None
+
+    def batch(self, exchange: Exchange) -> npt.NDArray[np.intp]:
+        """The envs of the next batch; the same ones again, until it was taken.
+
+        Raises:
+            ValueError: There is no other; or not all of them have been asked anything: the next
+                call goes on with those after them.
+        """
+        if self._batch is None or self._batch[0] != self.batches:
+            try:
+                envs = np.ascontiguousarray(next(self._order), np.intp)
+            except StopIteration:
+                raise ValueError(f"replay_order is over: it holds {self.batches} batches") from None
+            self._batch = self.batches, envs
+        envs = self._batch[1]
+        if not all(exchange.is_out(env) for env in envs.tolist()):
+            self.batches += 1
+            raise ValueError(
+                f"replay_order does not fit: batch {self.batches - 1} is envs {envs.tolist()}, "
+                f"of which not all have been asked anything: {exchange.num_asked} have been"
+            )
+        return envs

@@ -327,7 +327,7 @@ class Deaf(Obedient):
 
 
 def test_step_timeout_in_c_code_by_replacing_the_process(monkeypatch):
-    monkeypatch.setattr("shmvec._parent.supervisor._KILL_AFTER_S", 0.2)
+    monkeypatch.setattr("shmvec._processes.supervisor._KILL_AFTER_S", 0.2)
     with manager(env_fns=[Deaf] * 2, step_timeout=0.2) as envs:
         envs.launch()
         with pytest.raises(EnvTimeoutError):

@@ -2,9 +2,9 @@
 
 import struct
 
-import shmvec._parent.assembly
-import shmvec._worker.process
-from shmvec._shared.memory import map_memory
+import shmvec._processes.assembly
+import shmvec._processes.worker
+from shmvec._memory.segment import map_memory
 
 LINE = 128
 HEADER = struct.Struct("=QII6IQ16Q")  # see csrc/segment.h
@@ -21,8 +21,8 @@ def _mapped(descriptor, nbytes):
 def keep_mappings(setattr=setattr):
     """Keeps from now on what this process maps, and what workers map that it forks."""
     MAPPED.clear()
-    setattr(shmvec._parent.assembly, "map_memory", _mapped)
-    setattr(shmvec._worker.process, "map_memory", _mapped)
+    setattr(shmvec._processes.assembly, "map_memory", _mapped)
+    setattr(shmvec._processes.worker, "map_memory", _mapped)
 
 
 class Map:

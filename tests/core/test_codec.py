@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import spaces
 
 from shmvec._core.segment import Segment
-from shmvec._shared.layout import Layout
+from shmvec._memory.layout import Layout
 
 
 def slabs_for(observation_space, action_space, n):

@@ -14,7 +14,7 @@ from segment_map import LINE, MAPPED, Map, keep_mappings
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._core.segment import Segment
-from shmvec._shared.layout import Layout
+from shmvec._memory.layout import Layout
 
 LATE = 16  # see protocol.pxd
 COMMAND = 3

@@ -12,8 +12,8 @@ from envs import Counter
 from timelines import Timeline
 
 from shmvec import ShmVectorEnv
+from shmvec import _trace as timeline
 from shmvec._core.trace import Recorder, read, trace_bytes
-from shmvec._parent import timeline
 
 NONSENSE = (0, 1, 0x7F, 0x80, 0xFF)
 

@@ -34,7 +34,7 @@ import pytest
 from segment_map import HEADER, LINE, Map, keep_mappings
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, WorkerCrashError
-from shmvec._parent.rollout import Rollout
+from shmvec._memory.rollout import Rollout
 
 CASE_S = 30  # a case that takes longer hangs
 MEMORY = 1 << 30  # bytes that a case may allocate

@@ -28,7 +28,7 @@ from segment_map import HEADER, LINE, MAPPED, Map, keep_mappings
 
 from shmvec import ShmVectorEnv
 from shmvec._commands import attaching, top
-from shmvec._shared.memory import SEGMENT
+from shmvec._memory.segment import SEGMENT
 
 CASES = 120
 SEAL = fcntl.F_SEAL_SHRINK

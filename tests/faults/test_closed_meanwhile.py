@@ -17,8 +17,7 @@ from processes import gone
 import shmvec.exchange
 from shmvec import ShmVectorEnv
 from shmvec._core.output import Tee
-from shmvec._parent import recovery
-from shmvec._worker import launcher
+from shmvec._processes import launcher, recovery
 from shmvec.faults import FaultPolicy
 
 DEADLINE_S = 60

@@ -345,7 +345,7 @@ def test_thousands_of_short_lived_daemons_leave_no_zombies_and_the_envs_children
 def test_a_worker_that_has_started_nothing_looks_for_nobody():
     out = succeeds("""
         import signal, subprocess
-        from shmvec._shared.family import _has_started_nothing
+        from shmvec._processes.descendants import _has_started_nothing
 
         def say():
             os.write(1, f"{_has_started_nothing()} ".encode())

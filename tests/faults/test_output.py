@@ -18,7 +18,7 @@ from scripts import succeeds
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
 from shmvec._core.output import Tee
-from shmvec._parent.last_words import excerpt
+from shmvec._processes.output import excerpt
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
 KINDS = ["pipe", "file", "terminal"]

@@ -22,8 +22,9 @@ from processes import gone
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv
 from shmvec.__main__ import main
-from shmvec._shared import py_spy, stacks
-from shmvec._shared.stacks import offer_of, offers_of, stack_of
+from shmvec._processes import stacks
+from shmvec._processes import stacks as py_spy
+from shmvec._processes.stacks import offer_of, offers_of, stack_of
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
 LIMIT = 0.3  # what a loaded machine may take for a step that does nothing

@@ -16,8 +16,8 @@ from envs import Counter
 from scripts import succeeds
 
 from shmvec import ShmVectorEnv, WorkerCrashError
-from shmvec._parent import supervisor
-from shmvec._worker.fork_server import fork_server, servers
+from shmvec._processes import supervisor
+from shmvec._processes.fork_server import fork_server, servers
 
 DEADLINE_S = 60
 METHODS = ["fork", "forkserver", "spawn"]

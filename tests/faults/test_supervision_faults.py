@@ -20,7 +20,7 @@ SERVED = """
     from envs import Counter
     from processes import gone, state
     from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
-    from shmvec._worker import fork_server
+    from shmvec._processes import fork_server
 
     class Slow(Counter):
         def step(self, action):

@@ -13,7 +13,7 @@ import pytest
 from envs import Counter
 
 from shmvec import ShmVectorEnv
-from shmvec._parent.leases import Leases
+from shmvec._memory.leases import Leases
 from shmvec.exchange import Exchange
 from shmvec.faults import Failure
 

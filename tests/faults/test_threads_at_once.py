@@ -112,7 +112,7 @@ def test_turns_leases_and_processes():
         assert not leased.any()
     """
     released_while_others_look = """
-        from shmvec._worker.worker_process import Handle
+        from shmvec._processes.worker_process import Handle
 
         handles = [Handle(os.getpid(), None)]
 

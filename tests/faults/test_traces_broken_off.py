@@ -12,7 +12,7 @@ from echoing import Echo, Moments
 from timelines import Timeline
 
 from shmvec import FaultPolicy, ShmVectorEnv
-from shmvec._parent import timeline
+from shmvec import _trace as timeline
 
 HANG = 7  # an action
 

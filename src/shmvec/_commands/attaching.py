@@ -19,9 +19,8 @@ from pathlib import Path
 
 from shmvec._core.insight import Insight
 from shmvec._core.segment import Segment
-from shmvec._shared.memory import SEGMENT
-from shmvec._shared.scheduling import time_on_cores
-from shmvec._shared.system import identity, processes
+from shmvec._cores import identity, processes, time_on_cores
+from shmvec._memory.segment import SEGMENT
 from shmvec.stats import Process, Stats
 
 __all__ = ["Seen", "UnfitError", "find"]

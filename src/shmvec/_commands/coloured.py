@@ -10,7 +10,7 @@ from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shmvec import _table
+from shmvec import stats as _table
 from shmvec._commands.picture import Look, arranged, heading, printable
 from shmvec.stats import Doing, Stats, Verdict, WorkerStats
 

@@ -12,11 +12,15 @@ from importlib import metadata
 from pathlib import Path
 
 from shmvec._core import probe
-from shmvec._shared.cgroups import own_cgroups
-from shmvec._shared.memory import free_memory, free_shm
-from shmvec._shared.scheduling import allowed_cores, cgroup_quota, usable_cores
-from shmvec._shared.system import processes
-from shmvec._shared.threads import thread_variables
+from shmvec._cores import (
+    allowed_cores,
+    cgroup_quota,
+    own_cgroups,
+    processes,
+    usable_cores,
+)
+from shmvec._memory.segment import free_memory, free_shm
+from shmvec._processes.libraries import thread_variables
 
 __all__ = ["Machine", "Prices"]
 

@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 import shmvec
-from shmvec._shared.scheduling import usable_cores
+from shmvec._cores import usable_cores
 
 __all__ = [
     "LIMIT",

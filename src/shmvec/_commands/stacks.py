@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shmvec._shared.stacks import offer_of, offers_of, stack_of
+from shmvec._processes.stacks import offer_of, offers_of, stack_of
 
 __all__ = ["told"]
 

@@ -34,7 +34,7 @@ from shmvec._commands.measuring import (
     simplest,
     vector_env,
 )
-from shmvec._shared.scheduling import WAIT_POLICIES, usable_cores
+from shmvec._cores import WAIT_POLICIES, usable_cores
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Setting", "plot", "report", "tune"]

@@ -31,7 +31,7 @@ from shmvec._commands.measuring import (
     race,
     simplest,
 )
-from shmvec._shared.scheduling import WAIT_POLICIES, usable_cores
+from shmvec._cores import WAIT_POLICIES, usable_cores
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["report", "tune"]

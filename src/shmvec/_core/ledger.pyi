@@ -8,7 +8,7 @@ from shmvec._core.frames import Frames
 from shmvec._core.lease import Lease
 from shmvec._core.links import Links
 from shmvec._core.told import Told
-from shmvec._shared.layout import Slabs
+from shmvec._memory.layout import Slabs
 from shmvec.faults import Failure, Fault
 
 Envs = npt.NDArray[np.intp]

@@ -57,7 +57,7 @@ from pickle import dumps as pickled_as_known
 
 import numpy as np
 
-from shmvec._classes import dumps as pickled_by_value  # bound here: an env may patch the module
+from shmvec._pickling import dumps as pickled_by_value  # bound here: an env may patch the module
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1

@@ -6,7 +6,7 @@ import gymnasium as gym
 from shmvec._core.results import Results
 from shmvec._core.segment import Segment
 from shmvec._core.trace import Recorder
-from shmvec._shared.layout import Slabs
+from shmvec._memory.layout import Slabs
 
 # Seeds, options and mask (which envs to reset), one item an env.
 ResetArguments = tuple[Sequence[int | None] | None, Sequence[Any] | None, Sequence[bool] | None]

@@ -11,7 +11,6 @@ from typing import Any
 from shmvec.cluster.crew import SLICE_S, Crew, Lost, Member, Ticket, dismiss
 from shmvec.cluster.fragments import opened, pickled
 from shmvec.cluster.ray_crew import RayCrew
-from shmvec.evaluation import Episode, evaluate
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["play_on_nodes"]
@@ -22,13 +21,15 @@ _ROOM_S = 120.0  # until some node must have room
 class Player:
     """Envs and a policy on a node: plays the episodes that it is given."""
 
-    def __init__(self, make_envs: bytes, policy: bytes) -> None:
+    def __init__(self, make_envs: bytes, policy: bytes, play: bytes) -> None:
         """Makes the envs.
 
         Args:
             make_envs: Pickled: returns a vector env that does not reset by itself.
             policy: Pickled.
+            play: Pickled: what plays episodes, as ``play_on_nodes`` takes it.
         """
+        self._play = opened("evaluation", play)
         make, self._policy = opened("what makes the envs", make_envs), opened("policy", policy)
         self._envs: ShmVectorEnv = make()
 
@@ -38,19 +39,10 @@ class Player:
 
     def play(
         self, seeds: list[int], options: list[Any], how: Mapping[str, Any]
-    ) -> tuple[list[Episode], int]:
+    ) -> tuple[list[Any], int]:
         """Plays episodes; returns these, in their order, and the steps that were made."""
-        played: list[Episode] = []
-        result = evaluate(
-            self._envs,
-            self._policy,
-            len(seeds),
-            seeds=seeds,
-            options=options,
-            progress=played.append,
-            **how,
-        )
-        return sorted(played, key=lambda episode: episode.number), result.steps
+        played: tuple[list[Any], int] = self._play(self._envs, self._policy, seeds, options, how)
+        return played
 
     def close(self) -> None:
         """Closes the envs."""
@@ -64,21 +56,24 @@ class _Hand:
         self.member = member
         self.awaited: Ticket | None = starting
         self.num_envs = 0  # until it has started
-        self.playing: Sequence[Episode] = ()
+        self.playing: Sequence[Any] = ()
 
 
 def play_on_nodes(
     make_envs: Callable[[], ShmVectorEnv],
     policy: Any,
-    episodes: Sequence[Episode],
+    play: Callable[..., tuple[list[Any], int]],
+    episodes: Sequence[Any],
     how: Mapping[str, Any],
-    finished: Callable[[Episode], object],
+    finished: Callable[[Any], object],
 ) -> int:
     """Plays episodes on all nodes that have room, in shares that become smaller towards the end.
 
     Args:
         make_envs: Makes the envs of a node.
         policy: Each node has a copy of its own.
+        play: Called on a node with envs, policy, seeds, options and ``how``: plays episodes, and
+            returns these, in their order, and the number of steps that were made.
         episodes: To be played; what has come of them is noted in them.
         how: Arguments of ``evaluate``.
         finished: Called with each episode that is over.
@@ -92,7 +87,11 @@ def play_on_nodes(
         RuntimeError: There is no room, or no node is left.
         Exception: What envs or the policy raise; the cause names the node.
     """
-    content = pickled("what makes the envs", make_envs), pickled("policy", policy)
+    content = (
+        pickled("what makes the envs", make_envs),
+        pickled("policy", policy),
+        pickled("evaluation", play),
+    )
     crew = RayCrew({})
     made = tuple(map(crew.put, content))
     hands: list[_Hand] = []
@@ -118,9 +117,9 @@ def play_on_nodes(
 def _play(
     crew: Crew,
     hands: list[_Hand],
-    waiting: deque[Episode],
+    waiting: deque[Any],
     how: Mapping[str, Any],
-    finished: Callable[[Episode], object],
+    finished: Callable[[Any], object],
 ) -> int:
     steps = 0
     why: Lost | None = None
@@ -164,15 +163,13 @@ def _play(
     return steps
 
 
-def _note(episode: Episode, played: Episode) -> None:
+def _note(episode: Any, played: Any) -> None:
     for name in ("return_", "length", "info", "terminated", "finished"):
         setattr(episode, name, getattr(played, name))
     episode.repeats += played.repeats
 
 
-def _give(
-    hand: _Hand, hands: Sequence[_Hand], waiting: deque[Episode], how: Mapping[str, Any]
-) -> None:
+def _give(hand: _Hand, hands: Sequence[_Hand], waiting: deque[Any], how: Mapping[str, Any]) -> None:
     """Gives a node its next share: of half of what is left, at least as many as it has envs."""
     size = max(hand.num_envs, len(waiting) // (2 * len(hands)))
     hand.playing = [waiting.popleft() for _ in range(min(size, len(waiting)))]

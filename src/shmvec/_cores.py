@@ -1,0 +1,263 @@
+"""How many cores there are, how many workers to start, and how each side may wait.
+
+The phases of a wait, and why they are safe, are explained in csrc/wait.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeAlias
+
+__all__ = [
+    "MEMBERSHIP",
+    "ROOT",
+    "WAIT_POLICIES",
+    "WaitBudgets",
+    "allowed_cores",
+    "cgroup_quota",
+    "current_budgets",
+    "identity",
+    "own_cgroups",
+    "processes",
+    "split_evenly",
+    "time_on_cores",
+    "usable_cores",
+    "wait_budgets",
+]
+
+ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+# How long a wait may pause, yield, linger and be awake around its foreseen end, in ns; see
+# csrc/wait.h.
+Budget: TypeAlias = tuple[int, int, int, int]
+
+WAIT_POLICIES = ("adaptive", "spin", "park")
+
+_US = 1_000
+# Less than the slice of 50 ms after which a waiter looks at signals and at the other side; a wait
+# of that length is not made worse by a park at its end. An idle vector env sleeps, in any case.
+_SPIN = 40_000 * _US
+# How long a worker yields: as long as a parent that runs a small network takes between steps.
+_PATIENCE = 600 * _US
+
+
+def usable_cores(processes: Iterable[Any] = ()) -> int:
+    """Cores that this process may use: its affinity, limited by the cgroup's CPU quota.
+
+    Less, where this is one of several processes that share them: the CPUs of a Slurm task
+    (``SLURM_CPUS_PER_TASK``) and of an actor or task of Ray (``num_cpus``, if it has any), and the
+    host's by the number of ranks that torchrun has started there (``LOCAL_WORLD_SIZE``).
+
+    Args:
+        processes: Others, of ``multiprocessing``: cores that one of them may use count too.
+    """
+    cores = _host_share(len(allowed_cores(processes)), cgroup_quota())
+    given = _count_in("SLURM_CPUS_PER_TASK"), _ray_cpus()
+    return min([cores, *(max(1, math.ceil(count)) for count in given if count is not None)])
+
+
+def _host_share(cores: int, quota: float | None) -> int:
+    """This rank's share of what torchrun's ranks on the host have together."""
+    ranks = _count_in("LOCAL_WORLD_SIZE") or 1
+    together = cores
+    if ranks > 1:
+        # Ranks may be bound, each to its own cores or some to the same: whoever has started them
+        # has all.
+        with contextlib.suppress(OSError):
+            together = max(cores, len(os.sched_getaffinity(os.getppid())))
+    most = min(cores, together // ranks)
+    if quota is not None:
+        most = min(most, math.ceil(quota / ranks))
+    return max(1, most)
+
+
+def _count_in(variable: str) -> int | None:
+    """The positive number in an environment variable, if there is one."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() and int(value) > 0 else None
+
+
+def _ray_cpus() -> float | None:
+    """CPUs of the actor or task of Ray that this is; None if it is none, or has none."""
+    ray = sys.modules.get("ray")
+    # Anything may be wrong with it: another version, no connection, a driver, a fork.
+    with contextlib.suppress(Exception):
+        if ray is not None and ray.is_initialized():
+            cpus = float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0))
+            return cpus if cpus > 0 else None
+    return None
+
+
+def allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
+    """Cores in the affinity of this process, or of one of those."""
+    cores = os.sched_getaffinity(0)
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has ended
+            cores |= os.sched_getaffinity(process.pid)
+    return cores
+
+
+def cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
+    """CPU quota in cores, the tightest of those that hold here; None if there is none."""
+    quotas = []
+    for folder in own_cgroups("cpu", root, membership):
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            limit, period = (folder / "cpu.max").read_text("utf-8").split()
+            quotas.append(int(limit) / int(period))
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            limit = (folder / "cpu.cfs_quota_us").read_text("utf-8")
+            period = (folder / "cpu.cfs_period_us").read_text("utf-8")
+            quotas.append(int(limit) / int(period))
+    # "max" is no number, and -1 no quota.
+    return min((quota for quota in quotas if quota > 0), default=None)
+
+
+def time_on_cores(pid: int | None) -> tuple[float | None, float | None]:
+    """Seconds that a process's first thread has run, and could have while others had the cores.
+
+    (None, None) where the system does not say, and of a process that is gone.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text("utf-8").split()
+        return 1e-9 * int(ran), 1e-9 * int(waited)
+    return None, None
+
+
+def split_evenly(num_envs: int, num_workers: int, pinned: bool = False) -> list[range]:
+    """The envs of each worker: neighbours, and no two workers differ by more than one.
+
+    Where workers are bound to cores, by turns, that holds for the cores, and for those who share
+    one: three workers on two cores get a quarter, a half and a quarter of the envs.
+
+    >>> split_evenly(7, 2)
+    [range(0, 4), range(4, 7)]
+    """
+    cores = len(allowed_cores()) if pinned else num_workers
+    ends = [0] * num_workers
+    for core, share in enumerate(_shares(num_envs, min(cores, num_workers))):
+        sharing = range(core, num_workers, cores)
+        for worker, count in zip(sharing, _shares(share, len(sharing)), strict=True):
+            ends[worker] = count
+    ends = list(accumulate(ends))
+    return list(map(range, [0, *ends], ends))
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """Parts of a number that differ by one at most."""
+    small, larger = divmod(total, parts)
+    return [small + (part < larger) for part in range(parts)]
+
+
+@dataclass(frozen=True)
+class WaitBudgets:
+    """How long each side may (pause, yield, linger, ...) when it waits, in ns; see ``Budget``.
+
+    Attributes:
+        parent: The parent, which waits for a batch step.
+        worker: A worker, which waits for a request.
+        homing: Whether each worker sleeps bound to a core of its own.
+        cores: How many workers may linger.
+        usable: Cores that there are for all of them.
+    """
+
+    parent: Budget
+    worker: Budget
+    homing: bool
+    cores: int = 0
+    usable: int = 0
+
+
+def current_budgets(policy: str, num_workers: int, processes: Iterable[Any]) -> WaitBudgets:
+    """Budgets for these workers on the cores that there are now."""
+    cores = usable_cores(processes)
+    return replace(wait_budgets(num_workers, cores, policy), usable=cores)
+
+
+def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> WaitBudgets:
+    """Budgets for so many workers, their parent and so many usable cores.
+
+    Args:
+        num_workers: Number of worker processes.
+        cores: Number of usable cores.
+        policy: "adaptive", as follows; "spin": everybody pauses, for up to 40 ms, whoever else
+            wants the core; "park": everybody sleeps at once.
+
+    With a core for everybody, everybody may pause, and the parent for long: it takes one core
+    that nobody else wants. Workers stop after about what a park costs and yield: while they wait
+    the parent may be computing, with as many threads as there are cores. With as many workers as
+    cores, or more, a pause would take a core from somebody who has work: all yield instead. With
+    more, only the last of a batch step to finish do, as many as there are cores: others park.
+    """
+    if policy == "spin":
+        return WaitBudgets(parent=(_SPIN, 0, 0, 0), worker=(_SPIN, 0, 0, 0), homing=False)
+    if policy == "park":
+        return WaitBudgets(parent=(0, 0, 0, 0), worker=(0, 0, 0, 0), homing=False)
+    if num_workers > cores:
+        return WaitBudgets(
+            parent=(0, 50 * _US, 50 * _US, 0),
+            worker=(0, 50 * _US, _PATIENCE, 0),
+            homing=False,
+            cores=cores,
+        )
+    pause, linger, window = 50 * _US, 50 * _US, 800 * _US
+    if num_workers < cores:
+        return WaitBudgets(
+            parent=(8 * pause, pause, 0, window), worker=(pause, _PATIENCE, 0, window), homing=False
+        )
+    # Under a quota there are more cores than workers, and others live on the first of them.
+    homing = num_workers == len(allowed_cores())
+    return WaitBudgets(
+        parent=(0, 50 * _US, linger if num_workers > 1 else 0, window),
+        worker=(0, _PATIENCE, 0, window),
+        homing=homing,
+    )
+
+
+def own_cgroups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
+    """Folders of the cgroups that this process is in, and of all around them, of v2 and v1.
+
+    A limit of any of them holds. A container usually sees its own cgroup as the root, and may see
+    the path that it has outside as its membership: not every folder exists.
+
+    Args:
+        controller: Which of v1's hierarchies, for example "cpu".
+        root: Where the hierarchies are mounted.
+        membership: The file that names the process's cgroups.
+    """
+    owns = {root: Path(), root / controller: Path()}
+    with contextlib.suppress(OSError):
+        for line in membership.read_text("utf-8", "surrogateescape").splitlines():
+            _, controllers, path = line.split(":", 2)
+            own = Path(path.removeprefix("/"))
+            if not controllers:
+                owns[root] = own
+            elif controller in controllers.split(","):
+                owns[root / controller] = own
+    return [top / folder for top, own in owns.items() for folder in (own, *own.parents)]
+
+
+def processes() -> Iterator[int]:
+    """The ids of those that there are."""
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def identity(pid: int) -> tuple[str, int] | None:
+    """A process's namespace of ids (its container's), and what it is called there.
+
+    None: it has gone, or that is not to be known.
+    """
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
+            if line.startswith("NSpid:"):
+                return os.readlink(f"/proc/{pid}/ns/pid"), int(line.split()[-1])
+    return None

@@ -1,0 +1,485 @@
+"""Spaces to slabs: which array lies where in the shared segment, with which dtype and shape.
+
+The parent makes the layout from the spaces; it travels to the workers as it is, so that both
+sides agree even where equal spaces list their keys in another order.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector.utils import batch_space, create_shared_memory
+
+from shmvec._core.codec import (
+    ACTION_ITEMSIZE,
+    ActionCodec,
+    ArrayCodec,
+    Codec,
+    DictCodec,
+    MessageCodec,
+    OtherShapeError,
+    TextCodec,
+    TupleCodec,
+)
+from shmvec._core.results import Results
+from shmvec._core.segment import Segment
+
+__all__ = [
+    "ActionRows",
+    "Blocks",
+    "Layout",
+    "Slabs",
+    "check_shared_memory",
+    "has_fixed_size",
+    "misfit",
+    "odd_one",
+]
+
+
+_ALIGNMENT = 128  # a cache line and its neighbour, as in csrc/platform.h
+_UNKNOWN_BYTES = 8192  # what a value of a space without a fixed size is guessed to need
+_MESSAGE_BYTES = 256  # what a message needs beside its value
+
+# Takes an array's shape and dtype, gives the array (or nothing, while sizes are only added up).
+_Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Memory in which observations of all envs are written where the user gets them.
+
+    Attributes:
+        memory: Whole pages.
+        nbytes: Of a block.
+        codecs: Of observations, one a block.
+    """
+
+    memory: npt.NDArray[np.uint8]
+    nbytes: int
+    codecs: list[Codec]
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """The arrays of a segment, ready to use.
+
+    Attributes:
+        results: Frames of what steps return: observations, rewards (float64) and flags (bool).
+        actions: Codec of the actions.
+        finals: Codec of the last observations of episodes; None unless resets overwrite them.
+        blocks: Where observations are written besides; None: nowhere.
+    """
+
+    results: Results
+    actions: Codec
+    finals: Codec | None
+    blocks: Blocks | None
+
+
+class ActionRows:
+    """Takes actions of some envs apart, and refuses what the core would refuse."""
+
+    def __init__(self, space: gym.Space[Any], num_envs: int) -> None:
+        """Makes room for one action of each env."""
+        layout = Layout(space, space, num_envs, action_messages=not has_fixed_size(space))
+        place = _placing(lambda offset, shape, dtype: np.zeros(shape, dtype))
+        self._codec: Codec = layout._actions(place, _called)
+
+    def of(self, envs: npt.NDArray[np.intp], actions: Any) -> list[Any]:
+        """One action for each of these envs.
+
+        Raises:
+            ValueError: The number or the shape of the actions is wrong.
+            TypeError: Their dtype is.
+        """
+        try:
+            self._codec.put_rows(envs, actions)
+        except OtherShapeError as error:  # the core lets envs have them, as Gymnasium does
+            return list(error.actions)
+        return [self._codec.get(env) for env in envs.tolist()]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the slabs of a segment hold.
+
+    Attributes:
+        observation_space: Observation space of one env.
+        action_space: Action space of one env.
+        num_envs: Number of envs, the first dimension of every array.
+        observation_messages: Whether observations travel as messages, not in slabs.
+        action_messages: Whether actions do.
+        final_observations: Whether there is a slab for the last observations of episodes.
+        num_frames: Frames of results.
+        num_blocks: Blocks for observations that are not copied for the user.
+    """
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    num_envs: int
+    observation_messages: bool = False
+    action_messages: bool = False
+    final_observations: bool = False
+    num_frames: int = 1
+    num_blocks: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of slabs that the layout needs."""
+        return _nbytes(lambda place: self._slabs(place, None, _nothing))
+
+    def results_nbytes(self, num_frames: int) -> int:
+        """Bytes that so many frames of results need."""
+        return _nbytes(lambda place: self._results(place, None, _nothing, num_frames))
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of a block for the observations of all envs: whole pages."""
+        nbytes = _nbytes(lambda place: self._observations(place, _nothing, self.num_envs))
+        return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    @property
+    def observation_message_bytes(self) -> int:
+        """About how many bytes of messages an env's observation takes in a step."""
+        if not self.observation_messages:
+            return 0
+        one = _MESSAGE_BYTES + self._bytes_of_one(self.observation_space)
+        return 2 * one if self.final_observations else one
+
+    @property
+    def action_message_bytes(self) -> int:
+        """About how many bytes of messages an env's action takes."""
+        if not self.action_messages:
+            return 0
+        return _MESSAGE_BYTES + self._bytes_of_one(self.action_space)
+
+    def _bytes_of_one(self, space: gym.Space[Any]) -> int:
+        if not has_fixed_size(space):
+            return _UNKNOWN_BYTES
+        alone = replace(
+            self, observation_space=space, num_envs=1, observation_messages=False,
+            action_messages=True, final_observations=False, num_blocks=0,
+        )  # fmt: skip
+        return alone.nbytes
+
+    def attach(self, segment: Segment) -> Slabs:
+        """The slabs of a segment that was made with this layout's ``nbytes``."""
+        slabs: Slabs = self._slabs(_placing(segment.array), segment.memory, _called)
+        return slabs
+
+    def results_in(self, memory: Any, num_frames: int) -> Results:
+        """Frames of results in memory of their own, of ``results_nbytes``."""
+
+        def array(offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+            return np.ndarray(shape, dtype, memory, offset)
+
+        results: Results = self._results(_placing(array), memory, _called, num_frames)
+        return results
+
+    def _slabs(self, place: _Place, memory: Any, make: Callable[..., Any]) -> Any:
+        """Visits every array of a segment in the order in which they lie there."""
+        n = self.num_envs
+        return make(
+            Slabs,
+            self._results(place, memory, make, self.num_frames),
+            self._actions(place, make),
+            self._observations(place, make, n)
+            if self.final_observations and not self.observation_messages
+            else None,
+            make(
+                self._blocks,
+                # Where pages begin is the same in all mappings of the segment.
+                place((self.num_blocks * self.block_nbytes + mmap.PAGESIZE,), np.uint8),
+            )
+            if self.num_blocks > 0
+            else None,
+        )
+
+    def _actions(self, place: _Place, make: Callable[..., Any]) -> Any:
+        n = self.num_envs
+
+        def action(space: gym.Space[Any]) -> Any:
+            shape = _shape(space)
+            itemsize = max(ACTION_ITEMSIZE, np.dtype(space.dtype).itemsize)
+            memory = place((n, math.prod(shape) * itemsize), np.uint8)
+            return make(ActionCodec, memory, place((n,), np.uint8), shape, space.dtype, space)
+
+        def batched_keys(space: spaces.Dict) -> Any:
+            # Gymnasium hands out actions in the order of the batched space, which may differ.
+            batched: Any = batch_space(space, 1)
+            return batched.spaces
+
+        if self.action_messages:
+            return make(MessageCodec, self.action_space, n, None)
+        return _walk(self.action_space, n, place, make, action, batched_keys)
+
+    def _blocks(self, room: npt.NDArray[np.uint8]) -> Blocks:
+        nbytes = self.block_nbytes
+        begin = -room.ctypes.data % mmap.PAGESIZE
+        memory = room[begin : begin + self.num_blocks * nbytes]
+
+        def codec(block: int) -> Codec:
+            def array(
+                offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike
+            ) -> npt.NDArray[Any]:
+                return np.ndarray(shape, dtype, memory, block * nbytes + offset)
+
+            made: Codec = self._observations(_placing(array), _called, self.num_envs)
+            return made
+
+        return Blocks(memory, nbytes, [codec(block) for block in range(self.num_blocks)])
+
+    def _results(
+        self, place: _Place, memory: Any, make: Callable[..., Any], num_frames: int
+    ) -> Any:
+        rows, space = num_frames * self.num_envs, self.observation_space
+        return make(
+            Results,
+            memory,
+            make(MessageCodec, space, self.num_envs, partial(odd_one, space))
+            if self.observation_messages
+            else self._observations(place, make, rows),
+            place((rows,), np.float64),
+            place((rows,), np.bool_),
+            place((rows,), np.bool_),
+            self.num_envs,
+        )
+
+    def _observations(self, place: _Place, make: Callable[..., Any], rows: int) -> Any:
+        def observation(space: gym.Space[Any]) -> Any:
+            return make(ArrayCodec, place((rows, *_shape(space)), np.dtype(space.dtype)))
+
+        return _walk(self.observation_space, rows, place, make, observation, lambda s: s.spaces)
+
+
+def _walk(
+    space: gym.Space[Any],
+    rows: int,
+    place: _Place,
+    make: Callable[..., Any],
+    leaf: Callable[[gym.Space[Any]], Any],
+    keys: Callable[[spaces.Dict], Iterable[str]],
+) -> Any:
+    """A codec for a space of fixed size, nested as the space is."""
+
+    # (A function inside this one that called itself would be a cycle, which keeps the memory.)
+    def part(inner: gym.Space[Any]) -> Any:
+        return _walk(inner, rows, place, make, leaf, keys)
+
+    if isinstance(space, spaces.Dict):
+        return make(DictCodec, {key: part(space.spaces[key]) for key in keys(space)})
+    if isinstance(space, spaces.Tuple):
+        return make(TupleCodec, [part(inner) for inner in space.spaces])
+    if isinstance(space, spaces.Text):
+        return make(TextCodec, place((rows, 1 + space.max_length), np.uint32))
+    return leaf(space)
+
+
+def _called(kind: Callable[..., Any], *arguments: Any) -> Any:
+    return kind(*arguments)
+
+
+def _nothing(kind: Callable[..., Any], *arguments: Any) -> None:
+    """In place of codecs, while sizes are only added up."""
+
+
+def _nbytes(visit: Callable[[_Place], object]) -> int:
+    """Bytes of the arrays that are visited, one behind the other."""
+    total = 0
+
+    def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        nonlocal total
+        total = _aligned(total) + math.prod(shape) * np.dtype(dtype).itemsize
+
+    visit(place)
+    return _aligned(total)
+
+
+def _placing(array: Callable[[int, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]) -> _Place:
+    """What makes arrays one behind the other, given what makes one at an offset."""
+    offset = 0
+
+    def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        nonlocal offset
+        offset = _aligned(offset)
+        made = array(offset, shape, dtype)
+        offset += made.nbytes
+        return made
+
+    return place
+
+
+class DynamicShapeError(TypeError, ValueError):
+    """A space whose values have no fixed shape was to lie in shared memory.
+
+    Gymnasium raises TypeError for these and ValueError for other spaces; code may catch either.
+    """
+
+
+def has_fixed_size(space: gym.Space[Any]) -> bool:
+    """Whether values of the space can lie in a slab."""
+    if isinstance(space, spaces.Dict):
+        return all(map(has_fixed_size, space.spaces.values()))
+    if isinstance(space, spaces.Tuple):
+        return all(map(has_fixed_size, space.spaces))
+    return isinstance(
+        space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Text)
+    )
+
+
+def check_shared_memory(space: gym.Space[Any]) -> None:
+    """Raises what Gymnasium raises for an observation space under ``shared_memory=True``.
+
+    Args:
+        space: The space.
+
+    Raises:
+        ValueError: It is of a class of the user's; a Sequence or Graph raises TypeError, too.
+    """
+    found = _unshareable(space, "observation space")
+    if found is None:
+        return
+    part, path = found
+    advice = ""
+    if isinstance(space, spaces.Dict):
+        fitting = [key for key, value in space.items() if _unshareable(value, "") is None]
+        if fitting:
+            advice = (
+                " To do without that part, wrap each env in "
+                f"gymnasium.wrappers.FilterObservation(env, {fitting})."
+            )
+    if isinstance(part, (spaces.Graph, spaces.Sequence)):
+        raise DynamicShapeError(
+            f"As {part} has a dynamic shape so its not possible to make a static shared memory. "
+            f"For `AsyncVectorEnv`, disable `shared_memory`. This is the {path}; for "
+            "`ShmVectorEnv` as well, use `shared_memory=False`: observations then travel as "
+            f"messages, through shared memory all the same.{advice}"
+        )
+    raise ValueError(
+        "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this "
+        "feature with `shared_memory=False` however this is slower. "
+        f"The {path} is {part}, of a class that Gymnasium does not know.{advice}"
+    ) from CustomSpaceError(
+        f"Space of type `{type(part)}` doesn't have an registered `create_shared_memory` "
+        f"function. Register `{type(part)}` for `create_shared_memory` to support it."
+    )
+
+
+def _unshareable(space: gym.Space[Any], path: str) -> tuple[gym.Space[Any], str] | None:
+    """The first part that cannot lie in shared memory, and what it is called; None: all can."""
+    parts: Iterable[tuple[Any, gym.Space[Any]]] = ()
+    if isinstance(space, spaces.Dict):
+        parts = space.items()
+    elif isinstance(space, (spaces.Tuple, spaces.OneOf)):
+        parts = enumerate(space.spaces)
+    elif (
+        isinstance(space, (spaces.Graph, spaces.Sequence))
+        or create_shared_memory.dispatch(type(space)) in _UNREGISTERED
+    ):
+        return space, path
+    found = (_unshareable(part, f"{path}[{key!r}]") for key, part in parts)
+    return next((part for part in found if part is not None), None)
+
+
+_UNREGISTERED = (
+    create_shared_memory.dispatch(object),
+    create_shared_memory.dispatch(gym.Space),
+)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _shape(space: gym.Space[Any]) -> tuple[int, ...]:
+    assert space.shape is not None
+    return tuple(int(size) for size in space.shape)
+
+
+def misfit(
+    env: int, space: gym.Space[Any], observation: Any, error: Exception, exact: bool = False
+) -> Exception:
+    """An error that names the env and the part of the space that an observation does not fit.
+
+    Args:
+        env: Whose it is.
+        space: Observation space of one env.
+        observation: What the env returned.
+        error: What putting it has raised: the new one is of the same type, if it can be.
+        exact: Whether its shape must be that of the space, not only the number of elements.
+    """
+    what = _wrong(space, observation, "observation", exact) or f"observation: {error}"
+    kind = next((kind for kind in (KeyError, TypeError) if isinstance(error, kind)), ValueError)
+    return kind(f"env {env}: the {what}")
+
+
+def odd_one(
+    space: gym.Space[Any], envs: Iterable[int], observations: Iterable[Any], error: Exception
+) -> tuple[int | None, Exception]:
+    """The first of several that do not fit together, and its error; None and ``error``: none."""
+    for env, observation in zip(envs, observations, strict=True):
+        if _wrong(space, observation, "", exact=True):
+            return env, misfit(env, space, observation, error, exact=True)
+    return None, error
+
+
+def _wrong(space: gym.Space[Any], value: Any, path: str, exact: bool) -> str | None:
+    """What is wrong with a value, or with the first part of it that is; None: nothing."""
+    if isinstance(space, gym.spaces.Dict):
+        if not isinstance(value, Mapping):
+            return f"{path} is a {type(value).__name__}; its space {space} needs a mapping"
+        return _wrong_part(space, space.spaces.items(), value, set(value), path, exact)
+    if isinstance(space, gym.spaces.Tuple):
+        if not isinstance(value, (tuple, list)):
+            return f"{path} is a {type(value).__name__}; its space {space} needs a tuple"
+        return _wrong_part(space, enumerate(space.spaces), value, range(len(value)), path, exact)
+    if value is None:
+        return f"{path} is None; its space {space} needs {_needed(space)}"
+    if space.shape is None or space.dtype is None:
+        return None
+    try:
+        array = np.asarray(value)
+        fits = array.shape == space.shape or (not exact and array.size == int(np.prod(space.shape)))
+        array.astype(space.dtype)
+    except (TypeError, ValueError):
+        fits = False
+        array = np.array(value, object)
+    if fits:
+        return None
+    return (
+        f"{path} has shape {array.shape} and dtype {array.dtype}; its space {space} needs "
+        f"{_needed(space)}"
+    )
+
+
+def _wrong_part(
+    space: gym.Space[Any],
+    parts: Iterable[tuple[Any, gym.Space[Any]]],
+    value: Any,
+    keys: Container[Any],
+    path: str,
+    exact: bool,
+) -> str | None:
+    for key, part in parts:
+        if key not in keys:
+            return f"{path} has no {key!r}, which its space {space} needs"
+        wrong = _wrong(part, value[key], f"{path}[{key!r}]", exact)
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _needed(space: gym.Space[Any]) -> str:
+    if space.shape is None or space.dtype is None:
+        return "a value"
+    return f"shape {space.shape} and dtype {space.dtype}"

@@ -1,0 +1,356 @@
+"""Rollouts: the steps of all envs one behind the other in shared memory, written there by workers.
+
+Two rollouts alternate in one block of memory, so that one is learned from while the other fills.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import os
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
+
+from shmvec._arguments import checked_count
+from shmvec._core.lease import Lease
+from shmvec._core.results import Results
+from shmvec._memory.segment import map_memory, reserve_memory
+from shmvec.spaces import mapped
+
+if TYPE_CHECKING:
+    from shmvec.exchange import Exchange
+
+__all__ = ["Rollout", "Rollouts", "store"]
+
+_ALIGNMENT = 128
+_FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; some are at home
+
+_CANNOT_GO_ON = (
+    "this rollout cannot be gone on with: another one was begun, the envs were stepped or reset "
+    "without it, or its last step failed. Begin another one with rollout()"
+)
+
+# Sends actions for a frame, calls the function while the workers step, returns the infos.
+_Step = Callable[[Any, int, Callable[[], None]], dict[str, Any]]
+
+
+class Rollout:
+    """``length`` steps of all envs, which workers write as :meth:`step` makes them.
+
+    Index ``t + 1`` holds what the action at index ``t`` led to; index 0 holds the last results
+    from before. What lies behind the last step made is not defined. The arrays are in shared
+    memory: ``torch.from_numpy`` and DLPack take them as they are. They are yours to change.
+
+    Attributes:
+        length: Number of steps.
+        observations: ``(length + 1, num_envs, ...)``, nested as the observation space is.
+        rewards: float64 ``(length + 1, num_envs)``. That of ``actions[t]`` is ``rewards[t + 1]``.
+        terminations: bool ``(length + 1, num_envs)``.
+        truncations: bool ``(length + 1, num_envs)``. In autoreset mode NEXT_STEP, an env that has
+            ended at ``t`` is reset by the next step, which ignores ``actions[t]``.
+        actions: ``(length, num_envs, ...)``, in the dtype of the action space.
+        steps: Number of steps made so far.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        lease: Lease,
+        arrays: tuple[Any, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]],
+        actions: Any,
+        action_space: gym.Space[Any],
+        step: Callable[[Rollout, Any, Callable[[], None]], dict[str, Any]],
+        ask: Callable[[Rollout, int, npt.NDArray[np.intp], Any], None],
+        meet: Callable[[Rollout], None],
+    ) -> None:
+        """Made by ``ShmVectorEnv.rollout``."""
+        self.length = length
+        self.observations, self.rewards, self.terminations, self.truncations = arrays
+        self.actions = actions
+        self.steps = 0
+        self._lease = lease
+        self._action_space = action_space
+        self._step, self._ask, self._meet = step, ask, meet
+
+    def ask(self, envs: npt.NDArray[np.intp], part: Any, index: int, actions: Any) -> None:
+        """Asks some envs for a step, and does not wait: each may be at an index of its own.
+
+        Args:
+            envs: Which.
+            part: The same, as an index.
+            index: Of the actions; results go to the next one.
+            actions: Of these envs.
+
+        Raises:
+            RuntimeError: As :meth:`step`.
+            Exception: As ``Exchange.ask``.
+        """
+        self._ask(self, index, envs, actions)
+        store(self._action_space, self.actions, (index, part), actions)
+
+    def meet(self, steps: int) -> None:
+        """Says that all envs have made so many steps, by :meth:`ask`."""
+        self.steps = steps
+        self._meet(self)
+
+    def step(
+        self, actions: Any, *, meanwhile: Callable[[], object] | None = None
+    ) -> dict[str, Any]:
+        """Steps all envs; the results are at the next index.
+
+        Args:
+            actions: As for ``ShmVectorEnv.step``. A copy is kept in ``actions``.
+            meanwhile: Is called while they step.
+
+        Returns:
+            The infos, as of ``ShmVectorEnv.step``.
+
+        Raises:
+            RuntimeError: The rollout is full, was released, or is no longer the last thing that
+                the envs did: another one was begun, the envs were stepped or reset without it, or
+                a step has failed. Nothing was sent.
+            Exception: As for ``ShmVectorEnv.step``. The rollout cannot be gone on with.
+        """
+
+        def work() -> None:
+            store(self._action_space, self.actions, self.steps, actions)
+            if meanwhile is not None:
+                meanwhile()
+
+        infos = self._step(self, actions, work)
+        self.steps += 1
+        return infos
+
+    def release(self) -> None:
+        """Gives the memory back for another rollout, which writes over these arrays.
+
+        Not needed if no array of this rollout is left: then the memory is free, too.
+        """
+        self._lease.release()
+
+    @property
+    def released(self) -> bool:
+        """Whether :meth:`release` was called."""
+        return self._lease.released
+
+
+class Rollouts:
+    """The memory of the rollouts of one vector env, and which of them is being filled."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        autoreset: bool,
+        step: _Step,
+    ) -> None:
+        """Prepares for rollouts.
+
+        Args:
+            exchange: Asks the envs.
+            autoreset: Whether envs are reset when their episodes end.
+            step: Steps all envs.
+        """
+        self._exchange = exchange
+        self._layout = exchange.layout
+        self._action_space = exchange.single_action_space
+        self._autoreset = autoreset
+        self._step_all = step
+        self._made: tuple[int, bool] | None = None
+        self._half = 1
+        self._current: weakref.ref[Rollout] | None = None
+
+    def begin(self, length: Any, pin: bool) -> Rollout:
+        """A rollout whose index 0 holds the last results.
+
+        Raises:
+            TypeError: The length is no integer; the spaces are not of arrays only.
+            ValueError: The length is below 1; nobody resets envs whose episodes are over.
+            BufferError: Two rollouts are still in use.
+            OSError: There is not enough shared memory.
+            RuntimeError: The memory cannot be page-locked.
+        """
+        length = checked_count("length", length)
+        for name, space in (
+            ("observation", self._layout.observation_space),
+            ("action", self._action_space),
+        ):
+            _check_arrays(space, name)
+        if self._layout.observation_messages:
+            raise TypeError("rollouts need observations in shared memory: shared_memory=True")
+        if not self._autoreset:
+            raise ValueError(
+                "a rollout needs envs that are reset when their episodes end: use AutoresetMode "
+                "NEXT_STEP or SAME_STEP"
+            )
+        if self._made != (length, pin):
+            self._make(length, pin)
+        results = self._exchange.frames.rollouts
+        assert results is not None
+        num_envs = self._layout.num_envs
+        count = (length + 1) * num_envs
+        half = self._free_half(results, count)
+        self._half = half
+        lease = results.lease(half * count, count)
+        self._exchange.frames.start_rollout(half * (length + 1))
+        offset = self._layout.results_nbytes(2 * (length + 1))
+        for _ in range(half + 1):  # the second's actions lie behind the first's
+            actions, offset = self._actions(length, lease, offset)
+        rollout = Rollout(
+            length,
+            lease,
+            results.view(lease, half * count, (length + 1, num_envs)),
+            actions,
+            self._action_space,
+            self._step,
+            self._ask,
+            self._meet,
+        )
+        self._current = weakref.ref(rollout)
+        return rollout
+
+    def _free_half(self, results: Results, count: int) -> int:
+        """The half of the memory that is not in use; the other one than last time, if it can be."""
+        halves = 1 - self._half, self._half
+        for generation in (None, 0, 1, 2):
+            if generation is not None:  # arrays that only a cycle keeps: mostly a young one
+                gc.collect(generation)
+            for half in halves:
+                if not results.leased(half * count, count):
+                    return half
+        raise BufferError(
+            "two rollouts are still in use: drop the arrays and tensors of the older one (or copy "
+            "what you keep), or call its release(), before a third is begun"
+        )
+
+    def _make(self, length: int, pin: bool) -> None:
+        """Reserves memory for two rollouts and hands it to the workers."""
+        num_frames = 2 * (length + 1)
+        if num_frames > _FRAMES_MOST:
+            raise ValueError(
+                f"length must be at most {_FRAMES_MOST // 2 - 1:,}, got {length:,}: take several "
+                "rollouts"
+            )
+        # Whoever breaks this off leaves workers that look at other memory than the parent.
+        self._made = self._current = None
+        nbytes = self._layout.results_nbytes(num_frames)
+        for _ in range(2):
+            _, nbytes = self._actions(length, None, nbytes)
+        descriptor = reserve_memory(nbytes)
+        try:
+            # An array: unlike a mapping it tells of its end before the memory is unmapped.
+            memory = np.frombuffer(map_memory(descriptor, nbytes), np.uint8)
+            if pin:
+                _page_lock(memory)
+            self._exchange.share_rollouts(descriptor, nbytes, num_frames)
+        finally:
+            os.close(descriptor)
+        self._exchange.frames.take_rollouts(self._layout.results_in(memory, num_frames))
+        self._made = length, pin
+        self._half = 1
+
+    def _actions(self, length: int, lease: Any, offset: int) -> tuple[Any, int]:
+        """Arrays of actions from an offset on, and where they end; without a lease, only that."""
+
+        def place(shape: tuple[int, ...], dtype: Any) -> Any:
+            nonlocal offset
+            offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
+            shape = (length, *shape)
+            array = None if lease is None else np.ndarray(shape, dtype, lease, offset)
+            offset += math.prod(shape) * np.dtype(dtype).itemsize
+            return array
+
+        arrays = create_empty_array(self._action_space, self._layout.num_envs, place)
+        return arrays, offset
+
+    def _ask(self, rollout: Rollout, index: int, envs: npt.NDArray[np.intp], actions: Any) -> None:
+        """Asks some envs for the step behind an index of a rollout."""
+        exchange = self._exchange
+        last = None if self._current is None else self._current()
+        if last is not rollout or exchange.frames.away < 0:
+            raise RuntimeError(_CANNOT_GO_ON)
+        frame = self._half * (rollout.length + 1) + index + 1
+        exchange.ask(envs, actions, frame=frame, together=True)
+
+    def _meet(self, rollout: Rollout) -> None:
+        """Has the last results be those at an index of a rollout, where they are."""
+        frames = self._exchange.frames
+        frames.meet(self._half * (rollout.length + 1) + rollout.steps)
+        if rollout.steps == rollout.length:
+            frames.end_rollout()
+
+    def _step(
+        self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]
+    ) -> dict[str, Any]:
+        """Makes the next step of a rollout."""
+        with self._exchange.turn:  # until the last results are where the next call looks for them
+            infos = self._made_step(rollout, actions, meanwhile)
+        return infos
+
+    def _made_step(
+        self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]
+    ) -> dict[str, Any]:
+        if rollout.steps >= rollout.length:
+            raise RuntimeError(
+                f"all {rollout.length} steps of this rollout are made: begin the next one with "
+                "rollout()"
+            )
+        if rollout.released:
+            raise RuntimeError("this rollout was released: begin another one with rollout()")
+        frame = self._half * (rollout.length + 1) + rollout.steps
+        last = None if self._current is None else self._current()
+        if last is not rollout or self._exchange.frames.away != frame:
+            raise RuntimeError(_CANNOT_GO_ON)
+        infos = self._step_all(actions, frame + 1, meanwhile)
+        if rollout.steps == rollout.length - 1:
+            self._exchange.frames.end_rollout()  # the last row is the user's, to change as well
+        return infos
+
+
+def _check_arrays(space: gym.Space[Any], name: str) -> None:
+    """Raises TypeError unless the values of a space are arrays."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        for part in parts:
+            _check_arrays(part, name)
+    elif not isinstance(
+        space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    ):
+        raise TypeError(f"a rollout is of arrays only: the {name} space holds {space}")
+
+
+def store(space: gym.Space[Any], arrays: Any, index: Any, values: Any) -> None:
+    """Copies a batch to an index of the arrays for several."""
+
+    def put(array: npt.NDArray[Any], part: Any) -> None:
+        array[index] = part
+
+    mapped(space, put, arrays, values)
+
+
+def _page_lock(memory: npt.NDArray[np.uint8]) -> None:
+    """Page-locks memory for transfers to a GPU, until it goes.
+
+    Raises:
+        RuntimeError: There is no torch, no CUDA, or CUDA refuses.
+    """
+    try:
+        torch: Any = importlib.import_module("torch")
+    except ImportError:
+        raise RuntimeError("pin=True page-locks memory by torch, which is not installed") from None
+    if not torch.cuda.is_available():
+        raise RuntimeError("pin=True page-locks memory for CUDA, and torch finds none here")
+    cudart = torch.cuda.cudart()
+    address = memory.ctypes.data
+    error = int(cudart.cudaHostRegister(address, memory.nbytes, 0))
+    if error != 0:
+        raise RuntimeError(f"CUDA could not page-lock {memory.nbytes:,} bytes: error {error}")
+    finalizer = weakref.finalize(memory, cudart.cudaHostUnregister, address)
+    finalizer.atexit = False  # CUDA may be gone by then

@@ -1,1 +1,0 @@
-"""The parent's side: supervision, recovery, and what the caller passes, checked."""

@@ -1,0 +1,1 @@
+"""Worker processes: started, hosting envs, supervised, replaced, and their last words."""

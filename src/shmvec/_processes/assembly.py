@@ -1,0 +1,246 @@
+"""Workers that have built their envs become a whole: spaces agreed, memory made, rings attached."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+
+from shmvec._arguments import AutoresetMode
+from shmvec._core.frames import Frames
+from shmvec._core.ledger import Ledger
+from shmvec._core.links import Links
+from shmvec._core.pool import Pool
+from shmvec._core.segment import Segment, segment_bytes
+from shmvec._cores import current_budgets
+from shmvec._memory.layout import Layout, check_shared_memory, has_fixed_size
+from shmvec._memory.segment import SEGMENT, map_memory, reserve_memory
+from shmvec._options import Settings
+from shmvec._processes.control import Attachment, Report
+from shmvec._processes.supervisor import Workers
+from shmvec.faults import Failure, raise_failures
+
+__all__ = ["Agreement", "Assembly", "agree", "agreed_spaces", "assemble"]
+
+
+_INFO_BYTES_PER_ENV = 4096
+_INFO_BYTES_LEAST = 65536
+_MESSAGE_RING_MOST = 1 << 28  # what is larger goes over the channel
+# Observations of all envs that are worth a block of memory each, and how much of it there may be.
+_BLOCK_BYTES_LEAST = 1 << 16
+_BLOCKS_BYTES_MOST = 1 << 26
+_BLOCKS_MOST = 4
+
+
+@dataclass
+class Agreement:
+    """What the envs have in common.
+
+    Attributes:
+        spaces: Observation space of one env, of the batch; action space of one env, of the batch.
+        metadata: The first env's.
+        render_mode: The first env's.
+        layout: What lies in shared memory.
+        leasing: Whether batches are handed out as views.
+    """
+
+    spaces: tuple[gym.Space[Any], gym.Space[Any], gym.Space[Any], gym.Space[Any]]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    layout: Layout
+    leasing: bool
+
+
+@dataclass
+class Assembly:
+    """What an exchange speaks to its workers through."""
+
+    links: Links
+    frames: Frames
+    ledger: Ledger
+
+
+def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> Agreement:
+    """Takes the workers' reports, and makes of them what holds for all.
+
+    Raises:
+        Exception: What an env_fn has raised; spaces do not fit together.
+    """
+    reports = workers.reports()
+    raise_failures([report for report in reports if isinstance(report, Failure)])
+    built = [report for report in reports if isinstance(report, Report)]
+    shared = settings.shared_memory
+    spaces = agreed_spaces(name, workers.ranges, built, settings.observation_mode, shared)
+    layout = Layout(
+        spaces[0],
+        spaces[2],
+        settings.num_envs,
+        not shared or not has_fixed_size(spaces[0]),
+        not shared or not has_fixed_size(spaces[2]),
+        settings.autoreset_mode is AutoresetMode.SAME_STEP,
+    )
+    leasing = num_buffers > 0 and not (settings.copy or layout.observation_messages)
+    # Where faults are dealt with, an env whose results are lost gets its last ones again.
+    num_frames = (num_buffers if leasing else 1) + int(not settings.faults.raises)
+    layout = replace(layout, num_frames=num_frames)
+    if settings.copy and not layout.observation_messages:
+        layout = replace(layout, num_blocks=_num_blocks(layout.block_nbytes))
+    return Agreement(spaces, dict(built[0].metadata), built[0].render_mode, layout, leasing)
+
+
+def _num_blocks(nbytes: int) -> int:
+    """How many blocks of so many bytes: one is being written while the last one is looked at."""
+    if nbytes < _BLOCK_BYTES_LEAST:
+        return 0
+    affordable = min(_BLOCKS_MOST, _BLOCKS_BYTES_MOST // nbytes)
+    return affordable if affordable >= 2 else 0
+
+
+def assemble(
+    workers: Workers, settings: Settings, agreement: Agreement, may_step_over: bool, in_ranges: bool
+) -> Assembly:
+    """Makes the segment, hands it to the workers, and takes the parent's ends of all.
+
+    Raises:
+        OSError: There is not enough shared memory.
+        WorkerCrashError: A worker has died.
+    """
+    mode = settings.autoreset_mode.value
+    try:
+        sizes, descriptor, memory = _reserve(workers, settings, agreement.layout)
+    except OSError:
+        if agreement.layout.num_blocks == 0:
+            raise
+        # Which can be done without.
+        agreement.layout = replace(agreement.layout, num_blocks=0)
+        sizes, descriptor, memory = _reserve(workers, settings, agreement.layout)
+    layout = agreement.layout
+    mends = not settings.faults.raises
+    try:
+        segment = Segment.create(memory, *sizes)
+        attachment = Attachment(layout, len(memory), mode, settings.limits, mends)
+        workers.attach(attachment, descriptor, segment)
+    finally:
+        os.close(descriptor)
+    slabs = layout.attach(segment)
+    links = Links(
+        segment,
+        workers.ranges,
+        workers.channels,
+        look=workers.look,
+        rouse=workers.rouse,
+        budgets=partial(
+            current_budgets, settings.wait_policy, settings.num_workers, workers.processes
+        ),
+        limits=settings.limits,
+        inline=workers.inline,
+        hang_after=settings.hang_warning_s,
+        hung=workers.hung,
+    )
+    blocks = slabs.blocks
+    pool = None if blocks is None else Pool(blocks.memory, blocks.nbytes, blocks.codecs)
+    frames = Frames(slabs.results, settings.copy, agreement.leasing, mends, pool)
+    return Assembly(links, frames, Ledger(links, frames, slabs, mode, may_step_over, in_ranges))
+
+
+def _reserve(
+    workers: Workers, settings: Settings, layout: Layout
+) -> tuple[tuple[int, int, int, int, int, int], int, mmap.mmap]:
+    """Memory for a segment: its sizes, its descriptor, and where this process sees it."""
+    most_envs = max(len(envs) for envs in workers.ranges)
+    info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
+    action_bytes = most_envs * 2 * layout.action_message_bytes
+    sizes = (
+        len(workers.ranges),
+        settings.num_envs,
+        2 * most_envs + 2,
+        min(max(info_bytes, _INFO_BYTES_LEAST), _MESSAGE_RING_MOST),
+        min(action_bytes, _MESSAGE_RING_MOST),
+        layout.nbytes,
+    )
+    nbytes = segment_bytes(*sizes)
+    descriptor = reserve_memory(nbytes, SEGMENT)
+    try:
+        return sizes, descriptor, map_memory(descriptor, nbytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+Space = gym.Space[Any]
+
+
+def agreed_spaces(
+    name: str,
+    ranges: Sequence[range],
+    reports: Sequence[Report],
+    mode: str | tuple[Space, Space],
+    shared_memory: bool,
+) -> tuple[Space, Space, Space, Space]:
+    """The spaces of observations and actions, of one env and of the batch.
+
+    Args:
+        name: Of the vector env's class, for messages.
+        ranges: The envs of each worker.
+        reports: What each worker says of its envs.
+        mode: The ``observation_mode``.
+        shared_memory: Whether observations are to lie in shared memory.
+
+    Returns:
+        Observation space of one env, of the batch; action space of one env, of the batch.
+
+    Raises:
+        RuntimeError: Spaces of the envs differ.
+        ValueError: The observation space cannot be shared memory.
+    """
+    first = reports[0]
+    observation_spaces: list[Any] = []
+    action_spaces: list[Any] = []
+    for envs, report in zip(ranges, reports, strict=True):
+        observation_spaces += [report.observation_space] * len(envs)
+        action_spaces += [report.action_space] * len(envs)
+        for env, which, space in report.unequal:
+            (observation_spaces if which == "observation_space" else action_spaces)[env] = space
+
+    num_envs = len(observation_spaces)
+    if isinstance(mode, tuple):
+        batched, single = mode
+    else:
+        single = first.observation_space
+        batched = (
+            batch_space(single, num_envs)
+            if mode == "same"
+            else batch_differing_spaces(observation_spaces)
+        )
+    if shared_memory:
+        check_shared_memory(single)
+    for env, space in enumerate(observation_spaces):
+        where = f"The observation space of env {env} is {space}, not {single}."
+        if mode == "same" and space != single:
+            raise RuntimeError(
+                f"{name}(..., observation_mode='same') however some of the sub-environments "
+                "observation spaces are not equivalent. If this is intentional, use "
+                f"`observation_mode='different'` instead. {where}"
+            )
+        if mode != "same" and not is_space_dtype_shape_equiv(single, space):
+            raise RuntimeError(
+                f"{name}(..., observation_mode='different' or custom space) however the "
+                "sub-environment's observation spaces do not share a common shape and dtype. "
+                f"{where}"
+            )
+    for env, space in enumerate(action_spaces):
+        if space != first.action_space:
+            raise RuntimeError(
+                "Some environments have an action space different from "
+                f"`{first.action_space}`. In order to batch actions, the action spaces "
+                "from all environments must be equal. "
+                f"The action space of env {env} is {space}."
+            )
+    return single, batched, first.action_space, batch_space(first.action_space, num_envs)

@@ -1,0 +1,426 @@
+"""The envs of one worker, and what is done with them besides stepping.
+
+The same in a worker process and, for ``num_workers=0``, in the calling one: ``mailbox`` is what
+differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import gymnasium as gym
+
+from shmvec._core.segment import Segment
+from shmvec._core.trace import Recorder
+from shmvec._core.worker import WorkerLoop, end_forks
+from shmvec._memory.layout import Layout, misfit
+from shmvec._memory.segment import map_memory
+from shmvec._processes.control import Attachment, Late, Report
+from shmvec.faults import EnvTimeoutError, Failure
+
+if TYPE_CHECKING:
+    from shmvec._core.worker import ResetArguments
+
+__all__ = ["EnvFn", "EnvHost", "HostedEnv", "Mailbox"]
+
+
+EnvFn = Callable[[], gym.Env[Any, Any]]
+
+_SPACES = ("observation_space", "action_space")
+
+
+class Mailbox(Protocol):
+    """The worker's end of a control channel, at which it may wait."""
+
+    def pack(self, message: Any) -> Any:
+        """The message ready to send; what cannot be pickled raises here."""
+
+    def unpack(self, packed: Any) -> Any:
+        """The message that was packed."""
+
+    def packer(self, lent: bool) -> Callable[[Any], Any]:
+        """What packs the results of a request; whether the depot is lent to it."""
+
+    def send(self, sequence: int, packed: Any) -> None:
+        """Sends a message of a request."""
+
+    def receive(self, sequence: int) -> tuple[Any, list[int]]:
+        """Waits for the message of a request, and the descriptors that come with it."""
+
+
+class EnvHost:
+    """Builds the envs of a worker, answers commands, tells what does not fit the rings."""
+
+    def __init__(self, index: int, first_env: int, mailbox: Mailbox) -> None:
+        """Prepares a host for the envs ``first_env`` and up.
+
+        Args:
+            index: The worker's index.
+            first_env: Index of its first env.
+            mailbox: For messages from and to the parent.
+        """
+        self.index = index
+        self.first_env = first_env
+        self.mailbox = mailbox
+        self.envs: list[gym.Env[Any, Any]] = []
+        self._loop: WorkerLoop | None = None
+        self._layout: Layout | None = None
+
+    def build(self, env_fns: Sequence[EnvFn]) -> Report | Failure:
+        """Builds the envs. After a failure those that were built are closed again."""
+        seen: dict[int, tuple[int, Any]] = {}
+        try:
+            for index, env_fn in enumerate(env_fns, self.first_env):
+                env = self._made(env_fn)
+                end_forks()
+                wrong = _what_is_wrong(env)
+                if wrong:
+                    raise TypeError(f"env_fns[{index}]() returned a {wrong}")
+                itself = _unwrapped(env)
+                first_index, _ = seen.setdefault(id(itself), (index, itself))
+                if first_index != index:
+                    raise ValueError(
+                        f"env_fns[{first_index}] and env_fns[{index}] returned the same env: the "
+                        "same instance, instead of different objects, which would be stepped "
+                        "twice. Make an env in each function: write `lambda: gym.make(...)`, not "
+                        "`lambda: env`. (With num_workers=num_envs each has a process, and so a "
+                        "copy, of its own.)"
+                    )
+                self.envs.append(env)
+        except BaseException as error:
+            end_forks()
+            failure = self._failure(self.first_env + len(self.envs), "make", error)
+            self.close()
+            return failure
+        first = self.envs[0]
+        return Report(
+            first.observation_space,
+            first.action_space,
+            dict(getattr(first, "metadata", None) or {}),
+            getattr(first, "render_mode", None),
+            [
+                (self.first_env + i, which, getattr(env, which))
+                for i, env in enumerate(self.envs)
+                for which in ("observation_space", "action_space")
+                if getattr(env, which) != getattr(first, which)
+            ],
+        )
+
+    def _made(self, env_fn: EnvFn) -> gym.Env[Any, Any]:
+        """What an env_fn returns."""
+        try:
+            return env_fn()
+        except Exception as error:
+            if self.envs:
+                note = (
+                    f"Env {self.first_env + len(self.envs)} was not the first in its process: "
+                    "envs of which a process can hold only one (emulators, simulators with global "
+                    "state) need num_workers=num_envs."
+                )
+                # As add_note does, which Python 3.10 has not.
+                error.__notes__ = [*getattr(error, "__notes__", ()), note]
+            raise
+
+    def loop(
+        self, segment: Segment, attachment: Attachment, descriptors: Sequence[int] = ()
+    ) -> WorkerLoop:
+        """The hot loop over these envs, with the memory that is kept."""
+        self._layout = attachment.layout
+        self._loop = WorkerLoop(
+            segment,
+            self.index,
+            self.first_env,
+            self.envs,
+            self,
+            attachment.layout.attach(segment),
+            attachment.autoreset,
+            attachment.limits != (None, None),
+            attachment.mends,
+            attachment.resets,
+        )
+        for (name, size), descriptor in zip(attachment.kept, descriptors, strict=True):
+            self._take(name, size, descriptor)
+        return self._loop
+
+    def command(self, sequence: int) -> tuple[ResetArguments | None, list[Any] | None]:
+        """Takes a command from the mailbox and carries it out, resets excepted."""
+        packed, descriptors = self.mailbox.receive(sequence)
+        name, payload = self.mailbox.unpack(packed)
+        if name == "reset":
+            return payload, None
+        if name == "rollouts":
+            self._take(name, payload, descriptors[0])
+            return None, [self.mailbox.packer(False)(None) for _ in self.envs]
+        if name == "call":
+            attribute, args, kwargs, chosen, lent = payload
+
+            def run(env: gym.Env[Any, Any], index: int) -> Any:
+                found = env.get_wrapper_attr(attribute)
+                return found(*args, **kwargs) if callable(found) else found
+
+            return None, self._for_each(run, attribute, lent, chosen)
+        if name != "set_attr":
+            raise RuntimeError(f"worker {self.index} was sent a command it does not know: {name!r}")
+        attribute, values = payload
+
+        def assign(env: gym.Env[Any, Any], index: int) -> None:
+            env.set_wrapper_attr(attribute, values[index])
+
+        return None, self._for_each(assign, f"set_attr({attribute!r})", False, values)
+
+    def interrupt(self, limits: tuple[float | None, float | None]) -> None:
+        """Raises EnvTimeoutError, inside an env's step or reset, if that takes too long."""
+        busy = self._loop.busy() if self._loop is not None else None
+        if busy is not None:
+            env, operation, elapsed = busy
+            limit = dict(zip(("step", "reset"), limits, strict=True)).get(operation)
+            if limit is not None and elapsed > limit:
+                raise EnvTimeoutError(env, operation, limit)
+
+    def trace(self, sequence: int) -> None:
+        """Takes memory to record into from the mailbox; where there is no room, goes without."""
+        packed, descriptors = self.mailbox.receive(sequence)
+        if not descriptors:  # too many files are open here: the kernel has dropped it
+            return
+        with contextlib.suppress(OSError):
+            self._take("trace", self.mailbox.unpack(packed), descriptors[0])
+
+    def _take(self, name: str, size: tuple[int, ...], descriptor: int) -> None:
+        """Maps memory, and has the loop write there."""
+        nbytes, *parts = size
+        try:
+            memory = map_memory(descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+        assert self._loop is not None and self._layout is not None
+        if name == "trace":
+            self._loop.record(Recorder(memory, parts[0], parts[1], self.index, os.getpid()))
+        else:
+            self._loop.take_rollouts(self._layout.results_in(memory, *parts))
+
+    def _for_each(
+        self,
+        run: Callable[[gym.Env[Any, Any], int], Any],
+        name: str,
+        lent: bool,
+        chosen: Container[int] | None,
+    ) -> list[Any]:
+        """One packed result, or the Failure, an env; None of those not chosen."""
+        assert self._loop is not None
+        pack = self.mailbox.packer(lent)
+        results: list[Any] = [None] * len(self.envs)
+        for i, env in enumerate(self.envs):
+            index = self.first_env + i
+            if chosen is not None and index not in chosen:
+                results[i] = pack(None)
+                continue
+            self._loop.begin_call(index)
+            try:
+                results[i] = pack(run(env, index))
+            except BaseException as error:
+                results[i] = self._failure(index, name, error)
+            self._loop.end_call(index)
+            end_forks()
+        return results
+
+    def misfit(self, env: int, observation: Any, error: Exception) -> Exception:
+        """What to raise for an observation that could not be put where it belongs."""
+        assert self._layout is not None
+        return misfit(env, self._layout.observation_space, observation, error)
+
+    def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
+        """Takes from the mailbox the actions (env, action) that did not fit the ring."""
+        packed, _ = self.mailbox.receive(sequence)
+        actions: list[tuple[int, Any]] = self.mailbox.unpack(packed)
+        return actions
+
+    def send_late(
+        self,
+        sequence: int,
+        messages: list[tuple[int, int, dict[str, Any]]],
+        failures: list[tuple[int, str, BaseException]],
+        results: list[Any] | None,
+    ) -> None:
+        """Sends the parent what does not fit the rings."""
+        failed = [self._failure(*failure) for failure in failures]
+        failed += [result for result in results or () if isinstance(result, Failure)]
+        if results is not None:
+            results = [None if isinstance(r, Failure) else r for r in results]
+        packed = []
+        for kind, env, message in messages:
+            try:
+                packed.append((kind, env, self.mailbox.pack(message)))
+            except Exception as error:
+                failed.append(self._failure(env, "info", error))
+        self.mailbox.send(sequence, self.mailbox.pack(Late(packed, failed, results)))
+
+    def close(self) -> list[Failure]:
+        """Closes all envs, whatever some of them raise."""
+        failures = []
+        for i, env in enumerate(self.envs):
+            try:
+                env.close()
+            except BaseException as error:
+                failures.append(self._failure(self.first_env + i, "close", error))
+            end_forks()
+        self.envs = []
+        self._loop = None  # which refers to this host
+        return failures
+
+    def _failure(self, env: int, operation: str, error: BaseException) -> Failure:
+        return Failure.of(error, env, self.index, operation)
+
+
+def _unwrapped(env: Any) -> Any:
+    """The env without its wrappers; itself if it does not say."""
+    try:
+        itself = env.unwrapped
+    except Exception:  # it need not be Gymnasium's
+        itself = None
+    return env if itself is None else itself
+
+
+def _what_is_wrong(env: Any) -> str:
+    """Why something is no env that can be stepped; empty if it is one."""
+    kind = type(env).__name__
+    needed = ("reset", "step", *_SPACES)
+    missing = [name for name in needed if getattr(env, name, None) is None]
+    if missing:
+        hint = ""
+        if set(missing) <= set(_SPACES) and isinstance(env, gym.Env):
+            hint = (
+                ". If it makes them in its first reset, give partial(HostedEnv.made_by, env_fn) "
+                "in place of env_fn (shmvec.exchange.HostedEnv)"
+            )
+        return f"{kind} without {', '.join(missing)}; it must return a gymnasium.Env{hint}"
+    for name in _SPACES:
+        space = getattr(env, name)
+        modules = {base.__module__.partition(".")[0] for base in type(space).__mro__}
+        if "gym" in modules and not isinstance(space, gym.Space):
+            return (
+                f"{kind} whose {name}, {space}, is a space of gym, not of gymnasium. Make it with "
+                "gymnasium.spaces; or wrap the env with shimmy's GymV26CompatibilityV0(env=env) "
+                "or, if its step returns four values, GymV21CompatibilityV0(env=env)"
+            )
+    return ""
+
+
+class HostedEnv:
+    """Is stepped by the core in the place of an env, to which it hands everything on.
+
+    Adapters whose system's envs are not Gymnasium's, or who must know what happens in the worker,
+    derive from it and override what they do otherwise. Instances are made by the ``env_fns`` and
+    never leave their worker.
+
+    Attributes:
+        env: The env.
+        observation_space: That of what the core is told.
+        action_space: That of what the core is given.
+        metadata: The env's; ``{}`` where it has none.
+        render_mode: The env's; None where it has none.
+    """
+
+    @classmethod
+    def made_by(cls, env_fn: Callable[[], Any], **arguments: Any) -> Any:
+        """Stands for an env whose spaces may exist only after its first reset.
+
+        If they do not exist before it, one env is reset to learn them, and closed; what is stepped
+        is another one, which the core finds as it was made.
+
+        Args:
+            env_fn: Makes the env.
+            **arguments: Of this class.
+
+        Returns:
+            An instance; or the env itself if it is none, of which the core says what is wrong.
+
+        Raises:
+            ValueError: The env_fn made no other env.
+
+        Example:
+            >>> import gymnasium as gym
+            >>> from functools import partial
+            >>> from shmvec import ShmVectorEnv
+            >>> from shmvec.exchange import HostedEnv
+            >>> class Late(gym.Env):
+            ...     def reset(self, *, seed=None, options=None):
+            ...         self.observation_space = gym.spaces.Box(0, 1, (3,))
+            ...         self.action_space = gym.spaces.Discrete(2)
+            ...         return self.observation_space.sample(), {}
+            >>> envs = ShmVectorEnv([partial(HostedEnv.made_by, Late)] * 2, num_workers=1)
+            >>> envs.single_action_space
+            Discrete(2)
+            >>> envs.close()
+        """
+        env = env_fn()
+        if not (hasattr(env, "reset") and hasattr(env, "step")):
+            return env
+        spaces = _spaces_of(env)
+        if any(space is None for space in spaces):
+            used = env
+            try:
+                used.reset()
+                spaces = _spaces_of(used)
+            finally:
+                used.close()
+            env = env_fn()
+            if env is used:
+                raise ValueError(
+                    "the env_fn returned the same env twice, whose spaces exist only after its "
+                    "first reset: it was reset to learn them, and closed. Make an env in the "
+                    "function: write `lambda: gym.make(...)`, not `lambda: env`."
+                )
+        return cls(env, observation_space=spaces[0], action_space=spaces[1], **arguments)
+
+    def __init__(self, env: Any, observation_space: Any = None, action_space: Any = None) -> None:
+        """Takes the env, and spaces if they are not those of the env."""
+        self.env = env
+        self.observation_space = (
+            env.observation_space if observation_space is None else observation_space
+        )
+        self.action_space = env.action_space if action_space is None else action_space
+        self.metadata: dict[str, Any] = getattr(env, "metadata", None) or {}
+        self.render_mode: str | None = getattr(env, "render_mode", None)
+
+    @property
+    def unwrapped(self) -> Any:
+        """What a worker may not have twice: the env, without its wrappers."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    def reset(self, **arguments: Any) -> Any:
+        """Resets the env."""
+        return self.env.reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        """Steps the env."""
+        return self.env.step(action)
+
+    def render(self) -> Any:
+        """What the env renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Closes the env."""
+        self.env.close()
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """What ``call`` and ``get_attr`` find."""
+        return self.env.get_wrapper_attr(name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> Any:
+        """What ``set_attr`` does."""
+        return self.env.set_wrapper_attr(name, value)
+
+
+def _spaces_of(env: Any) -> tuple[Any, Any]:
+    """The spaces of an env; None for one that it does not have yet, however it says so."""
+    found = []
+    for name in ("observation_space", "action_space"):
+        try:
+            found.append(getattr(env, name))
+        except Exception:
+            found.append(None)
+    return found[0], found[1]

@@ -1,0 +1,218 @@
+"""``num_workers=0``: the envs live in the calling process, behind the same faces as workers."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gymnasium.error import ClosedEnvironmentError
+
+from shmvec._core.segment import Segment
+from shmvec._core.worker import WorkerLoop
+from shmvec._memory.segment import Kept
+from shmvec._processes.control import Attachment, Report, Resets
+from shmvec._processes.host import EnvFn, EnvHost
+from shmvec.faults import Failure
+
+__all__ = ["InlineWorker"]
+
+
+@dataclass
+class _Message:
+    """As one of a channel."""
+
+    sequence: int
+    content: Any
+    descriptors: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Given:
+    """As a parcel."""
+
+    result: Any
+
+    def open(self) -> Any:
+        """The result itself."""
+        return self.result
+
+
+class _InlineChannel:
+    """Stands in for a control channel, and for the mailbox at its other end."""
+
+    broken = None
+
+    def __init__(self) -> None:
+        """Makes an empty one."""
+        self._to_worker: deque[_Message] = deque()
+        self._to_parent: deque[_Message] = deque()
+
+    def put(self, sequence: int, content: Any, descriptors: Sequence[int] = ()) -> None:
+        """Queues a message for the host."""
+        self._to_worker.append(_Message(sequence, content, [os.dup(d) for d in descriptors]))
+
+    def pump(self) -> bool:
+        """There is nothing to read or write."""
+        return False
+
+    def find(self, sequence: int) -> _Message | None:
+        """The host's message of a request; older ones are dropped."""
+        return self._from(self._to_parent, sequence)
+
+    def take(self, sequence: int) -> _Message | None:
+        """The same, which is done with."""
+        message = self.find(sequence)
+        if message is not None:
+            self._to_parent.popleft()
+        return message
+
+    def send(self, sequence: int, packed: Any) -> None:
+        """Queues a message for the parent."""
+        self._to_parent.append(_Message(sequence, packed))
+
+    def receive(self, sequence: int) -> tuple[Any, list[int]]:
+        """The parent's message of a request, which is there; older ones are dropped."""
+        message = self._from(self._to_worker, sequence)
+        if message is None:
+            raise RuntimeError(f"the message of request {sequence} is lost")
+        self._to_worker.popleft()
+        return message.content, message.descriptors
+
+    def drop(self) -> None:
+        """Forgets what nobody has received."""
+        for message in self._to_worker:
+            for descriptor in message.descriptors:
+                os.close(descriptor)
+        self._to_worker.clear()
+
+    def pack(self, message: Any) -> Any:
+        """The message itself: nothing crosses a boundary."""
+        return message
+
+    unpack = pack
+
+    def packer(self, lent: bool) -> Callable[[Any], _Given]:
+        """There is no depot."""
+        return _Given
+
+    def _from(self, queue: deque[_Message], sequence: int) -> _Message | None:
+        while queue and queue[0].sequence != sequence:
+            for descriptor in queue.popleft().descriptors:
+                os.close(descriptor)
+        return queue[0] if queue else None
+
+
+class InlineWorker:
+    """Stands in for worker processes."""
+
+    def __init__(self, env_fns: Sequence[EnvFn]) -> None:
+        """Prepares for the envs; ``reports`` builds them."""
+        self.ranges = [range(len(env_fns))]
+        self.processes: list[Any] = []
+        self.doing = "start"  # the last command, for messages
+        self.stopped = self.ended = False
+        self.changing = nullcontext()
+        self._channel = _InlineChannel()
+        self.channels: list[Any] = [self._channel]
+        self._env_fns = env_fns
+        self._host = EnvHost(0, 0, self._channel)
+        self._loop: WorkerLoop | None = None
+        self._attached: tuple[Segment, Attachment] | None = None
+        self.kept = Kept()
+
+    pack = staticmethod(_InlineChannel().pack)
+    unpack = pack
+
+    def start(self) -> None:
+        """Nothing is to be started."""
+
+    def reports(self) -> list[Report | Failure]:
+        """Builds the envs."""
+        return [self._host.build(self._env_fns)]
+
+    def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
+        """Makes the worker's loop over the same mapping."""
+        self._attached = segment, attachment
+        self._loop = self._host.loop(segment, attachment)
+
+    def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
+        """The results, which lie nowhere else."""
+        return results
+
+    def end(self, index: int) -> None:
+        """Closes the envs, as far as they can be."""
+        self._loop = None
+        self._host.close()
+
+    def begin(self, index: int) -> None:
+        """Prepares for envs in place of those that were ended."""
+        self._host = EnvHost(0, 0, self._channel)
+
+    def finish(self, index: int, resets: Resets) -> Failure | None:
+        """Builds the envs again; returns what that raised, or None."""
+        assert self._attached is not None
+        segment, attachment = self._attached
+        report = self._host.build(self._env_fns)
+        if isinstance(report, Failure):
+            return report
+        if self.stopped:  # by a signal's handler, while they were built
+            self._host.close()
+            raise ClosedEnvironmentError("The vector env was closed during this call.")
+        attachment = replace(attachment, resets=resets, kept=self.kept.sizes)
+        descriptors = [os.dup(descriptor) for descriptor in self.kept.descriptors]
+        self._loop = self._host.loop(segment, attachment, descriptors)
+        return None
+
+    def is_up(self, index: int) -> bool:
+        """Whether there is a loop to serve requests."""
+        return self._loop is not None
+
+    def last_words(self, index: int) -> str:
+        """None: what envs write is the calling process's."""
+        return ""
+
+    def stack(self, index: int) -> str:
+        """None: it is the calling process's."""
+        return ""
+
+    def hung(self, hanging: Sequence[Any]) -> None:
+        """Nobody waits."""
+
+    def interrupt(self, index: int) -> None:
+        """Nobody can: there are no time limits here."""
+
+    def rouse(self, mask: int) -> None:
+        """Nobody dozes."""
+
+    def inline(self) -> None:
+        """Serves what was posted."""
+        if self._loop is None:
+            raise ClosedEnvironmentError("The vector env was closed during this call.")
+        self._loop.serve_pending()
+
+    def look(self) -> None:
+        """Nothing can have died."""
+
+    def listen(self, indices: Sequence[int], timeout: float) -> None:
+        """What was said is there already."""
+        raise RuntimeError("the message of an answer is lost")
+
+    def dismiss(self) -> None:
+        """Nobody waits."""
+
+    def stop(
+        self, timeout: float | None, remind: Callable[[], object] | None = None
+    ) -> list[Failure]:
+        """Closes the envs."""
+        self.stopped = self.ended = True
+        self._loop = None
+        self._channel.drop()
+        self.kept.clear()
+        return self._host.close()
+
+    def disown(self) -> None:
+        """A fork of this process has copies of the envs; they are its own affair."""

@@ -1,0 +1,270 @@
+"""What a worker sets in libraries before it builds its envs: threads, random numbers, registry."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import pickle
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec, WrapperSpec, registry
+
+from shmvec._pickling import dumps_for_main, loads_in_main
+
+__all__ = [
+    "fresh_openmp",
+    "inherited_openmp",
+    "join_registry",
+    "kept_registry",
+    "limit_threads",
+    "loaded_openmp",
+    "packed_registry",
+    "pin_to_core",
+    "seed_generators",
+    "state_of_generators",
+    "thread_variables",
+    "worker_seeds",
+]
+
+
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+# Optional; scikit-learn brings it. Looked for here, once: a search that finds nothing writes to a
+# quarter megabyte of pages, which a forked worker then shares with its parent no more.
+_THREADPOOLCTL = find_spec("threadpoolctl") is not None
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """The libraries' environment variables, for processes that are started.
+
+    Libraries read them when they are loaded, which in a spawned process is before any code of ours
+    runs. What the user has set should stay as it is.
+
+    Args:
+        threads: How many; 0: there are none to set.
+    """
+    return dict.fromkeys(_VARIABLES, str(threads)) if threads > 0 else {}
+
+
+_read: tuple[int, list[str]] = (-1, [])  # how many modules there were, and what was found then
+
+
+def loaded_openmp() -> list[str]:
+    """Paths of the copies of GNU's OpenMP runtime in this process; torch brings one of its own.
+
+    Reading them takes milliseconds: a fork knows what was read before it.
+    """
+    global _read
+    if _read[0] != len(sys.modules):
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            lines = {line.rstrip("\n").partition("/")[2] for line in maps if "libgomp" in line}
+        paths = [f"/{path}" for path in sorted(lines)]
+        found = [path for path in paths if os.path.basename(path).startswith("libgomp")]
+        _read = len(sys.modules), found
+    return _read[1]
+
+
+_used_openmp: list[str] | None = None  # copies that the program may have used; None: all of them
+
+
+@contextmanager
+def fresh_openmp() -> Iterator[None]:
+    """Copies of OpenMP that are loaded inside have no threads yet when processes are forked.
+
+    ``loaded_openmp()`` after the last of them spares each process that.
+    """
+    global _used_openmp
+    _used_openmp = loaded_openmp()
+    try:
+        yield
+    finally:
+        _used_openmp = None
+
+
+def inherited_openmp() -> list[str]:
+    """Copies of OpenMP that this process, forked just now, must not use with threads."""
+    return loaded_openmp() if _used_openmp is None else _used_openmp
+
+
+def limit_threads(threads: int, inherited: Sequence[str] = ()) -> None:
+    """Limits libraries that are loaded in this process, as far as they let us.
+
+    Args:
+        threads: How many; 0 leaves everything alone that was not inherited.
+        inherited: Copies of GNU's OpenMP runtime that were loaded before the fork.
+    """
+    if threads > 0:
+        _limit_loaded(threads)
+    for path in inherited:
+        _limit_openmp(path, 1)
+    if inherited:  # MKL inside it has a number of its own
+        _set_in("torch", "set_num_threads", 1)
+
+
+def _limit_openmp(path: str, threads: int) -> None:
+    if "/torch/" in path and hasattr(sys.modules.get("torch"), "set_num_threads"):
+        return  # which tells its own copy, with less ado
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_NOW).omp_set_num_threads(threads)
+
+
+def _limit_loaded(threads: int) -> None:
+    for name in _VARIABLES:  # for libraries loaded later, and for programs that envs start
+        os.environ.setdefault(name, str(threads))
+    threads = int(os.environ["OMP_NUM_THREADS"]) if _is_count("OMP_NUM_THREADS") else threads
+    for path in loaded_openmp():  # before a fork, it may be, where the variables were others
+        _limit_openmp(path, threads)
+    if _THREADPOOLCTL:
+        with suppress(ImportError):
+            from threadpoolctl import threadpool_limits
+
+            threadpool_limits(threads)
+    _set_in("torch", "set_num_threads", threads)
+    _set_in("cv2", "setNumThreads", threads)
+
+
+def _set_in(module: str, function: str, threads: int) -> None:
+    """Calls a function of a module that is loaded; what stands in its place may not have it."""
+    with suppress(AttributeError):
+        getattr(sys.modules.get(module), function)(threads)
+
+
+def _is_count(name: str) -> bool:
+    value = os.environ[name]
+    return value.isdecimal() and int(value) > 0
+
+
+def pin_to_core(index: int) -> None:
+    """Binds this process to one of the cores that it may use: the ``index``-th, modulo."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[index % len(cores)]})
+
+
+def state_of_generators() -> int:
+    """A number made of the states that they have in this process. Nothing is drawn from them."""
+    states = pickle.dumps((random.getstate(), np.random.get_state(legacy=False)), protocol=4)
+    digest = hashlib.sha256(states)
+    generator = _of_torch()
+    if generator is not None:
+        digest.update(generator.get_state().numpy().tobytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def worker_seeds(state: int, first_env: int, starts: int) -> npt.NDArray[np.uint32]:
+    """Seeds for a worker's generators, uint32 ``(8,)``.
+
+    Args:
+        state: That of the parent's.
+        first_env: Index of the worker's first env.
+        starts: How often it was started before.
+    """
+    return np.random.SeedSequence([state, first_env, starts]).generate_state(8).astype(np.uint32)
+
+
+def seed_generators(seeds: npt.NDArray[np.uint32]) -> None:
+    """Seeds those of this process, a worker."""
+    random.seed(seeds.tobytes())
+    with suppress(TypeError):  # the program has put a generator there that takes no seeds
+        np.random.seed(seeds)
+    generator = _of_torch()
+    if generator is not None:
+        generator.manual_seed(int(seeds[0]))
+
+
+def _of_torch() -> Any:
+    """The generator of torch; None if that is not loaded, or something else in its place."""
+    torch = sys.modules.get("torch")
+    generator = getattr(torch, "default_generator", None)
+    kind = getattr(torch, "Generator", None)
+    return generator if isinstance(kind, type) and isinstance(generator, kind) else None
+
+
+_MAIN = ("__main__", "__mp_main__")  # the latter where multiprocessing has spawned the program
+
+
+@dataclass
+class _Unpickled:
+    """Stands for the entry point of a spec that could not be sent."""
+
+    name: str
+    why: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"the env id {self.name!r} was registered in the parent with what cannot be pickled, "
+            f"and so not be sent to this worker: {self.why}. Give an entry_point that can be: "
+            "'module:Class', or a function of a module or script; or use context='fork'."
+        )
+
+
+def packed_registry() -> bytes:
+    """All specs of this process's registry, and what of ``__main__`` they name."""
+    specs = dict(registry)
+    try:
+        return _packed(specs)
+    except Exception:
+        return _packed({name: _sendable(spec) for name, spec in specs.items()})
+
+
+def _packed(specs: dict[str, EnvSpec]) -> bytes:
+    found = {name: vars(sys.modules["__main__"]).get(name) for name in _names_of_main(specs)}
+    return dumps_for_main((specs, found))
+
+
+def _names_of_main(specs: dict[str, EnvSpec]) -> Iterator[str]:
+    """Names in ``__main__`` that entry points refer to."""
+    for spec in specs.values():
+        wrappers: tuple[WrapperSpec, ...] = spec.additional_wrappers
+        points = [spec.entry_point, spec.vector_entry_point, *(w.entry_point for w in wrappers)]
+        for point in points:
+            module, _, name = point.partition(":") if isinstance(point, str) else ("", "", "")
+            if module in _MAIN:
+                yield name.partition(".")[0]
+
+
+def _sendable(spec: EnvSpec) -> EnvSpec:
+    """The spec; or one like it that says, when it is used, why it could not be sent."""
+    try:
+        _packed({spec.id: spec})
+    except Exception as error:
+        bad = _Unpickled(spec.id, f"{type(error).__name__}: {error}")
+        return replace(
+            spec, entry_point=bad, vector_entry_point=bad, additional_wrappers=(), kwargs={}
+        )
+    return spec
+
+
+def join_registry(packed: bytes) -> None:
+    """Registers what the parent's registry has; where both have an id the parent's counts."""
+    # Modules that registered ids in the parent may be imported, and do it again.
+    warnings.filterwarnings("ignore", r".*Overriding environment .* already in registry")
+    specs, found = loads_in_main(packed)
+    vars(sys.modules["__main__"]).update(found)
+    registry.update(specs)
+
+
+@contextmanager
+def kept_registry() -> Iterator[None]:
+    """What is registered inside adds ids, and replaces none."""
+    before = dict(registry)
+    try:
+        yield
+    finally:
+        registry.update(before)

@@ -1,0 +1,368 @@
+"""What is done about faults, as the policy says: workers restarted, envs reset, all of it counted.
+
+It acts on the ledger, which says of each env what was lost and what its next answer must tell. A
+worker that is *down* is being replaced; that is state, so that whoever breaks a replacement off
+(Ctrl-C) leaves it to the next call to go on with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from gymnasium.error import ClosedEnvironmentError
+
+from shmvec._core.ledger import Ledger
+from shmvec._processes.supervisor import Workers
+from shmvec.faults import (
+    EnvTimeoutError,
+    Failure,
+    Fault,
+    FaultPolicy,
+    TooManyFaultsError,
+    WorkerCrashError,
+    last_words,
+    restart_seed,
+    told_last_words,
+    told_stack,
+)
+
+__all__ = ["Recovery"]
+
+log = logging.getLogger("shmvec")
+
+_HEED_S = 1.0  # what an env gets to heed an interruption
+_BACKOFF_MOST_S = 30.0
+_SLICE_S = 0.05  # between two looks whether all is closed
+
+# Why a worker is replaced: an error, or the user's words.
+Cause = BaseException | Failure | str
+
+
+class Recovery:
+    """Carries out a policy for one vector env."""
+
+    def __init__(
+        self,
+        policy: FaultPolicy,
+        recycle_after: int | None,
+        ledger: Ledger,
+        workers: Workers,
+        num_envs: int,
+        fetch: Callable[[int], None],
+        counted: Callable[..., None],
+    ) -> None:
+        """Takes the policy, what it works on, and what it calls.
+
+        Args:
+            policy: What is to be done.
+            recycle_after: Steps after which a worker is replaced.
+            ledger: What was asked of each env.
+            workers: The workers.
+            num_envs: Number of envs.
+            fetch: Takes the messages that a worker has sent.
+            counted: Is told of each fault, by the names of ``FaultCounts``, and how many at once.
+        """
+        self.policy = policy
+        self._recycle_after = recycle_after
+        self._ledger = ledger
+        self._workers = workers
+        self._fetch = fetch
+        self._counted = counted
+        self._worker_of = [w for w, envs in enumerate(workers.ranges) for _ in envs]
+        # What the last reset of each env was asked with, and the last seed that it was given.
+        self._asked: list[tuple[int | None, Any]] = [(None, None)] * num_envs
+        self._last_seeds: list[int | None] = [None] * num_envs
+        self._restarts = [0] * len(workers.ranges)
+        self._recent: list[deque[Fault]] = [deque() for _ in workers.ranges]
+        self.down: dict[int, Fault] = {}  # workers that are being replaced
+        self._lost: set[int] = set()  # those of them of which the ledger knows
+        self._interrupted: dict[int, tuple[int, float]] = {}  # worker: (what began when, until)
+        self.heard: Callable[[Fault], object] | None = None  # is told of each fault
+
+    # ---- what is asked and told --------------------------------------------------------------
+
+    def remember(
+        self,
+        envs: Iterable[int],
+        seeds: Sequence[int | None] | None,
+        options: Sequence[Any] | None,
+        repeat: bool,
+    ) -> None:
+        """Envs are about to be reset: so a reset that a worker has lost is repeated."""
+        for row, env in enumerate(envs):
+            seed = None if seeds is None else seeds[row]
+            if seed is not None:
+                self._last_seeds[env] = seed
+            given = None if options is None else options[row]
+            self._asked[env] = (seed, given) if repeat else (None, None)
+
+    def restarts_of(self, env: int) -> int:
+        """How often an env's worker has been restarted."""
+        return self._restarts[self._worker_of[env]]
+
+    def forgive(self, env: int) -> None:
+        """Forgets the faults of an env's worker, as if they lay outside the window."""
+        self._recent[self._worker_of[env]].clear()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to mend."""
+        return bool(self.down or self._ledger.failures)
+
+    # ---- faults ------------------------------------------------------------------------------
+
+    def recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
+        """Does what the policy says of workers that died or an env that takes too long.
+
+        Raises:
+            WorkerCrashError: The policy does not restart it, or not again.
+            EnvTimeoutError: The policy does nothing about it.
+        """
+        if isinstance(error, EnvTimeoutError):
+            self._on_timeout(error)
+            return
+        if self.policy.on_crash != "restart" or not error.workers:
+            raise error
+        self._counted("crashes", len(error.workers))
+        self._replace(dict.fromkeys(error.workers, error))
+
+    def _on_timeout(self, error: EnvTimeoutError) -> None:
+        worker = self._worker_of[error.env]
+        if self.policy.on_timeout == "raise":
+            error.take_last_words(self._workers.stack(worker), self._workers.last_words(worker))
+            raise error
+        if self.policy.on_timeout == "reset":
+            began, until = self._interrupted.get(worker, (None, 0.0))
+            if began != error.began:
+                told = told_stack(self._workers.stack(worker))
+                log.warning("%s; it is interrupted%s", error.summary, told)
+                self._interrupted[worker] = error.began, time.monotonic() + _HEED_S
+                self._workers.interrupt(worker)
+                return
+            if time.monotonic() < until:
+                return
+        self._counted("timeouts")
+        error.take_last_words(self._workers.stack(worker), self._workers.last_words(worker))
+        self._replace({worker: error}, error.env)
+
+    def mend(self) -> None:
+        """Does what the policy says of envs that have raised; goes on with what was broken off.
+
+        Raises:
+            WorkerCrashError: Workers cannot be kept alive.
+        """
+        if self.down:
+            self._rebuild()
+        failures = self._ledger.failures
+        while failures:
+            failure = failures[0]
+            cure = self._cure(failure)
+            if cure == "raise":
+                self._ledger.give_up(failure)
+            else:
+                late = failure.type == EnvTimeoutError.__name__
+                self._counted("timeouts" if late else "errors")
+                if not self._ledger.has_failed(failure.env):
+                    pass  # its worker was replaced because of another env
+                elif cure == "restart":
+                    self._replace({failure.worker: failure}, failure.env)
+                else:
+                    self._ledger.mend(failure, self._note(failure, "reset"))
+            if failures and failures[0] is failure:
+                del failures[0]
+
+    def _cure(self, failure: Failure) -> str:
+        if failure.operation not in ("step", "reset", "info"):
+            return "raise"
+        if self._is_ours(failure):
+            return "raise"
+        late = failure.type == EnvTimeoutError.__name__ and self.policy.on_timeout != "raise"
+        return "reset" if late else self.policy.on_error
+
+    def _is_ours(self, failure: Failure) -> bool:
+        """Whether it is not the env's: without workers Ctrl-C comes up wherever this process is."""
+        inline = self._workers.inline is not None
+        return inline and failure.type in ("KeyboardInterrupt", "SystemExit")
+
+    def count(self, failure: Failure, cure: str) -> Fault:
+        """Counts, as a fault, what an env has raised and somebody else deals with."""
+        self._counted("errors")
+        return self._note(failure, cure)
+
+    # ---- restarting --------------------------------------------------------------------------
+
+    def restart(self, envs: Iterable[int]) -> None:
+        """Restarts the workers of envs, which the user has asked for."""
+        workers = sorted({self._worker_of[env] for env in envs})
+        self._replace(dict.fromkeys(workers, "asked for by restart()"))
+
+    def is_worn(self, env: int) -> bool:
+        """Whether an env's worker has made as many steps as it may."""
+        if self._recycle_after is None:
+            return False
+        worker = self._worker_of[env]
+        most = self._recycle_after * len(self._workers.ranges[worker])
+        return self._ledger.links.steps_of(worker) >= most
+
+    def recycle(self, envs: Collection[int] | None) -> None:
+        """Restarts workers that have made as many steps as they may, and only these envs have."""
+        links = self._ledger.links
+        for worker, owned in enumerate(self._workers.ranges):
+            ours = envs is None or set(envs).issuperset(owned)
+            if ours and self.is_worn(owned[0]) and links.is_idle(worker):
+                self._replace({worker: f"recycled after {links.steps_of(worker)} steps"})
+
+    def _replace(self, causes: dict[int, Any], env: int | None = None) -> None:
+        """Ends workers, and starts others in their places, all at the same time."""
+        for worker, cause in causes.items():
+            self._interrupted.pop(worker, None)
+            first = self._workers.ranges[worker].start if env is None else env
+            self.down[worker] = self._note_restart(cause, worker, first)
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Starts those that are down, and tries again those that fail, until all are up."""
+        with self._ledger.links.turn.hold():  # another call would begin the same meanwhile
+            self._until_all_are_up()
+
+    def _until_all_are_up(self) -> None:
+        while self.down:
+            with self._workers.changing:
+                self._check_open()
+                self._lose_those_that_are_down()
+            for worker in self.down:
+                if not self._workers.is_up(worker):
+                    self._wait_before(worker)
+            with self._workers.changing:
+                self._check_open()
+                self._start_those_that_are_down()
+            for worker in [w for w in self.down if self._workers.is_up(w)]:
+                self._lost.discard(worker)
+                self._ledger.revive(worker, self.down[worker])
+                del self.down[worker]
+
+    def _check_open(self) -> None:
+        if self._workers.stopped:
+            raise ClosedEnvironmentError("The vector env was closed meanwhile.")
+
+    def _lose_those_that_are_down(self) -> None:
+        """Has them be dead before anything of theirs is touched, and what is late can write."""
+        for worker in self.down:
+            if worker not in self._lost:
+                self._fetch(worker)
+                self._workers.end(worker)
+                self._ledger.lose(worker)
+                self._lost.add(worker)
+
+    def _start_those_that_are_down(self) -> None:
+        """Starts others in their places; those that fail stay down."""
+        down = [worker for worker in self.down if not self._workers.is_up(worker)]
+        try:
+            self._start(down)
+        except ClosedEnvironmentError:  # those that still build are not waited for
+            for worker in down:
+                self._workers.end(worker)
+            raise
+
+    def _start(self, down: Sequence[int]) -> None:
+        for worker in down:
+            self._workers.end(worker)  # what an exception has left half started
+            self._workers.begin(worker)
+        for worker in down:
+            first = self._workers.ranges[worker].start
+            cause: Cause | None
+            try:
+                cause = self._workers.finish(worker, self._resets_of(worker))
+            except WorkerCrashError as crash:
+                cause = crash
+            if isinstance(cause, Failure) and self._is_ours(cause):
+                raise cause.exception()
+            if cause is not None:
+                self.down[worker] = self._note_restart(cause, worker, first)
+
+    def _resets_of(self, worker: int) -> list[tuple[int | None, Any] | None]:
+        """Seed and options for the first reset of each env of a worker.
+
+        A reset of the user's that was lost is repeated as it was; where it had no seed, and for any
+        other reset, the env gets one that follows from the last it was given.
+        """
+        lost = set(self._ledger.lost_resets(worker))
+        resets: list[tuple[int | None, Any] | None] = []
+        for env in self._workers.ranges[worker]:
+            seed, options = self._asked[env] if env in lost else (None, None)
+            if seed is None:
+                seed = restart_seed(self._last_seeds[env], self._restarts[worker])
+            resets.append(None if seed is None and options is None else (seed, options))
+        return resets
+
+    def _note_restart(self, cause: Cause, worker: int, env: int) -> Fault:
+        """Counts and logs that a worker is restarted; raises if that was too often."""
+        self._restarts[worker] += 1
+        fault = self._note(cause, "restart", worker, env)
+        self._counted("restarts")
+        return fault
+
+    def _note(self, cause: Cause, done: str, worker: int = -1, env: int = -1) -> Fault:
+        """Counts and logs a fault; raises if there were too many."""
+        if isinstance(cause, Failure):
+            kind, env = cause.type, cause.env
+            worker = self._worker_of[env]
+            why = cause.summary.removeprefix(f"{kind}: ")
+        elif isinstance(cause, str):
+            kind, why = "Restart", cause
+        else:
+            kind, why = type(cause).__name__, getattr(cause, "summary", "") or str(cause)
+        words = last_words(cause, worker)
+        stack = cause.stack if isinstance(cause, EnvTimeoutError) else ""
+        count = self._restarts[worker]
+        fault = Fault(env, worker, kind, why, done, time.time(), count, words, stack)
+        if self.heard is not None:
+            self.heard(fault)
+        if done == "reset":
+            self._counted("resets")
+        # What was asked for is no reason to warn.
+        level = logging.INFO if isinstance(cause, str) else logging.WARNING
+        told = told_stack(stack)
+        log.log(level, "env %d of worker %d: %s: %s; %s%s", env, worker, kind, why, done, told)
+        if isinstance(cause, str):
+            return fault
+        recent = self._recent[worker]
+        recent.append(fault)
+        while recent[0].at < fault.at - self.policy.window_s:
+            recent.popleft()
+        if len(recent) > self.policy.max_restarts:
+            self._give_up(worker, cause)
+        return fault
+
+    def _give_up(self, worker: int, cause: BaseException | Failure) -> None:
+        recent = self._recent[worker]
+        lines = [
+            f"  {time.strftime('%H:%M:%S', time.localtime(one.at))} env {one.env}: "
+            f"{one.type}: {one.message} ({one.done})"
+            for one in recent
+        ]
+        error = TooManyFaultsError(
+            f"{len(recent)} faults of worker {worker} within {self.policy.window_s:g} s, and "
+            f"max_restarts={self.policy.max_restarts}. The vector env is closed. They were:\n"
+            + "\n".join(lines)
+            + told_last_words({worker: recent[-1].stderr})
+        )
+        error.history = tuple(recent)
+        error.workers = (worker,)
+        error.envs = tuple(self._workers.ranges[worker])
+        error.stderr = (recent[-1].stderr,)
+        raise error from (cause.exception() if isinstance(cause, Failure) else cause)
+
+    def _wait_before(self, worker: int) -> None:
+        """Waits longer and longer if restarts follow each other."""
+        before = len(self._recent[worker]) - 1
+        if before > 0 and self.policy.backoff_s > 0:
+            wait_s = min(self.policy.backoff_s * 2 ** (before - 1), _BACKOFF_MOST_S)
+            end = time.monotonic() + wait_s
+            while (left := end - time.monotonic()) > 0:
+                time.sleep(min(left, _SLICE_S))
+                self._check_open()

@@ -1,0 +1,442 @@
+"""The Python stack of a worker, read from outside: without its help, whatever it is doing.
+
+A worker has faulthandler write its stack, when a signal comes, into a memfd that only it has open.
+That needs neither the GIL nor the env, only that the process runs at all. The memfd's name says
+whose it is. Who wants to read finds it in /proc, where the kernel lets in who may trace the
+process: the same user. So the parent needs no descriptor for it, however many workers there are, it
+takes no memory until somebody asks, and the parent reads as ``python -m shmvec stacks`` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import logging
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from shmvec._core.handler import guard, is_free
+from shmvec._cores import identity, processes
+
+__all__ = [
+    "OURS",
+    "Busy",
+    "Hangs",
+    "Offer",
+    "Watch",
+    "dumped",
+    "is_wanted",
+    "offer_of",
+    "offer_stacks",
+    "offers_of",
+    "stack_of",
+]
+
+
+OURS = f"{os.sep}shmvec{os.sep}_worker{os.sep}"  # in paths of frames below those of an env
+# SIGRTMAX - 2 is Java's; from SIGRTMIN on others begin to count.
+_SIGNALS = range(signal.SIGRTMAX - 7, signal.SIGRTMIN, -1)
+_NAME = "shmvec-stacks:{}:{}:{}:{}:{}:{}"
+_LINK = re.compile("/memfd:" + _NAME.format(*["([0-9]{1,10})"] * 6) + r" \(deleted\)")
+_PATIENCE_S = 2.0
+_PAUSE_S = 0.0005
+_BLOCKED_S = 0.25  # a thread that starts another, or handles a signal, blocks some for a moment
+_MOST_BYTES = 1 << 20
+_CRASHES = (3, 13, 0)  # faulthandler, when a function returns to C: CPython's issue 123967
+_UNREADY = b"\1"  # csrc/handler.h
+_CUT = b"<invalid frame>\n"  # by Python 3.14, where a frame is in no line of code
+_TOLD = b"(what called this, Python does not show)\n"
+_TRIES = 20
+_MOST_STATUS = 1 << 14
+_MOST_LINES = 20
+_LONGEST_LINE = 200
+_STATES = {
+    "T": "it is stopped, by a signal such as SIGSTOP",
+    "t": "it is stopped, by a debugger",
+}
+
+
+# ---- in a worker -------------------------------------------------------------------------------
+
+
+def is_wanted() -> bool:
+    """Whether the user leaves faulthandler to us."""
+    return os.environ.get("PYTHONFAULTHANDLER", "1") not in ("", "0")
+
+
+def offer_stacks(parent: int, worker: int, envs: range) -> None:
+    """Lets others read the stacks of this process from now on; not where that is impossible.
+
+    Args:
+        parent: Process id of the parent.
+        worker: The worker's index.
+        envs: Its envs.
+    """
+    if not is_wanted() or sys.version_info[:3] == _CRASHES:
+        return
+    with contextlib.suppress(OSError, ValueError, RuntimeError, StopIteration):
+        number = next(filter(is_free, _SIGNALS))
+        name = _NAME.format(os.getpid(), parent, worker, envs.start, envs.stop, number)
+        memory = os.memfd_create(name, os.MFD_CLOEXEC)
+        fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)  # readers empty it
+        # Not of all threads: those that begin or end meanwhile would make it crash. Not chained:
+        # only so has it SA_RESTART, by which most system calls go on.
+        faulthandler.register(number, file=memory, all_threads=False, chain=False)
+        guard(number, memory)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+
+
+# ---- outside -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A worker whose stacks can be read.
+
+    Attributes:
+        pid: Its process.
+        parent: The process that has started it, as that is called in its container.
+        worker: Its index.
+        envs: Its envs.
+        number: The signal upon which it writes them,
+        descriptor: and where to.
+    """
+
+    pid: int
+    parent: int
+    worker: int
+    envs: range
+    number: int
+    descriptor: int
+
+
+class _NoStackError(Exception):
+    """Why there is none."""
+
+
+def offer_of(pid: int) -> Offer | None:
+    """What a process offers; None: it is no worker.
+
+    Raises:
+        OSError: There is no such process, or this one may not look at it.
+    """
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found = _LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+            if found is None:
+                continue
+            owner, parent, worker, first, stop, number = map(int, found.groups())
+            # Else it is inherited: this is a fork of the worker's.
+            if owner == _within(pid)[1] and number in _SIGNALS:
+                return Offer(pid, parent, worker, range(first, stop), number, int(descriptor))
+    return None
+
+
+def offers_of(parent: int) -> list[Offer]:
+    """What the workers of a process offer, those that this process may look at."""
+    found = []
+    its = _within(parent)
+    for pid in processes():
+        with contextlib.suppress(OSError):
+            offer = offer_of(pid)
+            if offer is not None and (_within(pid)[0], offer.parent) == its:
+                found.append(offer)
+    return sorted(found, key=lambda offer: offer.pid)
+
+
+def _within(pid: int) -> tuple[str, int]:
+    """A process's namespace of ids, and its own there: in a container it has another one."""
+    return identity(pid) or ("", pid)
+
+
+def stack_of(pid: int, whole: bool = False) -> str:
+    """The Python stack of a worker, most recent call first, as far as it is the env's.
+
+    Args:
+        pid: Its process.
+        whole: With all frames, and all threads that are known of; else as much as fits a message.
+
+    Returns:
+        Lines as faulthandler writes them; in parentheses, why there are none, or are py-spy's.
+    """
+    try:
+        return _excerpt(_written(pid, monotonic() + _PATIENCE_S), whole)
+    except ProcessLookupError:
+        return "(the process has ended)"
+    except (OSError, ValueError, _NoStackError) as error:
+        spied = dumped(pid)
+        if spied:
+            return f"({error}; this is by py-spy)\n{_excerpt(_printable(spied), whole)}"
+        return f"(its stack cannot be read: {error})"
+
+
+def _printable(text: str) -> str:
+    return "".join(each for each in text if each.isprintable() or each == "\n")
+
+
+def _written(pid: int, deadline: float) -> str:
+    """What a worker writes when it is asked."""
+    process = os.pidfd_open(pid)  # first: it is this process that is looked at
+    try:
+        offer = offer_of(pid)
+        if offer is None:
+            raise _NoStackError("the process does not offer it (any more)")
+        path = f"/proc/{pid}/fd/{offer.descriptor}"
+        with FileIO(path, "r+") as memory:
+            # It may mean a file of the env's by now, and it is emptied.
+            if not _LINK.fullmatch(os.readlink(f"/proc/self/fd/{memory.fileno()}")):
+                raise _NoStackError("the process does not offer it any more")
+            with _alone(memory, deadline):
+                for _ in range(_TRIES):
+                    answer = _answer(process, offer, memory, deadline)
+                    if answer and not answer.endswith((_UNREADY, _CUT)):
+                        break
+                    memory.truncate(0)
+                    sleep(_PAUSE_S)
+                if not answer:
+                    raise _NoStackError("something in the process has it written elsewhere")
+                if answer == _UNREADY:
+                    raise _NoStackError("Python is about to change it, whenever it is read")
+                return _printable(answer.replace(_CUT, _TOLD).decode(errors="replace"))
+    except Exception as error:
+        if _has_ended(process, pid):
+            raise ProcessLookupError from error
+        raise
+    finally:
+        os.close(process)
+
+
+def _has_ended(process: int, pid: int) -> bool:
+    """Whether a process ends, of which some threads may still be about to."""
+    ended = select.poll()
+    ended.register(process, select.POLLIN)
+    with contextlib.suppress(ValueError):
+        try:
+            return bool(ended.poll(0)) or _field(_status(pid), "State")[0] in "ZX"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _alone(memory: FileIO, deadline: float) -> Iterator[None]:
+    """One reader at a time, who leaves nothing behind."""
+    while True:
+        try:
+            fcntl.flock(memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if monotonic() > deadline:
+                raise _NoStackError("somebody else is about to read it") from None
+            sleep(_PAUSE_S)
+    try:
+        memory.truncate(0)
+        yield
+    finally:
+        memory.truncate(0)  # the lock goes with the descriptor
+
+
+def _answer(process: int, offer: Offer, memory: FileIO, deadline: float) -> bytes:
+    """Has a worker write, and waits until it has: a zero byte comes last."""
+    status = _status(offer.pid)
+    bit = 1 << (offer.number - 1)
+    state = _field(status, "State")
+    if state[0] in _STATES:
+        raise _NoStackError(_STATES[state[0]])
+    if not _mask(status, "SigCgt") & bit:  # it would end the process
+        raise _NoStackError("something in the process has taken its signal's handler away")
+    patience = monotonic() + _BLOCKED_S
+    while _mask(status, "SigBlk") & bit:
+        if monotonic() > patience:
+            raise _NoStackError("its main thread blocks the signal")
+        sleep(_PAUSE_S)
+        status = _status(offer.pid)
+    if not (_mask(status, "ShdPnd") | _mask(status, "SigPnd")) & bit:  # else it was asked before
+        signal.pidfd_send_signal(process, offer.number)
+    while True:
+        written = os.pread(memory.fileno(), _MOST_BYTES, 0)
+        if b"\0" in written or len(written) == _MOST_BYTES:
+            return written.partition(b"\0")[0]
+        if monotonic() > deadline:
+            state = _field(_status(offer.pid), "State")
+            raise _NoStackError(_STATES.get(state[0], f"it does not answer; its state is {state}"))
+        sleep(_PAUSE_S)
+
+
+def _status(pid: int) -> bytes:
+    """What the system says of a process."""
+    descriptor = os.open(f"/proc/{pid}/status", os.O_RDONLY)
+    try:
+        return os.read(descriptor, _MOST_STATUS)
+    finally:
+        os.close(descriptor)
+
+
+def _field(status: bytes, name: str) -> str:
+    """What it says by this name.
+
+    Raises:
+        ValueError: Nothing, as in some sandboxes.
+    """
+    begin = status.index(b"\n%s:\t" % name.encode()) + len(name) + 3
+    return status[begin : status.index(b"\n", begin)].decode(errors="replace")
+
+
+def _mask(status: bytes, name: str) -> int:
+    """Signals of which a status says this, as bits."""
+    return int(_field(status, name), 16)
+
+
+def _excerpt(written: str, whole: bool) -> str:
+    """The stack of the main thread, and of the others that there are if it is to be whole.
+
+    As far as they are in code of an env's.
+    """
+    main, *others = written.strip("\n").split("\n\n")
+    lines = _theirs(main, whole)
+    for other in others if whole else ():
+        theirs = _theirs(other, whole)
+        lines += [other.partition("\n")[0], *theirs] if theirs else []
+    return "\n".join(lines) or "(it runs no code of an env's)"
+
+
+def _theirs(stack: str, whole: bool) -> list[str]:
+    """The frames of an env, and of what that calls."""
+    frames = stack.splitlines()[1:]
+    ends = [number for number, line in enumerate(frames) if OURS in line]
+    theirs = frames[: ends[0]] if ends else frames
+    if len(theirs) > _MOST_LINES and not whole:
+        theirs = [*theirs[: _MOST_LINES - 1], f"  and {len(theirs) - _MOST_LINES + 1} more"]
+    return [
+        line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in theirs
+    ]
+
+
+_MAIN = "MainThread"
+
+
+def dumped(pid: int) -> str:
+    """The stacks of a process's threads, its main thread's first, as faulthandler writes them.
+
+    Empty where there is no py-spy, or it says nothing: it has no right to trace, say. The process
+    is not paused: it runs on whatever becomes of py-spy, which may read something wrong meanwhile.
+    """
+    beside = str(Path(sys.executable).parent)  # of a virtual environment that is not activated
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), beside])
+    program = shutil.which("py-spy", path=path)
+    if program is None:
+        return ""
+    with suppress(
+        OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError, AttributeError
+    ):
+        done = subprocess.run(
+            [program, "dump", "--nonblocking", "--json", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PATIENCE_S,
+            check=True,
+        )
+        threads = sorted(json.loads(done.stdout), key=lambda each: each["thread_name"] != _MAIN)
+        return "\n\n".join(map(_as_faulthandler, threads))
+    return ""
+
+
+def _as_faulthandler(thread: Mapping[str, Any]) -> str:
+    frames = [
+        f'  File "{frame["filename"]}", line {frame["line"]} in {frame["name"].rpartition(".")[2]}'
+        for frame in thread["frames"]
+    ]
+    return "\n".join([f"Thread 0x{thread['thread_id']:016x} (most recent call first):", *frames])
+
+
+log = logging.getLogger("shmvec")
+
+_MOST_TOLD = 4  # of workers that hang together; the others are named
+
+# A worker, (its env, "step", "reset" or "call") or None: it is in none of them, and seconds.
+Busy = tuple[int, tuple[int, str] | None, float]
+# Says where a worker is, on lines that follow a message.
+Where = Callable[[int], str]
+
+
+class Hangs:
+    """Those of the workers of one vector env."""
+
+    def __init__(self, after_s: float | None, ranges: Sequence[range]) -> None:
+        """Prepares to tell of them.
+
+        Args:
+            after_s: Seconds after which something hangs; None: nothing does.
+            ranges: The envs of each worker.
+        """
+        self.after_s = after_s
+        self._ranges = ranges
+
+    def tell(self, hanging: Sequence[Busy], doing: str, where: Where) -> None:
+        """Says where workers are that take too long for what they were asked, by this command."""
+        whats = []
+        for worker, at, seconds in hanging:
+            if at is None:
+                what = f"{self.named(worker)} has not answered to {doing!r}"
+            else:
+                env, operation = at
+                what = f"env {env} of worker {worker} has been in {operation}()"
+            whats.append((worker, what, seconds))
+        self.say(whats, where)
+
+    def named(self, worker: int) -> str:
+        """A worker, in words."""
+        envs = self._ranges[worker]
+        which = f"env {envs[0]}" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}"
+        return f"worker {worker} ({which})"
+
+    def say(self, hanging: Sequence[tuple[int, str, float]], where: Where) -> None:
+        """Says of workers what they do, for how many seconds, and where."""
+        told = [
+            f"{what} for {seconds:.3g} s.{where(worker)}\n"
+            for worker, what, seconds in hanging[:_MOST_TOLD]
+        ]
+        others = ", ".join(str(worker) for worker, *_ in hanging[_MOST_TOLD:])
+        if others:
+            told.append(f"Workers {others} as well: python -m shmvec stacks PID says where.\n")
+        log.warning(
+            "%sThe wait goes on. hang_warning_s=%g says when to tell of it; 0: never.",
+            "".join(told),
+            self.after_s,
+        )
+
+
+class Watch:
+    """A wait for workers that begin or end, in which one looks now and then."""
+
+    def __init__(self, hangs: Hangs, doing: str) -> None:
+        """It begins now; ``doing`` says what workers have been doing."""
+        self._hangs = hangs
+        self._doing = doing
+        self._after_s = hangs.after_s
+        self._began = time.monotonic()
+
+    def look(self, waiting: Iterable[int], where: Where) -> None:
+        """Says once which workers are waited for, and where they are, if it takes too long."""
+        seconds = time.monotonic() - self._began
+        if self._after_s is not None and seconds > self._after_s:
+            self._after_s = None
+            named = self._hangs.named
+            whats = [(each, f"{named(each)} {self._doing}", seconds) for each in waiting]
+            self._hangs.say(whats, where)

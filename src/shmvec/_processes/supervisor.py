@@ -1,0 +1,656 @@
+"""Watches over worker processes, ends them, and speaks to them about anything but steps.
+
+Whether a process lives is what its pidfd says, and nothing else: not SIGCHLD, not ``waitpid``,
+which others may call, not the end of a pipe, which others may hold. Whatever happens, ``stop``
+leaves no process and no descriptor behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from multiprocessing import process as mp_process
+from pickle import loads
+from threading import RLock
+from typing import Any, Protocol
+
+from gymnasium.error import ClosedEnvironmentError
+
+from shmvec import _pickling as _classes
+from shmvec._core.again import raises_again
+from shmvec._core.channel import Channel
+from shmvec._core.segment import Segment
+from shmvec._memory.parcels import Depot, Parcel
+from shmvec._memory.segment import Kept
+from shmvec._processes.control import Attachment, Late, Report, Resets
+from shmvec._processes.descendants import end_families, new_mark
+from shmvec._processes.output import LastWords
+from shmvec._processes.signals import close_all
+from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of
+from shmvec.faults import Failure, crash, note_failures, told_last_words, told_stack
+
+__all__ = [
+    "Launcher",
+    "Supervisor",
+    "Unreadable",
+    "Workers",
+    "packed_command",
+    "packed_reset",
+    "read_late",
+]
+
+_KILL_AFTER_S = 2.0  # what a process gets to obey SIGTERM
+_LAST_WORDS_S = 1.0  # what one gets to end whose channel is broken
+_ORPHANS_PATIENCE_S = 0.1  # what those get whose worker has gone before them
+_OTHERS_FAIL_S = 5.0  # what others get, when one could not build its envs, to say the same
+_SLICE_S = 0.05  # between two looks or reminders
+_CLOSED = "The vector env was closed during this call."
+_CHANGING_S = 10.0  # what a thread that replaces workers gets to see that they are being ended
+
+
+class Launcher(Protocol):
+    """What starts processes."""
+
+    def start(self, index: int, mark: int, keep: Callable[[Any, Channel], None]) -> None:
+        """Starts the process of a worker.
+
+        Args:
+            index: The worker's.
+            mark: By which what it starts is known.
+            keep: Takes the process, before it runs, and this end of its channel: whatever a signal
+                handler raises meanwhile, there is somebody to end it.
+        """
+
+
+class Workers(Protocol):
+    """The workers of one vector env: processes, or what stands in for them.
+
+    Attributes:
+        ranges: The envs of each.
+        processes: The processes.
+        channels: Control channels to them.
+        doing: The last command, for messages.
+        stopped: Whether they were, or are about to be.
+        ended: Whether nothing of them is left.
+        inline: Serves requests where there is no process; None where there are.
+        kept: Memory for workers that are started later, besides the segment.
+    """
+
+    ranges: list[range]
+    processes: list[Any]
+    channels: list[Any]
+    doing: str
+    stopped: bool
+    ended: bool
+    kept: Kept
+
+    @property
+    def changing(self) -> AbstractContextManager[Any]:
+        """Held by who ends some and starts others in their places."""
+
+    @property
+    def inline(self) -> Callable[[], None] | None: ...
+
+    def pack(self, message: Any) -> Any:
+        """A message ready to send; what cannot be pickled raises here."""
+
+    def unpack(self, packed: Any) -> Any:
+        """The message that was packed."""
+
+    def start(self) -> None:
+        """Starts them."""
+
+    def reports(self) -> list[Report | Failure]:
+        """Waits until every worker has built its envs; one report a worker."""
+
+    def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
+        """Hands the segment to the workers and waits until all have attached."""
+
+    def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
+        """Results of a worker's (None: there is none), all of them the parent's own."""
+
+    def end(self, index: int) -> None:
+        """Ends a worker, whatever it is doing, and confirms its death."""
+
+    def begin(self, index: int) -> None:
+        """Starts a worker in place of one that has ended."""
+
+    def finish(self, index: int, resets: Resets) -> Failure | None:
+        """Waits until it is built and attached; returns what building its envs has raised."""
+
+    def is_up(self, index: int) -> bool:
+        """Whether it is attached, and was not ended."""
+
+    def last_words(self, index: int) -> str:
+        """The last lines that a worker has written to stderr so far."""
+
+    def stack(self, index: int) -> str:
+        """Where in Python a worker is; see ``stack_of``."""
+
+    def hung(self, hanging: Sequence[Busy]) -> None:
+        """Says where workers are that take long for what they were asked."""
+
+    def interrupt(self, index: int) -> None:
+        """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
+
+    def rouse(self, mask: int) -> None:
+        """Wakes workers that have dozed off: those of these bits of the bell."""
+
+    def look(self) -> None:
+        """Raises WorkerCrashError if one has ended."""
+
+    def listen(self, indices: Sequence[int], timeout: float) -> None:
+        """Waits for something to read from one of these workers."""
+
+    def dismiss(self) -> None:
+        """Tells workers that wait for the segment that there will be none."""
+
+    def stop(
+        self, timeout: float | None, remind: Callable[[], object] | None = None
+    ) -> list[Failure]:
+        """Ends all, which were asked to close before; returns what closing envs has raised."""
+
+    def disown(self) -> None:
+        """Lets go of them: this process is a fork of the one whose they are."""
+
+
+class Supervisor:
+    """The worker processes of one vector env; see ``Workers``."""
+
+    inline = None
+    # Bound here: somebody may patch the modules.
+    pack = staticmethod(_classes.dumps)
+    unpack = staticmethod(loads)
+
+    def __init__(
+        self, launcher: Launcher, ranges: Sequence[range], hang_warning_s: float | None
+    ) -> None:
+        """Will start one process for each range of envs; see ``Hangs`` for the last argument."""
+        self.ranges = list(ranges)
+        self.doing = "start"
+        self.stopped = False
+        self.processes: list[Any] = []
+        self.channels: list[Any] = []
+        self._hangs = Hangs(hang_warning_s, self.ranges)
+        self._launcher = launcher
+        self._owner = os.getpid()
+        self._ending = RLock()  # held by the thread that ends them; once more after Ctrl-C
+        self.ended = False
+        self.changing = RLock()  # again: a signal's handler may end them in the middle
+        self._begun = -1  # the worker that is just being started in place of another
+        self._words: list[LastWords] = []
+        self._marks = [0] * len(self.ranges)  # of those that may have started something
+        self._up = [False] * len(self.ranges)
+        self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
+        # What a worker that is started later needs, too.
+        self._depots: list[Depot] = []
+        self._attachment: Attachment | None = None
+        self._descriptor = -1
+        self.kept = Kept()
+
+    # ---- starting ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the processes. If that fails, it is for the caller to stop them."""
+        for index in range(len(self.ranges)):
+            self._launch(index, self._keep)
+            self._words.append(LastWords(self.channels[index]))
+
+    def _keep(self, process: Any, channel: Channel) -> None:
+        self.channels.append(channel)
+        self.processes.append(process)
+
+    def reports(self) -> list[Report | Failure]:
+        """Waits until every worker has built its envs; one report a worker.
+
+        Once one has failed, the others get a while to say that they have, too; not longer: they may
+        be waiting for that one. Those that have not said anything by then, or when this is broken
+        off, are ended.
+
+        Raises:
+            WorkerCrashError: Some have died instead; it names what the envs of others raised.
+        """
+        reports: dict[int, Report | Failure] = {}
+        dead: list[int] = []
+        waiting = list(range(len(self.ranges)))
+        end = math.inf
+        building = Watch(self._hangs, "has been building its envs")
+        try:
+            while waiting and time.monotonic() < end:
+                self.listen(waiting, _SLICE_S)
+                building.look(waiting, self._where)
+                for index in list(waiting):
+                    message, lost = self._heard(index)
+                    if message is not None:
+                        reports[index] = self.unpack(message.content)
+                    elif lost:
+                        dead.append(index)
+                    else:
+                        continue
+                    waiting.remove(index)
+                    if index not in reports or isinstance(reports[index], Failure):
+                        end = min(end, time.monotonic() + _OTHERS_FAIL_S)
+        finally:
+            self._end(waiting)  # they build still, and nobody waits for that any more
+        if dead:
+            error = self._crash(sorted(dead))
+            note_failures(error, [each for each in reports.values() if isinstance(each, Failure)])
+            raise error
+        return [report for _, report in sorted(reports.items())]
+
+    def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
+        """Hands the segment to the workers and waits until all have attached."""
+        self._attachment = attachment
+        self._descriptor = os.dup(descriptor)
+        for _ in self.ranges:
+            self._alarms.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+            self._depots.append(Depot.create())
+        for index in range(len(self.ranges)):
+            self._hand_over(index, attachment)
+        for index in range(len(self.ranges)):
+            self._receive(index)
+            self._up[index] = True
+
+    def _hand_over(self, index: int, attachment: Attachment) -> None:
+        """Sends a worker what it needs to attach."""
+        descriptors = [self._descriptor, self._alarms[index], self._depots[index].descriptor]
+        attachment = replace(attachment, kept=self.kept.sizes)
+        self.channels[index].put(0, self.pack(attachment), [*descriptors, *self.kept.descriptors])
+
+    def collect(self, index: int, results: Sequence[Parcel | None]) -> Sequence[Parcel | None]:
+        """Results of a worker's (None: there is none), all of them the parent's own."""
+        return self._depots[index].collect(results)
+
+    def begin(self, index: int) -> None:
+        """Starts a worker in place of one that has ended."""
+
+        def keep(process: Any, channel: Channel) -> None:
+            self.channels[index], self.processes[index] = channel, process
+
+        self._begun = index
+        try:
+            self._launch(index, keep)
+            self._words[index] = LastWords(self.channels[index])
+        finally:
+            self._begun = -1
+        if self.stopped:  # by a signal's handler, meanwhile: `stop` may not have seen this one
+            self.end(index)
+            raise ClosedEnvironmentError(_CLOSED)
+
+    def _launch(self, index: int, keep: Callable[[Any, Channel], None]) -> None:
+        """Starts a process, whose family is known by a new mark."""
+        self._marks[index] = new_mark()
+        self._launcher.start(index, self._marks[index], keep)
+
+    def finish(self, index: int, resets: Resets) -> Failure | None:
+        """Waits until it is built and attached; returns what building its envs has raised."""
+        assert self._attachment is not None
+        try:
+            report = self._receive(index)
+            if isinstance(report, Failure):
+                self.end(index)
+                return report
+            self._hand_over(index, replace(self._attachment, resets=resets))
+            self._receive(index)
+            self._up[index] = True
+        except BaseException as error:
+            self.end(index)
+            if self.stopped and isinstance(error, Exception):  # what it used was closed
+                raise ClosedEnvironmentError(_CLOSED) from None
+            raise
+        return None
+
+    def is_up(self, index: int) -> bool:
+        """Whether it is attached, and was not ended."""
+        return self._up[index]
+
+    def _receive(self, index: int) -> Any:
+        """Waits for what a worker says when it starts, whatever happens to the others.
+
+        Raises:
+            WorkerCrashError: It has died instead, and said nothing.
+        """
+        starting = Watch(self._hangs, "has been starting")
+        while True:
+            if self.stopped:
+                raise ClosedEnvironmentError(_CLOSED)
+            message, lost = self._heard(index)
+            if message is not None:
+                return self.unpack(message.content)
+            if lost:
+                raise self._crash([index])
+            self.listen([index], _SLICE_S)
+            starting.look([index], self._where)
+
+    def _heard(self, index: int) -> tuple[Any, bool]:
+        """What a worker that starts has said, if anything; and whether no more is to come."""
+        # Dead or not first: what it has said before it died is read in any case.
+        dead: bool = self.processes[index].has_ended()
+        channel = self.channels[index]
+        message = channel.take(0)
+        channel.pump()
+        return message, dead or channel.broken is not None
+
+    # ---- watching ----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Raises WorkerCrashError if one has ended, or cannot be spoken to."""
+        poll = select.poll()
+        pidfds = [process.sentinel for process in self.processes]
+        for pidfd in pidfds:
+            if pidfd >= 0:  # else it is being replaced
+                poll.register(pidfd, select.POLLIN)
+        ended = poll.poll(0)
+        if not ended and all(channel.broken is None for channel in self.channels):
+            return
+        dead = {pidfd for pidfd, _ in ended}
+        indices = [
+            index
+            for index, (pidfd, channel) in enumerate(zip(pidfds, self.channels, strict=True))
+            if pidfd >= 0 and (pidfd in dead or channel.broken is not None)
+        ]
+        if indices:
+            raise self._crash(indices)
+
+    def listen(self, indices: Sequence[int], timeout: float) -> None:
+        """Waits for something to read from one of these workers, or for its end."""
+        poll = select.poll()
+        for index in indices:
+            sentinel, channel = self.processes[index].sentinel, self.channels[index]
+            if sentinel < 0:  # ended, by a signal's handler or another thread
+                return
+            if channel.broken is None:
+                poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
+            poll.register(sentinel, select.POLLIN)
+        poll.poll(1000 * min(timeout, _SLICE_S))
+
+    def _crash(self, indices: Iterable[int]) -> Exception:
+        """The error for workers that have ended, or whose channel is broken."""
+        reasons = {}
+        for index in indices:
+            reasons[index] = ""
+            process = self.processes[index]
+            if not process.has_ended(_LAST_WORDS_S):
+                broken = self.channels[index].broken
+                reasons[index] = f"its control channel: {broken}; it was killed"
+                process.send_signal(signal.SIGKILL)
+                process.has_ended(_KILL_AFTER_S)
+        self._end_families(reasons)
+        found = []
+        for index, why in reasons.items():
+            how = why or self.processes[index].known_exitcode
+            found.append((index, self.ranges[index], how, self.last_words(index)))
+        return crash(found, self.doing)
+
+    def last_words(self, index: int) -> str:
+        """The last lines that a worker has written to stderr so far."""
+        return self._words[index].text()
+
+    def stack(self, index: int) -> str:
+        """Where in Python a worker is, read without its help."""
+        return stack_of(self.processes[index].pid)
+
+    def hung(self, hanging: Sequence[Busy]) -> None:
+        """Says where workers are that take long for what they were asked."""
+        self._hangs.tell(hanging, self.doing, self._where)
+
+    def _where(self, index: int) -> str:
+        return told_stack(self.stack(index)) + told_last_words({None: self.last_words(index)})
+
+    def interrupt(self, index: int) -> None:
+        """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
+        self.processes[index].send_signal(signal.SIGUSR1)
+
+    def rouse(self, mask: int) -> None:
+        """Wakes workers that have dozed off: those of these bits of the bell."""
+        for index, alarm in enumerate(self._alarms):
+            if mask >> index % 32 & 1:
+                with contextlib.suppress(BlockingIOError):  # full: it has not even looked
+                    os.eventfd_write(alarm, 1)
+
+    # ---- ending ------------------------------------------------------------------------------
+
+    def end(self, index: int) -> None:
+        """Ends a worker, whatever it is doing, and confirms its death."""
+        self._up[index] = False
+        self._end([index])
+
+    def _end(self, indices: Sequence[int]) -> None:
+        """Terminates processes, and kills those that do not obey, with what they have started."""
+        for index in indices:
+            self._up[index] = False
+            self.processes[index].send_signal(signal.SIGTERM)
+        stubborn = time.monotonic() + _KILL_AFTER_S
+        for index in indices:
+            process = self.processes[index]
+            if not process.has_ended(max(0.0, stubborn - time.monotonic())):
+                process.send_signal(signal.SIGKILL)
+                process.has_ended(None)
+        self._end_families(indices)
+        for index in indices:
+            self._release(index)
+
+    def _end_families(self, indices: Iterable[int]) -> None:
+        """Ends what was started by processes that have ended, and did not say that they would."""
+        marks = {index: self._marks[index] for index in indices if self._marks[index]}
+        if marks:
+            end_families(list(marks.values()), _ORPHANS_PATIENCE_S)
+        for index in marks:
+            self.processes[index].end_group()
+            self._marks[index] = 0
+
+    def _release(self, index: int) -> None:
+        """Closes what belongs to a process that has ended."""
+        self.channels[index].close()
+        for words in self._words[index : index + 1]:  # there are none if there was no room
+            words.close()
+        self.processes[index].release()
+
+    def dismiss(self) -> None:
+        """Tells workers that wait for the segment that there will be none."""
+        # Not those that are just being started: other messages come first for them.
+        if self.changing.acquire(blocking=False):
+            try:
+                for index, channel in enumerate(self.channels):
+                    if not self._up[index] and index != self._begun:
+                        channel.put(0, self.pack(None))
+            finally:
+                self.changing.release()
+
+    def stop(
+        self, timeout: float | None, remind: Callable[[], object] | None = None
+    ) -> list[Failure]:
+        """Ends all processes, which were asked to close before.
+
+        Args:
+            timeout: Seconds they get to close their envs; None: as long as it takes. After that
+                they are terminated, and killed if they do not obey.
+            remind: Called every 50 ms; asks them again.
+
+        Returns:
+            What closing the envs has raised.
+        """
+        # A fork of the parent must not end the parent's workers; nor two threads each of them.
+        if self._owner != os.getpid() or self.ended or not self._ending.acquire(blocking=False):
+            return []
+        changing = False
+        try:
+            self.stopped = True
+            # Who is starting others sees that it is in vain.
+            changing = self.changing.acquire(timeout=_CHANGING_S)
+            return self._stop(timeout, remind)
+        finally:
+            if changing:
+                self.changing.release()
+            self._ending.release()
+
+    def _stop(self, timeout: float | None, remind: Callable[[], object] | None) -> list[Failure]:
+        self.dismiss()
+        failures: list[Failure] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
+        if self._begun in waiting:  # and would be by who is interrupted here
+            waiting.remove(self._begun)
+        closing = Watch(self._hangs, "has been closing its envs")
+        try:
+            while waiting:
+                left = _SLICE_S if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self.listen(waiting, left)
+                if self.ended:  # by a signal's handler, meanwhile
+                    break
+                for index in list(waiting):
+                    ended = self.processes[index].has_ended()
+                    self.channels[index].pump()  # a worker must not block on a full socket
+                    farewell = self.channels[index].farewell
+                    if ended:
+                        waiting.remove(index)
+                        if farewell is None:
+                            continue
+                        self._marks[index] = 0  # it has ended its family itself
+                        with contextlib.suppress(Exception):
+                            failures += self.unpack(farewell)
+                closing.look(waiting, self._where)
+                if remind is not None:
+                    remind()
+        finally:
+            self._end(range(len(self.processes)))
+            self._close_descriptors()
+            self.ended = True
+        return failures
+
+    def _close_descriptors(self) -> None:
+        close_all(self._alarms)
+        for depot in self._depots:
+            depot.close()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        self.kept.clear()
+
+    def disown(self) -> None:
+        """Lets go of them: this process is a fork of the one whose they are."""
+        self.stopped = self.ended = True
+        for channel in self.channels:
+            channel.close()
+        for words in self._words:
+            words.disown()
+        self._close_descriptors()
+        # Or multiprocessing would terminate daemonic ones when this process ends.
+        mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]
+        for process in self.processes:
+            process.close_here()
+
+
+def packed_reset(
+    workers: Workers,
+    envs: Sequence[int],
+    seeds: Sequence[int | None] | None,
+    options: Sequence[Any] | None,
+) -> dict[int, Any]:
+    """The message to each worker of envs that are reset with arguments."""
+    rows = {env: row for row, env in enumerate(envs)}
+    packed = {}
+    for index, owned in enumerate(workers.ranges):
+        if not any(env in rows for env in owned):
+            continue
+        payload = tuple(
+            None if given is None else [given[rows[e]] if e in rows else None for e in owned]
+            for given in (seeds, options)
+        )
+        mask = [env in rows for env in owned]
+        packed[index] = workers.pack(("reset", (*payload, None if all(mask) else mask)))
+    return packed
+
+
+def packed_command(
+    workers: Workers,
+    envs: Sequence[int],
+    name: str,
+    payload: Any,
+    is_out: Callable[[int], bool],
+) -> dict[int, Any]:
+    """The message to each worker of envs with which something is done.
+
+    Args:
+        workers: All of them.
+        envs: Which.
+        name: "call" or "set_attr".
+        payload: See ``Exchange.command``.
+        is_out: Whether an env was asked, and its answer was not taken.
+    """
+    named = set(envs)
+    packed = {}
+    for index, owned in enumerate(workers.ranges):
+        mine = named.intersection(owned)
+        if not mine:
+            continue
+        if name == "call":
+            chose_all = len(mine) == len(owned)
+            lent = chose_all or not any(map(is_out, owned))
+            message = (*payload, None if chose_all else frozenset(mine), lent)
+        else:
+            attribute, values = payload
+            message = attribute, {env: values[env] for env in mine if env in values}
+        packed[index] = workers.pack((name, message))
+    return packed
+
+
+class Unreadable(Exception):
+    """It is not what a worker sends."""
+
+
+def read_late(workers: Workers, index: int, content: Any) -> Late:
+    """Reads it; nothing of it lies in the worker's depot any more.
+
+    Args:
+        workers: One of which has sent it.
+        index: That worker.
+        content: What it has sent.
+
+    Returns:
+        Its messages, unpacked, failures, those of unpacking included, and results, which are still
+        to be opened.
+
+    Raises:
+        Unreadable: It makes no sense.
+        OSError: This process has no room for it: it can be read again.
+        MemoryError: Likewise.
+    """
+    late, error = _tried(partial(workers.unpack, content))
+    results = None
+    if error is None and late.results is not None:
+        results, error = _tried(partial(workers.collect, index, late.results))
+    if isinstance(error, (OSError, MemoryError)):
+        raise error
+    if error is not None:
+        raise Unreadable(repr(error))
+    messages, failures = [], list(late.failures)
+    for kind, env, packed in late.messages:
+        message, error = _tried(partial(workers.unpack, packed))
+        if error is not None:  # in a class of the user's
+            failures.append(Failure.of(error, env, index, "info"))
+            continue
+        # Without a process it is the env's own.
+        messages.append((kind, env, message if workers.inline is None else deepcopy(message)))
+    return Late(messages, failures, results)
+
+
+def _tried(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What is read, or why it cannot be; what a signal's handler raises is raised."""
+    try:
+        return read(), None
+    except Exception as error:
+        if raises_again(read):
+            return None, error
+        raise

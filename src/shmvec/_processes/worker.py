@@ -1,0 +1,262 @@
+"""A worker process: builds its envs, serves the parent, answers commands, goes with the parent."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pickle import loads
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmvec._core import watchdog
+from shmvec._core.channel import Channel
+from shmvec._core.messages import dumps
+from shmvec._core.segment import Segment
+from shmvec._core.worker import watch_forks
+from shmvec._memory.parcels import Depot, Parcel
+from shmvec._memory.segment import map_memory
+from shmvec._pickling import loads_in_main
+from shmvec._processes.descendants import end_own_family, lead_family
+from shmvec._processes.host import EnvFn, EnvHost
+from shmvec._processes.libraries import (
+    inherited_openmp,
+    join_registry,
+    kept_registry,
+    limit_threads,
+    pin_to_core,
+    seed_generators,
+)
+from shmvec._processes.output import finish_output, take_output
+from shmvec._processes.stacks import offer_stacks
+from shmvec.faults import Failure
+
+__all__ = ["Orphaned", "Parent", "Task", "run_forked", "run_worker", "take_environ"]
+
+_SLICE_MS = 50
+_WATCHDOG_MS = 5_000  # more than the watchdog takes
+_PATIENCE_S = 1.0  # what processes that envs have left behind get to obey SIGTERM
+
+
+class Orphaned(BaseException):
+    """The parent is gone."""
+
+
+@dataclass
+class Task:
+    """What a worker is to do, and how.
+
+    Attributes:
+        index: The worker's index.
+        envs: Indices of its envs.
+        env_fns: Make its envs; cloudpickled unless they were inherited by a fork.
+        init: Called first, with the worker's index; cloudpickled likewise. None: nothing is.
+        registry: The parent's registry of envs, packed; None: it was inherited.
+        environ: Environment variables that the process has not, or has otherwise; None: it is to
+            have none of that name.
+        threads: Threads that libraries may start in its process; 0: as many as they like.
+        pinned: Whether the process stays on one core.
+        seeds: For ``seed_generators``.
+        forked: Whether its process is a fork.
+        mark: By which what it starts is known.
+    """
+
+    index: int
+    envs: range
+    env_fns: Sequence[EnvFn] | bytes
+    init: Callable[[int], object] | bytes | None
+    registry: bytes | None
+    environ: Mapping[str, str | None]
+    threads: int
+    pinned: bool
+    seeds: npt.NDArray[np.uint32]
+    forked: bool
+    mark: int
+
+
+class Parent:
+    """The parent as a worker sees it: whether it lives, and messages from and to it."""
+
+    # Bound here: an env may patch the modules.
+    pack = staticmethod(dumps)
+    unpack = staticmethod(loads)
+
+    def __init__(self, pid: int, channel: Channel) -> None:
+        """Takes the worker's end of the control channel."""
+        self.pid = pid
+        self._channel = channel
+        self.depot: Depot | None = None
+        try:
+            # Of this very process, under every start method: the parent of a worker that a fork
+            # server started is the server.
+            self._descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise Orphaned from None
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+
+    def watch(self, mark: int) -> None:
+        """From now on this process, and what is known by the mark, ends with the parent."""
+        watchdog.start(self._descriptor, mark)
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self._channel.close()
+
+    def alive(self) -> bool:
+        """Whether it lives."""
+        return not self._poll.poll(0)
+
+    def end_with_it(self) -> None:
+        """If it is gone, waits for the watchdog, which ends this process and its family.
+
+        What this process did for its end meanwhile would be broken off in the middle.
+        """
+        if not self.alive():
+            select.poll().poll(_WATCHDOG_MS)
+
+    def packer(self, lent: bool) -> Callable[[Any], Parcel]:
+        """What packs the results of a request; whether the depot is lent to it."""
+        assert self.depot is not None
+        self.depot.lend(lent)
+        return self.depot.pack
+
+    def receive(self, sequence: int) -> tuple[bytes, list[int]]:
+        """Waits for the message of a request, and the descriptors that come with it."""
+        while True:
+            message = self._channel.take(sequence)
+            if message is not None:
+                return message.content, message.descriptors
+            self._wait(select.POLLIN)
+
+    def send(self, sequence: int, packed: bytes, goodbye: bool = False) -> None:
+        """Sends a message, and waits until it is written: the parent reads whenever it waits."""
+        self._channel.put(sequence, packed, (), goodbye)
+        while self._channel.unsent:
+            self._wait(select.POLLIN | select.POLLOUT)
+            self._channel.pump()
+
+    def _wait(self, events: int) -> None:
+        if self._channel.broken is not None:
+            raise Orphaned
+        poll = select.poll()
+        poll.register(self._channel, events)
+        poll.register(self._descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(_SLICE_MS):
+            if descriptor == self._descriptor:
+                raise Orphaned
+
+    def doze_on(self, alarm: int) -> Callable[[], None]:
+        """A function that sleeps until there is something on ``alarm``, or the parent is gone."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        poll.register(alarm, select.POLLIN)
+
+        def doze() -> None:
+            poll.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.read(alarm, 8)
+
+        return doze
+
+
+def run_forked(task: Task, descriptor: int, parent_pid: int) -> None:
+    """The main function of a worker that the parent has forked; ``descriptor`` is its channel."""
+    with contextlib.suppress(Orphaned):
+        take_environ(task.environ)
+        run_worker(task, Parent(parent_pid, Channel(descriptor)))
+
+
+def run_worker(task: Task, parent: Parent) -> None:
+    """The main function of a worker process. It ends without a word if its parent is gone."""
+    with contextlib.suppress(Orphaned):
+        _run(task, parent)
+
+
+def _run(task: Task, parent: Parent) -> None:
+    lead_family(task.mark)
+    parent.watch(task.mark)
+    # A group of its own: Ctrl-C, Ctrl-Z and the like are for the parent, which decides what becomes
+    # of it and of what its envs start.
+    os.setpgid(0, 0)
+    # A handler, not SIG_IGN: what an env executes must not inherit deafness.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    # The program's own handler (it saves its work, say) is not for workers that have inherited it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # In a group of its own it is in the background: an env that sets the terminal would be stopped.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    if task.forked:
+        gc.freeze()  # its collections must not touch, and so copy, the parent's pages
+    watch_forks()
+    take_output(task.forked, parent.receive(0)[1])
+    offer_stacks(parent.pid, task.index, task.envs)
+    if task.pinned:
+        pin_to_core(task.index)
+    inherited = inherited_openmp() if task.forked else []
+    limit_threads(task.threads, inherited)
+    host = EnvHost(task.index, task.envs.start, parent)
+    try:
+        _serve(host, parent, task, partial(limit_threads, task.threads, inherited))
+    finally:
+        parent.end_with_it()
+        failures = host.close()
+        end_own_family(task.mark, _PATIENCE_S)
+        parent.send(0, parent.pack(failures), goodbye=True)
+        finish_output()
+    parent.close()
+
+
+def take_environ(changes: Mapping[str, str | None]) -> None:
+    """Changes environment variables; None removes one."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None]) -> None:
+    doing = "worker_init"
+    try:
+        if task.registry is not None:
+            join_registry(task.registry)
+        init = loads_in_main(task.init) if isinstance(task.init, bytes) else task.init
+        if init is not None:
+            init(task.index)
+        doing = "unpickle env_fns"  # which runs imports of the user's modules
+        env_fns = task.env_fns
+        if isinstance(env_fns, bytes):
+            with kept_registry():
+                env_fns = loads_in_main(env_fns)
+        # Now: modules of the user's, which were imported, seed them, too.
+        seed_generators(task.seeds)
+        report: Any = host.build(env_fns)
+        limit()  # again: what building the envs has loaded
+    except BaseException as error:
+        report = Failure.of(error, host.first_env, host.index, doing)
+    parent.send(0, parent.pack(report))
+    if isinstance(report, Failure):
+        return
+    packed, descriptors = parent.receive(0)
+    attachment = parent.unpack(packed)
+    if attachment is None:  # another worker failed
+        return
+    descriptor, alarm, depot, *kept = descriptors
+    parent.depot = Depot(depot)
+    try:
+        memory = map_memory(descriptor, attachment.nbytes)
+    finally:
+        os.close(descriptor)
+    loop = host.loop(Segment.open(memory), attachment, kept)
+    if attachment.mends:
+        # The parent's way to get an env out of a step that takes too long.
+        signal.signal(signal.SIGUSR1, lambda number, frame: host.interrupt(attachment.limits))
+    parent.send(0, parent.pack(True))
+    loop.serve(parent.alive, parent.doze_on(alarm))

@@ -1,0 +1,133 @@
+"""``worker=``: a worker function written for ``AsyncVectorEnv``, made to look like an env.
+
+Such a function owns an env and serves it over a pipe; people write them to change how episodes are
+reset. Here it runs as it is, in a thread of one of our workers, and its pipe ends in the same
+process: our hot loop steps it as it steps any env, and its results travel as all results do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import queue
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from gymnasium.vector.async_vector_env import _async_worker
+
+from shmvec._processes.host import HostedEnv
+
+if TYPE_CHECKING:
+    from shmvec._processes.host import EnvFn
+
+__all__ = ["FunctionEnv", "checked_worker"]
+
+# The last ones came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
+_NUM_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
+_CLOSE_S = 10.0  # what the function gets to return once its env is closed
+
+
+def checked_worker(worker: Any) -> None:
+    """Raises ValueError unless the function takes the arguments that Gymnasium's own takes."""
+    signature = inspect.signature(worker)
+    try:
+        signature.bind(*(None,) * _NUM_ARGUMENTS)
+    except TypeError as error:
+        raise ValueError(
+            f"A custom `worker` must accept {_NUM_ARGUMENTS} arguments. Got the signature "
+            f"{signature} which should match {inspect.signature(_async_worker)}."
+        ) from error
+
+
+class FunctionEnv(HostedEnv):
+    """One env behind a worker function: ``worker(index, env_fn, pipe, parent_pipe, ...)``.
+
+    It gets None for ``shared_memory`` (observations come over its pipe) and for ``semaphore``
+    (``max_concurrency`` limits the number of our workers instead), a queue for ``error_queue``.
+    """
+
+    def __init__(
+        self, worker: Callable[..., None], index: int, env_fn: EnvFn, autoreset_mode: object
+    ) -> None:
+        """Starts the function's thread.
+
+        Args:
+            worker: The function.
+            index: The env's index.
+            env_fn: Makes the env, once for its spaces, as ``AsyncVectorEnv`` does, and once in
+                the function.
+            autoreset_mode: Passed on.
+        """
+        super().__init__(env_fn())
+        self.env.close()
+        self.env = None  # that of the function is its own
+
+        self._index = index
+        self._pipe, theirs = multiprocessing.Pipe()
+        # Gymnasium's worker closes the parent's end, which a fork would have copied.
+        copy_of_mine = Connection(os.dup(self._pipe.fileno()))
+        self._errors: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._escaped: BaseException | None = None
+        arguments = (index, env_fn, theirs, copy_of_mine, None, self._errors, autoreset_mode, None)
+
+        def run() -> None:
+            try:
+                worker(*arguments[:_NUM_ARGUMENTS])
+            except BaseException as error:
+                self._escaped = error
+            finally:
+                theirs.close()
+                copy_of_mine.close()
+
+        self._thread = threading.Thread(target=run, name=f"worker of env {index}", daemon=True)
+        self._thread.start()
+
+    @property
+    def unwrapped(self) -> Any:
+        """Itself: which env the function has is its own affair."""
+        return self
+
+    def reset(self, **arguments: Any) -> Any:
+        """What the function answers to "reset"."""
+        return self._ask("reset", {"seed": None, "options": None, **arguments})
+
+    def step(self, action: Any) -> Any:
+        """What the function answers to "step"."""
+        return self._ask("step", action)
+
+    def get_wrapper_attr(self, name: str) -> Callable[..., Any]:
+        """A function that lets the worker function get or call the attribute."""
+        return lambda *args, **kwargs: self._ask("_call", (name, args, kwargs))
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Lets the worker function set an attribute."""
+        self._ask("_setattr", (name, value))
+
+    def close(self) -> None:
+        """Lets the worker function close its env and return."""
+        try:
+            if self._thread.is_alive():
+                self._ask("close", None)
+                self._thread.join(_CLOSE_S)
+        finally:
+            self._pipe.close()
+
+    def _ask(self, command: str, data: Any) -> Any:
+        try:
+            self._pipe.send((command, data))
+            result, success = self._pipe.recv()
+        except (EOFError, OSError):
+            self._thread.join(_CLOSE_S)
+            if self._escaped is not None:
+                raise self._escaped from None
+            raise RuntimeError(
+                f"the custom worker of env {self._index} has returned and answers no more; after "
+                "an error of its env that is what Gymnasium's own does: close the vector env"
+            ) from None
+        if not success:
+            _, _, error, _ = self._errors.get(timeout=_CLOSE_S)
+            raise error
+        return result

@@ -1,1 +1,0 @@
-"""What both sides need: what lies where in memory, messages, cores."""

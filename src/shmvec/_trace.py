@@ -1,0 +1,517 @@
+"""Traces: a timeline of parent and workers, recorded while a block runs, written at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import ClosedEnvironmentError
+
+from shmvec._arguments import checked_count
+from shmvec._core.links import Links
+from shmvec._core.trace import KINDS, Recorder, Switch, read, trace_bytes
+from shmvec._core.turn import Turn
+from shmvec._memory.segment import map_memory, reserve_memory
+from shmvec._processes.recovery import Recovery
+from shmvec._processes.signals import uninterrupted
+from shmvec._processes.supervisor import Workers
+from shmvec.faults import Fault
+
+__all__ = ["Recorded", "Trace", "Tracing", "write"]
+
+
+_SIZE_LEAST = 16
+_SIZE_MOST = 1 << 26
+_MESSAGE_MOST = 500  # characters of an error's that are written
+
+
+class Tracing:
+    """Those parts of an exchange that are traced, and the trace that is being recorded, if any."""
+
+    def __init__(self, turn: Turn, workers: Workers, links: Links, recovery: Recovery) -> None:
+        """Takes the parts."""
+        self.turn = turn
+        self.workers = workers
+        self.links = links
+        self.recovery = recovery
+        self._current: weakref.ref[Trace] | None = None
+
+    @property
+    def current(self) -> Trace | None:
+        """The trace that is being recorded.
+
+        One that was forgotten, as Ctrl-C came where nobody could end it, is in nobody's way: its
+        switch is gone, too.
+        """
+        return None if self._current is None else self._current()
+
+    @current.setter
+    def current(self, trace: Trace | None) -> None:
+        self._current = None if trace is None else weakref.ref(trace)
+
+    def pids(self) -> list[int]:
+        """The process of each worker; this one where there are none."""
+        pids = [process.pid for process in self.workers.processes]
+        return pids or [os.getpid()]
+
+
+class Trace:
+    """What parent and workers do, from ``start()`` to ``stop()`` or in a ``with`` block.
+
+    Attributes:
+        path: Where the timeline is written.
+        size: How many entries there is room for, of each worker and of the parent.
+        overwritten: Once written: how many there was no room for, the oldest ones, of each worker
+            and, last, of the parent.
+    """
+
+    def __init__(self, tracing: Tracing, path: str | os.PathLike[str], size: Any) -> None:
+        """Made by ``ShmVectorEnv.trace``."""
+        self.path = os.path.abspath(os.fsdecode(path))
+        size = checked_count("size", size)
+        self.size = 1 << (min(max(size, _SIZE_LEAST), _SIZE_MOST) - 1).bit_length()
+        self.overwritten: list[int] = []
+        self._tracing = tracing
+        self._owner = os.getpid()
+        self._memory: Any = None
+        self._switch: Switch | None = None
+
+    def start(self) -> None:
+        """Begins to record.
+
+        Raises:
+            ClosedEnvironmentError: The vector env is closed.
+            OSError: The file cannot be written, or there is not enough shared memory.
+            RuntimeError: Another trace is being recorded; a worker has not even come to many that
+                were begun before; another thread is in a call of the vector env.
+        """
+        tracing = self._tracing
+        with tracing.turn.aside():
+            if tracing.links.closed:
+                raise ClosedEnvironmentError("Trying to begin a trace after a call to `close()`.")
+            if tracing.current is not None:
+                raise RuntimeError(
+                    f"a trace is being recorded already, to {tracing.current.path}: one at a time"
+                )
+            try:
+                with uninterrupted():
+                    self._begin()
+            except BaseException:  # also Ctrl-C, by which the caller never learns that it has begun
+                self._drop()
+                raise
+
+    def _begin(self) -> None:
+        """Has everyone record."""
+        tracing, workers = self._tracing, self._tracing.workers
+        rings = len(workers.ranges) + 1
+        nbytes = trace_bytes(rings, self.size)
+        with contextlib.closing(_Memory(nbytes)) as memory:
+            _check_writable(self.path)
+            self._memory = memory.mapped
+            self._switch = Switch(memory.mapped)
+            self._began = time.monotonic_ns()
+            self._pids = [[pid] for pid in tracing.pids()]
+            self._told: list[tuple[int, str, dict[str, Any]]] = []
+            tracing.current = self
+            tracing.recovery.heard = partial(_note, self._told, self._pids, workers)
+            size = nbytes, rings, self.size
+            workers.kept.put("trace", size, memory.descriptor)
+            up = [index for index in range(rings - 1) if workers.is_up(index)]
+            recorder = Recorder(self._memory, rings, self.size, rings - 1, os.getpid(), takes=True)
+            tracing.links.record(recorder, up, workers.pack(size), memory.descriptor)
+
+    def stop(self) -> None:
+        """Ends the trace, and writes it; where there is none, does nothing.
+
+        Raises:
+            OSError: It cannot be written.
+            RuntimeError: Another thread is in a call of the vector env.
+        """
+        if self._memory is None or self._owner != os.getpid():  # a fork, whose parent goes on
+            return
+        recorded = None
+        try:
+            with self._tracing.turn.aside(), uninterrupted():
+                recorded = self._end()
+        finally:
+            if recorded is not None:
+                _save(self.path, recorded)
+
+    def _end(self) -> Recorded:
+        """Has nobody record any more; returns what there is."""
+        tracing, memory = self._tracing, self._memory
+        if self._switch is not None:
+            self._switch.off()
+        tracing.links.record(None)
+        tracing.workers.kept.drop("trace")
+        tracing.recovery.heard = None
+        tracing.current = self._memory = self._switch = None
+        return self._recorded(memory)
+
+    def _drop(self) -> None:
+        """Ends what was begun in part, or in vain."""
+        if self._tracing.current is self:
+            self._end()
+        self._memory = self._switch = None
+
+    def _recorded(self, memory: Any) -> Recorded:
+        """What there is in the rings."""
+        tracing, ranges = self._tracing, self._tracing.workers.ranges
+        rings = len(ranges) + 1
+        read_in = [read(memory, rings, self.size, index) for index in range(rings)]
+        self.overwritten = [lost for _, lost in read_in]
+        now = time.monotonic_ns()  # after that: what is in the rings had ended by then
+        doing = tracing.links.insight().doing(now)
+        for index in range(len(ranges)):
+            _know(self._pids, tracing.workers, index)
+        busy = [
+            None if each is None else (each[0], each[1], now - round(1e9 * each[2]))
+            for each in doing
+        ]
+        up = map(tracing.workers.is_up, range(len(ranges)))
+        idle = [each and tracing.links.has_answered(index) for index, each in enumerate(up)]
+        return Recorded(
+            [entries for entries, _ in read_in],
+            self.overwritten,
+            ranges,
+            (self._began, now),
+            self._pids,
+            os.getpid(),
+            busy,
+            idle,
+            self._told,
+        )
+
+    def __enter__(self) -> Trace:
+        """Begins to record."""
+        self.start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """Ends the trace, and writes it, whatever was raised meanwhile."""
+        if error is not None and self._memory is not None:
+            name, message = type(error).__name__, ""
+            with contextlib.suppress(Exception):  # whatever its own code does
+                message = str(error)[:_MESSAGE_MOST]
+            told = {"type": name, "message": message}
+            self._told.append((time.monotonic_ns(), f"raised: {name}", told))
+        self.stop()
+
+
+class _Memory:
+    """Shared memory to be handed to workers; its descriptor is open until ``close``."""
+
+    def __init__(self, nbytes: int) -> None:
+        """Reserves it."""
+        self.descriptor = reserve_memory(nbytes)
+        try:
+            self.mapped = map_memory(self.descriptor, nbytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the descriptor; what is mapped stays."""
+        os.close(self.descriptor)
+
+
+def _check_writable(path: str) -> None:
+    """Raises OSError if a file cannot be written; what is in it stays; where is none, is none."""
+    # Without O_NONBLOCK a pipe that nobody reads would have us wait.
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags))
+    except FileNotFoundError:
+        path = os.path.realpath(path)
+        os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+        os.unlink(path)
+
+
+def _save(path: str, recorded: Recorded) -> None:
+    """Writes a trace beside its file, whose place that then takes: it is whole, or as it was.
+
+    What is no file is written to as it is; and so is one in somebody else's folder.
+    """
+    mode = None
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode  # of an open pipe in /proc no other path can be told
+    if mode is None or stat.S_ISREG(mode):
+        path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    if not (mode is None or stat.S_ISREG(mode)) or not os.access(folder, os.W_OK | os.X_OK):
+        with open(path, "w", encoding="utf-8") as file:
+            write(file, recorded)
+        return
+    beside = os.path.join(folder, f".shmvec-{secrets.token_hex(8)}.json")
+    try:
+        with open(beside, "x", encoding="utf-8") as file:
+            write(file, recorded)
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+        try:
+            os.replace(beside, path)
+        except OSError:  # it is mounted there by itself, or somebody else's
+            shutil.copyfile(beside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+
+
+def _know(pids: list[list[int]], workers: Workers, index: int) -> None:
+    """Notes which process a worker is, if it is one, and it has got so far as to record."""
+    if workers.inline is None and (workers.is_up(index) or workers.stopped):
+        pid = workers.processes[index].pid
+        if pids[index][-1] != pid:
+            pids[index].append(pid)
+
+
+def _note(
+    told: list[tuple[int, str, dict[str, Any]]],
+    pids: list[list[int]],
+    workers: Workers,
+    fault: Fault,
+) -> None:
+    """Notes a fault, and the process that it may be the end of."""
+    _know(pids, workers, fault.worker)
+    what = "restart" if fault.done == "restart" else "fault"
+    message = fault.message[:_MESSAGE_MOST]
+    more = {"env": fault.env, "type": fault.type, "message": message, "done": fault.done}
+    told.append((time.monotonic_ns(), f"{what} of worker {fault.worker}", more))
+
+
+_OF_AN_ENV = ("step", "reset", "call", "error")
+_AT_A_MOMENT = ("error", "attach")
+
+
+@dataclass
+class Recorded:
+    """What was recorded.
+
+    Attributes:
+        entries: Of each worker and, last, of the parent: oldest first. Of a damaged ring they make
+            no sense, and are left out as far as that is to be seen.
+        overwritten: How many before these are gone.
+        ranges: The envs of each worker.
+        span: When the trace began and ended, in ns of the monotonic clock.
+        pids: Of each worker: the processes that it was, one after the other.
+        parent: The parent's process.
+        busy: What each worker is in the middle of: (env, "step", "reset" or "call", since when).
+        idle: Whether each worker has been asked nothing: it waits.
+        told: What happened besides: (when, what, more of it).
+    """
+
+    entries: Sequence[npt.NDArray[np.void]]
+    overwritten: Sequence[int]
+    ranges: Sequence[range]
+    span: tuple[int, int]
+    pids: Sequence[Sequence[int]]
+    parent: int
+    busy: Sequence[tuple[int, str, int] | None]
+    idle: Sequence[bool]
+    told: Sequence[tuple[int, str, dict[str, Any]]]
+
+
+@dataclass
+class _Span:
+    """Something that somebody did."""
+
+    kind: str
+    env: int
+    begin: int
+    end: int
+
+
+def write(file: IO[str], recorded: Recorded) -> None:
+    """Writes it all."""
+    names = [f"worker {index}" for index in range(len(recorded.ranges))]
+    overwritten = dict(zip([*names, "parent"], map(int, recorded.overwritten), strict=True))
+    head = {"displayTimeUnit": "ns", "otherData": {"overwritten": overwritten}}
+    file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
+    before = ""
+    for event in _events(recorded):
+        file.write(before + event)
+        before = ",\n"
+    file.write("\n]}\n")
+
+
+def _events(recorded: Recorded) -> Iterator[str]:
+    """Each event."""
+    parent = recorded.parent
+    yield from _named(parent, parent, "parent", 0)
+    for when, name, more in recorded.told:
+        at = _us(when - recorded.span[0])
+        yield json.dumps(
+            {"ph": "i", "s": "g", "ts": float(at), "pid": parent, "tid": parent, "name": name}
+            | {"args": more}
+        )
+    own = len(recorded.ranges)
+    yield from _spans_of(recorded, recorded.entries[own], own, parent, parent, True)
+    for index, envs in enumerate(recorded.ranges):
+        entries = recorded.entries[index]
+        # Who attaches writes that first: what comes before was written by others.
+        begins = np.flatnonzero(entries["kind"] == _ATTACH).tolist()
+        pids = [int(entries["env"][begin]) for begin in begins]
+        if not begins or begins[0] > 0:
+            begins, pids = [0, *begins], [_before(pids, recorded.pids[index]), *pids]
+        name = f"worker {index}: envs {envs.start} to {envs.stop - 1}"
+        ends = [*begins[1:], len(entries)]
+        for pid, begin, end in zip(pids, begins, ends, strict=True):
+            here = pid == parent
+            # Its own track among the parent's, whose number may be as small as 1 is.
+            tid = parent + index + 1 if here else pid
+            yield from _named(pid, tid, name, index + 1, here)
+            doing = _doing(recorded, index) if end == len(entries) else None
+            yield from _spans_of(recorded, entries[begin:end], index, pid, tid, begin == 0, doing)
+
+
+def _before(pids: Sequence[int], known: Sequence[int]) -> int:
+    """The process that wrote before these, of those that are known to have."""
+    if pids and pids[0] in known:
+        return known[max(0, known.index(pids[0]) - 1)]
+    return known[-1]
+
+
+def _named(pid: int, tid: int, name: str, place: int, within: bool = False) -> Iterator[str]:
+    """Says how a track is called, and where it is shown."""
+    about = {"ph": "M", "ts": 0, "pid": pid, "tid": tid}
+    if not within:
+        yield json.dumps(about | {"name": "process_name", "args": {"name": name}})
+        yield json.dumps(about | {"name": "process_sort_index", "args": {"sort_index": place}})
+    yield json.dumps(about | {"name": "thread_name", "args": {"name": name}})
+
+
+def _spans_of(
+    recorded: Recorded,
+    entries: npt.NDArray[np.void],
+    index: int,
+    pid: int,
+    tid: int,
+    oldest: bool,
+    doing: _Span | None = None,
+) -> Iterator[str]:
+    """Entries of a ring that one process has written, and what it is in the middle of.
+
+    ``oldest``: they are the first ones that are left.
+    """
+    began, lost = recorded.span[0], recorded.overwritten[index] if oldest else 0
+    envs = None if index == len(recorded.ranges) else recorded.ranges[index]
+    # Perfetto drops what begins before 0: an env that hung before the trace, say.
+    last, same = began, None
+    for span in _in_order(entries, recorded.span, envs):
+        last = max(last, span.end)
+        if doing is not None and (span.kind, span.env) == (doing.kind, doing.env):
+            same = span
+        if lost > 0:
+            at = {"ph": "i", "s": "t", "ts": float(_us(span.begin - began)), "pid": pid, "tid": tid}
+            yield json.dumps(at | {"name": f"{lost} older entries were overwritten"})
+            lost = 0
+        yield _shown(span, began, pid, tid)
+    # What has just ended may be in its ring already: it began when that did.
+    if doing is not None and (same is None or 2 * doing.begin > same.begin + same.end):
+        _after(doing, last)
+        yield _shown(doing, began, pid, tid, True)
+
+
+def _doing(recorded: Recorded, index: int) -> _Span | None:
+    """What a worker is in the middle of, as far as that is known."""
+    began, now = recorded.span
+    busy = recorded.busy[index]
+    if busy is not None:
+        env, operation, since = busy
+        return _Span(operation, env, since, now)
+    return _Span("wait", 0, began, now) if recorded.idle[index] else None
+
+
+def _in_order(
+    entries: npt.NDArray[np.void], span: tuple[int, int], envs: range | None
+) -> Iterator[_Span]:
+    """What entries of one process say: spans that follow each other, or lie in the next one.
+
+    They were written as they ended. Two clocks may differ by a little (csrc/trace.h): then what
+    began first ends first. What is of no known kind, of an env of another's, or of another time is
+    damage.
+    """
+    began, ended = span
+    last = began
+    inner: list[_Span] = []  # a reset that a step has made is written before the step
+    for begin, end, env, number in _rows(entries):
+        kind = KINDS.get(number)
+        if kind is None or not began - _ASTRAY_NS <= begin <= end <= ended + _ASTRAY_NS:
+            continue
+        if kind in _OF_AN_ENV and (envs is None or env not in envs):
+            continue
+        found = _Span(kind, env, min(begin, ended), min(end, ended))
+        if kind in _AT_A_MOMENT:
+            inner.append(found)
+            continue
+        within = kind == "step" and all(
+            each.env == env and 2 * begin <= each.begin + each.end for each in inner
+        )
+        if inner and not within:
+            for each in inner:
+                last = _after(each, last)
+                yield each
+            inner = []
+        if kind == "reset":
+            inner.append(found)
+            continue
+        found.begin = min([found.begin, *(each.begin for each in inner)])
+        last = _after(found, last)
+        yield found
+        before = found.begin
+        for each in inner:
+            before = _after(each, before)
+            each.begin, each.end = min(each.begin, found.end), min(each.end, found.end)
+            yield each
+        inner = []
+    for each in inner:
+        last = _after(each, last)
+        yield each
+
+
+def _rows(entries: npt.NDArray[np.void]) -> Iterator[tuple[int, int, int, int]]:
+    """Entries as tuples, some at a time: those of a long trace take ten times their memory."""
+    for first in range(0, len(entries), _AT_ONCE):
+        yield from entries[first : first + _AT_ONCE].tolist()
+
+
+def _after(span: _Span, last: int) -> int:
+    """Has a span not begin before the last one has ended; returns when it ends."""
+    span.begin = max(span.begin, last)
+    span.end = max(span.end, span.begin)
+    return span.end
+
+
+def _shown(span: _Span, began: int, pid: int, tid: int, unfinished: bool = False) -> str:
+    """An event; written by hand, as there are many, and what is in them needs no escapes."""
+    name, kind = span.kind, span.kind.partition(":")[0]
+    if kind in _OF_AN_ENV:
+        name = f"{name} env {span.env}"
+    at = f'"ts":{_us(span.begin - began)},"pid":{pid},"tid":{tid},"name":"{name}","cat":"{kind}"'
+    if kind in _AT_A_MOMENT:
+        return f'{{"ph":"i","s":"t",{at}}}'
+    more = ',"args":{"unfinished":true}' if unfinished else ""
+    return f'{{"ph":"X","dur":{_us(span.end - span.begin)},{at}{more}}}'
+
+
+def _us(ns: int) -> str:
+    """In microseconds."""
+    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+    return f"{sign}{ns // 1000}.{ns % 1000:03d}"
+
+
+_ATTACH = next(number for number, name in KINDS.items() if name == "attach")
+_AT_ONCE = 512
+_ASTRAY_NS = 1_000_000_000  # by which the two clocks of a worker may differ

@@ -1,1 +1,0 @@
-"""How one comes to a ``ShmVectorEnv`` without naming it: ``make_vec`` and ``install``."""
