@@ -152,7 +152,7 @@ def parts(seconds: float) -> None:
 
 def _segment(layout: Layout) -> Any:
     """Private memory with the slabs of one env."""
-    from shmvec._core.segment import Segment, segment_bytes
+    from shmvec._core import Segment, segment_bytes
 
     sizes = (1, 1, 4, 4096, 64, layout.nbytes)
     return Segment.create(mmap.mmap(-1, segment_bytes(*sizes)), *sizes)

@@ -16,7 +16,7 @@ import shmvec.__main__
 from shmvec import ShmVectorEnv
 from shmvec._commands import doctor, machine
 from shmvec._commands.machine import Machine, Prices
-from shmvec._core import probe
+from shmvec._core import core_rates, core_round_trip
 
 WELL = Machine(
     cores=tuple(range(8)),
@@ -229,8 +229,8 @@ def test_limits_of_what_a_user_runs(monkeypatch):
 
 def test_players_that_cannot_be_started_are_not_waited_for():
     core = min(os.sched_getaffinity(0))
-    assert probe.round_trip(core, 100_000, False, 0.01) is None
-    assert probe.rates([core, 100_000], 0.01)[1] == 0
+    assert core_round_trip(core, 100_000, False, 0.01) is None
+    assert core_rates([core, 100_000], 0.01)[1] == 0
 
 
 def test_a_signal_while_it_measures():
@@ -242,7 +242,7 @@ def test_a_signal_while_it_measures():
         signal.setitimer(signal.ITIMER_REAL, 0.01)
         with pytest.raises(KeyboardInterrupt):
             for _ in range(1000):
-                probe.rates([core], 0.05)
+                core_rates([core], 0.05)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from test_fault_policy import DEADLINE, RAISE, RESET, RESTART, Frail, Replay, one, row_of
 
 from shmvec import ShmVectorEnv, WorkerCrashError
-from shmvec._core.worker import FAULT_POINTS, die_at
+from shmvec._core import FAULT_POINTS, die_at
 
 ARM = 200  # and the number of a point: an action
 LATE = 9  # the point that only a late message leads to

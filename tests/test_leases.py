@@ -8,7 +8,7 @@ import pytest
 from test_partial import DEADLINE, CountEnv, Story, stories
 
 from shmvec import ShmVectorEnv
-from shmvec._core.lease import Lease
+from shmvec._core import Lease
 
 
 def counting(num_envs=4, **options):

@@ -11,7 +11,7 @@ from envs import Counter
 
 import shmvec._memory.segment
 from shmvec import ShmVectorEnv
-from shmvec._core.segment import Segment, reserve, segment_bytes
+from shmvec._core import Segment, reserve_pages, segment_bytes
 from shmvec._memory.segment import map_memory, reserve_memory
 
 
@@ -81,7 +81,7 @@ def test_memory_that_is_taken_meanwhile_is_an_error_with_the_numbers(monkeypatch
     def full(descriptor, nbytes):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(shmvec._memory.segment, "reserve", full)
+    monkeypatch.setattr(shmvec._memory.segment, "reserve_pages", full)
     with pytest.raises(OSError, match=r"needs 5,000 bytes") as caught:
         reserve_memory(5000)
     assert caught.value.errno == errno.ENOSPC
@@ -167,7 +167,7 @@ def test_cached_files_are_free(cgroups):
 
 def test_reserve_reports_the_systems_error():
     with pytest.raises(OSError) as caught:
-        reserve(-1, 100)
+        reserve_pages(-1, 100)
     assert caught.value.errno == errno.EBADF
 
 

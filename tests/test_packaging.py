@@ -63,7 +63,7 @@ def test_sdist_and_wheel(checkout, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
-    assert {"shmvec/py.typed", "shmvec/_core/ledger.pyi", "shmvec/__init__.py"} <= names
+    assert {"shmvec/py.typed", "shmvec/_core/__init__.pyi", "shmvec/__init__.py"} <= names
     modules = [path.stem for path in (ROOT / "src/shmvec/_core").glob("*.pyx")]
     built = [Path(name).name.split(".")[0] for name in names if name.endswith(".so")]
     assert sorted(built) == sorted(modules)

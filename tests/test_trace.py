@@ -19,7 +19,7 @@ from timelines import Timeline, ns
 
 import shmvec
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
-from shmvec._core.trace import KINDS
+from shmvec._core import TRACE_KINDS
 from shmvec._trace import Recorded, write
 
 KILL, RAISE = 2, 3  # actions
@@ -265,7 +265,7 @@ BEGAN, ENDED = 1_000_000, 2_000_000
 
 def shown(*entries, busy=None, idle=False):
     """Of a worker: the names, beginnings and ends that are shown of (kind, env, begin, end)."""
-    of_kind = {name: number for number, name in KINDS.items()}
+    of_kind = {name: number for number, name in TRACE_KINDS.items()}
     rows = [(begin, end, env, of_kind[kind]) for kind, env, begin, end in entries]
     ring = np.array(rows, [("begin", "i8"), ("end", "i8"), ("env", "u4"), ("kind", "u4")])
     span, processes = (BEGAN, ENDED), [[WORKER]]

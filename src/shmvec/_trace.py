@@ -20,9 +20,7 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec._arguments import checked_count
-from shmvec._core.links import Links
-from shmvec._core.trace import KINDS, Recorder, Switch, read, trace_bytes
-from shmvec._core.turn import Turn
+from shmvec._core import TRACE_KINDS, Links, Recorder, TraceSwitch, Turn, read_trace, trace_bytes
 from shmvec._memory.segment import map_memory, reserve_memory
 from shmvec._processes.recovery import Recovery
 from shmvec._processes.signals import uninterrupted
@@ -86,7 +84,7 @@ class Trace:
         self._tracing = tracing
         self._owner = os.getpid()
         self._memory: Any = None
-        self._switch: Switch | None = None
+        self._switch: TraceSwitch | None = None
 
     def start(self) -> None:
         """Begins to record.
@@ -120,7 +118,7 @@ class Trace:
         with contextlib.closing(_Memory(nbytes)) as memory:
             _check_writable(self.path)
             self._memory = memory.mapped
-            self._switch = Switch(memory.mapped)
+            self._switch = TraceSwitch(memory.mapped)
             self._began = time.monotonic_ns()
             self._pids = [[pid] for pid in tracing.pids()]
             self._told: list[tuple[int, str, dict[str, Any]]] = []
@@ -170,7 +168,7 @@ class Trace:
         """What there is in the rings."""
         tracing, ranges = self._tracing, self._tracing.workers.ranges
         rings = len(ranges) + 1
-        read_in = [read(memory, rings, self.size, index) for index in range(rings)]
+        read_in = [read_trace(memory, rings, self.size, index) for index in range(rings)]
         self.overwritten = [lost for _, lost in read_in]
         now = time.monotonic_ns()  # after that: what is in the rings had ended by then
         doing = tracing.links.insight().doing(now)
@@ -447,7 +445,7 @@ def _in_order(
     last = began
     inner: list[_Span] = []  # a reset that a step has made is written before the step
     for begin, end, env, number in _rows(entries):
-        kind = KINDS.get(number)
+        kind = TRACE_KINDS.get(number)
         if kind is None or not began - _ASTRAY_NS <= begin <= end <= ended + _ASTRAY_NS:
             continue
         if kind in _OF_AN_ENV and (envs is None or env not in envs):
@@ -512,6 +510,6 @@ def _us(ns: int) -> str:
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 
 
-_ATTACH = next(number for number, name in KINDS.items() if name == "attach")
+_ATTACH = next(number for number, name in TRACE_KINDS.items() if name == "attach")
 _AT_ONCE = 512
 _ASTRAY_NS = 1_000_000_000  # by which the two clocks of a worker may differ

@@ -38,11 +38,7 @@ from shmvec._arguments import (
     given_actions,
     given_once,
 )
-from shmvec._core.frames import Frames
-from shmvec._core.lease import Lease
-from shmvec._core.ledger import Ledger
-from shmvec._core.told import Batch, Told
-from shmvec._core.turn import Turn
+from shmvec._core import Batch, Frames, Lease, Ledger, Told, Turn
 from shmvec._cores import split_evenly, time_on_cores, usable_cores
 from shmvec._memory.layout import ActionRows
 from shmvec._memory.leases import Leases

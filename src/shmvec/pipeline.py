@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from shmvec._core.told import Batch
+from shmvec._core import Batch
 from shmvec._memory.rollout import Rollout
 from shmvec._policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
 from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count, split_evenly

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shmvec._core.insight import Insight
+    from shmvec._core import Insight
 
 __all__ = [
     "LONGEST",

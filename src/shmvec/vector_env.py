@@ -38,7 +38,7 @@ from shmvec._arguments import (
     one_each,
     reset_arguments,
 )
-from shmvec._core.turn import Loan
+from shmvec._core import Loan
 from shmvec._memory.leases import release
 from shmvec._memory.rollout import Rollout, Rollouts
 from shmvec._options import with_defaults

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmvec._core.channel import Channel
+from shmvec._core import Channel
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import spaces
 
-from shmvec._core.segment import Segment
+from shmvec._core import Segment
 from shmvec._memory.layout import Layout
 
 

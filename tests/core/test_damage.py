@@ -13,7 +13,7 @@ from processes import wait_until_dozing
 from segment_map import LINE, MAPPED, Map, keep_mappings
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
-from shmvec._core.segment import Segment
+from shmvec._core import Segment
 from shmvec._memory.layout import Layout
 
 LATE = 16  # see protocol.pxd

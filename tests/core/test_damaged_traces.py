@@ -13,7 +13,7 @@ from timelines import Timeline
 
 from shmvec import ShmVectorEnv
 from shmvec import _trace as timeline
-from shmvec._core.trace import Recorder, read, trace_bytes
+from shmvec._core import Recorder, read_trace, trace_bytes
 
 NONSENSE = (0, 1, 0x7F, 0x80, 0xFF)
 
@@ -100,7 +100,7 @@ def test_a_ring_that_makes_no_sense_is_left_out(recorded):
 def test_rings_that_are_not_there():
     memory = bytearray(trace_bytes(2, 16))
     Recorder(memory, 2, 16, 1, 7)
-    entries, lost = read(memory, 2, 16, 1)
+    entries, lost = read_trace(memory, 2, 16, 1)
     assert entries["env"].tolist() == [7] and lost == 0
     for rings, size, index in [
         (2, 16, 2),
@@ -113,6 +113,6 @@ def test_rings_that_are_not_there():
         with pytest.raises(ValueError, match="ring"):
             Recorder(memory, rings, size, index, 7)
         with pytest.raises(ValueError, match="ring"):
-            read(memory, rings, size, index)
+            read_trace(memory, rings, size, index)
     with pytest.raises((BufferError, ValueError)):
         Recorder(np.zeros(1 << 12, np.uint8)[::2], 2, 16, 1, 7)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from processes import gone, run_script
 
-from shmvec._core import watchdog
+from shmvec._core import start_watchdog, stop_watchdog
 
 MARK = 2**62 + 1  # nobody's
 
@@ -23,27 +23,27 @@ def parent():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         descriptor = os.pidfd_open(process.pid)
         yield descriptor
-        watchdog.stop()
+        stop_watchdog()
         os.close(descriptor)
 
 
 def test_start_and_stop(parent):
     before = threads()
     for _ in range(3):
-        watchdog.start(parent, MARK)
+        start_watchdog(parent, MARK)
         assert threads() == before + 1
         with pytest.raises(OSError, match="cannot watch over the parent: Device or resource busy"):
-            watchdog.start(parent, MARK)
-        watchdog.stop()
+            start_watchdog(parent, MARK)
+        stop_watchdog()
         assert threads() == before
-    watchdog.stop()
+    stop_watchdog()
 
 
 def test_what_is_no_pidfd():
     with pytest.raises(OSError, match="cannot watch over the parent: Bad file descriptor"):
-        watchdog.start(-1, MARK)
+        start_watchdog(-1, MARK)
     with open(os.devnull) as file, pytest.raises(OSError, match="Bad file descriptor"):
-        watchdog.start(file.fileno(), MARK)
+        start_watchdog(file.fileno(), MARK)
 
 
 def test_a_fork_sees_the_threads_of_the_env_alone():
@@ -53,7 +53,7 @@ def test_a_fork_sees_the_threads_of_the_env_alone():
         import os, signal, sys, warnings
 
         os.environ["OPENBLAS_NUM_THREADS"] = "1"
-        from shmvec._core import watchdog
+        from shmvec._core import start_watchdog, stop_watchdog
 
         if sys.version_info[:2] == (3, 13):  # which counts once the hooks have run, and warns
             warnings.filterwarnings("ignore", "This process .* is multi-threaded")
@@ -63,7 +63,7 @@ def test_a_fork_sees_the_threads_of_the_env_alone():
 
         signal.alarm(60)
         os.register_at_fork(before=lambda: say("before"))  # the last registered is run first
-        watchdog.start(os.pidfd_open(os.getppid()), 2**62)
+        start_watchdog(os.pidfd_open(os.getppid()), 2**62)
         say("watched")
         child = os.fork()
         if child == 0:
@@ -91,14 +91,14 @@ def test_a_worker_that_keeps_the_gil_goes_with_its_parent():
     script = run_script(
         """
         import os, signal, subprocess, sys, time
-        from shmvec._core import watchdog
+        from shmvec._core import start_watchdog, stop_watchdog
 
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.alarm(60)
             os.setpgid(0, 0)
-            watchdog.start(os.pidfd_open(os.getppid()), 2**62)
+            start_watchdog(os.pidfd_open(os.getppid()), 2**62)
             helper = subprocess.Popen(["sleep", "60"])
             print(os.getpid(), helper.pid, flush=True)
             sum(range(10**12))  # one call: the GIL is not given up

@@ -16,7 +16,7 @@ from processes import gone
 
 import shmvec.exchange
 from shmvec import ShmVectorEnv
-from shmvec._core.output import Tee
+from shmvec._core import Tee
 from shmvec._processes import launcher, recovery
 from shmvec.faults import FaultPolicy
 

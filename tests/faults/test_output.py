@@ -17,7 +17,7 @@ from printing import Printing
 from scripts import succeeds
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
-from shmvec._core.output import Tee
+from shmvec._core import Tee
 from shmvec._processes.output import excerpt
 
 CONTEXTS = ["fork", "spawn", "forkserver"]

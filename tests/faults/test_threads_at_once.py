@@ -16,7 +16,7 @@ START = f"""
     from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
     from echoing import Echo
     from shmvec import ShmVectorEnv
-    from shmvec._core.turn import Turn
+    from shmvec._core import Turn
 
     SECONDS = {SECONDS}
     REFUSED = re.compile("one (thread )?at a time|been asked already|take the answers")
@@ -91,7 +91,7 @@ def test_turns_leases_and_processes():
             pass
     """
     released_by_several = """
-        from shmvec._core.lease import Lease
+        from shmvec._core import Lease
 
         memory, leased = np.zeros(64, np.uint8), np.zeros(8, np.uint8)
         held = [Lease(memory, leased, 0, 4)]

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from shmvec._core.insight import Insight
-from shmvec._core.segment import Segment
+from shmvec._core import Insight, Segment
 from shmvec._cores import identity, processes, time_on_cores
 from shmvec._memory.segment import SEGMENT
 from shmvec.stats import Process, Stats

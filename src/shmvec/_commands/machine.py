@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from shmvec._core import probe
+from shmvec._core import clock_cost, core_rates, core_round_trip, yield_cost
 from shmvec._cores import (
     allowed_cores,
     cgroup_quota,
@@ -144,13 +144,13 @@ class Prices:
         alone, together = [], []
         for _ in range(_ROUNDS):
             if other is not None:
-                lines.append(probe.round_trip(first, other, False, _SLICE_S))
-                wakes.append(probe.round_trip(first, other, True, _SLICE_S))
-            switches.append(probe.round_trip(first, first, True, _SLICE_S))
-            alone += probe.rates([first], _SLICE_S)
-            together.append(sum(probe.rates([first, *others], _SLICE_S)))
-            yields.append(probe.yield_cost(_SLICE_S / 4))
-            clocks.append(probe.clock_cost(_SLICE_S / 4))
+                lines.append(core_round_trip(first, other, False, _SLICE_S))
+                wakes.append(core_round_trip(first, other, True, _SLICE_S))
+            switches.append(core_round_trip(first, first, True, _SLICE_S))
+            alone += core_rates([first], _SLICE_S)
+            together.append(sum(core_rates([first, *others], _SLICE_S)))
+            yields.append(yield_cost(_SLICE_S / 4))
+            clocks.append(clock_cost(_SLICE_S / 4))
         after = _stolen()
         return cls(
             line=_best(lines),

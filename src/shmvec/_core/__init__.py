@@ -1,17 +1,48 @@
 """The compiled core: thin, typed Cython over csrc, and the two hot loops.
 
-``segment`` maps the shared memory, ``codec`` reads and writes values of spaces in it, ``infos``
-packs infos, ``worker`` and ``ledger`` are the loops of the two sides, ``watchdog`` ends a worker
-whose parent is gone, ``output`` passes on what workers print.
+What Python code uses of it is imported from here, and typed in ``__init__.pyi``. A compiled module
+is loaded when one of its names is asked for: a worker needs less than the parent.
 """
 
-try:
-    from shmvec._core import segment as _segment
-except ImportError as error:  # pragma: no cover - depends on the installation
-    raise ImportError(
-        "shmvec's compiled core is missing. In a source tree build it with "
-        "`pip install -e .` or `python setup.py build_ext --inplace`; an installed package "
-        f"must be reinstalled for this Python. ({error})"
-    ) from error
+from importlib import import_module
+from importlib.util import find_spec
 
-del _segment
+_NAMES = {
+    "again": "raises_again",
+    "channel": "Channel ChannelMessage",
+    "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
+    "OtherShapeError TextCodec TupleCodec",
+    "family": "mark_process signal_marked",
+    "frames": "Frames",
+    "handler": "guard_handler is_unhandled",
+    "insight": "Insight",
+    "lease": "Lease",
+    "ledger": "Ledger",
+    "links": "Links",
+    "messages": "pickle_value",
+    "output": "Tee buffer_c_lines flush_c",
+    "pool": "Pool",
+    "probe": "clock_cost core_rates core_round_trip yield_cost",
+    "results": "Results",
+    "segment": "Segment reserve_pages segment_bytes",
+    "told": "Batch Told",
+    "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",
+    "turn": "Loan Turn",
+    "watchdog": "start_watchdog stop_watchdog",
+    "worker": "FAULT_POINTS WorkerLoop die_at end_forks watch_forks",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+if find_spec("shmvec._core.segment") is None:  # pragma: no cover - depends on the installation
+    raise ImportError(
+        "shmvec's compiled core is missing for this Python. In a source tree build it with "
+        "`pip install -e .` or `python setup.py build_ext --inplace`; an installed package "
+        "must be reinstalled."
+    )
+
+
+def __getattr__(name):
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value

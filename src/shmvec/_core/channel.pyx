@@ -59,7 +59,7 @@ cdef packed struct Header:
     uint64_t length
 
 
-cdef class Message:
+cdef class ChannelMessage:
     cdef readonly uint32_t sequence
     cdef readonly bint goodbye
     cdef readonly bytes content
@@ -114,7 +114,7 @@ cdef class Channel:
 
     @cython.critical_section
     def find(self, uint32_t sequence):
-        cdef Message message
+        cdef ChannelMessage message
         self.fill()
         while self.inbox:
             message = self.inbox[0]
@@ -140,7 +140,7 @@ cdef class Channel:
     @property
     @cython.critical_section
     def farewell(self):
-        cdef Message message
+        cdef ChannelMessage message
         self.fill()
         while self.inbox:
             message = self.inbox[0]
@@ -152,7 +152,7 @@ cdef class Channel:
 
     @cython.critical_section
     def close(self):
-        cdef Message message
+        cdef ChannelMessage message
         if self.descriptor >= 0:
             close_descriptor(self.descriptor)
             self.descriptor = -1
@@ -220,7 +220,7 @@ cdef class Channel:
     cdef bint fill(self) except -1:
         """Reads what is there; whether that was anything."""
         cdef Header header
-        cdef Message message
+        cdef ChannelMessage message
         cdef Py_ssize_t got
         cdef bint some = False
         while self.broken is None:
@@ -242,7 +242,7 @@ cdef class Channel:
                 self.body_read += got
             else:
                 memcpy(&header, self.header, sizeof(Header))
-                message = Message()
+                message = ChannelMessage()
                 message.sequence = header.sequence
                 message.goodbye = header.goodbye != 0
                 message.content = self.body

@@ -8,13 +8,13 @@ from shmvec._core.csrc cimport sv_family_lead, sv_family_signal
 import os
 
 
-def lead(uint64_t mark):
+def mark_process(uint64_t mark):
     cdef int error = sv_family_lead(mark)
     if error != 0:
         raise OSError(error, f"cannot mark this process: {os.strerror(error)}")
 
 
-def send(marks, int number, int spared=0):
+def signal_marked(marks, int number, int spared=0):
     cdef uint32_t count = len(marks), i, living
     cdef uint64_t *copied = <uint64_t *>malloc((count + 1) * sizeof(uint64_t))
     if copied == NULL:

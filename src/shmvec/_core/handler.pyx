@@ -21,12 +21,12 @@ cdef extern from *:
     size_t UNREADY_BYTES
 
 
-def is_free(int number):
+def is_unhandled(int number):
     cdef sigaction_t action
     return sigaction(number, NULL, &action) == 0 and action.sa_handler == SIG_DFL
 
 
-def guard(int number, int descriptor):
+def guard_handler(int number, int descriptor):
     cdef int error = sv_handler_guard(number, descriptor, UNREADY, UNREADY_BYTES)
     if error != 0:
         raise OSError(error, f"signal {number}: {os.strerror(error)}")

@@ -90,7 +90,7 @@ cdef inline uint32_t _sum_of(bytes pickled):
         SV_SUM_START, PyBytes_AS_STRING(pickled), PyBytes_GET_SIZE(pickled))
 
 
-def dumps(value):
+def pickle_value(value):
     """Pickles: fast where the type can be imported, by value (cloudpickle) where it cannot."""
     try:
         return pickled_as_known(value, HIGHEST_PROTOCOL)
@@ -239,7 +239,7 @@ cdef class Encoder:
                     break
         self.used = 0
         memcpy(self.grow(PREFIX), prefix, PREFIX)
-        cdef bytes pickled = dumps(message)
+        cdef bytes pickled = pickle_value(message)
         memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
         return self.send(TAG_PICKLE)
 
@@ -352,7 +352,7 @@ cdef class Encoder:
                 if not self.pack(field.children, <dict>(<object>value)):
                     return False
             else:
-                pickled = dumps(<object>value)
+                pickled = pickle_value(<object>value)
                 size = <uint32_t>PyBytes_GET_SIZE(pickled)
                 memcpy(self.grow(4), &size, 4)
                 sum = _sum_of(pickled)

@@ -11,7 +11,7 @@ from shmvec._core.csrc cimport (
 )
 
 
-def round_trip(uint32_t core, uint32_t other, bint sleeping, double seconds):
+def core_round_trip(uint32_t core, uint32_t other, bint sleeping, double seconds):
     cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
     cdef double found
     with nogil:
@@ -19,7 +19,7 @@ def round_trip(uint32_t core, uint32_t other, bint sleeping, double seconds):
     return 1e-9 * found if found > 0 else None
 
 
-def rates(cores, double seconds):
+def core_rates(cores, double seconds):
     cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
     cdef uint32_t count = len(cores), i
     cdef uint32_t *places = <uint32_t *>malloc((count + 1) * sizeof(uint32_t))

@@ -43,7 +43,7 @@ def segment_bytes(num_workers, num_envs, records, info_bytes, action_bytes, slab
     return plan.total_bytes
 
 
-def reserve(int descriptor, nbytes):
+def reserve_pages(int descriptor, nbytes):
     cdef int error = sv_segment_reserve(descriptor, nbytes)
     if error != 0:
         raise OSError(error, os.strerror(error))

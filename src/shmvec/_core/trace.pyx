@@ -32,7 +32,7 @@ import os
 
 import numpy as np
 
-KINDS = {
+TRACE_KINDS = {
     SV_TRACE_STEP: "step",
     SV_TRACE_RESET: "reset",
     SV_TRACE_CALL: "call",
@@ -79,7 +79,7 @@ def trace_bytes(rings, size):
 
 
 @cython.no_gc_clear  # as above
-cdef class Switch:
+cdef class TraceSwitch:
     cdef Py_buffer _export
     cdef object owner
 
@@ -99,7 +99,7 @@ cdef class Switch:
         PyBuffer_Release(&self._export)
 
 
-def read(unsigned char[::1] memory, rings, size, index):
+def read_trace(unsigned char[::1] memory, rings, size, index):
     cdef uint64_t lost
     _check(memory.shape[0], rings, size, index)
     entries = np.empty(size, _ENTRY)

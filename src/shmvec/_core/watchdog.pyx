@@ -16,7 +16,7 @@ cdef uint64_t _mark = 0      # of the family
 cdef bint _follows = False   # forks, by the hooks below
 
 
-def start(int descriptor, uint64_t mark):
+def start_watchdog(int descriptor, uint64_t mark):
     global _watched, _mark, _follows
     cdef int error = sv_watchdog_start(descriptor, mark)
     if error != 0:
@@ -27,7 +27,7 @@ def start(int descriptor, uint64_t mark):
         _follows = True
 
 
-def stop():
+def stop_watchdog():
     global _watched
     sv_watchdog_stop()
     _watched = -1
@@ -39,7 +39,7 @@ def _pause():
 
 def _resume():
     if _watched >= 0:
-        start(_watched, _mark)
+        start_watchdog(_watched, _mark)
 
 
 def _forget():

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils import batch_space, create_shared_memory
 
-from shmvec._core.codec import (
+from shmvec._core import (
     ACTION_ITEMSIZE,
     ActionCodec,
     ArrayCodec,
@@ -28,11 +28,11 @@ from shmvec._core.codec import (
     DictCodec,
     MessageCodec,
     OtherShapeError,
+    Results,
+    Segment,
     TextCodec,
     TupleCodec,
 )
-from shmvec._core.results import Results
-from shmvec._core.segment import Segment
 
 __all__ = [
     "ActionRows",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shmvec._core.lease import Lease
+from shmvec._core import Lease
 
 __all__ = ["Leases", "release"]
 

@@ -20,8 +20,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
 from shmvec._arguments import checked_count
-from shmvec._core.lease import Lease
-from shmvec._core.results import Results
+from shmvec._core import Lease, Results
 from shmvec._memory.segment import map_memory, reserve_memory
 from shmvec.spaces import mapped
 

@@ -17,7 +17,7 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
-from shmvec._core.segment import reserve
+from shmvec._core import reserve_pages
 from shmvec._cores import MEMBERSHIP, ROOT, own_cgroups
 
 __all__ = ["SEGMENT", "Kept", "free_memory", "free_shm", "map_memory", "reserve_memory"]
@@ -55,7 +55,7 @@ def reserve_memory(nbytes: int, name: str = "shmvec") -> int:
             raise
         descriptor = _shared_memory(nbytes)
     try:
-        reserve(descriptor, nbytes)
+        reserve_pages(descriptor, nbytes)
         # A block's file takes no seals.
         with contextlib.suppress(PermissionError):
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

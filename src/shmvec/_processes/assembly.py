@@ -14,11 +14,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from shmvec._arguments import AutoresetMode
-from shmvec._core.frames import Frames
-from shmvec._core.ledger import Ledger
-from shmvec._core.links import Links
-from shmvec._core.pool import Pool
-from shmvec._core.segment import Segment, segment_bytes
+from shmvec._core import Frames, Ledger, Links, Pool, Segment, segment_bytes
 from shmvec._cores import current_budgets
 from shmvec._memory.layout import Layout, check_shared_memory, has_fixed_size
 from shmvec._memory.segment import SEGMENT, map_memory, reserve_memory

@@ -15,8 +15,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from secrets import randbits
 from time import monotonic, sleep
 
-from shmvec._core.family import lead as _lead
-from shmvec._core.family import send as _send
+from shmvec._core import mark_process, signal_marked
 
 __all__ = ["end_families", "end_own_family", "lead_family", "new_mark"]
 
@@ -38,7 +37,7 @@ def lead_family(mark: int) -> None:
     Where that is not possible, what it starts is known by its process group alone.
     """
     with contextlib.suppress(OSError):
-        _lead(mark)
+        mark_process(mark)
 
 
 def end_families(marks: Sequence[int], patience_s: float, spared: int = 0) -> None:
@@ -51,7 +50,7 @@ def end_families(marks: Sequence[int], patience_s: float, spared: int = 0) -> No
     """
     begin = monotonic()
     number, pause = int(signal.SIGTERM), 0.001
-    while _send(marks, number, spared):
+    while signal_marked(marks, number, spared):
         elapsed = monotonic() - begin
         if elapsed > patience_s + _PATIENCE_S:
             return  # it hangs in the kernel

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 
-from shmvec._core.segment import Segment
-from shmvec._core.trace import Recorder
-from shmvec._core.worker import WorkerLoop, end_forks
+from shmvec._core import Recorder, Segment, WorkerLoop, end_forks
 from shmvec._memory.layout import Layout, misfit
 from shmvec._memory.segment import map_memory
 from shmvec._processes.control import Attachment, Late, Report
 from shmvec.faults import EnvTimeoutError, Failure
 
 if TYPE_CHECKING:
-    from shmvec._core.worker import ResetArguments
+    from shmvec._core import ResetArguments
 
 __all__ = ["EnvFn", "EnvHost", "HostedEnv", "Mailbox"]
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec._core.segment import Segment
-from shmvec._core.worker import WorkerLoop
+from shmvec._core import Segment, WorkerLoop
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Report, Resets
 from shmvec._processes.host import EnvFn, EnvHost

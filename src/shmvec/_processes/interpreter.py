@@ -25,7 +25,7 @@ from pickle import loads
 from socket import recv_fds, socket
 from typing import Any
 
-from shmvec._core.channel import Channel
+from shmvec._core import Channel
 from shmvec._processes.libraries import fresh_openmp, loaded_openmp
 from shmvec._processes.preloading import import_ahead
 from shmvec._processes.worker import Orphaned, Parent, Task, run_worker, take_environ

@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle
 
 from shmvec import _pickling as _classes
-from shmvec._core.channel import Channel
+from shmvec._core import Channel
 from shmvec._processes import interpreter
 from shmvec._processes.fork_server import ForkServer, fork_server
 from shmvec._processes.host import EnvFn

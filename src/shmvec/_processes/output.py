@@ -16,8 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shmvec._core.channel import Channel
-from shmvec._core.output import Tee, buffer_c_lines, flush_c
+from shmvec._core import Channel, Tee, buffer_c_lines, flush_c
 from shmvec._processes.stacks import OURS, is_wanted
 
 __all__ = ["LastWords", "excerpt", "finish_output", "take_output"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec._core.ledger import Ledger
+from shmvec._core import Ledger
 from shmvec._processes.supervisor import Workers
 from shmvec.faults import (
     EnvTimeoutError,

@@ -30,7 +30,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from shmvec._core.handler import guard, is_free
+from shmvec._core import guard_handler, is_unhandled
 from shmvec._cores import identity, processes
 
 __all__ = [
@@ -90,14 +90,14 @@ def offer_stacks(parent: int, worker: int, envs: range) -> None:
     if not is_wanted() or sys.version_info[:3] == _CRASHES:
         return
     with contextlib.suppress(OSError, ValueError, RuntimeError, StopIteration):
-        number = next(filter(is_free, _SIGNALS))
+        number = next(filter(is_unhandled, _SIGNALS))
         name = _NAME.format(os.getpid(), parent, worker, envs.start, envs.stop, number)
         memory = os.memfd_create(name, os.MFD_CLOEXEC)
         fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)  # readers empty it
         # Not of all threads: those that begin or end meanwhile would make it crash. Not chained:
         # only so has it SA_RESTART, by which most system calls go on.
         faulthandler.register(number, file=memory, all_threads=False, chain=False)
-        guard(number, memory)
+        guard_handler(number, memory)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
 
 

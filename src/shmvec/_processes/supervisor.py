@@ -26,9 +26,7 @@ from typing import Any, Protocol
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec import _pickling as _classes
-from shmvec._core.again import raises_again
-from shmvec._core.channel import Channel
-from shmvec._core.segment import Segment
+from shmvec._core import Channel, Segment, raises_again
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Late, Report, Resets

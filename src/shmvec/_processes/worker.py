@@ -16,11 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmvec._core import watchdog
-from shmvec._core.channel import Channel
-from shmvec._core.messages import dumps
-from shmvec._core.segment import Segment
-from shmvec._core.worker import watch_forks
+from shmvec._core import Channel, Segment, pickle_value, start_watchdog, watch_forks
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import map_memory
 from shmvec._pickling import loads_in_main
@@ -85,7 +81,7 @@ class Parent:
     """The parent as a worker sees it: whether it lives, and messages from and to it."""
 
     # Bound here: an env may patch the modules.
-    pack = staticmethod(dumps)
+    pack = staticmethod(pickle_value)
     unpack = staticmethod(loads)
 
     def __init__(self, pid: int, channel: Channel) -> None:
@@ -104,7 +100,7 @@ class Parent:
 
     def watch(self, mark: int) -> None:
         """From now on this process, and what is known by the mark, ends with the parent."""
-        watchdog.start(self._descriptor, mark)
+        start_watchdog(self._descriptor, mark)
 
     def close(self) -> None:
         """Closes the channel."""

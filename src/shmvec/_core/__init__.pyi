@@ -1,0 +1,939 @@
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import VectorEnv
+from typing_extensions import Buffer
+
+from shmvec.faults import Failure, Fault
+
+# The segment
+
+def segment_bytes(
+    num_workers: int,
+    num_envs: int,
+    records: int,
+    info_bytes: int,
+    action_bytes: int,
+    slab_bytes: int,
+) -> int:
+    """Bytes of memory that such a segment needs.
+
+    Args:
+        num_workers: Number of workers, each with rings of its own.
+        num_envs: Number of envs.
+        records: Requests and completions that each ring has room for.
+        info_bytes: Room of each ring of messages from a worker to the parent.
+        action_bytes: Room of each ring of messages from the parent to a worker.
+        slab_bytes: Room for the arrays.
+
+    Raises:
+        ValueError: A size is out of range.
+    """
+
+def reserve_pages(descriptor: int, nbytes: int) -> None:
+    """Sizes a shared-memory descriptor and reserves all its pages.
+
+    Raises:
+        OSError: There is not that much memory (``ENOSPC``), or the descriptor is unfit.
+    """
+
+class Segment:
+    """A mapping that holds a segment; csrc/segment.h says what lies where."""
+
+    memory: Buffer
+    @staticmethod
+    def create(
+        memory: Buffer,
+        num_workers: int,
+        num_envs: int,
+        records: int,
+        info_bytes: int,
+        action_bytes: int,
+        slab_bytes: int,
+    ) -> Segment:
+        """Formats zeroed memory of at least :func:`segment_bytes` as a segment."""
+    @staticmethod
+    def open(memory: Buffer) -> Segment:
+        """Attaches to a segment that another process created, after validating it.
+
+        Raises:
+            ValueError: The memory holds no intact segment of this version.
+        """
+    @staticmethod
+    def look(memory: Buffer, nbytes: int) -> Segment:
+        """Looks at a segment from outside, for an ``Insight`` only.
+
+        Args:
+            memory: The begin of it, read-only or a copy: its header, or all of the ``front``.
+            nbytes: How large all of it is.
+
+        Raises:
+            ValueError: The memory holds no intact segment of this version.
+        """
+    @property
+    def front(self) -> int:
+        """Bytes at the begin in which all is that onlookers read."""
+    @property
+    def num_workers(self) -> int: ...
+    @property
+    def num_envs(self) -> int: ...
+    def array(
+        self, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike
+    ) -> np.ndarray[Any, np.dtype[Any]]:
+        """An array over ``offset`` of the slabs; it keeps the mapping alive."""
+
+class Insight:
+    """What a segment says of its vector env.
+
+    Attributes:
+        in_use: Whether it was made ready, and not closed.
+        process: The parent's id, as that sees itself.
+        processes: Those of its workers likewise; 0: it is being started. Empty if there are none.
+        number: Which of its process's it is, counted from 1, closed ones as well.
+        nbytes: Bytes of the segment.
+        num_workers: Worker processes.
+        num_envs: Envs.
+        cores: That parent and workers may use.
+        elapsed_s: Seconds since it was made ready.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        """Looks at a segment, of which it needs the ``front`` and reads only.
+
+        Raises:
+            ValueError: There is less of it.
+        """
+    @property
+    def in_use(self) -> bool:
+        """Whether it is.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+    @property
+    def process(self) -> int: ...
+    @property
+    def processes(self) -> list[int]: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def num_workers(self) -> int: ...
+    @property
+    def num_envs(self) -> int: ...
+    @property
+    def cores(self) -> int: ...
+    @property
+    def elapsed_s(self) -> float: ...
+    def parent(self) -> dict[str, int]:
+        """What the parent has counted, with the wait that it is in."""
+    def workers(self) -> list[dict[str, int]]:
+        """What each worker has, with those before it, and what of a request it has done."""
+    def ranges(self) -> list[tuple[int, int]]:
+        """The envs of each worker: the first, and how many."""
+    def spent_before(self) -> list[tuple[float, float]]:
+        """Seconds that each worker's process had a core, and lacked one, before it served."""
+    def faults(self) -> dict[str, int]:
+        """What went wrong, how often."""
+    def timings(self) -> npt.NDArray[np.uint64]:
+        """How long each env's steps and resets have taken.
+
+        Returns:
+            For each env, steps and resets: their sum and the longest, in ns, and the buckets of
+            csrc/timings.h.
+        """
+    def doing(self, at: int | None = None) -> list[tuple[int, str, float] | None]:
+        """What each worker does now: (env, whether it resets, seconds); None: neither.
+
+        Args:
+            at: Up to when seconds are counted, in ns of the monotonic clock; None: now.
+        """
+    def waiting(self) -> float | None:
+        """Seconds for which the parent has been waiting now; None: it is not."""
+
+# Values of spaces
+
+ACTION_ITEMSIZE: int
+
+class OtherShapeError(ValueError):
+    """As many actions as there are envs, but of another shape than their space says."""
+
+    actions: npt.NDArray[Any]
+
+class Codec:
+    """Reads and writes values of one space, for one env or for all."""
+
+    def put(self, env: int, value: Any) -> None:
+        """Writes the value of one env."""
+    def get(self, env: int) -> Any:
+        """The value of one env, as a copy."""
+    def put_rows(self, envs: npt.NDArray[np.intp], values: Any) -> None:
+        """Writes the values of some envs.
+
+        Raises:
+            ValueError: Their number or shape is wrong.
+            TypeError: Their dtype is.
+        """
+
+class ArrayCodec(Codec):
+    """Observations of spaces that are one array."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None: ...
+
+class ActionCodec(Codec):
+    """Actions of spaces that are one array, in the dtype of the caller."""
+
+    def __init__(
+        self,
+        memory: npt.NDArray[Any],
+        codes: npt.NDArray[Any],
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        space: gym.Space[Any],
+    ) -> None: ...
+
+class TextCodec(Codec):
+    """Strings of Text spaces."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None: ...
+
+class DictCodec(Codec):
+    """Dict spaces."""
+
+    def __init__(self, codecs: Mapping[str, Codec]) -> None: ...
+
+class TupleCodec(Codec):
+    """Tuple spaces."""
+
+    def __init__(self, codecs: Sequence[Codec]) -> None: ...
+
+class MessageCodec(Codec):
+    """Values that are in no slab: they came, or go, as messages."""
+
+    def __init__(
+        self,
+        space: gym.Space[Any],
+        num_envs: int,
+        explain: Callable[[Iterable[int], list[Any], Exception], tuple[int | None, Exception]]
+        | None,
+    ) -> None: ...
+
+# Memory that is lent to the user
+
+class Lease:
+    """Marks rows as leased while it lives; the base of the arrays that show them."""
+
+    def __init__(
+        self, memory: Buffer, leased: npt.NDArray[np.uint8], first: int, count: int
+    ) -> None:
+        """Marks ``leased[first : first + count]``; arrays are made over ``memory``."""
+    def release(self) -> None:
+        """The rows may be written again, even if arrays still show them."""
+    @property
+    def released(self) -> bool: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Pool:
+    """Blocks of shared memory, each for observations of all envs that the user gets as they are."""
+
+    def __init__(
+        self, memory: npt.NDArray[np.uint8], block_bytes: int, codecs: list[Codec]
+    ) -> None:
+        """Takes whole pages of memory, the bytes of a block, and a codec over each."""
+    def end(self) -> None:
+        """No array is made any more: what the user does not hold goes back to the system."""
+
+# Results
+
+class Results:
+    """Frames of what steps return; a row an env: frame * num_envs + env."""
+
+    observations: Codec
+    rewards: npt.NDArray[np.float64]
+    terminations: npt.NDArray[np.bool_]
+    truncations: npt.NDArray[np.bool_]
+    num_envs: int
+    num_frames: int
+    def __init__(
+        self,
+        memory: Any,
+        observations: Codec,
+        rewards: npt.NDArray[np.float64],
+        terminations: npt.NDArray[np.bool_],
+        truncations: npt.NDArray[np.bool_],
+        num_envs: int,
+    ) -> None:
+        """Takes arrays ``(num_frames * num_envs, ...)``, and the memory in which they lie."""
+    def leased(self, first: int, count: int) -> bool:
+        """Whether one of these rows is leased."""
+    def lease(self, first: int, count: int) -> Lease:
+        """Protects rows from being written until the lease is released, or gone."""
+    def view(
+        self, lease: Lease, first: int, lead: tuple[int, ...]
+    ) -> tuple[Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Arrays ``(*lead, ...)`` over leased rows from ``first`` on, which keep the lease."""
+    def copy_rows(self, source: Results, rows: npt.NDArray[np.intp], first: int) -> None:
+        """Copies rows of other frames to those from ``first`` on."""
+
+class Frames:
+    """Where each env's results are."""
+
+    away: int
+    rollouts: Results | None
+
+    def __init__(
+        self,
+        home: Results,
+        copy: bool = True,
+        leasing: bool = False,
+        keep_last: bool = False,
+        pool: Pool | None = None,
+    ) -> None:
+        """Takes the frames of the segment.
+
+        Args:
+            home: They.
+            copy: Whether observations are returned as copies.
+            leasing: Whether batches are handed out as views.
+            keep_last: Whether new results leave the last ones in place.
+            pool: Where observations of all envs are written besides, to be handed out as they are.
+        """
+
+    def take_rollouts(self, rollouts: Results) -> None:
+        """Takes frames that follow those at home, in place of any before."""
+
+    def start_rollout(self, frame: int) -> None:
+        """Puts the last results into a frame of the rollouts."""
+
+    def meet(self, frame: int) -> None:
+        """Says that the last results of all envs are, or will be, in a frame of a rollout."""
+
+    def end_rollout(self) -> None:
+        """Brings the last results home: their frame is the user's from now on."""
+
+    def end(self) -> None:
+        """The vector env is closed: lets go of memory that nobody looks at."""
+
+    def observe(self) -> Any:
+        """The last observations of all envs, as ``copy`` says."""
+
+# Messages
+
+class ChannelMessage:
+    """What came through a channel.
+
+    Attributes:
+        sequence: Number of the request it belongs to.
+        goodbye: Whether it is the last one.
+        content: What was put.
+        descriptors: That came with it. Whoever takes the message closes them.
+    """
+
+    sequence: int
+    goodbye: bool
+    content: bytes
+    descriptors: list[int]
+
+class Channel:
+    """One end of a control channel."""
+
+    descriptor: int
+    broken: str | None
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes over a stream socket."""
+
+    def put(
+        self,
+        sequence: int,
+        content: bytes,
+        descriptors: Sequence[int] = (),
+        goodbye: bool = False,
+    ) -> None:
+        """Sends a message of a request, now or as soon as there is room; never blocks."""
+
+    def pump(self) -> bool:
+        """Writes and reads what can be now; whether there is more to write, or was any to read."""
+
+    def find(self, sequence: int) -> ChannelMessage | None:
+        """The message of a request, or None if it has not come; older ones are dropped."""
+
+    def take(self, sequence: int) -> ChannelMessage | None:
+        """The same, and it is the caller's from now on, with its descriptors."""
+
+    def fail(self, why: str) -> None:
+        """Notes that what comes through it cannot be trusted any more."""
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits to be written."""
+
+    @property
+    def farewell(self) -> bytes | None:
+        """What the other side has said last, if it has said goodbye; others are dropped."""
+
+    def fileno(self) -> int:
+        """The descriptor, for ``select``."""
+
+    def close(self) -> None:
+        """Closes it, and the descriptors in messages that nobody has taken."""
+
+def pickle_value(value: Any) -> bytes:
+    """Pickles: fast where the type can be imported, by value (cloudpickle) where it cannot."""
+
+# Traces
+
+TRACE_KINDS: dict[int, str]  # what an entry may be of, and its name
+
+class Recorder:
+    """A writer's end of a ring; its first entry says who writes."""
+
+    def __init__(
+        self, memory: Buffer, rings: int, size: int, index: int, pid: int, takes: bool = False
+    ) -> None:
+        """Takes a ring.
+
+        Args:
+            memory: Where the rings are; it is kept as long as this is.
+            rings: How many there are.
+            size: Of how many entries each; a power of two.
+            index: Which is taken.
+            pid: The process's number.
+            takes: Whether it takes results after its waits, as the parent does.
+
+        Raises:
+            ValueError: There is no such ring, or the memory is too small.
+        """
+
+def trace_bytes(rings: int, size: int) -> int:
+    """How much memory so many rings take."""
+
+class TraceSwitch:
+    """Has writers go on, until it is turned off or forgotten."""
+
+    def __init__(self, memory: Buffer) -> None:
+        """Takes the memory that holds the rings, and keeps it."""
+
+    def off(self) -> None:
+        """Has writers let go of the memory when they next come to it."""
+
+def read_trace(
+    memory: Buffer, rings: int, size: int, index: int
+) -> tuple[npt.NDArray[np.void], int]:
+    """The entries of a ring, oldest first, and how many before these are gone.
+
+    Returns:
+        An array with fields ``begin`` and ``end``, in ns of the monotonic clock, ``env`` and
+        ``kind``; they make no sense if the memory was damaged.
+    """
+
+# Of both sides
+
+class Blocks(Protocol):
+    """Memory in which observations of all envs are written where the user gets them."""
+
+    @property
+    def codecs(self) -> list[Codec]: ...
+
+class Slabs(Protocol):
+    """The arrays of a segment: what is read of `shmvec._memory.layout.Slabs`."""
+
+    @property
+    def results(self) -> Results: ...
+    @property
+    def actions(self) -> Codec: ...
+    @property
+    def finals(self) -> Codec | None: ...
+    @property
+    def blocks(self) -> Blocks | None: ...
+
+# The worker's side
+
+# Seeds, options and mask (which envs to reset), one item an env.
+ResetArguments = tuple[Sequence[int | None] | None, Sequence[Any] | None, Sequence[bool] | None]
+
+class Host(Protocol):
+    """What the loop leaves to Python: the rare things."""
+
+    def command(self, sequence: int) -> tuple[ResetArguments | None, Any]:
+        """Takes a command from its channel: (arguments of a reset or None, results)."""
+    def trace(self, sequence: int) -> None:
+        """Takes from its channel memory to record into."""
+    def misfit(self, env: int, observation: Any, error: Exception) -> Exception:
+        """What to raise for an observation that could not be put where it belongs."""
+    def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
+        """Takes from its channel the actions (env, action) that did not fit the ring."""
+    def send_late(
+        self,
+        sequence: int,
+        messages: list[tuple[int, int, dict[str, Any]]],
+        failures: list[tuple[int, str, BaseException]],
+        results: Any,
+    ) -> None:
+        """Sends the parent what does not fit the rings; messages are (kind, env, message)."""
+
+FAULT_POINTS: range
+
+def die_at(point: int) -> None:
+    """Has this process killed when it next comes to a point of the protocol: see csrc/fault.h."""
+
+def watch_forks() -> None:
+    """From now on a fork of this process that comes back from an env ends: it is no worker."""
+
+def end_forks() -> None:
+    """Ends a process that an env has forked and that comes back from the env."""
+
+class WorkerLoop:
+    """Serves the envs ``first_env`` and up from a worker's request ring."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        index: int,
+        first_env: int,
+        envs: Sequence[gym.Env[Any, Any]],
+        host: Host,
+        slabs: Slabs,
+        autoreset: str,
+        timed: bool = False,
+        mends: bool = False,
+        resets: Sequence[tuple[int | None, Any] | None] | None = None,
+    ) -> None:
+        """Takes over the envs.
+
+        Args:
+            segment: Where requests come from and results go.
+            index: The worker's index.
+            first_env: Index of its first env.
+            envs: The envs.
+            host: For what is rare.
+            slabs: The arrays of the segment.
+            autoreset: Value of the ``AutoresetMode``.
+            timed: Whether there are time limits.
+            mends: Whether an env that has raised is reset, and not given up.
+            resets: Of a worker that takes another one's place: seed and options for each env's
+                next reset that has none.
+        """
+    def busy(self) -> tuple[int, str, float] | None:
+        """What an env is in: (env, "step", "reset" or "call", seconds); None: nothing."""
+    def begin_call(self, env: int) -> None:
+        """Notes that a method of an env is called now, or an attribute got or set."""
+    def end_call(self, env: int) -> None:
+        """Notes that it has ended."""
+    def take_rollouts(self, rollouts: Results) -> None:
+        """Takes frames that follow those in the segment, in place of any before."""
+    def record(self, recorder: Recorder | None) -> None:
+        """Has what is done from now on be recorded; None: not any more."""
+    def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:
+        """Serves until told to close (True) or until the parent is gone (False).
+
+        Args:
+            parent_alive: Asked between slices of sleep.
+            doze: Sleeps until the parent sends something or is gone; called after half a second
+                without a request. None: go on sleeping in slices.
+        """
+    def serve_pending(self) -> bool:
+        """Serves what was requested so far; False after a request to close."""
+
+# The parent's side
+
+class Links:
+    """The parent's ends of the rings and channels of all workers."""
+
+    waiting: bool
+    turn: Turn
+    closed: bool
+    rouse: Callable[[int], None]
+
+    def __init__(
+        self,
+        segment: Segment,
+        ranges: Sequence[range],
+        channels: list[Any],
+        look: Callable[[], None],
+        rouse: Callable[[int], None],
+        budgets: Callable[[], Any],
+        limits: tuple[float | None, float | None] = (None, None),
+        inline: Callable[[], None] | None = None,
+        hang_after: float | None = None,
+        hung: Callable[[list[tuple[int, tuple[int, str] | None, float]]], None] | None = None,
+    ) -> None:
+        """Attaches to the rings.
+
+        Args:
+            segment: Where they are.
+            ranges: The envs of each worker.
+            channels: The control channel of each worker; the list may change.
+            look: Raises if a worker has ended; called in every slice of a wait.
+            rouse: Wakes workers that doze, of these bits of the bell.
+            budgets: Says how to wait.
+            limits: Seconds that a step and a reset of one env may take.
+            inline: Serves what was asked where there are no processes.
+            hang_after: Seconds; None: for ever.
+            hung: Is told, once, of each worker that is at something for longer, by its index, what
+                that is ((env, whether it is reset); None: something else), and the seconds.
+        """
+
+    def remind(self) -> None:
+        """Calls all workers again."""
+
+    def pump(self) -> None:
+        """Reads and writes the channels; what comes waits in them until it is taken."""
+
+    def is_idle(self, worker: int) -> bool:
+        """Whether a worker has answered all that it was asked, and that was taken."""
+    def has_answered(self, worker: int) -> bool:
+        """Whether it has answered all that it was asked, be that taken or not."""
+
+    def steps_of(self, worker: int) -> int:
+        """Steps of envs that the process which is this worker now has made."""
+
+    def insight(self) -> Insight:
+        """What the segment says now of the vector env."""
+
+    def record(
+        self,
+        recorder: Recorder | None,
+        workers: Sequence[int] = (),
+        packed: Any = None,
+        descriptor: int = -1,
+    ) -> None:
+        """Has what is done from now on be recorded; None: not any more.
+
+        Args:
+            recorder: Of this side.
+            workers: Which are to record, too; they answer nothing.
+            packed: The message to them.
+            descriptor: Which goes with it: of the memory.
+
+        Raises:
+            RuntimeError: A worker has many such requests before it already. None was told, then.
+        """
+
+    def count_fault(self, name: str, number: int = 1) -> None:
+        """Counts faults, by their name in csrc/notice.h.
+
+        Raises:
+            ValueError: There is no such counter.
+        """
+
+Envs = npt.NDArray[np.intp]
+
+class Ledger:
+    """What was asked of each env, and what has come back."""
+
+    links: Links
+    frames: Frames
+    num_ready: int
+    num_asked: int
+    num_out: int
+    owing: Sequence[int]
+    unanswered: list[int]
+    failures: list[Failure]
+    raised: list[Failure]
+    results: dict[int, Any]
+    told: dict[int, Told]
+    lockstep: bool
+
+    def __init__(
+        self,
+        links: Links,
+        frames: Frames,
+        slabs: Slabs,
+        mode: str,
+        may_step_over: bool = True,
+        in_ranges: bool = False,
+    ) -> None:
+        """Takes what requests go through and results lie in.
+
+        Args:
+            links: To the workers.
+            frames: Of results.
+            slabs: The arrays of the segment.
+            mode: Value of the ``AutoresetMode``.
+            may_step_over: Whether an env may be stepped whose episode is over.
+            in_ranges: Whether neighbours are asked together.
+        """
+
+    def is_out(self, env: int) -> bool:
+        """Whether it was asked and not taken."""
+    def has_failed(self, env: int) -> bool:
+        """Whether it has raised, and nothing is decided about that."""
+    def is_over(self, env: int) -> bool:
+        """Whether its last results ended an episode."""
+    def is_broken(self, env: int) -> bool:
+        """Whether its next step is answered by a truncation."""
+    def num_missing(self, envs: Envs) -> int:
+        """How many requests to these, at least, are not answered."""
+    def check(self, envs: Envs) -> None:
+        """Raises ValueError unless each of these is an env, once, and may be asked something."""
+    def step_all(self, actions: Any, pack: Callable[[Any], Any], rollout_frame: int = -1) -> None:
+        """Writes actions and asks every env to step."""
+    def step(
+        self,
+        envs: Envs,
+        actions: Any,
+        pack: Callable[[Any], Any],
+        rollout_frame: int | None = None,
+        together: bool = False,
+    ) -> None:
+        """Writes actions and asks each of these envs to step."""
+    def reset(self, envs: Envs) -> None:
+        """Asks each of these envs to reset, without seed or options."""
+    def command(
+        self, envs: Envs, packed: dict[int, Any], resets: bool, descriptors: Sequence[int] = ()
+    ) -> None:
+        """Asks the workers of these envs to carry out a command."""
+    def close(self) -> None:
+        """Asks all workers to close their envs and end.
+
+        Raises:
+            RuntimeError: A request ring is full.
+        """
+    def wait_all(self, timeout: float | None) -> bool:
+        """Waits until all requests are answered; False: the time is up first."""
+    def wait(self, wanted: int, timeout: float | None, requests: bool = False) -> bool:
+        """Waits until so many more may have answered; False: the time is up first."""
+    def wait_regular(self, wanted: int, envs: Envs | None = None) -> bool:
+        """Waits until so many, or these, are ready; False if anything else happens before."""
+    def look_around(self) -> None:
+        """Looks after signals, channels, workers and limits."""
+    def look_if_due(self) -> None:
+        """The same, if that was a slice ago."""
+    def take_regular(
+        self, vector_env: Any, arrays: bool = True, commit: bool = True
+    ) -> tuple[Any, ...] | None:
+        """Four arrays and infos of all; None if something is not as usual."""
+    def take_soonest(
+        self, count: int, vector_env: Any, envs: Envs | None = None, arrays: bool = True
+    ) -> tuple[Any, ...] | None:
+        """Envs, four arrays and infos, not committed; None if something is not as usual."""
+    def pop(self) -> None:
+        """Takes the answers that are there."""
+    def owed_by(self, worker: int) -> int:
+        """The number of the request whose message must come next from a worker."""
+    def deliver(
+        self,
+        worker: int,
+        messages: list[tuple[int, int, Any]],
+        failures: list[Failure],
+        results: list[Any] | None,
+    ) -> None:
+        """Takes the message that must come next."""
+    def lose(self, worker: int) -> None:
+        """Notes that a worker is dead; what it has answered in whole holds."""
+    def retire(self, worker: int) -> None:
+        """Notes that a worker is dead and gets no successor: nobody waits for its envs."""
+    def lost_resets(self, worker: int) -> list[int]:
+        """Envs of a dead worker that are lost in a reset of the user's."""
+    def revive(self, worker: int, fault: Fault) -> None:
+        """Notes that a worker has a successor: asks or answers again what was lost."""
+    def mend(self, failure: Failure, fault: Fault) -> None:
+        """Answers for an env that has raised."""
+    def give_up(self, failure: Failure) -> None:
+        """Leaves it to the caller what an env has raised."""
+    def forget(self) -> None:
+        """Drops all answers, none of which is still to come."""
+    def oldest(self, count: int) -> Envs:
+        """The envs that have been ready for longest, at most so many."""
+    def those_ready(self, envs: Envs) -> Envs:
+        """Those of these envs that are ready."""
+    def ready(self) -> Envs:
+        """All envs that are ready, by index."""
+    def gather(
+        self,
+        envs: Envs,
+        vector_env: Any,
+        everyone: bool,
+        arrays: bool,
+        among: Collection[int] | None,
+    ) -> tuple[Envs, tuple[Any, ...], Lease | None, dict[int, Told], list[Failure]]:
+        """Envs that are ready: they, four arrays and infos, the lease, what is told, failures."""
+    def commit(self, envs: Envs, failures: Collection[Failure] = ()) -> None:
+        """Takes the envs that were gathered: they may be asked again."""
+
+class Told:
+    """What an env's answer tells of its worker.
+
+    Attributes:
+        fault: What has befallen it.
+        cut_off: Whether the answer is a truncation in place of what was lost.
+        last: With an autoreset in the same step: the observation the episode ended with, in a
+            list; else None.
+        info: What infos say of it.
+    """
+
+    fault: Fault
+    cut_off: bool
+    last: list[Any] | None
+    info: dict[str, Any]
+
+class Batch(VectorEnv[Any, Any, Any]):
+    """Stands in for a vector env of so many envs, of which Gymnasium gathers infos."""
+
+    def __init__(self, num_envs: int) -> None: ...
+
+_T = TypeVar("_T")
+
+class Turn:
+    """Held during a call, by one thread: another one is refused with a RuntimeError.
+
+    So is the same one in the middle of a wait, with an AlreadyPendingCallError.
+    """
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+    @property
+    def depth(self) -> int:
+        """How often this thread has taken it, and not given it back."""
+
+    def give_back(self, left: int) -> None:
+        """Gives back what nobody else will, until it is taken so often."""
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raises an AlreadyPendingCallError: this was tried in the middle of a call."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """A turn that this thread may take in the middle of a wait, too: nothing is asked in it."""
+
+    def hold(self) -> AbstractContextManager[None]:
+        """In its turn: until the end others' code may run, whose calls are refused as in a wait."""
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Has a trace told when it ends: from then on the caller is at work; None: not any more."""
+
+class Loan(Generic[_T]):
+    """A turn in which ``begin()`` is lent, and the owner's ``_state`` is another."""
+
+    def __init__(self, turn: Turn, begin: Callable[[], _T], owner: Any, state: object) -> None: ...
+    def __enter__(self) -> _T: ...
+    def __exit__(self, *error: object) -> None: ...
+
+def raises_again(attempt: Callable[..., object], *arguments: object) -> bool:
+    """Whether what has raised does so again while no signal's handler can run."""
+
+# The process
+
+def start_watchdog(descriptor: int, mark: int) -> None:
+    """Has this process killed when the process of a pidfd is gone, with its family.
+
+    Args:
+        descriptor: The pidfd; it must stay open until ``stop``.
+        mark: By which the family is known; its process group goes, too, if it leads one.
+
+    Raises:
+        OSError: It is no pidfd, a watchdog runs already, or there can be no more threads.
+    """
+
+def stop_watchdog() -> None:
+    """Ends the watch, if there is one."""
+
+def mark_process(mark: int) -> None:
+    """Marks this process, and so what it starts from now on.
+
+    Args:
+        mark: From 2**62 up to 2**63.
+
+    Raises:
+        OSError: The hard limit that the mark must be below is too low.
+    """
+
+def signal_marked(marks: Sequence[int], number: int, spared: int = 0) -> int:
+    """Sends a signal to every process with one of these marks, but to this one.
+
+    Args:
+        marks: The marks.
+        number: Of the signal; 0: none.
+        spared: Another process that gets none.
+
+    Returns:
+        How many there are.
+    """
+
+def is_unhandled(number: int) -> bool:
+    """Whether nobody in this process, Python or C, has a handler for a signal, or ignores it."""
+
+def guard_handler(number: int, descriptor: int) -> None:
+    """Puts a handler around the one that a signal has, which writes to a descriptor.
+
+    It leaves errno as it was, runs in the first thread, writes a zero byte after what that one has
+    written, and does not call it once the descriptor means another file; nor while the interpreter
+    counts a call in, if it cannot be walked through then: a byte 1 comes before the zero byte.
+    """
+
+class Tee:
+    """A pipe whose content is copied to a descriptor, and its end remembered; see csrc/tee.h.
+
+    Attributes:
+        end: The end of the pipe to write to; -1 once it is closed here.
+    """
+
+    end: int
+
+    def __init__(self, target: int) -> None:
+        """Begins to copy.
+
+        Args:
+            target: To what; where it is closed, what comes is only remembered.
+
+        Raises:
+            OSError: There can be no more descriptors or threads.
+        """
+
+    def close_end(self) -> None:
+        """Others have it now, who may write to it."""
+
+    def last(self) -> bytes:
+        """The last 16 kB that were written."""
+
+    def settle(self, patience: float) -> bool:
+        """Waits until what was written before is passed on.
+
+        Args:
+            patience: Seconds for which the target may take nothing.
+
+        Returns:
+            Whether all is passed on.
+        """
+
+    def close(self) -> None:
+        """It goes once its last writer has."""
+
+def buffer_c_lines() -> None:
+    """Has C's stdout pass on whole lines; what is in its buffer goes out first."""
+
+def flush_c() -> None:
+    """Passes on what C's stdout holds."""
+
+# The machine
+
+def core_round_trip(core: int, other: int, sleeping: bool, seconds: float) -> float | None:
+    """Hands a cache line from core to core and back, for so long.
+
+    Args:
+        core: A core that this process may use.
+        other: Another one; or the same, of players that sleep.
+        sleeping: Each player sleeps until the other wakes it; otherwise it spins.
+        seconds: How long.
+
+    Returns:
+        Seconds there and back; None: the players could not be started there.
+    """
+
+def core_rates(cores: Sequence[int], seconds: float) -> list[float]:
+    """What a process on each of these cores gets done when all compute at once.
+
+    Returns:
+        For each core its rate, in a unit that is the same for all; 0 where none could be started.
+    """
+
+def yield_cost(seconds: float) -> float:
+    """Seconds of a ``sched_yield``, measured for so long."""
+
+def clock_cost(seconds: float) -> float:
+    """Seconds of a reading of the clock, measured for so long."""
