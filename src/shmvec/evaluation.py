@@ -31,19 +31,7 @@ from shmvec.exchange import Answers, AutoresetMode, Exchange, checked_count, usa
 from shmvec.faults import FaultPolicy, RemoteTraceback, raise_as_gymnasium_does
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = [
-    "EPISODE",
-    "STATISTICS",
-    "Episode",
-    "EpisodePlayer",
-    "Evaluation",
-    "confidence_interval",
-    "evaluate",
-    "interquartile_mean",
-    "means",
-    "recorded",
-    "standard_error",
-]
+__all__ = ["Episode", "Evaluation", "evaluate"]
 
 
 Envs: TypeAlias = (

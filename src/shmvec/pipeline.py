@@ -26,19 +26,7 @@ from shmvec.faults import EnvTimeoutError, raise_as_gymnasium_does
 from shmvec.spaces import mapped
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = [
-    "Collected",
-    "Faster",
-    "Infos",
-    "Mirror",
-    "Pipeline",
-    "Said",
-    "Tensors",
-    "Transitions",
-    "grouped",
-    "said_in",
-    "with_row",
-]
+__all__ = ["Pipeline"]
 
 
 @dataclass(slots=True, eq=False)

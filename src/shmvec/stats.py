@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from shmvec._core import Insight
 
 __all__ = [
-    "LONGEST",
-    "MOST_ROWS",
-    "SPARE",
     "Doing",
     "EnvStats",
     "FaultCounts",
@@ -26,16 +23,6 @@ __all__ = [
     "Verdict",
     "Waits",
     "WorkerStats",
-    "duration",
-    "fitted",
-    "hidden",
-    "judged",
-    "lines",
-    "of_faults",
-    "of_workers",
-    "opening",
-    "timings",
-    "width_of",
 ]
 
 

@@ -51,17 +51,7 @@ from shmvec.stats import Stats
 if TYPE_CHECKING:
     from shmvec.exchange import Exchange
 
-__all__ = [
-    "CALL",
-    "DEFAULT",
-    "RESET",
-    "STEP",
-    "Halves",
-    "ShmVectorEnv",
-    "StepResults",
-    "Trace",
-    "results_of",
-]
+__all__ = ["ShmVectorEnv", "StepResults", "Trace"]
 
 
 # Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.

@@ -552,7 +552,7 @@ def test_excerpt():
         "",
         "Current thread 0x2 (most recent call first):",
         '  File "env.py", line 1 in step',
-        '  File "/somewhere/shmvec/_worker/process.py", line 192 in _serve',
+        '  File "/somewhere/shmvec/_processes/worker.py", line 192 in _serve',
         '  File "script.py", line 1 in <module>',
         "",
         "Extension modules: numpy._core._multiarray_umath, ...",

@@ -227,7 +227,7 @@ THREADS = """[
     {"pid": 1, "thread_id": 1, "thread_name": "MainThread", "frames": [
         {"name": "Env.look", "filename": "/env.py", "line": 7},
         {"name": "Env.step", "filename": "/env.py", "line": 3},
-        {"name": "_serve", "filename": "/x/shmvec/_worker/process.py", "line": 1}]}
+        {"name": "_serve", "filename": "/x/shmvec/_processes/worker.py", "line": 1}]}
 ]"""
 BY_IT = '  File "/env.py", line 7 in look\n  File "/env.py", line 3 in step'
 UNREAD = "its stack cannot be read: its main thread blocks the signal"

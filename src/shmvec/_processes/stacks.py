@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-OURS = f"{os.sep}shmvec{os.sep}_worker{os.sep}"  # in paths of frames below those of an env
+OURS = f"{os.sep}shmvec{os.sep}_processes{os.sep}"  # in paths of frames below those of an env
 # SIGRTMAX - 2 is Java's; from SIGRTMIN on others begin to count.
 _SIGNALS = range(signal.SIGRTMAX - 7, signal.SIGRTMIN, -1)
 _NAME = "shmvec-stacks:{}:{}:{}:{}:{}:{}"
