@@ -20,7 +20,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec
 import shmvec
 from shmvec import ShmVectorEnv
 from shmvec._processes.preloading import needed_modules, ready_to_fork
-from shmvec.adapters.pettingzoo_env import Team
+from shmvec.adapters.pettingzoo import Team
 from shmvec.exchange import HostedEnv
 from shmvec.planning import PlanningVectorEnv
 

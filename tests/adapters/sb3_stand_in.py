@@ -10,7 +10,7 @@ import importlib
 import sys
 import types
 
-__all__ = ["INSTALLED", "ShmVecEnv"]
+__all__ = ["INSTALLED", "AgentVecEnv", "ShmVecEnv"]
 
 
 class VecEnv:
@@ -69,9 +69,10 @@ def _adapter():
 try:
     importlib.import_module("stable_baselines3")
     INSTALLED = True
-    from shmvec.adapters.sb3 import ShmVecEnv
+    from shmvec.adapters.sb3 import AgentVecEnv, ShmVecEnv
 
     gc.freeze()  # what torch has brought is not gone through again after every test
 except ImportError:
     INSTALLED = False
-    ShmVecEnv = _adapter().ShmVecEnv
+    adapter = _adapter()
+    AgentVecEnv, ShmVecEnv = adapter.AgentVecEnv, adapter.ShmVecEnv

@@ -909,5 +909,5 @@ def test_without_sb3_the_import_says_what_to_install():
 
 
 def test_workers_need_neither_sb3_nor_torch():
-    imported = run("import sys, shmvec.adapters.sb3_env; print(*sys.modules)").stdout.split()
+    imported = run("import sys, shmvec.adapters._sb3_env; print(*sys.modules)").stdout.split()
     assert "shmvec" in imported and not {"torch", "stable_baselines3"} & {*imported}

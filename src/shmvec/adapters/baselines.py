@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec.adapters.actions import batched
-from shmvec.adapters.infos import delivered
+from shmvec.adapters._shared import TwoCallSteps, batched, split_end
 from shmvec.exchange import (
     AutoresetMode,
+    Exchange,
     Options,
     checked_count,
     checked_env_fns,
@@ -69,7 +69,7 @@ class _Envs(ShmVectorEnv):
 _Envs.__name__ = "SubprocVecEnv"  # what messages and processes are called by
 
 
-class SubprocVecEnv:
+class SubprocVecEnv(TwoCallSteps):
     """Steps envs in worker processes; baselines' interface.
 
     An env that is done is reset at once: the observation is the new episode's first one, and the
@@ -145,7 +145,6 @@ class SubprocVecEnv:
         elif self.in_series != 1:
             raise ValueError("in_series and num_workers say the same: leave one of them out")
         self.viewer: Viewer | None = None
-        self.waiting = False
         self.vector_env = envs = _Envs(
             functions,
             context=context,
@@ -207,11 +206,8 @@ class SubprocVecEnv:
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
         self._assert_open("reset")
-        self.waiting = False
         seeds, each = checked_seeds(seed, self.num_envs), checked_options(options, self.num_envs)
-        self._exchange.drop()
-        self._exchange.ask_reset(None, seeds, each)
-        answers = delivered(self._exchange.take())
+        answers = self._reset_envs(seeds, each)
         self.reset_infos = answers.infos
         return answers.observations
 
@@ -228,7 +224,7 @@ class SubprocVecEnv:
             ValueError: The number or shape of the actions is wrong. Nothing was sent.
             TypeError: Their dtype is. Nothing was sent.
         """
-        self._assert_idle("step_async")
+        self._idle("step_async")
         if isinstance(actions, list):
             if len(actions) != self.num_envs:
                 raise ValueError(
@@ -236,11 +232,7 @@ class SubprocVecEnv:
                     "was sent to any env."
                 )
             actions = batched(self.action_space, actions)
-        if self._exchange.num_asked:  # of a step that was broken off
-            self._exchange.drop()
-        self._exchange.recycle()
-        self._exchange.ask(None, actions)
-        self.waiting = True
+        self._begin_step(actions)
 
     def step_wait(self) -> StepResults:
         """Waits for the step that ``step_async`` has started.
@@ -260,16 +252,12 @@ class SubprocVecEnv:
         self._assert_open("step_wait")
         if not self.waiting:
             raise NotSteppingError
-        self.waiting = False
-        answers = delivered(self._exchange.take())
+        answers = self._finish_step()
         infos, dones = answers.infos, answers.terminations | answers.truncations
         for env in np.flatnonzero(dones).tolist():
-            reset_info = infos[env]
-            self.terminal_observations[env] = reset_info.pop("final_obs", None)
-            infos[env] = reset_info.pop("final_info", {})
+            self.terminal_observations[env], self.reset_infos[env] = split_end(infos, env)
             if answers.truncations[env]:
                 infos[env]["TimeLimit.truncated"] = not answers.terminations[env]
-            self.reset_infos[env] = reset_info
         return answers.observations, answers.rewards, dones, tuple(infos)
 
     def step(self, actions: Any) -> StepResults:
@@ -286,7 +274,7 @@ class SubprocVecEnv:
             ValueError: An env returns no frame: make the envs with ``render_mode="rgb_array"``.
             Exception: Whatever an env raises.
         """
-        self._assert_idle("get_images")
+        self._idle("get_images")
         return checked_frames(self.vector_env.render())
 
     def render(self, mode: str = "human") -> Any:
@@ -356,10 +344,11 @@ class SubprocVecEnv:
                 f"Trying to operate on a SubprocVecEnv after calling close(): {name}()"
             )
 
-    def _assert_idle(self, name: str) -> None:
+    def _idle(self, name: str) -> Exchange:
         self._assert_open(name)
         if self.waiting:
             raise AlreadySteppingError(name)
+        return super()._idle(name)
 
     def _compare_with(self, spaces: Any) -> None:
         for kind, given in zip(("observation", "action"), spaces or (), strict=False):

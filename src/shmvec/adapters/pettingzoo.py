@@ -11,24 +11,13 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
+from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space, create_empty_array
 
-from shmvec.adapters.actions import batched
-from shmvec.adapters.infos import delivered
-from shmvec.adapters.pettingzoo_env import (
-    AGENTS,
-    ALIVE,
-    FLAGS,
-    OF_AGENT,
-    REWARDS,
-    TERMINATED,
-    TRUNCATED,
-    Team,
-)
+from shmvec.adapters._shared import TwoCallSteps, batched
 from shmvec.exchange import (
     AutoresetMode,
-    Exchange,
+    HostedEnv,
     Options,
     checked_env_fns,
     checked_options,
@@ -45,6 +34,12 @@ Space: TypeAlias = gym.Space[Any]
 ByAgent: TypeAlias = dict[Any, Any]
 # Observations, rewards, terminations, truncations, infos.
 StepResults: TypeAlias = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
+
+# What an env's observation holds beside those of its agents: rewards, and rows of flags.
+AGENTS, REWARDS, FLAGS = "agents", "rewards", "flags"
+TERMINATED, TRUNCATED, ALIVE = range(3)
+OF_AGENT = "agent "  # before the name of an agent, as a key of infos
+_NEEDED = ("observation_space", "action_space", "reset", "step")
 
 
 class ParallelVectorEnv:
@@ -375,7 +370,7 @@ class ParallelVectorEnv:
             raise ValueError(
                 f'base_class must be "gymnasium" or "stable_baselines3", got {base_class!r}'
             )
-        from shmvec.adapters.sb3_rows import AgentVecEnv
+        from shmvec.adapters.sb3 import AgentVecEnv
 
         return AgentVecEnv(rows)
 
@@ -496,7 +491,7 @@ class RowResults:
     infos: list[dict[str, Any]]
 
 
-class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
+class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
     """Agents as rows: that of agent ``a`` in env ``e`` is ``e * num_agents + a``.
 
     What SuperSuit's ``pettingzoo_env_to_vec_env_v1`` and ``concat_vec_envs_v1`` make of a parallel
@@ -528,6 +523,7 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
         if parallel.envs.batch_size is not None:
             raise ValueError("rows are stepped all together: leave batch_size out")
         self.parallel = parallel
+        self._exchange = parallel.envs.exchange
         self.num_envs = parallel.num_envs * parallel.num_agents
         self.single_observation_space = parallel.single_observation_space(first)
         self.single_action_space = parallel.single_action_space(first)
@@ -535,7 +531,6 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = parallel.metadata
         self.render_mode = parallel.render_mode
-        self.waiting = False
         # What agents were told of their end, until that of the others.
         self._ended = np.zeros((2, parallel.num_agents, parallel.num_envs), np.bool_)
 
@@ -593,7 +588,8 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
 
     def step_async(self, actions: Any) -> None:
         """Starts such a step and does not wait."""
-        parallel, exchange = self.parallel, self._idle("step_async")
+        self._idle("step_async")
+        parallel = self.parallel
         space, count = self.single_action_space, parallel.num_agents
         if isinstance(actions, list):
             actions = batched(space, actions)
@@ -602,9 +598,7 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
             for index, agent in enumerate(parallel.possible_agents)
         }
         everyone = np.arange(parallel.num_envs)
-        exchange.recycle()
-        exchange.ask(None, parallel._batched(by_agent, everyone, np.ones(len(everyone), np.bool_)))
-        self.waiting = True
+        self._begin_step(parallel._batched(by_agent, everyone, np.ones(len(everyone), np.bool_)))
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Waits for the step that :meth:`step_async` has started.
@@ -620,11 +614,7 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
     def take(self) -> RowResults:
         """As :meth:`step_wait`, with infos as the envs returned them, a list."""
         parallel = self.parallel
-        if not self.waiting:
-            parallel.envs.exchange.check_open()
-            raise NoAsyncCallError("Calling `step_wait` without any prior `step_async`.", "step")
-        self.waiting = False
-        answers = delivered(parallel.envs.exchange.take())
+        answers = self._finish_step()
         told, infos = answers.observations, answers.infos
         over, broken = answers.terminations, answers.truncations
         finals = [info.get("final_obs") for info in infos] if over.any() else None
@@ -647,8 +637,6 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
     ) -> RowResults:
         """As :meth:`reset`, with infos as the envs returned them, a list."""
         parallel, count = self.parallel, self.parallel.num_agents
-        self.waiting = False
-        exchange = self._idle("reset")
         marked = np.ones(self.num_envs, np.bool_)
         if isinstance(options, dict) and "reset_mask" in options:
             options = dict(options)
@@ -666,13 +654,12 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
         if options is not None and not isinstance(options, dict):
             options = (checked_options(options, self.num_envs) or [])[::count]
         each = checked_options(options, parallel.num_envs)
-        chosen: Any = [None if of is None else [of[env] for env in envs] for of in (seeds, each)]
-        exchange.ask_reset(envs, *chosen)
+        seeds, each = (of and [of[env] for env in envs] for of in (seeds, each))
         infos: list[dict[str, Any]] = [{} for _ in range(parallel.num_envs)]
-        answers = delivered(exchange.take(envs))
+        answers = self._reset_envs(seeds, each, envs)
         for env, info in zip(answers.envs.tolist(), answers.infos, strict=True):
             infos[env] = info
-        told = exchange.observe()
+        told = self._exchange.observe()
         nothing, mask = np.zeros(parallel.num_envs, np.bool_), whole.any(1)
         rewards, _ = parallel._agents_told(told, nothing, nothing, None, slice(None), mask)
         self._ended[:, :, mask] = False
@@ -690,17 +677,6 @@ class AgentRows(gym.vector.VectorEnv[Any, Any, Any]):
 
     def __del__(self) -> None:
         """The envs live on: they are not its own."""
-
-    def _idle(self, name: str) -> Exchange:
-        """The exchange, nobody asked anything: a step that was broken off is finished first."""
-        exchange = self.parallel.envs.exchange
-        if self.waiting:
-            raise AlreadyPendingCallError(
-                f"Calling `{name}` while waiting for a pending call to `step` to complete.", "step"
-            )
-        if exchange.num_asked:
-            exchange.drop()
-        return exchange
 
     def _observed(self, told: Any) -> Any:
         parts = [told[AGENTS][key] for key in self.parallel._keys.values()]
@@ -800,3 +776,146 @@ def _wrong(agent: Any, kind: type[Exception], what: str, shape: tuple[int, ...])
     return kind(
         f"wrong actions of agent {agent!r}: {what}; {shape} is needed. Nothing was sent to any env."
     )
+
+
+# ---- in a worker ---------------------------------------------------------------------------------
+
+
+class Team(HostedEnv):
+    """A parallel env as one that the core can step: what all agents are told is its observation."""
+
+    def __init__(self, index: int, env_fn: Callable[[], Any]) -> None:
+        """Builds the env."""
+        env = env_fn()
+        name = f"env_fns[{index}]() returned a {type(env).__name__}"
+        missing = [method for method in _NEEDED if not callable(getattr(env, method, None))]
+        if missing:
+            raise TypeError(
+                f"{name} without the methods {', '.join(missing)}; it must return a "
+                "pettingzoo.ParallelEnv (others become one by pettingzoo.utils.aec_to_parallel)"
+            )
+        if not hasattr(env, "possible_agents"):
+            raise TypeError(
+                f"{name} without possible_agents. PettingZoo's API lets a ParallelEnv do without, "
+                "but arrays for all agents need to know all that there may ever be: set it to "
+                "their names in the env, or around it"
+            )
+        self.agents = list(env.possible_agents)
+        self._keys = {agent: str(agent) for agent in self.agents}
+        if not self.agents or len(set(self._keys.values())) < len(self.agents):
+            raise ValueError(f"agents need names that differ, and there must be one: {self.agents}")
+        self._indices = {agent: index for index, agent in enumerate(self.agents)}
+        count = len(self.agents)
+        seen = {key: env.observation_space(agent) for agent, key in self._keys.items()}
+        self._nothing = {key: _nothing(space) for key, space in seen.items()}
+        self._acting: list[tuple[Any, str]] = []  # who acts in the next step, and its key
+        super().__init__(
+            env,
+            spaces.Dict(
+                {
+                    AGENTS: spaces.Dict(seen),
+                    REWARDS: spaces.Box(-np.inf, np.inf, (count,), np.float64),
+                    FLAGS: spaces.Box(0, 1, (3, count), np.bool_),
+                }
+            ),
+            spaces.Dict({key: env.action_space(agent) for agent, key in self._keys.items()}),
+        )
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
+        """Resets the env."""
+        observations, infos = self.env.reset(seed=seed, options=options)
+        return self._told(observations, {}, {}, {}), self._infos(infos)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        """Steps the env, with actions of those who are alive."""
+        acting = {agent: actions[key] for agent, key in self._acting}
+        *results, infos = self.env.step(acting)
+        if len(results) != 4:
+            raise ValueError(
+                f"step() returned {len(results) + 1} values; expected (observations, rewards, "
+                "terminations, truncations, infos)"
+            )
+        told = self._told(*results)
+        return told, 0.0, not self._acting, False, self._infos(infos)
+
+    def close(self) -> None:
+        """Closes the env, if it can be."""
+        if hasattr(self.env, "close"):
+            super().close()
+
+    def _told(
+        self,
+        observations: Mapping[Any, Any],
+        rewards: Mapping[Any, Any],
+        terminations: Mapping[Any, Any],
+        truncations: Mapping[Any, Any],
+    ) -> dict[str, Any]:
+        """What all agents are told; and notes who acts next."""
+        keys, indices, count = self._keys, self._indices, len(self.agents)
+        told = self._nothing.copy()
+        pay = [0.0] * count
+        terminated, truncated, alive = [False] * count, [False] * count, [False] * count
+        try:
+            for agent, observation in observations.items():
+                told[keys[agent]] = observation
+            for agent, reward in rewards.items():
+                pay[indices[agent]] = reward
+            for agent, flag in terminations.items():
+                terminated[indices[agent]] = bool(flag)
+            for agent, flag in truncations.items():
+                truncated[indices[agent]] = bool(flag)
+            acting = []
+            # Without the list, who is told something goes on.
+            for agent in getattr(self.env, "agents", observations):
+                index = indices[agent]
+                if terminated[index] or truncated[index]:
+                    continue
+                if agent not in observations:
+                    raise ValueError(f"agent {agent!r} is alive and has got no observation")
+                alive[index] = True
+                acting.append((agent, keys[agent]))
+        except KeyError as error:
+            raise self._stranger(agent) from error
+        self._acting = acting
+        return {
+            AGENTS: told,
+            REWARDS: np.array(pay, np.float64),
+            FLAGS: np.array((terminated, truncated, alive)),
+        }
+
+    def _infos(self, infos: Mapping[Any, Any] | None) -> dict[str, Any]:
+        found = {}
+        for agent, info in (infos or {}).items():
+            if agent not in self._keys:
+                raise self._stranger(agent)
+            if info:
+                found[OF_AGENT + self._keys[agent]] = info
+        return found
+
+    def _stranger(self, agent: Any) -> ValueError:
+        return ValueError(
+            f"the env tells of an agent {agent!r} that is not in possible_agents, {self.agents}"
+        )
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """What the env has, or all its agents."""
+        return self.agents if name == "shmvec_agents" else getattr(self.env, name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Sets an attribute where it is: of the env, or of what is around it."""
+        holder = self.env
+        while name not in getattr(holder, "__dict__", ()) and hasattr(holder, "env"):
+            holder = holder.env
+        setattr(holder if hasattr(holder, name) else self.env, name, value)
+
+
+def _nothing(space: Space) -> Any:
+    """What an agent observes that is not there: zeros, as far as the space has them."""
+    if isinstance(space, spaces.Dict):
+        return {key: _nothing(part) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_nothing(part) for part in space.spaces)
+    if isinstance(space, spaces.Text):
+        return ""
+    empty: Any = create_empty_array(space, 1)
+    return None if empty is None else empty[0]

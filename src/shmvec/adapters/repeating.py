@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from shmvec.adapters.actions import batched
+from shmvec.adapters._shared import batched
 from shmvec.adapters.episodes import Episodes, build, take_end
 from shmvec.exchange import AutoresetMode, EnvFn, Exchange
 from shmvec.faults import Failure, FaultPolicy, WorkerCrashError, log_as_gymnasium_does

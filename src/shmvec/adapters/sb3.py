@@ -1,4 +1,4 @@
-"""Stable-Baselines3's ``VecEnv`` over an ``Exchange``: in place of its ``SubprocVecEnv``."""
+"""Stable-Baselines3's ``VecEnv``: over an ``Exchange``, and over rows of PettingZoo agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 
 try:
     from stable_baselines3.common.vec_env import VecEnv
@@ -28,9 +27,8 @@ except ImportError as error:
         f"({error}): pip install stable-baselines3"
     ) from error
 
-from shmvec.adapters.actions import batched
-from shmvec.adapters.infos import delivered
-from shmvec.adapters.sb3_env import RESET_INFO, SB3Env
+from shmvec.adapters._sb3_env import RESET_INFO, SB3Env
+from shmvec.adapters._shared import TwoCallSteps, batched, split_end
 from shmvec.exchange import (
     AutoresetMode,
     Exchange,
@@ -41,7 +39,7 @@ from shmvec.exchange import (
 from shmvec.faults import EnvTimeoutError, WorkerCrashError
 from shmvec.stats import Stats
 
-__all__ = ["ShmVecEnv"]
+__all__ = ["AgentVecEnv", "ShmVecEnv"]
 
 # Options of ShmVectorEnv that keep what a VecEnv promises.
 _OPTIONS = frozenset(
@@ -63,7 +61,7 @@ _OPTIONS = frozenset(
 _CLOSE_S = 2.0  # what envs get to close while one of them is over its time limit
 
 
-class ShmVecEnv(VecEnv):
+class ShmVecEnv(TwoCallSteps, VecEnv):
     """Steps Gymnasium envs in worker processes, for Stable-Baselines3.
 
     Takes the place of ``SubprocVecEnv``: the same arguments, methods and results. Rewards are
@@ -148,7 +146,6 @@ class ShmVecEnv(VecEnv):
             **options,
         )
         self.num_envs = self._exchange.num_envs  # the base class asks the envs for attributes
-        self.waiting = False
         try:
             super().__init__(
                 self.num_envs,
@@ -205,14 +202,11 @@ class ShmVecEnv(VecEnv):
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
-        self.waiting = False
-        self._exchange.drop()
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
         options = self._options if any(self._options) else None
-        self._exchange.ask_reset(
-            None, checked_seeds(seeds, self.num_envs), checked_options(options, self.num_envs)
+        answers = self._reset_envs(
+            checked_seeds(seeds, self.num_envs), checked_options(options, self.num_envs)
         )
-        answers = delivered(self._exchange.take())
         self.reset_infos = [_reset_info(info) for info in answers.infos]
         # Seeds and options are used once.
         self._reset_seeds()
@@ -232,10 +226,8 @@ class ShmVecEnv(VecEnv):
             ValueError: The number or the shape of the actions is wrong. Nothing was sent.
             TypeError: Their dtype is. Nothing was sent.
         """
-        exchange = self._idle("step_async")
-        exchange.recycle()
-        exchange.ask(None, _batched(self.action_space, actions))
-        self.waiting = True
+        self._idle("step_async")
+        self._begin_step(_batched(self.action_space, actions))
 
     def step_wait(self) -> VecEnvStepReturn:
         """Waits for the step that ``step_async`` began.
@@ -254,21 +246,20 @@ class ShmVecEnv(VecEnv):
             Exception: Whatever an env raises, with the worker's traceback as its cause. The other
                 envs have made their step; ``reset`` or ``close`` as you like.
         """
-        if not self.waiting:
-            self._exchange.check_open()
-            raise NoAsyncCallError("Calling `step_wait` without any prior `step_async`.", "step")
-        self.waiting = False
-        answers = delivered(self._exchange.take())
+        answers = self._finish_step()
         infos, dones = answers.infos, answers.terminations | answers.truncations
-        for info in infos:
-            info["TimeLimit.truncated"] = False
-        for env in dones.nonzero()[0].tolist():
-            told, infos[env] = infos[env], infos[env].pop("final_info")
-            del told["TimeLimit.truncated"]
-            # SB3's rule: it is no truncation where the episode terminated as well.
-            infos[env]["TimeLimit.truncated"] = not answers.terminations[env]
-            infos[env]["terminal_observation"] = told.pop("final_obs")
-            self.reset_infos[env] = _reset_info(told)
+        ended = dones.nonzero()[0].tolist()
+        lasts = []
+        for env in ended:
+            last, reset_info = split_end(infos, env)
+            self.reset_infos[env] = _reset_info(reset_info)
+            lasts.append(last)
+        # SB3's rule: it is no truncation where the episode terminated as well.
+        limited = (answers.truncations & ~answers.terminations).tolist()
+        for info, truncated in zip(infos, limited, strict=True):
+            info["TimeLimit.truncated"] = truncated
+        for env, last in zip(ended, lasts, strict=True):
+            infos[env]["terminal_observation"] = last
         return answers.observations, answers.rewards.astype(np.float32), dones, infos
 
     def close(self) -> None:
@@ -398,16 +389,6 @@ class ShmVecEnv(VecEnv):
                 raise IndexError(f"there is no env {index}: there are {self.num_envs}")
         return [index % self.num_envs for index in indices]
 
-    def _idle(self, name: str) -> Exchange:
-        """The exchange, nobody asked anything: a step that was broken off is finished first."""
-        if self.waiting:
-            raise AlreadyPendingCallError(
-                f"Calling `{name}` while waiting for a pending call to `step` to complete.", "step"
-            )
-        if self._exchange.num_asked:
-            self._exchange.drop()
-        return self._exchange
-
     def _ask(self, indices: VecEnvIndices, name: str, *args: Any) -> list[Any]:
         """Calls a method of ``SB3Env`` for each of these envs, however often they are named."""
         envs = self._existing(indices)
@@ -421,11 +402,10 @@ class ShmVecEnv(VecEnv):
         return [answers[env].pop(0) for env in envs]
 
 
-def _reset_info(told: dict[str, Any]) -> dict[str, Any]:
-    """The info of a reset, out of what ``SB3Env`` returned, and what is told of a fault."""
-    info: dict[str, Any] = told.pop(RESET_INFO, {})
-    if told:
-        info.update(told)
+def _reset_info(returned: dict[str, Any]) -> dict[str, Any]:
+    """The info of a reset, out of what ``SB3Env`` returned, and what the core adds of a fault."""
+    info: dict[str, Any] = returned.pop(RESET_INFO, {})
+    info.update(returned)
     return info
 
 
@@ -437,3 +417,116 @@ def _batched(space: gym.Space[Any], actions: Any) -> Any:
             "not one dict of batches. Nothing was sent to any env."
         )
     return batched(space, actions)
+
+
+class AgentVecEnv(VecEnv):
+    """:class:`shmvec.adapters.pettingzoo.AgentRows`, with SB3's four values and lists of infos.
+
+    What is asked of a row is asked of its env: ``get_attr``, ``env_method`` and ``set_attr`` reach
+    each env once, however many of its rows are named.
+
+    Attributes:
+        rows: The rows, for ``alive`` and for ``rows.parallel``, the envs.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        """See :meth:`shmvec.adapters.pettingzoo.ParallelVectorEnv.as_rows`.
+
+        Raises:
+            ValueError: Envs are not reset in the step that ends an episode.
+        """
+        mode = rows.parallel.envs.autoreset_mode
+        if mode is not AutoresetMode.SAME_STEP:
+            raise ValueError(
+                "SB3 has envs reset in the step that ends an episode: make it "
+                f'ParallelVectorEnv(..., autoreset_mode="SameStep"), not "{mode.value}"'
+            )
+        self.rows = rows
+        self.num_envs = rows.num_envs  # the base class asks the envs for attributes
+        super().__init__(rows.num_envs, rows.single_observation_space, rows.single_action_space)
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Seeds the next reset: env ``e`` with ``seed + e``, as the rows of Gymnasium's are.
+
+        Returns:
+            For each row the seed of its env.
+        """
+        first: Any = super().seed(seed)[0]
+        count = self.rows.parallel.num_agents
+        self._seeds = [first + row // count for row in range(self.num_envs)]
+        return self._seeds
+
+    def reset(self) -> VecEnvObs:
+        """Resets all envs, with the seeds that ``seed`` has set, and the options of first rows."""
+        seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
+        options: Any = self._options if any(self._options) else None
+        self.rows.waiting = False
+        results = self.rows.begin(seed=seeds, options=options)
+        self.reset_infos = results.infos
+        self._reset_seeds()
+        self._reset_options()
+        return results.observations
+
+    def step_async(self, actions: Any) -> None:
+        """Starts to step all rows; arguments and exceptions as of ``AgentRows.step``."""
+        self.rows.step_async(actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Waits for the step that ``step_async`` began.
+
+        Returns:
+            Observations; rewards, float32; dones; infos, a list of dicts, each as its env returned
+            it for the agent, with ``TimeLimit.truncated`` and, if done, ``terminal_observation``.
+        """
+        results = self.rows.take()
+        dones = results.terminations | results.truncations
+        infos = results.infos
+        for row in dones.nonzero()[0].tolist():
+            last, self.reset_infos[row] = split_end(infos, row)
+            infos[row]["terminal_observation"] = last
+        for info, terminated, done in zip(infos, results.terminations, dones, strict=True):
+            info["TimeLimit.truncated"] = bool(done and not terminated)
+        return results.observations, results.rewards.astype(np.float32), dones, infos
+
+    def close(self) -> None:
+        """Closes the envs and ends the workers."""
+        self.rows.close()
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The attribute of the env of each of these rows."""
+        return self._asked(indices, attr_name)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Sets an attribute of the envs of these rows."""
+        envs = sorted(set(self._envs_of(indices)))
+        self.rows.parallel.envs.set_attr(attr_name, [value] * len(envs), envs)
+
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,
+        indices: VecEnvIndices = None,
+        **method_kwargs: Any,
+    ) -> list[Any]:
+        """Calls a method of the envs of these rows; what it returned, for each row."""
+        return self._asked(indices, method_name, *method_args, **method_kwargs)
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
+        """None is: wrappers of Gymnasium's are not around envs of many agents."""
+        return [False] * len(self._envs_of(indices))
+
+    def get_images(self) -> Sequence[Any]:
+        """A frame of each env, for all its agents."""
+        return list(self.rows.render())
+
+    def _envs_of(self, indices: VecEnvIndices) -> list[int]:
+        rows = np.atleast_1d(np.arange(self.num_envs)[slice(None) if indices is None else indices])
+        envs: list[int] = (rows // self.rows.parallel.num_agents).tolist()
+        return envs
+
+    def _asked(self, indices: VecEnvIndices, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        envs = self._envs_of(indices)
+        each = sorted(set(envs))
+        results = self.rows.parallel.envs.call_some(each, name, *args, **kwargs)
+        found = dict(zip(each, results, strict=True))
+        return [found[env] for env in envs]

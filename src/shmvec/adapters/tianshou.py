@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from shmvec.adapters.actions import batched
-from shmvec.adapters.infos import delivered
-from shmvec.adapters.tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
+from shmvec.adapters._shared import batched, delivered
+from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
 from shmvec.exchange import (
     Answers,
     AutoresetMode,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shmvec.adapters.actions import batched
+from shmvec.adapters._shared import batched
 from shmvec.adapters.ding.config import EnvManagerConfig
 from shmvec.adapters.ding.env import NOTE, ManagedEnv, Note, Orders
 from shmvec.adapters.ding.spaces import Numbers

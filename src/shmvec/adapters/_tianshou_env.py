@@ -8,10 +8,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from shmvec.adapters._shared import attribute
 from shmvec.exchange import HostedEnv
 from shmvec.spaces import Anything
-
-__all__ = ["KWARGS", "REWARD", "SPACES", "TianshouEnv"]
 
 SPACES = ("observation_space", "action_space")
 REWARD = "shmvec.reward"  # in an info: a reward that is no scalar
@@ -50,11 +49,7 @@ class TianshouEnv(HostedEnv):
         """What a worker calls: a method below, or what the env has."""
         if name.startswith("shmvec_"):
             return getattr(self, name)
-        return self._found(name)
-
-    def _found(self, name: str) -> Any:
-        find = getattr(self.env, "get_wrapper_attr", None)
-        return getattr(self.env, name) if find is None else find(name)
+        return attribute(self.env, name)
 
     def shmvec_describe(self) -> dict[str, Any]:
         """Its own spaces, and whether it has a ``seed`` method."""
@@ -63,7 +58,7 @@ class TianshouEnv(HostedEnv):
 
     def shmvec_get(self, name: str) -> Any:
         """An attribute, not called."""
-        return self._found(name)
+        return attribute(self.env, name)
 
     def shmvec_set(self, name: str, value: Any) -> None:
         """Sets an attribute of the env itself."""

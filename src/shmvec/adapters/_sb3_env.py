@@ -13,8 +13,6 @@ import gymnasium as gym
 
 from shmvec.exchange import HostedEnv
 
-__all__ = ["RESET_INFO", "SB3Env"]
-
 RESET_INFO = "reset"  # the key
 
 

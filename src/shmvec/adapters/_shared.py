@@ -1,0 +1,129 @@
+"""What several adapters share: actions in lists, infos one dict an env, steps in two calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
+
+from shmvec.exchange import Answers, Exchange
+from shmvec.faults import raise_as_gymnasium_does
+
+
+def attribute(env: Any, name: str) -> Any:
+    """An attribute of an env or of one of its wrappers."""
+    find = getattr(env, "get_wrapper_attr", None)
+    return getattr(env, name) if find is None else find(name)
+
+
+def batched(space: Any, actions: Sequence[Any]) -> Any:
+    """Turns a list of actions into the dict or tuple that a Dict or Tuple space batches them to.
+
+    Args:
+        space: That of one env's actions.
+        actions: One for each env, each as the space says.
+
+    Returns:
+        The same values by key or place, each in a list; the list itself for all other spaces.
+
+    Raises:
+        ValueError: One of them lacks a key or has another number of parts.
+
+    Example:
+        >>> from gymnasium.spaces import Dict, Discrete
+        >>> from shmvec.adapters._shared import batched
+        >>> batched(Dict(x=Discrete(2), y=Discrete(3)), [{"x": 0, "y": 2}, {"x": 1, "y": 0}])
+        {'x': [0, 1], 'y': [2, 0]}
+    """
+    if isinstance(space, spaces.Dict):
+        keys, wanted = list(space.keys()), f"a dict with the keys {list(space.keys())}"
+        fitting = [hasattr(each, "keys") and set(each.keys()) == set(keys) for each in actions]
+    elif isinstance(space, spaces.Tuple):
+        keys, wanted = list(range(len(space))), f"a tuple of {len(space)} parts"
+        fitting = [isinstance(each, (tuple, list)) and len(each) == len(keys) for each in actions]
+    else:
+        return actions
+    if not all(fitting):
+        env = fitting.index(False)
+        raise ValueError(
+            f"wrong actions: that of env {env} must be {wanted}, got {actions[env]!r}. Nothing was "
+            "sent to any env."
+        )
+    parts = {key: batched(space[key], [each[key] for each in actions]) for key in keys}
+    return parts if isinstance(space, spaces.Dict) else tuple(parts.values())
+
+
+def delivered(answers: Answers) -> Answers:
+    """Answers with one info dict an env, to which the faults of its worker are added.
+
+    Raises:
+        Exception: Whatever an env has raised, with the worker's traceback as its cause.
+    """
+    if answers.failures:
+        raise_as_gymnasium_does(answers.failures)
+    for env, told in answers.told.items():
+        answers.infos[answers.envs.tolist().index(env)].update(told.info)
+    return answers
+
+
+def split_end(infos: list[Any], env: int) -> tuple[Any, dict[str, Any]]:
+    """Puts the last step's info of an episode in place of the info of the reset after it.
+
+    Returns:
+        The episode's last observation, None if it is not known, and the info of the reset.
+    """
+    reset_info: dict[str, Any] = infos[env]
+    infos[env] = reset_info.pop("final_info", {})
+    return reset_info.pop("final_obs", None), reset_info
+
+
+class TwoCallSteps:
+    """Steps of all envs of an exchange, each in two calls; and resets, which end a step.
+
+    Attributes:
+        waiting: Whether a step was begun and not waited for.
+    """
+
+    waiting = False
+    _exchange: Exchange
+
+    def _idle(self, name: str) -> Exchange:
+        """The exchange, with no env in flight: a step that was interrupted is discarded.
+
+        Raises:
+            AlreadyPendingCallError: A step was begun and not waited for.
+        """
+        if self.waiting:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `step` to complete.", "step"
+            )
+        if self._exchange.num_asked:
+            self._exchange.drop()
+        return self._exchange
+
+    def _begin_step(self, actions: Any) -> None:
+        """Begins a step of all envs, which are idle; actions are batched."""
+        self._exchange.recycle()
+        self._exchange.ask(None, actions)
+        self.waiting = True
+
+    def _finish_step(self) -> Answers:
+        """Waits for the step that was begun.
+
+        Raises:
+            NoAsyncCallError: None was.
+        """
+        if not self.waiting:
+            self._exchange.check_open()
+            raise NoAsyncCallError("Calling `step_wait` without any prior `step_async`.", "step")
+        self.waiting = False
+        return delivered(self._exchange.take())
+
+    def _reset_envs(self, seeds: Any, options: Any, envs: Any = None) -> Answers:
+        """Resets all envs or some, with a seed and options each; a step in flight is discarded."""
+        self.waiting = False
+        self._exchange.drop()
+        self._exchange.ask_reset(envs, seeds, options)
+        return delivered(self._exchange.take(envs))
