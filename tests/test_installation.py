@@ -219,7 +219,8 @@ def test_options_by_environment_variables(environment):
     with made() as envs:
         settings = envs.exchange._settings
         assert (envs.num_workers, envs.wait_policy, envs.context) == (3, "park", "fork")
-        assert (settings.threads, settings.pin_workers, settings.recycle_after) == (3, True, 9)
+        assert (settings.threads_per_worker, settings.pin_workers) == (3, True)
+        assert settings.recycle_after == 9
         assert (envs.shared_memory, settings.limits) == (False, (7.5, 60.0))
         assert envs.faults == shmvec.FaultPolicy(
             "restart", "reset", max_restarts=3, window_s=1.5, backoff_s=0.5

@@ -10,8 +10,7 @@ from equality import same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import _async_worker
 
-from shmvec import ShmVectorEnv
-from shmvec._processes import worker_function as function
+from shmvec import ShmVectorEnv, _options
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -109,8 +108,8 @@ def too_few(index, env_fn, pipe):
 def test_a_worker_with_other_arguments_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"A custom `worker` must accept \d arguments"):
         ShmVectorEnv([Counter], worker=too_few)
-    monkeypatch.setattr(function, "_NUM_ARGUMENTS", 3)  # what another Gymnasium's own takes
-    function.checked_worker(too_few)
+    monkeypatch.setattr(_options, "NUM_WORKER_ARGUMENTS", 3)  # what another Gymnasium's own takes
+    assert _options.checked_worker(too_few) is too_few
 
 
 def test_max_concurrency_limits_the_workers():

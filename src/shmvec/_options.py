@@ -1,126 +1,336 @@
-"""The options of a vector env: their values, checked; and those that a program does not give."""
+"""The table of a vector env's options, and what is made of it.
+
+An option is one entry of :class:`VectorEnvOptions`: its name, type, default and documentation, how
+its value is checked, and how the text of its environment variable is read. From these follow the
+signature and the docstring of ``ShmVectorEnv``, the checked values (:class:`Settings`), what
+``install`` takes, and the environment variables.
+"""
 
 from __future__ import annotations
 
 import inspect
+import multiprocessing
+import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
-from functools import wraps
-from typing import Any, ParamSpec
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from enum import Enum
+from importlib.util import find_spec
+from multiprocessing.context import BaseContext
+from types import SimpleNamespace
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from shmvec._arguments import (
-    AtMost,
-    AutoresetMode,
-    WorkerEnviron,
-    checked_autoreset_mode,
-    checked_context,
-    checked_count,
-    checked_environs,
-    checked_hang_warning,
-    checked_limits,
-    checked_max_concurrency,
-    checked_num_workers,
-    checked_observation_mode,
-    checked_preload,
-    checked_threads,
-    checked_wait_policy,
-    checked_worker_init,
-    given_once,
-)
-from shmvec._cores import usable_cores
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector.async_vector_env import _async_worker
+
+from shmvec._arguments import AutoresetMode, checked_count, checked_env_fns
+from shmvec._cores import WAIT_POLICIES, usable_cores
 from shmvec.faults import FaultPolicy
 
 __all__ = [
+    "NUM_WORKER_ARGUMENTS",
+    "OPTIONS",
+    "AtMost",
+    "VectorEnvOptions",
     "Settings",
     "add_installed",
+    "checked_worker",
+    "documented",
     "end_installed",
-    "of_workers",
-    "with_defaults",
+    "exchange_settings",
+    "given_once",
+    "signed_as",
+    "variable",
     "with_faults",
 ]
 
-
-@dataclass(kw_only=True)
-class Settings:
-    """Options of ``ShmVectorEnv``, by their names there, and what follows from them.
-
-    Attributes:
-        method: How processes are started, as ``context`` says.
-        environs: Each worker's own environment variables.
-        limits: Seconds that a step and a reset of one env may take.
-        threads: Threads that libraries may start in a worker; 0: as many as they like.
-    """
-
-    num_envs: int
-    shared_memory: bool = True
-    copy: bool = True
-    context: InitVar[Any] = None
-    daemon: bool = True
-    preload: Sequence[str] = ()
-    worker_environ: InitVar[WorkerEnviron] = None
-    worker_init: Callable[[int], object] | None = None
-    observation_mode: Any = "same"
-    autoreset_mode: Any = AutoresetMode.NEXT_STEP
-    max_concurrency: int | None = None
-    num_workers: Any = None
-    wait_policy: str = "adaptive"
-    threads_per_worker: InitVar[int | None] = None
-    pin_workers: bool = False
-    step_timeout: InitVar[float | None] = None
-    reset_timeout: InitVar[float | None] = None
-    faults: Any = None
-    recycle_after: int | None = None
-    hang_warning_s: float | None = 30.0
-    method: str = field(init=False)
-    environs: list[dict[str, str]] = field(init=False)
-    limits: tuple[float | None, float | None] = field(init=False)
-    threads: int = field(init=False)
-
-    def __post_init__(
-        self,
-        context: Any,
-        worker_environ: WorkerEnviron,
-        threads_per_worker: int | None,
-        step_timeout: float | None,
-        reset_timeout: float | None,
-    ) -> None:
-        """Checks the values.
-
-        Raises:
-            ValueError: One of them is out of range, or no such word.
-            TypeError: One of them is of another kind.
-        """
-        self.method = checked_context(context)
-        self.autoreset_mode = checked_autoreset_mode(self.autoreset_mode)
-        checked_observation_mode(self.observation_mode)
-        checked_max_concurrency(self.max_concurrency)
-        checked_wait_policy(self.wait_policy)
-        cores = usable_cores()
-        self.num_workers = checked_num_workers(
-            self.num_workers, self.num_envs, cores, self.max_concurrency
-        )
-        self.environs = checked_environs(worker_environ, self.num_workers)
-        self.preload = checked_preload(self.preload)
-        checked_worker_init(self.worker_init, self.num_workers)
-        if self.faults is None:
-            self.faults = FaultPolicy()
-        if not isinstance(self.faults, FaultPolicy):
-            raise TypeError(f"faults must be a shmvec.FaultPolicy, got {self.faults!r}")
-        if self.recycle_after is not None:
-            self.recycle_after = checked_count("recycle_after", self.recycle_after)
-        self.hang_warning_s = checked_hang_warning(self.hang_warning_s)
-        if self.num_workers == 0:
-            self.hang_warning_s = None  # nobody is left to say so
-        self.limits = checked_limits(
-            given_once("step_timeout", step_timeout, self.faults.step_timeout),
-            given_once("reset_timeout", reset_timeout, self.faults.reset_timeout),
-            self.num_workers,
-        )
-        self.threads = checked_threads(threads_per_worker, self.num_workers, cores)
-
-
 P = ParamSpec("P")
+Owner = TypeVar("Owner")
+
+_FOR_EVER = 1e9  # seconds: the nanoseconds of more do not fit into 64 bits
+_LIMITS = ("step_timeout", "reset_timeout")
+# The last arguments came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
+NUM_WORKER_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
+
+# Environment variables of all workers, or, by its index, of each.
+WorkerEnviron: TypeAlias = Mapping[str, str] | Callable[[int], Mapping[str, str]] | None
+
+
+class Settings(SimpleNamespace):
+    """The options of a vector env, checked: each under its name, and ``num_envs``."""
+
+    @property
+    def method(self) -> str:
+        """The start method of processes."""
+        return _start_method(self.context)
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """Seconds that a step and a reset of one env may take; None: as long as they like."""
+        return self.step_timeout, self.reset_timeout
+
+
+# Returns the value to use, of the value given and the settings checked before it.
+Check: TypeAlias = Callable[[Any, Settings], Any]
+
+
+class AtMost(int):
+    """A number of workers that is a default: no more than there are envs, or may be stepped."""
+
+    def __new__(cls, count: Any) -> AtMost:
+        """Takes an integer, or its text."""
+        try:
+            most = super().__new__(cls, count if isinstance(count, str) else operator.index(count))
+        except TypeError:
+            raise TypeError(f"num_workers must be an int or None, got {count!r}") from None
+        if most < 0:
+            raise ValueError(f"num_workers must not be negative, got {count}")
+        return most
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def checked_worker(worker: Any, _: Any = None) -> Any:
+    """A worker function that takes the arguments which Gymnasium's own takes, or None.
+
+    Raises:
+        ValueError: It takes others.
+    """
+    if worker is None:
+        return None
+    signature = inspect.signature(worker)
+    try:
+        signature.bind(*(None,) * NUM_WORKER_ARGUMENTS)
+    except TypeError as error:
+        raise ValueError(
+            f"A custom `worker` must accept {NUM_WORKER_ARGUMENTS} arguments. Got the signature "
+            f"{signature} which should match {inspect.signature(_async_worker)}."
+        ) from error
+    return worker
+
+
+def _checked_context(context: Any, _: Settings) -> Any:
+    """The context as it was given, since users see it as an attribute."""
+    _start_method(context)
+    return context
+
+
+def _start_method(context: Any) -> str:
+    """The name of a start method, which is not thereby fixed as Python's default."""
+    available = multiprocessing.get_all_start_methods()
+    if context is None:
+        return multiprocessing.get_start_method(allow_none=True) or available[0]
+    ask = getattr(context, "get_start_method", None)
+    name = context if ask is None else ask()
+    if not isinstance(name, str):
+        raise TypeError(
+            "context must be a start method's name, a multiprocessing context or None, got "
+            f"{context!r}"
+        )
+    if name not in available:
+        raise ValueError(f"cannot find context for {name!r}: there are {', '.join(available)}")
+    return name
+
+
+def _checked_observation_mode(mode: Any, _: Settings) -> Any:
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not isinstance(mode[0], gym.Space) or not isinstance(mode[1], gym.Space):
+            raise TypeError(
+                "Expected both elements of observation_mode to be Spaces, got "
+                f"{type(mode[0])} and {type(mode[1])}"
+            )
+    elif not isinstance(mode, str) or mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
+            f"batch observation space, actual got {mode}"
+        )
+    return mode
+
+
+def _checked_max_concurrency(limit: Any, _: Settings) -> Any:
+    if limit is None:
+        return None
+    if not isinstance(limit, (int, np.integer)):
+        raise ValueError(f"`max_concurrency` must be an integer or None, got {type(limit)}.")
+    if limit < 1:
+        raise ValueError(f"`max_concurrency` must be a positive or None, got {limit}.")
+    return limit
+
+
+def _checked_num_workers(num_workers: Any, settings: Settings) -> int:
+    """The number of worker processes: as asked for, or one for each usable core."""
+    num_envs: int = settings.num_envs
+    limit: int | None = settings.max_concurrency
+    if num_workers is None or isinstance(num_workers, AtMost):
+        most = usable_cores() if num_workers is None else int(num_workers)
+        return min(most, num_envs if limit is None else min(num_envs, limit))
+    try:
+        count = operator.index(num_workers)
+    except TypeError:
+        raise TypeError(f"num_workers must be an int or None, got {num_workers!r}") from None
+    if isinstance(num_workers, bool) or not 0 <= count <= num_envs:
+        raise ValueError(
+            f"num_workers must be between 0 (the calling process) and the number of envs "
+            f"({num_envs}), got {num_workers!r}; None chooses one for each usable core"
+        )
+    if limit is not None and count > limit:
+        raise ValueError(
+            f"num_workers={count} would step {count} envs at a time, but "
+            f"max_concurrency={limit}: leave one of them out"
+        )
+    return count
+
+
+def _checked_wait_policy(policy: Any, _: Settings) -> Any:
+    if policy not in WAIT_POLICIES:
+        names = ", ".join(map(repr, WAIT_POLICIES))
+        raise ValueError(f"wait_policy must be one of {names}, got {policy!r}")
+    return policy
+
+
+def _checked_threads(threads_per_worker: Any, settings: Settings) -> int:
+    """Threads for the libraries in a worker: as asked for, or its share of the cores."""
+    if threads_per_worker is None:
+        num_workers: int = settings.num_workers
+        return max(1, usable_cores() // max(1, num_workers))
+    try:
+        threads = operator.index(threads_per_worker)
+    except TypeError:
+        raise TypeError(
+            f"threads_per_worker must be an int or None, got {threads_per_worker!r}"
+        ) from None
+    if threads < 0:
+        raise ValueError(f"threads_per_worker must not be negative, got {threads}")
+    return threads
+
+
+def _checked_faults(faults: Any, _: Settings) -> FaultPolicy:
+    if faults is None:
+        return FaultPolicy()
+    if not isinstance(faults, FaultPolicy):
+        raise TypeError(f"faults must be a shmvec.FaultPolicy, got {faults!r}")
+    for name in _LIMITS:
+        _seconds(name, getattr(faults, name))
+    return faults
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    """A positive number of seconds, or None."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be seconds or None, got {value!r}") from None
+    if not seconds > 0:
+        raise ValueError(f"{name} must be positive, got {seconds}")
+    return seconds
+
+
+def given_once(name: str, limit: float | None, other: float | None) -> float | None:
+    """A time limit that may be given in two places."""
+    if limit is not None and other is not None and limit != other:
+        raise ValueError(f"{name} is given twice: {limit}, and {other} in the FaultPolicy")
+    return other if limit is None else limit
+
+
+def _time_limit(name: str) -> Check:
+    """Checks seconds that may be given as an option or in the FaultPolicy."""
+
+    def check(value: Any, settings: Settings) -> float | None:
+        limit = _seconds(name, given_once(name, value, getattr(settings.faults, name)))
+        if limit is None:
+            return None
+        if settings.num_workers == 0:
+            raise ValueError(
+                f"{name} needs worker processes: with num_workers=0 the env runs in this one, "
+                "and nobody is left to look at the clock"
+            )
+        return limit if limit <= _FOR_EVER else None
+
+    return check
+
+
+def _checked_hang_warning(value: Any, settings: Settings) -> float | None:
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"hang_warning_s must be seconds or None, got {value!r}") from None
+    if not seconds >= 0:
+        raise ValueError(f"hang_warning_s must not be negative, got {seconds}")
+    # With the envs in the calling process, nothing is left to write the warning.
+    return seconds if settings.num_workers and 0 < seconds <= _FOR_EVER else None
+
+
+def _checked_preload(preload: Any, _: Settings) -> list[str]:
+    names = [preload] if isinstance(preload, str) else list(preload)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"preload must be names of modules, got {name!r}")
+        first = name.partition(".")[0]
+        if first not in sys.modules and find_spec(first) is None:
+            raise ModuleNotFoundError(f"preload names {name!r}: there is no module of that name")
+    return names
+
+
+def _checked_worker_environ(worker_environ: Any, settings: Settings) -> list[dict[str, str]]:
+    """The environment variables of each worker."""
+    if worker_environ is None:
+        return [{} for _ in range(settings.num_workers)]
+    if settings.num_workers == 0:
+        raise ValueError(
+            "worker_environ is for worker processes, and num_workers=0 has none: set os.environ"
+        )
+    one = (lambda _: worker_environ) if isinstance(worker_environ, Mapping) else worker_environ
+    found = []
+    for worker in range(settings.num_workers):
+        try:
+            environ = dict(one(worker))
+            environ = {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                "worker_environ must be a dict of strings, or a function that returns one for a "
+                f"worker's index; of worker {worker}: {error}"
+            ) from error
+        found.append(environ)
+    return found
+
+
+def _checked_worker_init(init: Any, settings: Settings) -> Any:
+    if init is not None and not callable(init):
+        raise TypeError(f"worker_init must be a function of a worker's index, got {init!r}")
+    if init is not None and settings.num_workers == 0:
+        raise ValueError("worker_init is for worker processes, and num_workers=0 has none")
+    return init
+
+
+def _checked_batch_size(batch_size: Any, settings: Settings) -> int | None:
+    if batch_size is None:
+        return None
+    try:
+        size = operator.index(batch_size)
+    except TypeError:
+        raise TypeError(f"batch_size must be an int or None, got {batch_size!r}") from None
+    if not 1 <= size <= settings.num_envs:
+        raise ValueError(
+            f"batch_size must be between 1 and the number of envs ({settings.num_envs}), got {size}"
+        )
+    return size
+
+
+def _positive(name: str, optional: bool = True) -> Check:
+    """Checks a positive integer; or None, if the option is optional."""
+    return lambda value, _: None if optional and value is None else checked_count(name, value)
+
+
+# ---- texts of environment variables --------------------------------------------------------------
 
 
 def _flag(text: str) -> bool:
@@ -130,54 +340,324 @@ def _flag(text: str) -> bool:
 
 
 def _policy(text: str) -> FaultPolicy:
-    """Of ``on_crash=restart,max_restarts=3``."""
-    fields: dict[str, Any] = {}
+    """Parses ``on_crash=restart,max_restarts=3``."""
+    values: dict[str, Any] = {}
     for entry in filter(None, map(str.strip, text.split(","))):
         name, _, value = (part.strip() for part in entry.partition("="))
         kind = str if name.startswith("on_") else int if name == "max_restarts" else float
-        fields[name] = kind(value)
-    policy = FaultPolicy(**fields)
-    checked_limits(policy.step_timeout, policy.reset_timeout, 1)
-    return policy
+        values[name] = kind(value)
+    return FaultPolicy(**values)
 
 
-def _limit(name: str) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        checked_limits(**{**dict.fromkeys(_LIMITS), name: float(text)}, num_workers=1)
-        return float(text)
-
-    return parse
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
-def _word(check: Callable[[str], object]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        check(text)
-        return text
-
-    return parse
+# ---- the table -----------------------------------------------------------------------------------
 
 
-# How workers run, which is nobody's concern but theirs: for all that stands on an Exchange.
-_OF_WORKERS: dict[str, Callable[[str], Any]] = {
-    "num_workers": AtMost,
-    "threads_per_worker": lambda text: checked_threads(int(text), 1, 1),
-    "wait_policy": _word(checked_wait_policy),
-    "pin_workers": _flag,
-    "hang_warning_s": lambda text: checked_hang_warning(float(text)) or 0.0,  # None: not given
+class Scope(Enum):
+    """What an option is about."""
+
+    WORKERS = "how workers run: its variable holds for every Exchange"
+    EXCHANGE = "the envs of an Exchange: its variable holds for vector envs"
+    VECTOR_ENV = "the vector env's own methods: no option of an Exchange"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What the table says of an option, besides its name and type.
+
+    Attributes:
+        default: The value where none is given.
+        doc: What it is, for docstrings.
+        check: Returns the value to use; raises ValueError or TypeError. None: any will do.
+        parse: The value of a text in its environment variable. None: it has no variable.
+        scope: What it is about.
+        needs_workers: Whether a default of it is left out where ``num_workers=0`` is given.
+    """
+
+    default: Any
+    doc: str
+    check: Check | None = None
+    parse: Callable[[str], Any] | None = None
+    scope: Scope = Scope.EXCHANGE
+    needs_workers: bool = False
+
+
+def _option(default: Any, doc: str, **how: Any) -> Any:
+    """A field of the table; Any, because type checkers take it for the field's default."""
+    return field(default=default, metadata={"option": Option(default, doc, **how)})
+
+
+@dataclass
+class VectorEnvOptions:
+    """The options of a vector env, in the order of ``ShmVectorEnv``'s arguments.
+
+    The first ones are ``AsyncVectorEnv``'s, in its order. The rest is in the order of checks: one
+    that looks at another option's value comes after it.
+
+    Type checkers see the signature of this class as that of ``ShmVectorEnv``. It is not made.
+    """
+
+    env_fns: Sequence[Callable[[], gym.Env[Any, Any]]] = field(
+        metadata={
+            "option": Option(
+                default=None,
+                doc="""One function for each env; env ``i`` is ``env_fns[i]()``, built once, in its
+                worker. Unless the workers are forked they are sent by cloudpickle.""",
+            )
+        }
+    )
+    shared_memory: bool = _option(
+        True,
+        """Whether observations and actions lie in arrays in shared memory. False: they travel as
+        messages, through shared memory as well, which is slower but takes values of any space,
+        Sequence, Graph and classes of your own included.""",
+        parse=_flag,
+    )
+    copy: bool = _option(
+        True,
+        """Whether observations are returned as copies. False: as views of shared memory, the same
+        arrays each time, which the next ``step`` or ``reset`` overwrites; after ``close`` they stay
+        readable and keep the last values. With ``batch_size`` nothing is overwritten that you still
+        hold: see ``recv``.""",
+    )
+    context: str | BaseContext | None = _option(
+        None,
+        """How processes are started: "fork", "spawn", "forkserver", one of multiprocessing's
+        contexts, or None for Python's default. No script is run again.""",
+        check=_checked_context,
+        parse=str,
+    )
+    daemon: bool = _option(
+        True,
+        "What the processes say of themselves; they may start others in any case.",
+    )
+    worker: Callable[..., None] | None = _option(
+        None,
+        """A worker function for ``AsyncVectorEnv``, which takes over how an env is stepped and
+        reset. It runs as it is, in a thread for each env, and is fed by pipes: slower than the
+        default.""",
+        check=checked_worker,
+        scope=Scope.VECTOR_ENV,
+    )
+    observation_mode: str | tuple[gym.Space[Any], gym.Space[Any]] = _option(
+        "same",
+        """"same": all observation spaces are equal. "different": they may differ in bounds, not in
+        shape and dtype. A pair of spaces: the batched and the single one.""",
+        check=_checked_observation_mode,
+    )
+    autoreset_mode: str | AutoresetMode = _option(
+        AutoresetMode.NEXT_STEP,
+        """NEXT_STEP: the step after an episode's end resets. SAME_STEP: the step that ends it
+        resets; what it ended with is in ``infos["final_obs"]`` and ``infos["final_info"]``.
+        DISABLED: you do, with ``options["reset_mask"]``.""",
+        check=lambda mode, _: AutoresetMode(mode),
+    )
+    max_concurrency: int | None = _option(
+        None,
+        """At most so many envs are stepped at the same time: a limit to the number of workers.""",
+        check=_checked_max_concurrency,
+    )
+    _: KW_ONLY
+    num_workers: int | None = _option(
+        None,
+        """Processes that hold the envs, split as evenly as possible. None: one for each usable core
+        (by affinity, cgroup quota, Slurm, Ray and torchrun), at most one for each env. 0: the envs
+        live in the calling process, for debuggers and profilers.""",
+        check=_checked_num_workers,
+        parse=AtMost,
+        scope=Scope.WORKERS,
+    )
+    wait_policy: str = _option(
+        "adaptive",
+        """How parent and workers wait for each other. "adaptive": spin while it pays, then sleep;
+        right nearly everywhere. "spin": spin up to 40 ms: the least delay where all have a core to
+        themselves, ruinous elsewhere. "park": sleep at once.""",
+        check=_checked_wait_policy,
+        parse=str,
+        scope=Scope.WORKERS,
+    )
+    threads_per_worker: int | None = _option(
+        None,
+        """How many threads BLAS, OpenMP, torch and OpenCV may start in a worker. None: its share of
+        the cores. 0: as many as they like. Variables such as ``OMP_NUM_THREADS`` that you have set
+        hold. (Loaded before a fork, BLAS is reached only if threadpoolctl is installed; GNU's
+        OpenMP, which torch has, gets one.)""",
+        check=_checked_threads,
+        parse=int,
+        scope=Scope.WORKERS,
+    )
+    pin_workers: bool = _option(
+        False,
+        "Whether each worker is bound to a core of its own.",
+        parse=_flag,
+        scope=Scope.WORKERS,
+    )
+    faults: FaultPolicy | None = _option(
+        None,
+        """What is done when a worker dies, an env raises or takes too long. None: all that is
+        raised.""",
+        check=_checked_faults,
+        parse=_policy,
+        needs_workers=True,
+    )
+    step_timeout: float | None = _option(
+        None,
+        "Seconds that a step of one env may take. None: as long as it likes.",
+        check=_time_limit("step_timeout"),
+        parse=float,
+        needs_workers=True,
+    )
+    reset_timeout: float | None = _option(
+        None,
+        "Seconds that a reset of one env may take.",
+        check=_time_limit("reset_timeout"),
+        parse=float,
+        needs_workers=True,
+    )
+    recycle_after: int | None = _option(
+        None,
+        """A worker is restarted after so many steps of each of its envs, for simulators that leak.
+        Envs that are in an episode then are truncated.""",
+        check=_positive("recycle_after"),
+        parse=int,
+    )
+    hang_warning_s: float | None = _option(
+        30.0,
+        """After so many seconds in one step, reset, call or start, the log says where in Python the
+        worker is; the wait goes on. 0 or None: never.""",
+        check=_checked_hang_warning,
+        parse=float,
+        scope=Scope.WORKERS,
+    )
+    preload: Sequence[str] = _option(
+        (),
+        """Modules that are imported once, before workers are forked, by this process or by the fork
+        server, besides those that the env_fns name.""",
+        check=_checked_preload,
+        parse=_names,
+    )
+    worker_environ: WorkerEnviron = _option(
+        None,
+        """Environment variables of the workers, such as ``CUDA_VISIBLE_DEVICES``, or a function
+        that returns them for a worker's index; set before its imports.""",
+        check=_checked_worker_environ,
+        needs_workers=True,
+    )
+    worker_init: Callable[[int], object] | None = _option(
+        None,
+        "Called with its index in each worker, before the envs are built.",
+        check=_checked_worker_init,
+        needs_workers=True,
+    )
+    batch_size: int | None = _option(
+        None,
+        """``recv`` returns so many envs, those that are ready first; ``step`` and ``reset``, too.
+        None: all.""",
+        check=_checked_batch_size,
+        scope=Scope.VECTOR_ENV,
+    )
+    num_buffers: int = _option(
+        4,
+        """With ``copy=False`` and ``batch_size``: how many results of each env there is room for.
+        One is being written, the others may be held in batches.""",
+        check=_positive("num_buffers", optional=False),
+        scope=Scope.VECTOR_ENV,
+    )
+    hold_batches: int | None = _option(
+        None,
+        """Then: after so many further ``recv`` a batch may be written again, even if its arrays are
+        still there. None: only when they are gone, or by ``release``.""",
+        check=_positive("hold_batches"),
+        scope=Scope.VECTOR_ENV,
+    )
+    record_order: list[npt.NDArray[np.intp]] | None = _option(
+        None,
+        "A list to which ``recv`` appends the envs of each batch.",
+        scope=Scope.VECTOR_ENV,
+    )
+    replay_order: Iterable[npt.ArrayLike] | None = _option(
+        None,
+        """Such a list: ``recv`` returns these batches, in this order, so that an asynchronous run
+        can be repeated.""",
+        scope=Scope.VECTOR_ENV,
+    )
+
+
+OPTIONS: dict[str, Option] = {
+    entry.name: entry.metadata["option"]
+    for entry in fields(VectorEnvOptions)
+    if entry.name != "env_fns"
 }
-_LIMITS = ("step_timeout", "reset_timeout")
-_OF_VECTOR_ENVS: dict[str, Callable[[str], Any]] = {
-    **_OF_WORKERS,
-    "context": _word(checked_context),
-    "preload": lambda text: [name.strip() for name in text.split(",")],
-    "shared_memory": _flag,
-    "step_timeout": _limit("step_timeout"),
-    "reset_timeout": _limit("reset_timeout"),
-    "faults": _policy,
-    "recycle_after": lambda text: checked_count("recycle_after", int(text)),
-}
+
+
+# ---- signature and docstring ---------------------------------------------------------------------
+
+
+def signed_as(
+    table: Callable[P, object],
+) -> Callable[
+    [Callable[[Owner, list[Any], Settings], None]],
+    Callable[Concatenate[Owner, P], None],
+]:
+    """Gives an ``__init__(self, env_fns, settings)`` the table's signature and documentation.
+
+    What is left out or None is as ``install`` and the environment say.
+    """
+    signature = inspect.signature(table)
+
+    def decorate(
+        init: Callable[[Owner, list[Any], Settings], None],
+    ) -> Callable[Concatenate[Owner, P], None]:
+        def checked(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            given = signature.bind(*args, **kwargs).arguments
+            env_fns = checked_env_fns(given.pop("env_fns"))
+            settings = Settings(num_envs=len(env_fns))
+            _check(settings, {**given, **_with_defaults(given)}, OPTIONS)
+            init(self, env_fns, settings)
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = list(signature.parameters.values())
+        checked.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [own, *parameters], return_annotation=None
+        )
+        checked.__annotations__ = {each.name: each.annotation for each in parameters}
+        checked.__name__, checked.__qualname__ = init.__name__, init.__qualname__
+        checked.__module__ = init.__module__
+        checked.__doc__ = documented(init.__doc__ or "")
+        return checked
+
+    return decorate
+
+
+def documented(doc: str) -> str:
+    """A docstring with an ``Args`` section of all options, before what it says of exceptions."""
+    lines = ["Args:"]
+    for entry in fields(VectorEnvOptions):
+        text = " ".join(entry.metadata["option"].doc.split())
+        lines += textwrap.wrap(
+            f"{entry.name}: {text}",
+            width=92,
+            initial_indent=" " * 4,
+            subsequent_indent=" " * 8,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    before, raises, after = inspect.cleandoc(doc).partition("Raises:\n")
+    text = "\n".join(lines)
+    return f"{before}{text}\n\n{raises}{after}"
+
+
+# ---- values that a program does not give ---------------------------------------------------------
 
 _installed: list[dict[str, Any]] = []  # those of each call of install
+
+
+def variable(name: str) -> str:
+    """The environment variable of an option."""
+    return f"SHMVEC_{name.upper()}"
 
 
 def add_installed(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,31 +678,43 @@ def end_installed(added: dict[str, Any] | None = None) -> bool:
     return False
 
 
-def with_defaults(init: Callable[P, None]) -> Callable[P, None]:
-    """An ``__init__`` whose options, if they are left out or None, have these defaults."""
-    signature = inspect.signature(init)
-
-    @wraps(init)
-    def filled(*args: P.args, **kwargs: P.kwargs) -> None:
-        bound = signature.bind_partial(*args, **kwargs)
-        bound.arguments.update(_under(bound.arguments))
-        init(*bound.args, **bound.kwargs)
-
-    return filled
-
-
 def with_faults(options: dict[str, Any], policy: FaultPolicy) -> dict[str, Any]:
     """Options with a default of ``faults`` that stands behind all other defaults."""
-    known = _under(options)
+    known = _with_defaults(options)
     if "faults" in options or "faults" in known:
         return options
     limits = {name: known[name] for name in _LIMITS if name in known}  # no matter of the default
     return {**limits, **options, "faults": policy}
 
 
-def _under(options: Mapping[str, Any]) -> dict[str, Any]:
+def exchange_settings(num_envs: int, options: Mapping[str, Any]) -> Settings:
+    """The settings of an Exchange; how its workers run is as the environment says, if not given.
+
+    Raises:
+        TypeError: An Exchange has no such option; or as the option's check.
+        ValueError: A value is out of range, or no such word.
+    """
+    mine = {name: each for name, each in OPTIONS.items() if each.scope is not Scope.VECTOR_ENV}
+    unknown = sorted(options.keys() - mine.keys())
+    if unknown:
+        raise TypeError(f"Exchange has no option {', '.join(map(repr, unknown))}")
+    given = {name: value for name, value in options.items() if value is not None}
+    from_outside = _from_environment(Scope.WORKERS)
+    settings = Settings(num_envs=num_envs)
+    _check(settings, {**options, **from_outside, **given}, mine)
+    return settings
+
+
+def _check(settings: Settings, given: Mapping[str, Any], table: Mapping[str, Option]) -> None:
+    """Sets the checked values of options, one after the other."""
+    for name, option in table.items():
+        value = given.get(name, option.default)
+        setattr(settings, name, value if option.check is None else option.check(value, settings))
+
+
+def _with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options, with the defaults for those that are left out or None."""
-    found = _from_environment(_OF_VECTOR_ENVS)
+    found = _from_environment()
     for later in (*_installed, options):
         given = {name: value for name, value in later.items() if value is not None}
         found = {**_without_conflicts(found, given), **given}
@@ -231,9 +723,9 @@ def _under(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_conflicts(defaults: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults that do not make an error of what is given, which goes before them."""
-    left_out: tuple[str, ...] = ()
+    left_out: Iterable[str] = ()
     if given.get("num_workers") == 0:
-        left_out = *_LIMITS, "faults", "worker_environ", "worker_init"
+        left_out = [name for name, option in OPTIONS.items() if option.needs_workers]
     elif "faults" in given:
         left_out = _LIMITS
     kept = {name: value for name, value in defaults.items() if name not in left_out}
@@ -245,23 +737,19 @@ def _without_conflicts(defaults: dict[str, Any], given: Mapping[str, Any]) -> di
     return kept
 
 
-def of_workers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an Exchange; how its workers run, where it is not given, as the environment says.
-
-    What ``install`` says is for vector envs.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    return {**options, **_from_environment(_OF_WORKERS), **given}
-
-
-def _from_environment(options: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+def _from_environment(scope: Scope | None = None) -> dict[str, Any]:
+    """Values of environment variables: of the options of this scope, or of all."""
     found = {}
-    for name, parse in options.items():
-        variable = f"SHMVEC_{name.upper()}"
-        text = os.environ.get(variable, "").strip()
-        if text:
-            try:
-                found[name] = parse(text)
-            except (ValueError, TypeError, SyntaxError) as error:
-                raise ValueError(f"{variable}={text!r} in the environment: {error}") from None
+    for name, option in OPTIONS.items():
+        text = os.environ.get(variable(name), "").strip()
+        if not text or option.parse is None or scope not in (None, option.scope):
+            continue
+        # What a check needs to know of others, for a value to be judged alone.
+        alone = Settings(num_envs=1, num_workers=1, max_concurrency=None, faults=FaultPolicy())
+        try:
+            found[name] = option.parse(text)
+            if option.check is not None:
+                option.check(found[name], alone)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{variable(name)}={text!r} in the environment: {error}") from None
     return found

@@ -17,7 +17,6 @@ Example:
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -29,14 +28,13 @@ import gymnasium as gym
 import gymnasium.vector
 from gymnasium.envs.registration import EnvSpec, _find_spec
 
-from shmvec._options import add_installed, end_installed
+from shmvec._options import OPTIONS, add_installed, end_installed
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Installation", "install", "make_vec", "uninstall"]
 
 
 _VERSIONED = re.compile(r".+-v\d+")  # other ids are known only once they are registered
-_OPTIONS = frozenset(inspect.signature(ShmVectorEnv).parameters) - {"env_fns"}
 
 
 def __getattr__(name: str) -> Callable[..., ShmVectorEnv]:
@@ -50,7 +48,7 @@ def _make(
     id: str, num_envs: int = 1, max_episode_steps: int | None = None, **kwargs: Any
 ) -> ShmVectorEnv:
     """Arguments named as options of ``ShmVectorEnv`` go there, all others to the env."""
-    options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
+    options = {name: kwargs.pop(name) for name in OPTIONS.keys() & kwargs.keys()}
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
     return make_vec(id, num_envs, vector_kwargs=options, **kwargs)
@@ -183,7 +181,7 @@ def install(**options: Any) -> Installation:
         >>> gym.vector.AsyncVectorEnv.__name__
         'AsyncVectorEnv'
     """
-    unknown = sorted(options.keys() - _OPTIONS)
+    unknown = sorted(options.keys() - OPTIONS.keys())
     if unknown:
         raise TypeError(f"ShmVectorEnv has no option {', '.join(map(repr, unknown))}")
     added = add_installed(options)

@@ -24,8 +24,7 @@ from gymnasium.envs.registration import EnvSpec, _find_spec
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import RecordVideo
 
-from shmvec._arguments import AtMost
-from shmvec._options import with_faults
+from shmvec._options import AtMost, with_faults
 from shmvec._policy import Policy, PolicyCaller, check_policy
 from shmvec.exchange import Answers, AutoresetMode, Exchange, checked_count, usable_cores
 from shmvec.faults import FaultPolicy, RemoteTraceback, raise_as_gymnasium_does

@@ -36,13 +36,12 @@ from shmvec._arguments import (
     checked_seeds,
     existing_env_ids,
     given_actions,
-    given_once,
 )
 from shmvec._core import Batch, Frames, Lease, Ledger, Told, Turn
 from shmvec._cores import split_evenly, time_on_cores, usable_cores
 from shmvec._memory.layout import ActionRows
 from shmvec._memory.leases import Leases
-from shmvec._options import Settings, of_workers
+from shmvec._options import Settings, exchange_settings, given_once
 from shmvec._processes.assembly import agree, assemble
 from shmvec._processes.host import EnvFn, HostedEnv
 from shmvec._processes.recovery import Recovery
@@ -135,6 +134,7 @@ class Exchange:
         in_ranges: bool = False,
         may_step_over: bool | None = None,
         wait: bool = True,
+        settings: Settings | None = None,
         **options: Any,
     ) -> None:
         """Starts the workers and builds the envs, all in parallel.
@@ -150,12 +150,9 @@ class Exchange:
             may_step_over: Whether an env may be stepped whose episode is over; None: unless the
                 mode is DISABLED.
             wait: Whether to wait until all envs are built. False: :meth:`initialize` does.
-            **options: Of :class:`shmvec.ShmVectorEnv`, with the same meaning: ``shared_memory``,
-                ``copy``, ``context``, ``daemon``, ``observation_mode``, ``autoreset_mode``,
-                ``max_concurrency``, ``num_workers``, ``wait_policy``, ``threads_per_worker``,
-                ``pin_workers``, ``step_timeout``, ``reset_timeout``, ``faults``,
-                ``recycle_after``, ``hang_warning_s``, ``preload``, ``worker_environ`` and
-                ``worker_init``.
+            settings: Options that were checked before, instead of ``options``.
+            **options: Of :class:`shmvec.ShmVectorEnv`, with the same meaning; not those of batches,
+                nor a ``worker`` function.
 
         Raises:
             Exception: As :class:`shmvec.ShmVectorEnv`.
@@ -170,7 +167,9 @@ class Exchange:
         self._name = name
         self._made_at = caller()
         self.num_envs = len(functions)
-        settings = self._settings = Settings(num_envs=self.num_envs, **of_workers(options))
+        if settings is None:
+            settings = exchange_settings(self.num_envs, options)
+        self._settings = settings
         self.num_workers: int = settings.num_workers
         self.policy: FaultPolicy = settings.faults
         self.autoreset_mode: AutoresetMode = settings.autoreset_mode

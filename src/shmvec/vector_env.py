@@ -11,11 +11,9 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from multiprocessing.context import BaseContext
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
@@ -26,11 +24,6 @@ from gymnasium.vector.async_vector_env import AsyncState
 from shmvec._arguments import (
     AutoresetMode,
     Options,
-    WorkerEnviron,
-    checked_autoreset_mode,
-    checked_batch_size,
-    checked_count,
-    checked_env_fns,
     checked_env_ids,
     existing_env_ids,
     given_actions,
@@ -41,11 +34,11 @@ from shmvec._arguments import (
 from shmvec._core import Loan
 from shmvec._memory.leases import release
 from shmvec._memory.rollout import Rollout, Rollouts
-from shmvec._options import with_defaults
-from shmvec._processes.worker_function import FunctionEnv, checked_worker
+from shmvec._options import Settings, VectorEnvOptions, signed_as
+from shmvec._processes.worker_function import FunctionEnv
 from shmvec._trace import Trace
 from shmvec.exchange import Answers, Envs, Exchange
-from shmvec.faults import FaultPolicy, raise_as_gymnasium_does
+from shmvec.faults import raise_as_gymnasium_does
 from shmvec.stats import Stats
 
 if TYPE_CHECKING:
@@ -293,96 +286,9 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     _called: Envs | None = None  # those of the call that is pending; None: all
 
-    @with_defaults
-    def __init__(
-        self,
-        env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
-        shared_memory: bool = True,
-        copy: bool = True,
-        context: str | BaseContext | None = None,
-        daemon: bool = True,
-        worker: Callable[..., None] | None = None,
-        observation_mode: str | tuple[gym.Space[Any], gym.Space[Any]] = "same",
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-        max_concurrency: int | None = None,
-        *,
-        num_workers: int | None = None,
-        wait_policy: str = "adaptive",
-        threads_per_worker: int | None = None,
-        pin_workers: bool = False,
-        step_timeout: float | None = None,
-        reset_timeout: float | None = None,
-        faults: FaultPolicy | None = None,
-        recycle_after: int | None = None,
-        hang_warning_s: float | None = 30.0,
-        preload: Sequence[str] = (),
-        worker_environ: WorkerEnviron = None,
-        worker_init: Callable[[int], object] | None = None,
-        batch_size: int | None = None,
-        num_buffers: int = 4,
-        hold_batches: int | None = None,
-        record_order: list[npt.NDArray[np.intp]] | None = None,
-        replay_order: Iterable[npt.ArrayLike] | None = None,
-    ) -> None:
+    @signed_as(VectorEnvOptions)
+    def __init__(self, env_fns: list[Any], settings: Settings) -> None:
         """Starts the workers and builds the envs, all in parallel.
-
-        Args:
-            env_fns: One function for each env; env ``i`` is ``env_fns[i]()``, built once, in its
-                worker. Unless the workers are forked they are sent by cloudpickle.
-            shared_memory: Whether observations and actions lie in arrays in shared memory. False:
-                they travel as messages, through shared memory as well, which is slower but takes
-                values of any space, Sequence, Graph and classes of your own included.
-            copy: Whether observations are returned as copies. False: as views of shared memory,
-                the same arrays each time, which the next ``step`` or ``reset`` overwrites; after
-                ``close`` they stay readable and keep the last values. With ``batch_size`` nothing
-                is overwritten that you still hold: see ``recv``.
-            context: How processes are started: "fork", "spawn", "forkserver", one of
-                multiprocessing's contexts, or None for Python's default. No script is run again.
-            daemon: What the processes say of themselves; they may start others in any case.
-            worker: A worker function for ``AsyncVectorEnv``, which takes over how an env is
-                stepped and reset. It runs as it is, in a thread for each env, and is fed by
-                pipes: slower than the default.
-            observation_mode: "same": all observation spaces are equal. "different": they may
-                differ in bounds, not in shape and dtype. A pair of spaces: the batched and the
-                single one.
-            autoreset_mode: NEXT_STEP: the step after an episode's end resets. SAME_STEP: the step
-                that ends it resets; what it ended with is in ``infos["final_obs"]`` and
-                ``infos["final_info"]``. DISABLED: you do, with ``options["reset_mask"]``.
-            max_concurrency: At most so many envs are stepped at the same time: a limit to the
-                number of workers.
-            num_workers: Processes that hold the envs, split as evenly as possible. None: one for
-                each usable core (by affinity, cgroup quota, Slurm, Ray and torchrun), at most one
-                for each env. 0: the envs live in the calling process, for debuggers and profilers.
-            wait_policy: How parent and workers wait for each other. "adaptive": spin while it pays,
-                then sleep; right nearly everywhere. "spin": spin up to 40 ms: the least delay where
-                all have a core to themselves, ruinous elsewhere. "park": sleep at once.
-            threads_per_worker: How many threads BLAS, OpenMP, torch and OpenCV may start in a
-                worker. None: its share of the cores. 0: as many as they like. Variables such as
-                ``OMP_NUM_THREADS`` that you have set hold. (Loaded before a fork, BLAS is reached
-                only if threadpoolctl is installed; GNU's OpenMP, which torch has, gets one.)
-            pin_workers: Whether each worker is bound to a core of its own.
-            step_timeout: Seconds that a step of one env may take. None: as long as it likes.
-            reset_timeout: Seconds that a reset of one env may take.
-            faults: What is done when a worker dies, an env raises or takes too long. None: all
-                that is raised.
-            recycle_after: A worker is restarted after so many steps of each of its envs, for
-                simulators that leak. Envs that are in an episode then are truncated.
-            hang_warning_s: After so many seconds in one step, reset, call or start, the log says
-                where in Python the worker is; the wait goes on. 0 or None: never.
-            preload: Modules that are imported once, before workers are forked, by this process or
-                by the fork server, besides those that the env_fns name.
-            worker_environ: Environment variables of the workers, such as ``CUDA_VISIBLE_DEVICES``,
-                or a function that returns them for a worker's index; set before its imports.
-            worker_init: Called with its index in each worker, before the envs are built.
-            batch_size: ``recv`` returns so many envs, those that are ready first; ``step`` and
-                ``reset``, too. None: all.
-            num_buffers: With ``copy=False`` and ``batch_size``: how many results of each env there
-                is room for. One is being written, the others may be held in batches.
-            hold_batches: Then: after so many further ``recv`` a batch may be written again, even
-                if its arrays are still there. None: only when they are gone, or by ``release``.
-            record_order: A list to which ``recv`` appends the envs of each batch.
-            replay_order: Such a list: ``recv`` returns these batches, in this order, so that an
-                asynchronous run can be repeated.
 
         Raises:
             ValueError: No env_fns, or two that return the same env; a bad number of workers,
@@ -400,61 +306,39 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._state, self._in_call = DEFAULT, False  # each step looks at them: found sooner here
         kinds = type(self), ShmVectorEnv
         self._halves_are_mine = len({(kind.step_async, kind.step_wait) for kind in kinds}) == 1
-        self._recycles = recycle_after is not None
+        self._recycles = settings.recycle_after is not None
 
-        self.env_fns = checked_env_fns(env_fns)
-        self.num_envs = len(self.env_fns)
-        self.shared_memory = shared_memory
-        self.copy = copy
-        self.context = context
-        self.daemon = daemon
-        self.worker = worker
-        self.observation_mode = observation_mode
-        self.autoreset_mode = checked_autoreset_mode(autoreset_mode)
-        self.max_concurrency = max_concurrency
-        self.wait_policy = wait_policy
-        mode = self.autoreset_mode
+        self.env_fns = env_fns
+        self.num_envs = settings.num_envs
+        self.shared_memory = settings.shared_memory
+        self.copy = settings.copy
+        self.context = settings.context
+        self.daemon = settings.daemon
+        self.worker = settings.worker
+        self.observation_mode = settings.observation_mode
+        self.autoreset_mode = settings.autoreset_mode
+        self.max_concurrency = settings.max_concurrency
+        self.wait_policy = settings.wait_policy
+        self.batch_size = settings.batch_size
+        self._record = settings.record_order
+        self._replay = None if settings.replay_order is None else Replay(settings.replay_order)
         functions: Sequence[Callable[[], Any]] = self.env_fns
-        if worker is not None:
-            checked_worker(worker)
+        if self.worker is not None:
             functions = [
-                partial(FunctionEnv, worker, index, env_fn, mode)
+                partial(FunctionEnv, self.worker, index, env_fn, self.autoreset_mode)
                 for index, env_fn in enumerate(functions)
             ]
             # It resets as it likes; to the core its envs are plain ones.
-            mode = AutoresetMode.DISABLED
-        self.batch_size = checked_batch_size(batch_size, self.num_envs)
-        buffers = checked_count("num_buffers", num_buffers)
-        if hold_batches is not None:
-            hold_batches = checked_count("hold_batches", hold_batches)
-        self._record = record_order
-        self._replay = None if replay_order is None else Replay(replay_order)
+            settings.autoreset_mode = AutoresetMode.DISABLED
+        mode = settings.autoreset_mode
         self._exchange = Exchange(
             functions,
             name=type(self).__name__,
-            shared_memory=shared_memory,
-            copy=copy,
-            context=context,
-            daemon=daemon,
-            observation_mode=observation_mode,
-            autoreset_mode=mode,
-            max_concurrency=max_concurrency,
-            num_workers=num_workers,
-            wait_policy=wait_policy,
-            threads_per_worker=threads_per_worker,
-            pin_workers=pin_workers,
-            step_timeout=step_timeout,
-            reset_timeout=reset_timeout,
-            faults=faults,
-            recycle_after=recycle_after,
-            hang_warning_s=hang_warning_s,
-            preload=preload,
-            worker_environ=worker_environ,
-            worker_init=worker_init,
-            num_buffers=0 if self.batch_size is None else buffers,
-            hold_batches=hold_batches,
-            may_step_over=mode is not AutoresetMode.DISABLED or worker is not None,
+            num_buffers=0 if self.batch_size is None else settings.num_buffers,
+            hold_batches=settings.hold_batches,
+            may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
             wait=False,
+            settings=settings,
         )
         exchange = self._exchange
         exchange.initialize()

@@ -34,21 +34,22 @@ def staff_for(
     if settings.num_workers == 0:
         return InlineWorker(functions), nullcontext()
     ranges = split_evenly(len(functions), settings.num_workers, settings.pin_workers)
+    method = settings.method
     # What is to see a worker's own variables must not be imported before these are set.
-    calls = () if any(settings.environs) else (*functions, settings.worker_init)
+    calls = () if any(settings.worker_environ) else (*functions, settings.worker_init)
     launcher = Launcher(
         functions,
         ranges,
-        method=settings.method,
+        method=method,
         daemon=settings.daemon,
         name=name,
-        threads=settings.threads,
+        threads=settings.threads_per_worker,
         pinned=settings.pin_workers,
         preload=settings.preload,
-        needed=needed_modules(calls) if settings.method == "forkserver" else (),
-        environs=settings.environs,
+        needed=needed_modules(calls) if method == "forkserver" else (),
+        environs=settings.worker_environ,
         init=settings.worker_init,
     )
-    forked = settings.method == "fork"
+    forked = method == "fork"
     prepared = ready_to_fork(calls, settings.preload) if forked else nullcontext()
     return Supervisor(launcher, ranges, settings.hang_warning_s), prepared

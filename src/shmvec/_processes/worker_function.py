@@ -7,7 +7,6 @@ process: our hot loop steps it as it steps any env, and its results travel as al
 
 from __future__ import annotations
 
-import inspect
 import multiprocessing
 import os
 import queue
@@ -16,30 +15,15 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from gymnasium.vector.async_vector_env import _async_worker
-
+from shmvec._options import NUM_WORKER_ARGUMENTS
 from shmvec._processes.host import HostedEnv
 
 if TYPE_CHECKING:
     from shmvec._processes.host import EnvFn
 
-__all__ = ["FunctionEnv", "checked_worker"]
+__all__ = ["FunctionEnv"]
 
-# The last ones came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
-_NUM_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
 _CLOSE_S = 10.0  # what the function gets to return once its env is closed
-
-
-def checked_worker(worker: Any) -> None:
-    """Raises ValueError unless the function takes the arguments that Gymnasium's own takes."""
-    signature = inspect.signature(worker)
-    try:
-        signature.bind(*(None,) * _NUM_ARGUMENTS)
-    except TypeError as error:
-        raise ValueError(
-            f"A custom `worker` must accept {_NUM_ARGUMENTS} arguments. Got the signature "
-            f"{signature} which should match {inspect.signature(_async_worker)}."
-        ) from error
 
 
 class FunctionEnv(HostedEnv):
@@ -75,7 +59,7 @@ class FunctionEnv(HostedEnv):
 
         def run() -> None:
             try:
-                worker(*arguments[:_NUM_ARGUMENTS])
+                worker(*arguments[:NUM_WORKER_ARGUMENTS])
             except BaseException as error:
                 self._escaped = error
             finally:
