@@ -72,11 +72,6 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items):
-    """What takes long comes first: at the end one process would work on it alone."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-
-
 def pytest_collection_finish():
     """Spares collections of garbage what stays: modules and tests, two hundred thousand objects.
 

@@ -8,6 +8,7 @@ import shmvec.__main__
 from shmvec._commands import bench
 
 
+@pytest.mark.deep
 def test_command(tmp_path, capsys):
     file = tmp_path / "results.json"
     arguments = ["bench", "--env", "Noop", "CartPole-v1", "--num-envs", "1", "3"]

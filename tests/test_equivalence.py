@@ -4,6 +4,7 @@ from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from envs import Counter, Scripted
 from equality import same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -84,6 +85,7 @@ def plain(found):
 common = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.deep
 @settings(common, max_examples=80)
 @given(
     spaces(),
@@ -99,6 +101,7 @@ def test_any_env_in_this_process(observations, actions, lengths, infos, seed, mo
     compare(make, 8, seed, mode, num_workers=0, copy=copy)
 
 
+@pytest.mark.deep
 @settings(common, max_examples=25)
 @given(
     spaces(), spaces(), lengths, several_infos.filter(plain), st.integers(0, 99), modes, st.data()
@@ -109,6 +112,7 @@ def test_any_env_in_workers(observations, actions, lengths, infos, seed, mode, d
     compare(make, 8, seed, mode, num_workers=num_workers)
 
 
+@pytest.mark.deep
 @settings(common, max_examples=80)
 @given(
     spaces(unsized_leaves),
@@ -123,6 +127,7 @@ def test_any_space_as_messages_in_this_process(observations, actions, lengths, s
     compare(make, 8, seed, mode, num_workers=0, copy=copy, shared_memory=False)
 
 
+@pytest.mark.deep
 @settings(common, max_examples=20)
 @given(
     spaces(unsized_leaves), spaces(unsized_leaves), lengths, st.integers(0, 99), modes, st.data()

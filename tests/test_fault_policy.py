@@ -519,7 +519,7 @@ class FrailCartPole(gym.Wrapper):
         return super().step(action)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_cartpole_under_fire():
     """Workers are killed and stopped, envs raise and hang, for SHMVEC_FIRE_SECONDS or longer."""
     seconds = float(os.environ.get("SHMVEC_FIRE_SECONDS", 8))

@@ -15,7 +15,7 @@ with warnings.catch_warnings():  # of its own imports
     pytest.importorskip("ding.framework.middleware")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_pipeline_runs(tmp_path):
     ran = subprocess.run(
         [sys.executable, PROGRAM, "--env-steps", "200"],

@@ -20,7 +20,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
 def test_program(name):
     needed, arguments, better = CASES[name]

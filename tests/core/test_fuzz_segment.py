@@ -614,6 +614,13 @@ def main():
     return 1 if failed else 0
 
 
+def test_a_few_cases_of_each():
+    command = [sys.executable, __file__, "--quiet", "--cases", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_damage(name):
     command = [sys.executable, __file__, "--quiet", "--scenario", name, "--cases", str(CASES)]

@@ -158,6 +158,7 @@ def main():
     print(json.dumps(outcomes))
 
 
+@pytest.mark.deep
 def test_fuzz():
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

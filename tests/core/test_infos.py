@@ -6,7 +6,7 @@ import pytest
 from envs import Infos
 from equality import same
 from gymnasium.vector import SyncVectorEnv, VectorEnv
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import infos
 
@@ -33,19 +33,23 @@ def gathered(per_env):
     return vector
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.lists(infos(), min_size=3, max_size=3), min_size=1, max_size=4))
-@example([[{"a": 1}, {"a": 1.5}, {"a": np.float32(2)}]])
-@example([[{"a": {"b": 1}}, {"a": 3}, {}], [{"a": 3}, {"a": {"b": 1}}, {}]])
-@example([[{"a": 1}, {"_a": 5}, {"a": 2, "_a": 3}]])
-@example([[{"_b": None, "b": 1}, {"b": 2}, {}]])
-@example([[{"a": 2**70}, {}, {}], [{"a": "\ud800"}, {}, {}]])
-@example([[{"a": np.zeros(2)}, {"a": np.zeros(3)}, {}]])
-@example([[{"a": None}, {"a": 1}, {"a": "x"}], [{"a": 1}, {"a": None}, {}]])
-@example([[{"a": {}}, {"a": {"b": {}}}, {}]])
-@example([[{"a": np.timedelta64(3, "s")}, {"a": np.array(["x"])}, {3: 4}]])
-@example([[{"final_obs": np.zeros(2)}, {}, {"final_obs": {"a": 1}}]])
-@example([[{"a": np.zeros((0, 2))}, {"a": np.array(3)}, {"b": np.array([None])}]])
+# Of three envs, in one step after the other.
+SEQUENCES = [
+    [[{"a": 1}, {"a": 1.5}, {"a": np.float32(2)}]],
+    [[{"a": {"b": 1}}, {"a": 3}, {}], [{"a": 3}, {"a": {"b": 1}}, {}]],
+    [[{"a": 1}, {"_a": 5}, {"a": 2, "_a": 3}]],
+    [[{"_b": None, "b": 1}, {"b": 2}, {}]],
+    [[{"a": 2**70}, {}, {}], [{"a": "\ud800"}, {}, {}]],
+    [[{"a": np.zeros(2)}, {"a": np.zeros(3)}, {}]],
+    [[{"a": None}, {"a": 1}, {"a": "x"}], [{"a": 1}, {"a": None}, {}]],
+    [[{"a": {}}, {"a": {"b": {}}}, {}]],
+    [[{"a": np.timedelta64(3, "s")}, {"a": np.array(["x"])}, {3: 4}]],
+    [[{"final_obs": np.zeros(2)}, {}, {"final_obs": {"a": 1}}]],
+    [[{"a": np.zeros((0, 2))}, {"a": np.array(3)}, {"b": np.array([None])}]],
+]
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
 def test_equal_to_gymnasium(sequence):
     per_env = [[step[i] for step in sequence] for i in range(3)]
     envs = ShmVectorEnv([lambda s=s: Infos(s) for s in per_env], num_workers=0)
@@ -59,6 +63,13 @@ def test_equal_to_gymnasium(sequence):
                 assert same(ours[1], theirs[1]), (ours[1], theirs[1])
     finally:
         envs.close()
+
+
+@pytest.mark.deep
+@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.lists(infos(), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_any_infos_are_equal_to_gymnasiums(sequence):
+    test_equal_to_gymnasium(sequence)
 
 
 def test_infos_are_fresh_objects():

@@ -78,9 +78,22 @@ def test_all_headers_have_a_test():
     assert headers == tested
 
 
+FEW_ROUNDS = "200"  # of what threads and processes do with each other
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_c(name, compiled, tmp_path):
+    source = ROOT / "csrc" / "tests" / f"{name}.c"
+    compile_c([*BUILDS["plain"], "-o", name], [source, *objects(compiled, "plain")], tmp_path)
+    done = run(tmp_path / name, FEW_ROUNDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("build_name", BUILDS)
 @pytest.mark.parametrize("name", TESTS)
-def test_c(name, build_name, compiled, tmp_path):
+def test_c_in_full(name, build_name, compiled, tmp_path):
     parts = objects(compiled, build_name)
     if not parts:
         pytest.skip(f"{COMPILER} has no -fsanitize={build_name} here")
@@ -95,10 +108,11 @@ def test_c(name, build_name, compiled, tmp_path):
     assert not done.stderr
 
 
-def run(program: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(program)], capture_output=True, text=True, timeout=100)
+def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.deep
 def test_micro_benchmark_runs():
     command = [sys.executable, str(ROOT / "benchmarks" / "primitives.py"), "--repeats", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

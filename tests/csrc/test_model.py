@@ -175,10 +175,17 @@ def comments_and_code(path: Path) -> tuple[str, str]:
     return "\n".join(comment.findall(text)), comment.sub("", text)
 
 
+def variants(kind: str) -> list:
+    """Each model's variants of a kind, of which all but the first one are deep."""
+    return [
+        pytest.param(which, name, marks=pytest.mark.deep if at else ())
+        for which, model in MODELS.items()
+        for at, name in enumerate(getattr(model, kind))
+    ]
+
+
 @needs_spin
-@pytest.mark.parametrize(
-    ("model", "name"), [(which, name) for which, model in MODELS.items() for name in model.sound]
-)
+@pytest.mark.parametrize(("model", "name"), variants("sound"))
 def test_model_is_right(model, name, tmp_path):
     tried = MODELS[model]
     said = check(tried, tried.sound[name], tmp_path, name in tried.ends, tried.optimize)
@@ -193,10 +200,7 @@ def test_model_is_right(model, name, tmp_path):
 
 
 @needs_spin
-@pytest.mark.parametrize(
-    ("model", "mistake"),
-    [(which, mistake) for which, model in MODELS.items() for mistake in model.mistakes],
-)
+@pytest.mark.parametrize(("model", "mistake"), variants("mistakes"))
 def test_mistake_is_found(model, mistake, tmp_path):
     switches, kind = MODELS[model].mistakes[mistake]
     said = check(MODELS[model], f"{switches} {mistake}", tmp_path, kind == CIRCLE, "-O0")

@@ -1,0 +1,25 @@
+"""Tables of parameters: by default each value is tried once; ``-m deep`` tries the rest."""
+
+import itertools
+
+import pytest
+
+
+def deep(*values):
+    """Values of one parameter that only ``-m deep`` tries."""
+    return [pytest.param(value, marks=pytest.mark.deep) for value in values]
+
+
+def crossed(*columns):
+    """All combinations of the values of several parameters, for ``pytest.mark.parametrize``.
+
+    As many as show each value once run by default; the others are deep.
+    """
+    columns = [list(column) for column in columns]
+    most = max(len(column) for column in columns)
+    default = {tuple(row % len(column) for column in columns) for row in range(most)}
+    rows = []
+    for places in itertools.product(*(range(len(column)) for column in columns)):
+        values = [column[place] for column, place in zip(columns, places, strict=True)]
+        rows.append(pytest.param(*values, marks=() if places in default else pytest.mark.deep))
+    return rows
