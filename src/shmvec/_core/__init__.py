@@ -12,23 +12,21 @@ _NAMES = {
     "channel": "Channel ChannelMessage",
     "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
     "OtherShapeError TextCodec TupleCodec",
-    "family": "mark_process signal_marked",
     "frames": "Frames",
-    "handler": "guard_handler is_unhandled",
     "insight": "Insight",
     "lease": "Lease",
     "ledger": "Ledger",
     "links": "Links",
     "messages": "pickle_value",
-    "output": "Tee buffer_c_lines flush_c",
     "pool": "Pool",
     "probe": "clock_cost core_rates core_round_trip yield_cost",
+    "process": "Tee buffer_c_lines flush_c guard_handler is_unhandled mark_process "
+    "signal_marked start_watchdog stop_watchdog",
     "results": "Results",
     "segment": "Segment reserve_pages segment_bytes",
     "told": "Batch Told",
     "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",
     "turn": "Loan Turn",
-    "watchdog": "start_watchdog stop_watchdog",
     "worker": "FAULT_POINTS WorkerLoop die_at end_forks watch_forks",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
