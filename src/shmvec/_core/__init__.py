@@ -13,7 +13,6 @@ _NAMES = {
     "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
     "OtherShapeError TextCodec TupleCodec",
     "frames": "Frames",
-    "insight": "Insight",
     "lease": "Lease",
     "ledger": "Ledger",
     "links": "Links",
@@ -23,7 +22,7 @@ _NAMES = {
     "process": "Tee buffer_c_lines flush_c guard_handler is_unhandled mark_process "
     "signal_marked start_watchdog stop_watchdog",
     "results": "Results",
-    "segment": "Segment reserve_pages segment_bytes",
+    "segment": "Insight Segment reserve_pages segment_bytes",
     "told": "Batch Told",
     "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",
     "turn": "Loan Turn",

@@ -80,7 +80,7 @@ from itertools import count
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec._core.insight import Insight
+from shmvec._core.segment import Insight
 from shmvec.faults import EnvTimeoutError
 
 numbers = count(1)  # of this process's vector envs
