@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import gymnasium as gym
 
-from shmvec.adapters.meeting import Meeting, current
-from shmvec.adapters.repeating import RepeatingEnvs, Reset, Step, check_action
+from shmvec.adapters._meeting import Meeting, current
+from shmvec.adapters._repeating import RepeatingEnvs, Reset, Step, check_action
 from shmvec.exchange import EnvFn, Options, checked_env_fns, checked_options, checked_seeds
 from shmvec.faults import Failure, FaultPolicy, RemoteTraceback, WorkerCrashError, raise_failures
 

@@ -1,13 +1,16 @@
-"""Envs that are asked one by one, and of which what a crash has cut off is repeated.
+"""Envs that are asked one by one; what a worker's crash has cut off is repeated.
 
-The core truncates an episode that a dead worker has broken. Here it is begun anew instead: the env
-is reset, the step is made again, and its info says so. A step after an episode's end resets the
-env first, too (see ``episodes.py``).
+The core truncates an episode that a dead worker has broken off. Here a new one begins instead: the
+env is reset, the step is made once more, and its info says so. A step after an episode's end resets
+the env first, in the worker and in the same request. So the core must not know of ends, in whose
+modes such a step is a reset or an error: they travel in infos, which costs nothing where there is
+none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import TimeoutError as WaitTimeoutError
@@ -17,12 +20,65 @@ import numpy as np
 from gymnasium import spaces
 
 from shmvec.adapters._shared import batched
-from shmvec.adapters.episodes import Episodes, build, take_end
-from shmvec.exchange import AutoresetMode, EnvFn, Exchange
+from shmvec.exchange import AutoresetMode, EnvFn, Exchange, HostedEnv
 from shmvec.faults import Failure, FaultPolicy, WorkerCrashError, log_as_gymnasium_does
 from shmvec.spaces import mapped, one_of
 
-__all__ = ["Answer", "RepeatingEnvs", "Reset", "Step", "check_action"]
+_ENDED = "shmvec.ended"  # in an info: 1: terminated; 2: truncated; 3: both
+
+
+class Episodes(HostedEnv):
+    """Is stepped in the place of an env: puts ends into infos, and closes the env once."""
+
+    def __init__(self, env: Any) -> None:
+        """Takes the env."""
+        super().__init__(env)
+        self._over = False
+        self._closed = False
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """What the env or one of its wrappers has."""
+        return self.close if name == "close" else super().get_wrapper_attr(name)
+
+    def reset(self, **arguments: Any) -> Any:
+        """Resets the env."""
+        result = self.env.reset(**arguments)
+        self._over = False
+        return result
+
+    def step(self, action: Any) -> Any:
+        """Resets the env if its episode is over, and steps it."""
+        # A copy: the step may change the arrays.
+        began = deepcopy(self.reset()) if self._over else None
+        result = self.env.step(action)
+        if len(result) != 5:
+            return result  # the core says what is wrong
+        observation, reward, terminated, truncated, info = result
+        if terminated or truncated:
+            self._over = True
+            info = {**info, _ENDED: bool(terminated) + 2 * bool(truncated)}
+        if began is not None:
+            info = {**info, "reset_observation": began[0], "reset_info": began[1]}
+        return observation, reward, False, False, info
+
+    def close(self) -> None:
+        """Closes the env, once."""
+        if not self._closed:
+            self._closed = True
+            self.env.close()
+
+
+def _hosted(env_fn: EnvFn) -> Any:
+    """Makes an env, and what is stepped in its place unless the core will refuse the env."""
+    env = env_fn()
+    needed = ("reset", "step", "observation_space", "action_space")
+    return Episodes(env) if all(hasattr(env, name) for name in needed) else env
+
+
+def _take_end(info: dict[str, Any]) -> tuple[bool, bool]:
+    """Takes out of an info how the step ended the episode: (terminated, truncated)."""
+    ended = int(info.pop(_ENDED, 0))
+    return bool(ended & 1), bool(ended & 2)
 
 
 @dataclass(frozen=True)
@@ -73,7 +129,7 @@ class RepeatingEnvs:
         """
         options.setdefault("num_workers", len(env_fns))
         self.exchange = Exchange(
-            [partial(build, env_fn, Episodes) for env_fn in env_fns],
+            [partial(_hosted, env_fn) for env_fn in env_fns],
             name="SubprocessEnv",  # what messages and processes are called by
             autoreset_mode=AutoresetMode.DISABLED,
             faults=faults or FaultPolicy(on_crash="restart", backoff_s=0.01),
@@ -81,9 +137,9 @@ class RepeatingEnvs:
             **options,
         )
         self.over = [False] * len(env_fns)
-        self._resets: Mapping[int, Reset] = {}  # those that are out, or were last
+        self._resets: Mapping[int, Reset] = {}  # those in flight, or the last ones
         self._options: dict[int, Any] = {}  # of each env's last reset
-        self._untold: dict[int, dict[str, Any]] = {}  # faults that no info has told of yet
+        self._faults: dict[int, dict[str, Any]] = {}  # those that are in no info yet
         self._open = set(range(len(env_fns)))
 
     # ---- steps and resets --------------------------------------------------------------------
@@ -98,7 +154,7 @@ class RepeatingEnvs:
             ValueError: The number or shape of the actions is wrong. Nothing was sent.
             TypeError: Their dtype is. Nothing was sent.
         """
-        self.exchange.drop()  # what an interrupted call has left
+        self.exchange.drop()  # what an interrupted call has left in flight
         self.exchange.recycle()
         self._send(requests)
 
@@ -109,7 +165,7 @@ class RepeatingEnvs:
         for env, asked in requests.items():
             if isinstance(asked, Reset):
                 resets[env] = asked
-            elif self.exchange.is_over(env):  # of no other end the core knows
+            elif self.exchange.is_over(env):  # the core knows of ends by crashes only
                 resets[env] = Reset(None, self._options.get(env))
             else:
                 steps[env] = asked.action
@@ -147,14 +203,14 @@ class RepeatingEnvs:
             if taken.failures:
                 log_as_gymnasium_does(taken.failures)
             answers.update({failure.env: failure for failure in taken.failures})
-            self._untold.update({env: told.fault.info for env, told in taken.told.items()})
+            self._faults.update({env: told.fault.info for env, told in taken.told.items()})
             for row, env in enumerate(taken.envs.tolist()):
                 if env in taken.told and taken.told[env].cut_off:
-                    continue  # once more
+                    continue  # asked once more below
                 observation, info = one_of(space, taken.observations, row), taken.infos[row]
                 if env not in self._resets:
                     reward = float(taken.rewards[row])
-                    terminated, truncated = take_end(info)
+                    terminated, truncated = _take_end(info)
                     self.over[env] = terminated or truncated
                     if "reset_info" in info:
                         self._options[env] = None
@@ -167,8 +223,8 @@ class RepeatingEnvs:
                 else:
                     self.over[env] = False
                     answers[env] = observation, info
-                if env in self._untold:
-                    info["fault"] = self._untold.pop(env)
+                if env in self._faults:
+                    info["fault"] = self._faults.pop(env)
             waiting = {env: asked for env, asked in waiting.items() if env not in answers}
             self._send(waiting)
         return answers
@@ -195,7 +251,7 @@ class RepeatingEnvs:
                 answer = self.finish(reset)[env]
                 if isinstance(answer, Failure):
                     raise answer.exception()
-                self._untold[env] = answer[-1]["fault"]
+                self._faults[env] = answer[-1]["fault"]
 
     # ---- closing -----------------------------------------------------------------------------
 
