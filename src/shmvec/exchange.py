@@ -42,11 +42,10 @@ from shmvec._cores import split_evenly, time_on_cores, usable_cores
 from shmvec._memory.layout import ActionRows
 from shmvec._memory.leases import Leases
 from shmvec._options import Settings, exchange_settings, given_once
-from shmvec._processes.assembly import agree, assemble
+from shmvec._processes.assembly import agree, assemble, workers_for
 from shmvec._processes.host import EnvFn, HostedEnv
 from shmvec._processes.recovery import Recovery
 from shmvec._processes.signals import uninterrupted
-from shmvec._processes.staff import staff_for
 from shmvec._processes.supervisor import (
     Unreadable,
     Workers,
@@ -183,7 +182,7 @@ class Exchange:
         self._resets = np.zeros(self.num_envs, np.int64)
         self._gatherer = Batch(self.num_envs)
 
-        self._workers, prepared = staff_for(functions, settings, name)
+        self._workers = workers_for(functions, settings, name)
         self.ranges = self._workers.ranges
         # Ends the workers of an exchange that is forgotten, and of one that is open at exit: before
         # multiprocessing waits for its children there, which weakref.finalize does not promise.
@@ -192,8 +191,7 @@ class Exchange:
         )
         self.initialized = False
         try:
-            with prepared:
-                self._workers.start()
+            self._workers.start()
             if wait:
                 self.initialize()
         except BaseException:

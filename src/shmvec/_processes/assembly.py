@@ -15,15 +15,18 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from shmvec._arguments import AutoresetMode
 from shmvec._core import Frames, Ledger, Links, Pool, Segment, segment_bytes
-from shmvec._cores import current_budgets
+from shmvec._cores import current_budgets, split_evenly
 from shmvec._memory.layout import Layout, check_shared_memory, has_fixed_size
 from shmvec._memory.segment import SEGMENT, map_memory, reserve_memory
 from shmvec._options import Settings
 from shmvec._processes.control import Attachment, Report
-from shmvec._processes.supervisor import Workers
+from shmvec._processes.host import EnvFn
+from shmvec._processes.inline import InlineWorker
+from shmvec._processes.launcher import Launcher
+from shmvec._processes.supervisor import Supervisor, Workers
 from shmvec.faults import Failure, raise_failures
 
-__all__ = ["Agreement", "Assembly", "agree", "agreed_spaces", "assemble"]
+__all__ = ["Agreement", "Assembly", "agree", "agreed_spaces", "assemble", "workers_for"]
 
 
 _INFO_BYTES_PER_ENV = 4096
@@ -61,6 +64,14 @@ class Assembly:
     links: Links
     frames: Frames
     ledger: Ledger
+
+
+def workers_for(env_fns: Sequence[EnvFn], settings: Settings, name: str) -> Workers:
+    """Who steps the envs: worker processes of that name, not started yet, or this process."""
+    if settings.num_workers == 0:
+        return InlineWorker(env_fns)
+    ranges = split_evenly(len(env_fns), settings.num_workers, settings.pin_workers)
+    return Supervisor(Launcher(env_fns, ranges, settings, name), ranges, settings.hang_warning_s)
 
 
 def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> Agreement:

@@ -9,11 +9,22 @@ from typing import Any
 from shmvec._memory.layout import Layout
 from shmvec.faults import Failure
 
-__all__ = ["Attachment", "Late", "Report", "Resets"]
+__all__ = ["Attachment", "Imported", "Late", "Report", "Resets"]
 
 
 # Seed and options for the first reset of each env of a worker; None: as the core asks.
 Resets = Sequence[tuple[int | None, Any] | None]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What the first worker says once its first env is built, before its report.
+
+    Attributes:
+        modules: Names of those that it has imported, and others may find imported.
+    """
+
+    modules: list[str]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,15 @@ from contextlib import suppress
 from multiprocessing.util import Finalize
 from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 
-from shmvec._processes.interpreter import FORK, GROUP, REAP, STALE, start_interpreter
+from shmvec._processes.interpreter import (
+    FORK,
+    GROUP,
+    IMPORT,
+    MOST_REQUESTED,
+    REAP,
+    STALE,
+    start_interpreter,
+)
 from shmvec._processes.worker_process import at_once
 
 __all__ = ["ForkServer", "fork_server", "servers"]
@@ -78,6 +86,13 @@ class ForkServer:
             _drop(self)  # it goes with the last of its workers
         else:
             numbers.append(int(answer))
+
+    def learn(self, modules: Sequence[str]) -> None:
+        """Has it import modules before it forks once more; this does not wait."""
+        names = " ".join(modules).encode()[: MOST_REQUESTED - len(IMPORT)]
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended
+            self._socket.sendall(IMPORT + names)
+        self.modules.update(modules)
 
     def status(self, pid: int) -> int | None:
         """The exit code of a worker that has ended; its number is free then. None: unknown."""

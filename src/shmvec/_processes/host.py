@@ -67,8 +67,15 @@ class EnvHost:
         self._loop: WorkerLoop | None = None
         self._layout: Layout | None = None
 
-    def build(self, env_fns: Sequence[EnvFn]) -> Report | Failure:
-        """Builds the envs. After a failure those that were built are closed again."""
+    def build(
+        self, env_fns: Sequence[EnvFn], first_built: Callable[[], None] = lambda: None
+    ) -> Report | Failure:
+        """Builds the envs. After a failure those that were built are closed again.
+
+        Args:
+            env_fns: They make the envs.
+            first_built: Called once the first env is built.
+        """
         seen: dict[int, tuple[int, Any]] = {}
         try:
             for index, env_fn in enumerate(env_fns, self.first_env):
@@ -88,6 +95,8 @@ class EnvHost:
                         "copy, of its own.)"
                     )
                 self.envs.append(env)
+                if len(self.envs) == 1:
+                    first_built()
         except BaseException as error:
             end_forks()
             failure = self._failure(self.first_env + len(self.envs), "make", error)

@@ -27,13 +27,15 @@ from typing import Any
 
 from shmvec._core import Channel
 from shmvec._processes.libraries import fresh_openmp, loaded_openmp
-from shmvec._processes.preloading import import_ahead
+from shmvec._processes.preloading import import_ahead, num_threads
 from shmvec._processes.worker import Orphaned, Parent, Task, run_worker, take_environ
 from shmvec._processes.worker_process import WorkerProcess, child_status, end_child_group
 
 __all__ = [
     "FORK",
     "GROUP",
+    "IMPORT",
+    "MOST_REQUESTED",
     "REAP",
     "STALE",
     "Start",
@@ -45,13 +47,13 @@ __all__ = [
     "work",
 ]
 
-FORK, REAP, GROUP, STALE = b"fork", b"reap", b"group", b"stale"
+FORK, IMPORT, REAP, GROUP, STALE = b"fork", b"import", b"reap", b"group", b"stale"
+MOST_REQUESTED = 100_000  # bytes of a request; a packet of 200 KiB is too large
 
 # Descriptors that came with what was pickled for this worker; see ``_Carried`` in launcher.py.
 inherited: list[int] = []
 _LONGEST_VARIABLE = 100_000  # bytes; Linux lets no program start with one of 128 KiB
 _MOST_VARIABLES = 1_000_000  # bytes of all: likewise, of two million
-_MOST = 64  # bytes of a request
 _MOST_DESCRIPTORS = 5  # that come with one: for the answer, of the channel, standard streams
 
 
@@ -187,25 +189,27 @@ def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
     # The program may ignore it, and that is inherited: nobody would learn how a worker has ended.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with fresh_openmp():
-        with _noting_sources() as read:
-            _import(modules, descriptor)
-        loaded_openmp()
-        _serve(descriptor, parent, read)
+        files = _imported(modules, descriptor, quiet=False)
+        # What else it imports a worker has imported already, and said what is to be said.
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.close(nothing)
+        _serve(descriptor, parent, files)
 
 
-def _serve(descriptor: int, parent: int, read: Mapping[str, int]) -> None:
-    files = {name: read.get(name, changed) for name, changed in _sources()}
-    gc.collect()
-    gc.freeze()  # collections in the workers must not touch, and so copy, the pages
+def _serve(descriptor: int, parent: int, files: dict[str, int]) -> None:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     with contextlib.suppress(ProcessLookupError):
         poll.register(os.pidfd_open(parent), select.POLLIN)
     with socket(fileno=descriptor) as connection:
         while [number for number, _ in poll.poll()] == [descriptor]:
-            request, descriptors, _, _ = recv_fds(connection, _MOST, _MOST_DESCRIPTORS)
+            request, descriptors, _, _ = recv_fds(connection, MOST_REQUESTED, _MOST_DESCRIPTORS)
             if not request:
                 return
+            if request.startswith(IMPORT):
+                files |= _imported(request[len(IMPORT) :].decode().split(), descriptor)
+                continue
             reply, *others = descriptors
             forked = 0
             if request == FORK and files == {name: _changed(name) for name in files}:
@@ -229,20 +233,27 @@ def _serve(descriptor: int, parent: int, read: Mapping[str, int]) -> None:
                 os.close(number)
 
 
-def _import(modules: Collection[str], descriptor: int) -> None:
+def _imported(modules: Collection[str], descriptor: int, quiet: bool = True) -> dict[str, int]:
+    """Imports modules; returns the files of all that there are, and when they were edited.
+
+    If one starts threads this process begins anew, without that one and without what it has been
+    asked for since it began.
+    """
     refused = sys.argv[1:]
-    before = _threads()
-    for name in modules:
-        if name in refused:
-            continue
-        import_ahead([name])
-        if _threads() > before:
-            os.set_inheritable(descriptor, True)
-            os.execv(sys.executable, [*sys.orig_argv, name])
-
-
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    before = num_threads()
+    with _noting_sources() as read:
+        for name in modules:
+            if name in refused:
+                continue
+            import_ahead([name], quiet)
+            if num_threads() > before:
+                os.set_inheritable(descriptor, True)
+                os.execv(sys.executable, [*sys.orig_argv, name])
+    loaded_openmp()
+    util._flush_std_streams()  # type: ignore[attr-defined]  # or each worker would do so
+    gc.collect()
+    gc.freeze()  # collections in the workers must not touch, and so copy, the pages
+    return {name: read.get(name, changed) for name, changed in _sources()}
 
 
 @contextlib.contextmanager

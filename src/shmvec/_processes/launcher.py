@@ -6,6 +6,7 @@ import os
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
@@ -19,6 +20,7 @@ import cloudpickle
 
 from shmvec import _pickling as _classes
 from shmvec._core import Channel
+from shmvec._options import Settings
 from shmvec._processes import interpreter
 from shmvec._processes.fork_server import ForkServer, fork_server
 from shmvec._processes.host import EnvFn
@@ -29,6 +31,7 @@ from shmvec._processes.libraries import (
     thread_variables,
     worker_seeds,
 )
+from shmvec._processes.preloading import import_here, ready_to_fork
 from shmvec._processes.signals import close_all
 from shmvec._processes.worker import Task, run_forked
 from shmvec._processes.worker_process import WorkerProcess
@@ -43,65 +46,61 @@ _TRIES = 3  # to find a fork server that lives
 
 
 class Launcher:
-    """What it takes to start the worker processes of one vector env, also once more."""
+    """What it takes to start the worker processes of one vector env, also once more.
+
+    Attributes:
+        may_learn: Whether the first worker says what it imports, for those started after it.
+    """
 
     def __init__(
-        self,
-        env_fns: Sequence[EnvFn],
-        ranges: Sequence[range],
-        *,
-        method: str,
-        daemon: bool,
-        name: str,
-        threads: int,
-        pinned: bool,
-        preload: Sequence[str],
-        needed: Sequence[str],
-        environs: Sequence[Mapping[str, str]],
-        init: Callable[[int], object] | None,
+        self, env_fns: Sequence[EnvFn], ranges: Sequence[range], settings: Settings, name: str
     ) -> None:
         """Prepares to start a process for each range of envs.
 
         Args:
             env_fns: One for each env.
             ranges: The envs of each worker.
-            method: "fork", "forkserver" or "spawn".
-            daemon: What the processes say of themselves.
+            settings: How workers are to run.
             name: Part of the processes' names.
-            threads: Threads that libraries may start in each process; 0: as many as they like.
-            pinned: Whether each process stays on one core.
-            preload: Modules that a fork server imports.
-            needed: What it imports besides, if it may; none if workers are to see
-                variables of their own when they import.
-            environs: Each worker's own environment variables.
-            init: Called first in each worker, with its index.
 
         Raises:
-            TypeError: An env_fn, or ``init``, cannot be pickled (spawn and forkserver).
+            TypeError: An env_fn, or ``worker_init``, cannot be pickled (spawn and forkserver).
         """
         self._ranges = ranges
-        self._method = method
-        self._daemon = daemon
+        self._settings = settings
+        self._method = settings.method
         self._name = name
-        self._threads = threads
-        self._pinned = pinned
-        self._modules = [*preload, *needed]
-        self._no_others = not needed
-        self._environs = environs
+        # What is to see a worker's own variables must not be imported before these are set.
+        self.may_learn = settings.method != "spawn" and not any(settings.worker_environ)
         self._state = state_of_generators()
         self._starts = [0] * len(ranges)
         self._registry: bytes | None = None
         self._server: ForkServer | None = None
-        self._init: Any = init
+        self._init: Any = settings.worker_init
         self._carried = _Carried()
         loads = [list(env_fns[envs.start : envs.stop]) for envs in ranges]
         self._loads: list[Any] = loads
-        if method != "fork":
+        if self._method != "fork":
             with self._carried:
                 self._loads = [_pickled(fns, envs) for fns, envs in zip(loads, ranges, strict=True)]
-                if init is not None:
-                    self._init = _pickled_init(init)
+                if self._init is not None:
+                    self._init = _pickled_init(self._init)
             self._registry = packed_registry()
+
+    def ready(self) -> AbstractContextManager[None]:
+        """To start all processes in."""
+        if self._method == "fork":
+            return ready_to_fork(self._settings.preload)
+        return nullcontext()
+
+    def learn(self, modules: Sequence[str]) -> None:
+        """Has modules imported by what forks workers."""
+        if not modules:
+            return
+        if self._method == "fork":
+            import_here(modules)
+        elif self._server is not None:
+            self._server.learn(modules)
 
     def start(self, index: int, mark: int, keep: Callable[[WorkerProcess, Channel], None]) -> None:
         """Starts the process of a worker.
@@ -118,11 +117,12 @@ class Launcher:
             init=self._init,
             registry=self._registry,
             environ={},
-            threads=self._threads,
-            pinned=self._pinned,
+            threads=self._settings.threads_per_worker,
+            pinned=self._settings.pin_workers,
             seeds=worker_seeds(self._state, self._ranges[index].start, self._starts[index]),
             forked=self._method != "spawn",
             mark=mark,
+            first=self.may_learn and index == 0 and not self._starts[0],
         )
         _occupy_streams()
         mine, theirs = socketpair()
@@ -132,11 +132,11 @@ class Launcher:
                 target=run_forked,
                 name=f"Worker<{self._name}>-{index}",
                 args=(task, theirs.fileno(), os.getpid()),
-                daemon=self._daemon,
+                daemon=self._settings.daemon,
             )
             vars(process)["_start_method"] = self._method  # what env's own processes are started by
             keep(process, channel)
-            environ = {**self._environ(), **self._environs[index]}
+            environ = {**self._environ(), **self._settings.worker_environ[index]}
             if self._method == "fork":
                 task.environ = _changes(os.environ, environ)
                 process.fork()
@@ -162,7 +162,7 @@ class Launcher:
             for name, value in os.environ.items()
             if not name.startswith(_NOT_FOR_WORKERS)
         }
-        return {**thread_variables(self._threads), **mine}
+        return {**thread_variables(self._settings.threads_per_worker), **mine}
 
     def _tell(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
         """Sends what becomes a worker what it needs for that."""
@@ -187,7 +187,7 @@ class Launcher:
         for _ in range(_TRIES):
             if self._server is None or not self._server.usable:
                 environ = heritable(self._environ())
-                self._server = fork_server(self._modules, environ, self._no_others)
+                self._server = fork_server(self._settings.preload, environ, not self.may_learn)
             if process.start_by(partial(self._server.fork, descriptor), self._server):
                 return self._server.environ
         raise OSError(

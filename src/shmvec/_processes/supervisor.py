@@ -27,9 +27,10 @@ from gymnasium.error import ClosedEnvironmentError
 
 from shmvec import _pickling as _classes
 from shmvec._core import Channel, Segment, raises_again
+from shmvec._cores import time_on_cores
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import Kept
-from shmvec._processes.control import Attachment, Late, Report, Resets
+from shmvec._processes.control import Attachment, Imported, Late, Report, Resets
 from shmvec._processes.descendants import end_families, new_mark
 from shmvec._processes.output import LastWords
 from shmvec._processes.signals import close_all
@@ -51,12 +52,25 @@ _LAST_WORDS_S = 1.0  # what one gets to end whose channel is broken
 _ORPHANS_PATIENCE_S = 0.1  # what those get whose worker has gone before them
 _OTHERS_FAIL_S = 5.0  # what others get, when one could not build its envs, to say the same
 _SLICE_S = 0.05  # between two looks or reminders
+_FIRST_S = 10.0  # what the first worker gets to build an env before the others are started
+_LOOK_S = 0.25  # between two looks whether it is busy
+_BUSY = 0.1  # of a core: what is less is sleep
 _CLOSED = "The vector env was closed during this call."
 _CHANGING_S = 10.0  # what a thread that replaces workers gets to see that they are being ended
 
 
 class Launcher(Protocol):
     """What starts processes."""
+
+    def ready(self) -> AbstractContextManager[None]:
+        """To start all processes in."""
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether the first worker says what it imports, for those that are started after it."""
+
+    def learn(self, modules: Sequence[str]) -> None:
+        """Has modules imported by what forks workers."""
 
     def start(self, index: int, mark: int, keep: Callable[[Any, Channel], None]) -> None:
         """Starts the process of a worker.
@@ -199,13 +213,37 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts the processes. If that fails, it is for the caller to stop them."""
-        for index in range(len(self.ranges)):
-            self._launch(index, self._keep)
-            self._words.append(LastWords(self.channels[index]))
+        with self._launcher.ready():
+            for index in range(len(self.ranges)):
+                self._launch(index, self._keep)
+                self._words.append(LastWords(self.channels[index]))
+                if index == 0 and len(self.ranges) > 1 and self._launcher.may_learn:
+                    self._learn_from_first()
 
     def _keep(self, process: Any, channel: Channel) -> None:
         self.channels.append(channel)
         self.processes.append(process)
+
+    def _learn_from_first(self) -> None:
+        """Waits until the first worker says what it has imported to build an env.
+
+        Not while it sleeps: envs may wait for those of other workers, or for a program.
+        """
+        process, channel = self.processes[0], self.channels[0]
+        end = time.monotonic() + _FIRST_S
+        wanted, look = -1.0, 0.0  # seconds of a core; when they are read next
+        while channel.find(0) is None and not process.has_ended() and channel.broken is None:
+            now = time.monotonic()
+            if now > look:
+                before, wanted = wanted, sum(filter(None, time_on_cores(process.pid)))
+                if now > end or wanted < before + _BUSY * _LOOK_S:
+                    return
+                look = now + _LOOK_S
+            self.listen([0], _SLICE_S)
+        message = channel.find(0)
+        if message is not None and isinstance(said := self.unpack(message.content), Imported):
+            channel.take(0)
+            self._launcher.learn(said.modules)
 
     def reports(self) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker.
@@ -229,7 +267,11 @@ class Supervisor:
                 for index in list(waiting):
                     message, lost = self._heard(index)
                     if message is not None:
-                        reports[index] = self.unpack(message.content)
+                        said = self.unpack(message.content)
+                        if isinstance(said, Imported):
+                            self._launcher.learn(said.modules)
+                            continue
+                        reports[index] = said
                     elif lost:
                         dead.append(index)
                     else:

@@ -20,6 +20,7 @@ from shmvec._core import Channel, Segment, pickle_value, start_watchdog, watch_f
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import map_memory
 from shmvec._pickling import loads_in_main
+from shmvec._processes.control import Imported, Report
 from shmvec._processes.descendants import end_own_family, lead_family
 from shmvec._processes.host import EnvFn, EnvHost
 from shmvec._processes.libraries import (
@@ -31,6 +32,7 @@ from shmvec._processes.libraries import (
     seed_generators,
 )
 from shmvec._processes.output import finish_output, take_output
+from shmvec._processes.preloading import Imports
 from shmvec._processes.stacks import offer_stacks
 from shmvec.faults import Failure
 
@@ -62,6 +64,7 @@ class Task:
         seeds: For ``seed_generators``.
         forked: Whether its process is a fork.
         mark: By which what it starts is known.
+        first: Whether it is to say what it imports, for those that are forked after it.
     """
 
     index: int
@@ -75,6 +78,7 @@ class Task:
     seeds: npt.NDArray[np.uint32]
     forked: bool
     mark: int
+    first: bool
 
 
 class Parent:
@@ -219,24 +223,8 @@ def take_environ(changes: Mapping[str, str | None]) -> None:
 
 
 def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None]) -> None:
-    doing = "worker_init"
-    try:
-        if task.registry is not None:
-            join_registry(task.registry)
-        init = loads_in_main(task.init) if isinstance(task.init, bytes) else task.init
-        if init is not None:
-            init(task.index)
-        doing = "unpickle env_fns"  # which runs imports of the user's modules
-        env_fns = task.env_fns
-        if isinstance(env_fns, bytes):
-            with kept_registry():
-                env_fns = loads_in_main(env_fns)
-        # Now: modules of the user's, which were imported, seed them, too.
-        seed_generators(task.seeds)
-        report: Any = host.build(env_fns)
-        limit()  # again: what building the envs has loaded
-    except BaseException as error:
-        report = Failure.of(error, host.first_env, host.index, doing)
+    with Imports() if task.first else contextlib.nullcontext() as imports:
+        report = _built(host, parent, task, limit, imports)
     parent.send(0, parent.pack(report))
     if isinstance(report, Failure):
         return
@@ -256,3 +244,37 @@ def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None])
         signal.signal(signal.SIGUSR1, lambda number, frame: host.interrupt(attachment.limits))
     parent.send(0, parent.pack(True))
     loop.serve(parent.alive, parent.doze_on(alarm))
+
+
+def _built(
+    host: EnvHost,
+    parent: Parent,
+    task: Task,
+    limit: Callable[[], None],
+    imports: Imports | None,
+) -> Report | Failure:
+    """Builds the envs, and says what the first one has imported."""
+
+    def first_built() -> None:
+        if imports is not None:
+            parent.send(0, parent.pack(Imported(imports.modules())))
+
+    doing = "worker_init"
+    try:
+        if task.registry is not None:
+            join_registry(task.registry)
+        init = loads_in_main(task.init) if isinstance(task.init, bytes) else task.init
+        if init is not None:
+            init(task.index)
+        doing = "unpickle env_fns"  # which runs imports of the user's modules
+        env_fns = task.env_fns
+        if isinstance(env_fns, bytes):
+            with kept_registry():
+                env_fns = loads_in_main(env_fns)
+        # Now: modules of the user's, which were imported, seed them, too.
+        seed_generators(task.seeds)
+        report = host.build(env_fns, first_built)
+        limit()  # again: what building the envs has loaded
+        return report
+    except BaseException as error:
+        return Failure.of(error, host.first_env, host.index, doing)
