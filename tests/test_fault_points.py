@@ -8,6 +8,7 @@ from multiprocessing.connection import wait
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from tables import crossed
 from test_fault_policy import DEADLINE, RAISE, RESET, RESTART, Frail, Replay, one, row_of
 
 from shmvec import ShmVectorEnv, WorkerCrashError
@@ -57,9 +58,10 @@ def watched(envs, mode):
     return replays
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-@pytest.mark.parametrize("waiting", [True, False])
-@pytest.mark.parametrize("point", FAULT_POINTS)
+@pytest.mark.parametrize(
+    "point, waiting, mode",
+    crossed(FAULT_POINTS, [True, False], [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]),
+)
 def test_restarted(point, waiting, mode):
     envs = mined(RESTART, mode)
     try:

@@ -13,6 +13,7 @@ import pytest
 from equality import same
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
+from tables import crossed
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
@@ -29,6 +30,8 @@ RESET = FaultPolicy(
     on_crash="restart", on_error="reset", on_timeout="reset", step_timeout=0.4,
     max_restarts=10_000, backoff_s=0,
 )  # fmt: skip
+# Each with the faults that it mends.
+POLICIES = [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE])]
 
 
 class Broken(Exception):
@@ -175,13 +178,14 @@ def some_action(rng, faults, likely=0.04):
     return int(rng.choice(faults)) if rng.random() < likely else int(rng.integers(90))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("policy, faults", [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE])])
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("how", ["step", "rollout", "mask", "messages"])
-def test_transitions_of_steps(mode, policy, faults, workers, how):
+@pytest.mark.parametrize(
+    "mode, policy, workers, how",
+    crossed(MODES, POLICIES, [1, 2], ["step", "rollout", "mask", "messages"]),
+)
+def test_transitions_of_steps(mode, policy, workers, how):
     if how == "rollout" and mode is AutoresetMode.DISABLED:
         pytest.skip("rollouts need autoresets")
+    policy, faults = policy
     rng = np.random.default_rng(workers)
     envs = frail(
         5, num_workers=workers, autoreset_mode=mode, faults=policy, shared_memory=how != "messages"
@@ -222,11 +226,11 @@ def test_transitions_of_steps(mode, policy, faults, workers, how):
         envs.close()
 
 
-@pytest.mark.parametrize("mode", MODES[:2])
-@pytest.mark.parametrize("policy, faults", [(RESTART, [KILL, EXIT, RAISE]), (RESET, [KILL, RAISE])])
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("copy", [True, False])
-def test_transitions_of_partial_batches(mode, policy, faults, workers, copy):
+@pytest.mark.parametrize(
+    "mode, policy, workers, copy", crossed(MODES[:2], POLICIES, [1, 2], [True, False])
+)
+def test_transitions_of_partial_batches(mode, policy, workers, copy):
+    policy, faults = policy
     rng = np.random.default_rng(workers)
     envs = frail(
         5, num_workers=workers, autoreset_mode=mode, faults=policy, batch_size=2, copy=copy,
@@ -253,9 +257,9 @@ def test_transitions_of_partial_batches(mode, policy, faults, workers, copy):
         envs.close()
 
 
-@pytest.mark.parametrize("policy", [RESTART, RESET])
-@pytest.mark.parametrize("action", [SLEEP, DEAF])
-@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize(
+    "policy, action, mode", crossed([RESTART, RESET], [DEAF, SLEEP], MODES[:2])
+)
 def test_an_env_that_hangs(policy, action, mode):
     envs = frail(3, num_workers=3, autoreset_mode=mode, faults=policy)
     replays = [Replay(i, mode, 100 + i) for i in range(3)]

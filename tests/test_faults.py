@@ -15,11 +15,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Failing
-from gymnasium.error import ClosedEnvironmentError
 from processes import dozing, gone, run_script
 
 from shmvec import ShmVectorEnv, WorkerCrashError
-from shmvec._processes.worker import EnvHost
 
 DEADLINE_S = 60
 
@@ -28,53 +26,15 @@ def make_counter():
     return Counter(99)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize(("how", "words"), [("kill", "killed by SIGKILL"), ("exit", "exit code 3")])
-def test_a_worker_dies_in_a_step(context, how, words):
-    make = [make_counter, make_counter, lambda: Failing("step", how)]
-    envs = ShmVectorEnv(make, num_workers=2, context=context)
-    envs.reset()
-    envs.step([0, 0, 0])
-    start = time.monotonic()
-    with pytest.raises(WorkerCrashError, match=rf"worker 1 \(envs 2 to 2\) {words}"):
-        envs.step([0, 0, 0])
-    assert time.monotonic() - start < DEADLINE_S
-    assert envs.closed
-    with pytest.raises(ClosedEnvironmentError):
-        envs.step([0, 0, 0])
-    envs.close()
+class EndsIt:
+    """Ends the process in which it is pickled."""
+
+    def __reduce__(self):
+        os._exit(3)
 
 
-def test_a_worker_dies_between_steps():
-    envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
-    envs.reset()
-    os.kill(envs.processes[1].pid, signal.SIGKILL)
-    with pytest.raises(WorkerCrashError, match="worker 1"):
-        envs.step([0, 0])
-
-
-def test_a_worker_dies_in_a_call():
-    envs = ShmVectorEnv([lambda: Failing("step", "kill", at=1)] * 2, num_workers=2)
-    envs.reset()
-    with pytest.raises(WorkerCrashError):
-        envs.call("_fail")
-
-
-def test_a_command_to_a_dead_worker():
-    envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
-    envs.reset()
-    os.kill(envs.processes[1].pid, signal.SIGKILL)
-    envs.processes[1].join(DEADLINE_S)
-    with pytest.raises(WorkerCrashError, match="worker 1"):
-        envs.set_attr("payload", b"x" * 1_000_000)
-
-
-def test_a_worker_that_ends_instead_of_saying_what_an_env_raised(monkeypatch):
-    def send_late(self, *args):
-        raise SystemExit(3)
-
-    monkeypatch.setattr(EnvHost, "send_late", send_late)
-    make = [lambda: Failing("step", ValueError(), at=1)] * 2
+def test_a_worker_that_ends_instead_of_saying_what_an_env_raised():
+    make = [lambda: Failing("step", ValueError(EndsIt()), at=1)] * 2
     envs = ShmVectorEnv(make, num_workers=1, context="fork")
     envs.reset()
     with pytest.raises(WorkerCrashError, match="exit code 3"):
@@ -127,24 +87,36 @@ def test_ctrl_c_interrupts_a_step_and_its_results_are_dropped():
     envs.close()
 
 
-def broken_off(envs):
-    """As if Ctrl-C had interrupted the wait for a step."""
-    envs._in_call = True
-    envs.exchange.ask(None, [0, 0])
+class Interrupting(Failing):
+    """Interrupts the program, and fails once that has left the call."""
+
+    def _fail(self):
+        os.kill(os.getppid(), signal.SIGINT)
+        assert gate.wait(DEADLINE_S)
+        super()._fail()
 
 
-def test_what_an_interrupted_step_raised_is_dropped_but_a_death_is_not():
-    envs = ShmVectorEnv([lambda: Failing("step", SystemExit(5), at=1), make_counter])
-    envs.reset()
-    broken_off(envs)
-    assert envs.reset(seed=2)[0][:, 0].tolist() == [0, 0]
-    envs.close()
-    envs = ShmVectorEnv([lambda: Failing("step", "kill", at=1), make_counter], num_workers=2)
-    envs.reset()
-    broken_off(envs)
-    with pytest.raises(WorkerCrashError):
+gate = multiprocessing.get_context("fork").Event()
+
+
+@pytest.mark.parametrize("fault", [SystemExit(5), "kill"])
+def test_what_an_interrupted_step_raised_is_dropped_but_a_death_is_not(fault):
+    gate.clear()
+    make = [lambda: Interrupting("step", fault, at=1), make_counter]
+    envs = ShmVectorEnv(make, num_workers=2, context="fork")
+    try:
         envs.reset()
-    envs.close()
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([0, 0])
+        gate.set()
+        if fault == "kill":
+            with pytest.raises(WorkerCrashError):
+                envs.reset()
+        else:
+            assert envs.reset(seed=2)[0][:, 0].tolist() == [0, 0]
+    finally:
+        gate.set()
+        envs.close()
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
@@ -297,28 +269,30 @@ def test_ctrl_c_as_those_who_doze_are_roused():
         envs.close()
 
 
-@pytest.mark.parametrize("what", ["reset", "set_attr"])
-def test_ctrl_c_before_a_message_is_sent(monkeypatch, what):
-    envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
-    workers = envs.exchange._workers
-    pack, calls = workers.pack, []
+class Interrupts:
+    """Interrupts the program when it is pickled for the second worker."""
 
-    def interrupted(message):
-        calls.append(1)
-        if len(calls) == 2:  # that for the second worker
+    def __init__(self):
+        self.times = 0
+
+    def __reduce__(self):
+        self.times += 1
+        if self.times == 2:
             signal.raise_signal(signal.SIGINT)
-        return pack(message)
+        return int, ()
 
+
+@pytest.mark.parametrize("what", ["reset", "set_attr"])
+def test_ctrl_c_before_a_message_is_sent(what):
+    envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
     try:
         with finishes():
             envs.reset()
-            monkeypatch.setattr(workers, "pack", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 if what == "reset":
-                    envs.reset(seed=3)
+                    envs.reset(seed=3, options={"mark": Interrupts()})
                 else:
-                    envs.set_attr("mark", 1)
-            monkeypatch.undo()
+                    envs.set_attr("mark", Interrupts())
             assert envs.reset(seed=4)[0][:, 0].tolist() == [0, 0]
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:

@@ -5,6 +5,7 @@ import signal
 import families
 import pytest
 from scripts import DEADLINE_S, running, succeeds
+from tables import crossed, deep
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
 
@@ -109,8 +110,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context, end", crossed(CONTEXTS, ENDS))
 def test_what_envs_have_started_ends_with_their_worker(context, end):
     succeeds(FAMILIES, ENDS[end].replace("{options}", f"context={context!r}"))
 
@@ -137,8 +137,7 @@ ORPHANS = {
 }
 
 
-@pytest.mark.parametrize("when", ORPHANS)
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context, when", crossed(CONTEXTS, ORPHANS))
 def test_what_envs_have_started_ends_with_a_killed_parent(context, when):
     with running(FAMILIES, ORPHANS[when].format(context=context)) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
@@ -247,9 +246,7 @@ POOLING = """
 """
 
 
-@pytest.mark.parametrize("closes", [True, False])
-@pytest.mark.parametrize("daemon", [True, False])
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context, daemon, closes", crossed(CONTEXTS, [True, False], [True, False]))
 def test_an_env_uses_multiprocessing(context, daemon, closes):
     succeeds(
         FAMILIES,
@@ -266,8 +263,7 @@ def test_an_env_uses_multiprocessing(context, daemon, closes):
     )
 
 
-@pytest.mark.parametrize("end", ["close", "crash", "orphan"])
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context, end", crossed(["fork", "spawn"], ["close", "crash", "orphan"]))
 def test_a_vector_env_in_an_env_ends_with_its_worker(context, end):
     body = f"""
         class Outer(Starting):
@@ -305,7 +301,7 @@ def test_a_vector_env_in_an_env_ends_with_its_worker(context, end):
 # ---- the dead -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_thousands_of_short_lived_daemons_leave_no_zombies_and_the_envs_children_their_status(
     context,
 ):
@@ -368,7 +364,7 @@ def test_a_worker_that_has_started_nothing_looks_for_nobody():
     assert out.split() == ["True", "False", "False", "False", "True", "False"]
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_where_processes_cannot_be_marked_the_group_ends_with_its_worker(context):
     succeeds(
         FAMILIES,

@@ -2,6 +2,7 @@
 
 import pytest
 from scripts import succeeds
+from tables import crossed
 
 HOSTILE = """
     import faulthandler, gc, mmap, pickle, socket, time
@@ -169,8 +170,9 @@ def test_memory_of_another_vector_env_that_an_env_shrinks(tmp_path):
 # ---- forks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slow", ["child", "parent"])
-@pytest.mark.parametrize("where", ["make", "reset", "step", "call"])
+@pytest.mark.parametrize(
+    "where, slow", crossed(["make", "reset", "step", "call"], ["child", "parent"])
+)
 def test_an_env_that_returns_from_a_fork_of_its_own(where, slow, tmp_path):
     hostile(
         tmp_path,

@@ -9,6 +9,7 @@ import pytest
 from envs import Counter
 from gymnasium.vector import AutoresetMode
 from stepping import DEADLINE_S, STEPS, in_order, kill, told
+from tables import crossed
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec.faults import restart_seed
@@ -69,8 +70,7 @@ def reset_one_by_one(envs, **arguments):
 RESETS = [reset_all, reset_some, reset_one_by_one]
 
 
-@pytest.mark.parametrize("reset", RESETS)
-@pytest.mark.parametrize("options", [{}, {"level": 5}])
+@pytest.mark.parametrize("reset, options", crossed(RESETS, [{}, {"level": 5}]))
 def test_a_reset_without_a_seed_that_was_lost_gets_one_of_its_own(reset, options, tmp_path):
     fns = [lambda: DiesOnce(tmp_path / "died", at=3), Leveled, Leveled]
     envs = ShmVectorEnv(fns, num_workers=2, faults=RESTART)
@@ -133,8 +133,7 @@ def test_what_a_repeated_reset_raises_is_raised(lost, tmp_path):
 # ---- autoresets --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("died", ["before", "in it"])
+@pytest.mark.parametrize("step, died", crossed(STEPS, ["before", "in it"]))
 def test_an_autoreset_that_was_lost_is_repeated(step, died, tmp_path):
     """There is no episode of length 0: it is told, and the env goes on."""
     fns = [
@@ -235,8 +234,9 @@ class Listening(Counter):
         return super().step(len(action))
 
 
-@pytest.mark.parametrize("size", [3, 100_000])
-@pytest.mark.parametrize("lengths", [(3, 99), (99, 3), (3, 99, 3), (99, 3, 99)])
+@pytest.mark.parametrize(
+    "size, lengths", crossed([3, 100_000], [(3, 99), (99, 3), (3, 99, 3), (99, 3, 99)])
+)
 def test_a_worker_with_some_envs_between_episodes_and_actions_as_messages(lengths, size):
     ended = np.array([length == 3 for length in lengths])
     fns = [lambda length=length: Listening(length) for length in (*lengths, *[99] * len(lengths))]

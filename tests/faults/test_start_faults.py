@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from envs import Counter
 from scripts import succeeds
+from tables import crossed
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._processes import supervisor
@@ -216,17 +217,16 @@ ODD = """
 """
 
 
-@pytest.mark.parametrize("context", METHODS)
-@pytest.mark.parametrize(
-    "before",
-    [
-        "import pathlib; sys.path += [pathlib.Path('/nowhere'), b'/nowhere', None]",
-        "os.close(1); os.close(2)",
-        "os.close(0); os.close(1); os.close(2)",
-        "import mmap; number = os.memfd_create(os.fsdecode(b'\\xff')); os.ftruncate(number, 9)\n"
-        "held = mmap.mmap(number, 9)",
-    ],
-)
+ODDITIES = [
+    "import pathlib; sys.path += [pathlib.Path('/nowhere'), b'/nowhere', None]",
+    "os.close(1); os.close(2)",
+    "os.close(0); os.close(1); os.close(2)",
+    "import mmap; number = os.memfd_create(os.fsdecode(b'\\xff')); os.ftruncate(number, 9)\n"
+    "held = mmap.mmap(number, 9)",
+]
+
+
+@pytest.mark.parametrize("context, before", crossed(METHODS, ODDITIES))
 def test_odd_programs(context, before):
     succeeds(f"import os, sys; {before}\n", ODD.replace("CONTEXT", repr(context)))
 

@@ -54,45 +54,6 @@ SERVED = """
 """
 
 
-@pytest.mark.parametrize("policy", ["raise", "restart"])
-def test_workers_outlive_their_fork_server(policy):
-    succeeds(
-        SERVED,
-        f"""
-        envs = made({policy!r})
-        before = pids(envs)
-        kill_server()
-        for turn in range(1, 4):
-            count(envs, [turn] * 2)
-        envs.set_attr("mark", 1)
-        count(envs, [4] * 2)
-        assert pids(envs) == before and envs.stats().faults.restarts == 0
-        envs.close()
-        assert gone(before, 1)
-        """,
-    )
-
-
-def test_a_death_after_that_of_the_fork_server_is_raised():
-    succeeds(
-        SERVED,
-        """
-        envs = made("raise")
-        before = pids(envs)
-        kill_server()
-        count(envs, [1, 1])
-        kill(before[0])
-        try:
-            envs.step([3, 3])
-        except WorkerCrashError as error:
-            assert error.workers == (0,), error
-        else:
-            raise AssertionError("it was not noticed")
-        assert gone(before, 1)
-        """,
-    )
-
-
 @pytest.mark.parametrize("dies", ["before", "after"])
 def test_a_death_beside_that_of_the_fork_server_is_mended(dies):
     """There are never two workers of the same envs."""

@@ -2,6 +2,9 @@
 
 import pytest
 from scripts import succeeds
+from tables import crossed
+
+CONTEXTS = ["fork", "spawn", "forkserver"]
 
 START = """
     import contextlib, gc, multiprocessing, os, random, re, sys, threading, time
@@ -18,8 +21,7 @@ START = """
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("daemon", [True, False])
+@pytest.mark.parametrize("context, daemon", crossed(CONTEXTS, [True, False]))
 def test_a_fork_of_the_program_may_end_as_it_likes(context, daemon):
     """Its exit runs all that is registered for the end of the program."""
     body = f"""
@@ -123,8 +125,10 @@ def test_two_threads_are_refused_or_served_but_never_mixed_up(which):
     succeeds(START, body)
 
 
-@pytest.mark.parametrize("on_crash", ["raise", "restart"])
-@pytest.mark.parametrize("what", ["step", "recv", "step of some", "call", "reset"])
+@pytest.mark.parametrize(
+    "what, on_crash",
+    crossed(["step", "recv", "step of some", "call", "reset"], ["raise", "restart"]),
+)
 def test_closed_by_another_thread_while_one_waits(what, on_crash):
     calls = {
         "step": "envs.step([7] * 4)",
@@ -307,7 +311,7 @@ INSIDE = """
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", CONTEXTS)
 def test_in_a_pools_worker_which_is_daemonic(context):
     body = f"""
         with multiprocessing.get_context("fork").Pool(1) as pool:
@@ -319,8 +323,7 @@ def test_in_a_pools_worker_which_is_daemonic(context):
     succeeds(START, INSIDE, body)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("daemon", [True, False])
+@pytest.mark.parametrize("context, daemon", crossed(CONTEXTS, [True, False]))
 def test_a_vector_env_in_another_ones_worker(context, daemon):
     body = f"""
         envs = ShmVectorEnv([Nesting] * 2, num_workers=1, context={context!r}, daemon={daemon})
