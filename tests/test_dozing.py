@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 from envs import Counter
-from processes import dozing, gone, run_script, wait_until_dozing
+from processes import dozing
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 
@@ -45,24 +45,3 @@ def test_the_death_of_one_that_dozes_is_noticed():
     os.kill(envs.processes[0].pid, signal.SIGKILL)
     with pytest.raises(WorkerCrashError, match="worker 0"):
         envs.step([0, 0])
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_they_end_with_a_killed_parent(context):
-    parent = run_script(f"""
-        from envs import Counter
-        import shmvec, time
-        if __name__ == "__main__":
-            envs = shmvec.ShmVectorEnv([Counter] * 3, num_workers=3, context={context!r})
-            envs.reset()
-            print(*[process.pid for process in envs.processes], flush=True)
-            time.sleep(60)
-    """)
-    try:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        wait_until_dozing(pids)
-    finally:
-        parent.kill()
-    parent.wait(20)
-    assert gone(pids, deadline_s=1.0)
-    assert parent.communicate(timeout=20) == ("", "")

@@ -119,25 +119,6 @@ def test_what_an_interrupted_step_raised_is_dropped_but_a_death_is_not(fault):
         envs.close()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_workers_end_with_a_killed_parent(context):
-    parent = run_script(f"""
-        from envs import Counter
-        import shmvec, time
-        if __name__ == "__main__":
-            envs = shmvec.ShmVectorEnv([Counter] * 3, num_workers=3, context={context!r})
-            envs.reset()
-            print(*[process.pid for process in envs.processes], flush=True)
-            time.sleep(60)
-    """)
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 3, parent.communicate(timeout=DEADLINE_S)[1]
-    parent.kill()
-    parent.wait(DEADLINE_S)
-    assert gone(pids, deadline_s=1.0)
-    assert parent.communicate(timeout=DEADLINE_S) == ("", "")
-
-
 def test_ctrl_c_ends_a_script_without_a_word_from_the_workers():
     parent = run_script("""
         from envs import Counter

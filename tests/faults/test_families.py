@@ -115,39 +115,6 @@ def test_what_envs_have_started_ends_with_their_worker(context, end):
     succeeds(FAMILIES, ENDS[end].replace("{options}", f"context={context!r}"))
 
 
-ORPHANS = {
-    "idle": """
-        envs = made(context={context!r})
-        print(*started_by(envs), flush=True)
-        time.sleep(60)
-    """,
-    "in a step": """
-        envs = made(context={context!r})
-        print(*started_by(envs), flush=True)
-        envs.step([9, 9])
-    """,
-    "while they are made": """
-        def make():
-            env = Starting()
-            os.write(1, " ".join(map(str, env.started())).encode() + b"\\n")
-            time.sleep(60)
-
-        ShmVectorEnv([make], num_workers=1, context={context!r})
-    """,
-}
-
-
-@pytest.mark.parametrize("context, when", crossed(CONTEXTS, ORPHANS))
-def test_what_envs_have_started_ends_with_a_killed_parent(context, when):
-    with running(FAMILIES, ORPHANS[when].format(context=context)) as parent:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) > len(families.WAYS), parent.stderr.read()
-        families.check_lives(pids)
-        parent.kill()
-        parent.wait(DEADLINE_S)
-        families.check_gone(pids)
-
-
 # ---- nobody else --------------------------------------------------------------------------------
 
 LIVING = """

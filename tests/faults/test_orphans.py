@@ -3,95 +3,88 @@
 import selectors
 import time
 
+import families
 import pytest
-from processes import gone
+from processes import gone, wait_until_dozing
 from scripts import DEADLINE_S, running
+from tables import crossed
 
+# Three workers say what they have started, and then that they are where they stay.
 STUCK = """
-    import ctypes, os, subprocess, time
-    from echoing import Echo
+    import ctypes, time
+    from families import Starting
     from shmvec import ShmVectorEnv
 
-    def helpers():
-        # As simulators do: a fork of the worker, and a command.
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-            os._exit(0)
-        return child, subprocess.Popen(["sleep", "60"]).pid
+    def say(*words):
+        os.write(1, " ".join(map(str, words)).encode() + b"\\n")
 
     def stick(how):
-        os.write(1, " ".join(map(str, (os.getpid(), *helpers()))).encode() + b"\\n")
-        while how == "in Python":
+        say("there")
+        while how == 0:  # in Python
             pass
-        if how == "in C":
-            ctypes.PyDLL(None).sleep(60)  # holds the GIL
+        if how == 1:  # in C, with the GIL
+            ctypes.PyDLL(None).sleep(60)
         time.sleep(60)
 
-    class InStep(Echo):
-        def step(self, action):
-            stick(["in Python", "in C", "asleep"][action])
+    class Stuck(Starting):
+        def __init__(self):
+            super().__init__()
+            say(*self.started())
 
-    class InReset(Echo):
+        def step(self, action):
+            stick(action)
+
         def reset(self, *, seed=None, options=None):
-            stick(["in Python", "in C", "asleep"][options])
+            if options is not None:
+                stick(options)
+            return super().reset(seed=seed)
 
     def building(how):
         def make():
+            Stuck()
             stick(how)
         return make
+
+    def made():
+        envs = ShmVectorEnv([Stuck] * 3, num_workers=3, context=CONTEXT)
+        envs.reset()
+        return envs
 """
 
-WAYS = {
-    "step": """
-        envs = ShmVectorEnv([InStep] * 3, num_workers=3, context={context!r})
-        envs.reset()
-        envs.step([0, 1, 2])
+MOMENTS = {
+    "in a step": "made().step([0, 1, 2])",
+    "in a reset": "made().reset(options=[0, 1, 2])",
+    "while they are made": """
+        make = [building(how) for how in range(3)]
+        ShmVectorEnv(make, num_workers=3, context=CONTEXT)
     """,
-    "reset": """
-        envs = ShmVectorEnv([InReset] * 3, num_workers=3, context={context!r})
-        envs.reset(options=[0, 1, 2])
-    """,
-    "env_fn": """
-        makes = [building(how) for how in ("in Python", "in C", "asleep")]
-        ShmVectorEnv(makes, num_workers=3, context={context!r})
+    "dozing": """
+        envs = made()
+        say("there\\n" * 2 + "there")
+        time.sleep(60)
     """,
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_a_killed_parent_takes_its_workers_and_what_they_have_started_with_it(context, way):
-    with running(STUCK, WAYS[way].format(context=context)) as parent:
-        workers, helpers = [], []
-        for line in lines(parent, 3):
-            worker, *started = map(int, line.split())
-            workers.append(worker)
-            helpers += started
+@pytest.mark.parametrize("context, moment", crossed(["fork", "spawn", "forkserver"], MOMENTS))
+def test_a_killed_parent_takes_its_workers_and_what_they_have_started_with_it(context, moment):
+    script = (part.replace("CONTEXT", repr(context)) for part in (STUCK, MOMENTS[moment]))
+    with running(*script) as parent:
+        said = [line.split() for line in lines(parent, 6)]
+        workers, started = [], []
+        for worker, *pids in (line for line in said if line != ["there"]):
+            workers.append(int(worker))
+            started += map(int, pids)
+        assert (len(workers), len(started)) == (3, 3 * len(families.WAYS))
+        families.check_lives(workers + started)
+        if moment == "dozing":
+            wait_until_dozing(workers)
         parent.kill()
         parent.wait(DEADLINE_S)
         # One second is promised; the machine may be busy.
         assert gone(workers, deadline_s=3), "workers are left"
-        assert gone(helpers, deadline_s=1), "what their envs have started is left"
-
-
-def test_helpers_of_idle_workers_go_with_a_killed_parent():
-    body = """
-        class Helped(Echo):
-            def __init__(self):
-                super().__init__()
-                os.write(1, " ".join(map(str, (os.getpid(), *helpers()))).encode() + b"\\n")
-
-        envs = ShmVectorEnv([Helped] * 2, num_workers=2, context="fork")
-        envs.reset()
-        print("waits", flush=True)
-        time.sleep(60)
-    """
-    with running(STUCK, body) as parent:
-        *told, _ = lines(parent, 3)
-        parent.kill()
-        parent.wait(DEADLINE_S)
-        assert gone([int(pid) for line in told for pid in line.split()], deadline_s=3)
+        families.check_gone(started)
+        assert parent.stderr.read() == ""
 
 
 def lines(process, count):
