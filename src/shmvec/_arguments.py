@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -13,23 +12,7 @@ import numpy.typing as npt
 
 from shmvec.spaces import mapped
 
-if TYPE_CHECKING:
-    from gymnasium.vector import AutoresetMode
-else:
-    try:
-        from gymnasium.vector import AutoresetMode
-    except ImportError:  # Gymnasium 1.0 resets at the next step and has no name for it
-
-        class AutoresetMode(Enum):
-            """When an episode's end is followed by a reset."""
-
-            NEXT_STEP = "NextStep"
-            SAME_STEP = "SameStep"
-            DISABLED = "Disabled"
-
-
 __all__ = [
-    "AutoresetMode",
     "Options",
     "checked_count",
     "checked_env_fns",

@@ -27,7 +27,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.async_vector_env import _async_worker
 
-from shmvec._arguments import AutoresetMode, checked_count, checked_env_fns
+from shmvec._arguments import checked_count, checked_env_fns
+from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._cores import WAIT_POLICIES, usable_cores
 from shmvec.faults import FaultPolicy
 
@@ -67,6 +68,11 @@ class Settings(SimpleNamespace):
     def method(self) -> str:
         """The start method of processes."""
         return _start_method(self.context)
+
+    @property
+    def autoreset(self) -> Autoreset:
+        """What the autoreset mode means."""
+        return Autoreset.of(self.autoreset_mode)
 
     @property
     def limits(self) -> tuple[float | None, float | None]:

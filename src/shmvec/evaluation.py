@@ -26,7 +26,7 @@ from gymnasium.wrappers import RecordVideo
 
 from shmvec._options import AtMost, with_faults
 from shmvec._policy import Policy, PolicyCaller, check_policy
-from shmvec.exchange import Answers, AutoresetMode, Exchange, checked_count, usable_cores
+from shmvec.exchange import Answers, Autoreset, AutoresetMode, Exchange, checked_count, usable_cores
 from shmvec.faults import FaultPolicy, RemoteTraceback, raise_as_gymnasium_does
 from shmvec.vector_env import ShmVectorEnv
 
@@ -442,9 +442,9 @@ def _env_fns(
 
 
 def _check_mode(envs: ShmVectorEnv) -> None:
-    mode = envs.autoreset_mode
+    autoreset = Autoreset.of(envs.autoreset_mode)
     # A worker function has rules of its own: Gymnasium's resets again what was reset meanwhile.
-    if mode is AutoresetMode.SAME_STEP or (envs.worker and mode is not AutoresetMode.DISABLED):
+    if autoreset.in_step or (envs.worker and autoreset.by_worker):
         raise ValueError(
             "evaluate() resets envs itself: make them with autoreset_mode=AutoresetMode.DISABLED"
         )

@@ -27,7 +27,6 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
 from shmvec._arguments import (
-    AutoresetMode,
     Options,
     checked_count,
     checked_env_fns,
@@ -37,6 +36,7 @@ from shmvec._arguments import (
     existing_env_ids,
     given_actions,
 )
+from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._core import Batch, Frames, Lease, Ledger, Told, Turn
 from shmvec._cores import split_evenly, time_on_cores, usable_cores
 from shmvec._memory.layout import ActionRows
@@ -68,6 +68,7 @@ from shmvec.stats import Stats
 __all__ = [
     "ActionRows",
     "Answers",
+    "Autoreset",
     "AutoresetMode",
     "EnvFn",
     "Exchange",
@@ -98,7 +99,8 @@ class Exchange:
         num_envs: Number of envs.
         num_workers: Number of worker processes; 0 if the envs live in this process.
         policy: What is done about faults.
-        autoreset_mode: When an episode's end is followed by a reset.
+        autoreset_mode: When an episode's end is followed by a reset,
+        autoreset: and what that means.
         single_observation_space: Observation space of one env.
         observation_space: Of all.
         single_action_space: Action space of one env.
@@ -172,8 +174,9 @@ class Exchange:
         self.num_workers: int = settings.num_workers
         self.policy: FaultPolicy = settings.faults
         self.autoreset_mode: AutoresetMode = settings.autoreset_mode
+        self.autoreset = settings.autoreset
         if may_step_over is None:
-            may_step_over = self.autoreset_mode is not AutoresetMode.DISABLED
+            may_step_over = self.autoreset.by_worker
         self._manners = num_buffers, bool(may_step_over), in_ranges
         self._leases = Leases(hold_batches)
         self._in_hand: tuple[Taken, ...] = ()

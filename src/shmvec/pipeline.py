@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shmvec._core import Batch
 from shmvec._memory.rollout import Rollout
 from shmvec._policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
-from shmvec.exchange import Answers, AutoresetMode, Exchange, Options, checked_count, split_evenly
+from shmvec.exchange import Answers, Exchange, Options, checked_count, split_evenly
 from shmvec.faults import EnvTimeoutError, raise_as_gymnasium_does
 from shmvec.spaces import mapped
 from shmvec.vector_env import ShmVectorEnv
@@ -132,7 +132,7 @@ class Pipeline:
             )
         exchange = envs.exchange
         exchange.check_open()
-        if exchange.autoreset_mode is AutoresetMode.DISABLED:
+        if not exchange.autoreset.by_worker:
             raise ValueError(
                 "a Pipeline needs envs that are reset when their episodes end: use AutoresetMode "
                 "NEXT_STEP or SAME_STEP"
@@ -159,7 +159,7 @@ class Pipeline:
         reading = () if self._tensors is None else (self._tensors.read, self._tensors.keep)
         size = self._size if self._fixed else None
         self._caller = PolicyCaller(exchange, policy, size, *reading)
-        self._same_step = exchange.autoreset_mode is AutoresetMode.SAME_STEP
+        self._same_step = exchange.autoreset.in_step
         self._everyone = np.arange(envs.num_envs, dtype=np.intp)
         # Workers answer in the order in which they were asked: groups that share them do, too.
         self._in_turn = deterministic or all(

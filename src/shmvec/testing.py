@@ -30,7 +30,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from shmvec._arguments import AutoresetMode
+from shmvec._autoreset import Autoreset, AutoresetMode
 
 __all__ = ["ContractEnv", "VectorEnvContract"]
 
@@ -133,7 +133,7 @@ class _Reference(VectorEnv[Any, Any, Any]):
     def __init__(self, env_fns: EnvFns, mode: AutoresetMode) -> None:
         self.envs = [env_fn() for env_fn in env_fns]
         self.num_envs = len(self.envs)
-        self.mode = mode
+        self.autoreset = Autoreset.of(mode)
         self.space = self.envs[0].observation_space
         self.batched_actions = batch_space(self.envs[0].action_space, self.num_envs)
         self.over = [False] * self.num_envs
@@ -162,9 +162,9 @@ class _Reference(VectorEnv[Any, Any, Any]):
                 self.over[i] = False
             else:
                 self.last[i], rewards[i], ends[0, i], ends[1, i], info = self.envs[i].step(action)
-                if self.mode is AutoresetMode.NEXT_STEP:
+                if self.autoreset.in_next_step:
                     self.over[i] = bool(ends[:, i].any())
-                elif self.mode is AutoresetMode.SAME_STEP and ends[:, i].any():
+                elif self.autoreset.in_step and ends[:, i].any():
                     final = {"final_obs": self.last[i], "final_info": info}
                     infos = self._add_info(infos, final, i)
                     self.last[i], info = self.envs[i].reset()
@@ -235,7 +235,7 @@ class VectorEnvContract:
                 mine, expected = envs.step(actions), reference.step(actions)
                 _check(mine, expected, f"step {step}")
                 over = expected[2] | expected[3]
-                if mode is AutoresetMode.DISABLED and over.any():
+                if over.any() and not Autoreset.of(mode).by_worker:
                     again = envs.reset(options={"reset_mask": over.copy()})
                     _check(again, reference.reset(mask=over, options={}), "the masked reset")
             actions_seen = [env.get_wrapper_attr("actions") for env in reference.envs]

@@ -22,7 +22,6 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
 from shmvec._arguments import (
-    AutoresetMode,
     Options,
     checked_env_ids,
     existing_env_ids,
@@ -31,6 +30,7 @@ from shmvec._arguments import (
     one_each,
     reset_arguments,
 )
+from shmvec._autoreset import AutoresetMode
 from shmvec._core import Loan
 from shmvec._memory.leases import release
 from shmvec._memory.rollout import Rollout, Rollouts
@@ -330,13 +330,12 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             ]
             # It resets as it likes; to the core its envs are plain ones.
             settings.autoreset_mode = AutoresetMode.DISABLED
-        mode = settings.autoreset_mode
         self._exchange = Exchange(
             functions,
             name=type(self).__name__,
             num_buffers=0 if self.batch_size is None else settings.num_buffers,
             hold_batches=settings.hold_batches,
-            may_step_over=mode is not AutoresetMode.DISABLED or self.worker is not None,
+            may_step_over=settings.autoreset.by_worker or self.worker is not None,
             wait=False,
             settings=settings,
         )
@@ -352,7 +351,7 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.action_space = exchange.action_space
         # No cycle: an env that is forgotten goes at once.
         step = partial(type(self)._step_rollout, weakref.proxy(self))
-        self._rollouts = Rollouts(exchange, mode is not AutoresetMode.DISABLED, step)
+        self._rollouts = Rollouts(exchange, step)
 
     @property
     def closed(self) -> bool:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 from typing_extensions import Buffer
 
+from shmvec._autoreset import Autoreset
 from shmvec.faults import Failure, Fault
 
 # The segment
@@ -499,7 +500,7 @@ class WorkerLoop:
         envs: Sequence[gym.Env[Any, Any]],
         host: Host,
         slabs: Slabs,
-        autoreset: str,
+        autoreset: Autoreset,
         timed: bool = False,
         mends: bool = False,
         resets: Sequence[tuple[int | None, Any] | None] | None = None,
@@ -513,7 +514,7 @@ class WorkerLoop:
             envs: The envs.
             host: For what is rare.
             slabs: The arrays of the segment.
-            autoreset: Value of the ``AutoresetMode``.
+            autoreset: Who resets an env whose episode has ended, and when.
             timed: Whether there are time limits.
             mends: Whether an env that has raised is reset, and not given up.
             resets: Of a worker that takes another one's place: seed and options for each env's
@@ -645,7 +646,7 @@ class Ledger:
         links: Links,
         frames: Frames,
         slabs: Slabs,
-        mode: str,
+        autoreset: Autoreset,
         may_step_over: bool = True,
         in_ranges: bool = False,
     ) -> None:
@@ -655,7 +656,7 @@ class Ledger:
             links: To the workers.
             frames: Of results.
             slabs: The arrays of the segment.
-            mode: Value of the ``AutoresetMode``.
+            autoreset: Who resets an env whose episode has ended, and when.
             may_step_over: Whether an env may be stepped whose episode is over.
             in_ranges: Whether neighbours are asked together.
         """

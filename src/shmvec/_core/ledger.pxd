@@ -12,7 +12,8 @@ cdef class Ledger:
     cdef readonly Frames frames
     cdef Inbox inbox
     cdef Outbox outbox
-    cdef int mode
+    cdef bint resets_in_step      # the step that ends an episode does; or
+    cdef bint resets_in_next_step
     cdef bint may_step_over       # False: stepping an env that is done is an error
     cdef bint in_ranges           # neighbours are always asked together,
     cdef bint ranging             # and are by the call that is being made

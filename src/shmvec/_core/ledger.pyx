@@ -27,15 +27,14 @@ from shmvec._core.csrc cimport (
 )
 from shmvec._core.inbox cimport Inbox
 from shmvec._core.outbox cimport Outbox
-from shmvec._core.protocol cimport COMMAND, LATE, MESSAGES, NEXT_STEP
-from shmvec._core.protocol cimport RESET, SAME_STEP, STEP, TOGETHER
+from shmvec._core.protocol cimport COMMAND, LATE, MESSAGES
+from shmvec._core.protocol cimport RESET, STEP, TOGETHER
 from shmvec._core.told cimport Told, tell
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from shmvec._core.told import Batch
-from shmvec._core.worker import AUTORESET
 
 cdef object _plain_add_info = VectorEnv._add_info
 
@@ -58,13 +57,14 @@ cdef class Ledger:
     def __dealloc__(self):
         free(self.lock_answers)
 
-    def __init__(self, Links links, Frames frames, slabs, mode, may_step_over=True,
+    def __init__(self, Links links, Frames frames, slabs, autoreset, may_step_over=True,
                  in_ranges=False):
         cdef uint32_t worker
         cdef Py_ssize_t env
         self.links = links
         self.frames = frames
-        self.mode = AUTORESET[mode]
+        self.resets_in_step = autoreset.in_step
+        self.resets_in_next_step = autoreset.in_next_step
         self.may_step_over = may_step_over
         self.in_ranges = in_ranges
         self.num_envs = frames.num_envs
@@ -742,7 +742,7 @@ cdef class Ledger:
             self.unanswered.append(env)
             return self.break_later(env, fault)
         if self.operations[env] == STEP and not (
-                self.mode == NEXT_STEP and self.frames.was_over(env)):
+                self.resets_in_next_step and self.frames.was_over(env)):
             return self.cut(env, fault)
         if told is not None:  # it may be because of a fault that it was being reset
             self.told[env] = tell(fault, told.cut_off, told.last)
@@ -752,7 +752,7 @@ cdef class Ledger:
 
     cdef int break_later(self, Py_ssize_t env, fault) except -1:
         """The env's next answer tells a fault; it is a truncation unless the episode is over."""
-        cdef bint breaks = self.mode == SAME_STEP or not self.frames.over(env)
+        cdef bint breaks = self.resets_in_step or not self.frames.over(env)
         if env in self.after:
             self.num_broken -= self.after[env][1]
         self.after[env] = fault, breaks
@@ -763,7 +763,7 @@ cdef class Ledger:
         """Answers for an env by a truncation, after which it is reset as its mode says."""
         last = self.frames.truncate(env)
         self.flags[env] = 0
-        if self.mode == SAME_STEP:
+        if self.resets_in_step:
             self.told[env] = tell(fault, True, [last])
             self.by_user[env] = False
             return self.again(env)

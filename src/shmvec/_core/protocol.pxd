@@ -1,4 +1,4 @@
-"""What parent and worker agree on beyond the layout: operations, flags, messages, autoreset."""
+"""What parent and worker agree on beyond the layout: operations, flags, messages."""
 
 cdef enum Operation:
     STEP = 1      # step the envs of the range, resetting those that are done
@@ -21,8 +21,3 @@ cdef enum MessageKind:
     OBSERVATION = 2  # {"": observation}
     ACTION = 3       # {"": action}
     KINDS = 4
-
-cdef enum Autoreset:
-    NEXT_STEP = 0
-    SAME_STEP = 1
-    DISABLED = 2

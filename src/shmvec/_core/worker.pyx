@@ -72,17 +72,14 @@ from shmvec._core.messages cimport Decoder, Encoder
 from shmvec._core.protocol cimport (
     CLOSE,
     COMMAND,
-    DISABLED,
     FINAL,
     FRAME,
     INFO,
     LATE,
     MESSAGES,
-    NEXT_STEP,
     OBSERVATION,
     OPERATION,
     RESET,
-    SAME_STEP,
     STEP,
     TOGETHER,
     TRACE,
@@ -100,7 +97,6 @@ from shmvec._core import messages
 
 # What an env was doing, for messages of errors.
 OPERATIONS = {STEP: "step", RESET: "reset", COMMAND: "call", CLOSE: "close"}
-AUTORESET = {"NextStep": NEXT_STEP, "SameStep": SAME_STEP, "Disabled": DISABLED}
 
 cdef int64_t SLICE_NS = 50_000_000  # between two looks at the parent
 cdef int64_t DOZE_AFTER_NS = 500_000_000  # without a request
@@ -183,10 +179,11 @@ cdef class WorkerLoop:
     cdef object host
     cdef uint32_t index
     cdef Py_ssize_t first_env
-    cdef int autoreset
+    cdef bint resets_in_step      # the step that ends an episode does;
+    cdef bint resets_in_next_step # or that after it
     cdef bint timed               # there are time limits: the clock must say since when
     cdef bint mends               # an env that has raised is reset, not given up
-    cdef bytearray over           # NEXT_STEP: envs whose episode is over, to be reset
+    cdef bytearray over           # envs that their next step resets
     cdef dict retries             # env: (seed, options) for its next reset that has none
     cdef object operation         # what an env is doing, for messages of errors
     cdef dict given               # env: action, where the slab's are not meant
@@ -231,13 +228,14 @@ cdef class WorkerLoop:
         self.host = host
         self.index = index
         self.first_env = first_env
-        self.autoreset = AUTORESET[autoreset]
+        self.resets_in_step = autoreset.in_step
+        self.resets_in_next_step = autoreset.in_next_step
         self.timed = timed
         self.mends = mends
         self.over = bytearray(len(envs))
         self.retries = {}
         if resets is not None:  # it takes the place of a worker that is gone
-            self.over[:] = bytes([self.autoreset == NEXT_STEP]) * len(envs)
+            self.over[:] = bytes([self.resets_in_next_step]) * len(envs)
             self.retries = {i: reset for i, reset in enumerate(resets) if reset is not None}
         self.given = {}
         self.undecodable = {}
@@ -534,7 +532,7 @@ cdef class WorkerLoop:
                 "terminated, truncated, info)"
             )
         observation, reward, terminated, truncated, info = <tuple>result
-        if self.autoreset != SAME_STEP:
+        if not self.resets_in_step:
             self.observe(env, observation)
         SV_FAULT(3)
         if isinstance(reward, float):  # np.float64 is one
@@ -550,18 +548,18 @@ cdef class WorkerLoop:
         else:
             results.truncations[row] = truncated
         cdef bint over = results.terminated_of[row] | results.truncated_of[row]
-        if self.autoreset == SAME_STEP:
+        if self.resets_in_step:
             if over:
                 self.end_and_reset(i, observation, info)
                 return 0
             self.observe(env, observation)
-        elif self.autoreset == NEXT_STEP:
+        elif self.resets_in_next_step:
             self.over[i] = over
         self.inform(env, INFO, info)
         return 0
 
     cdef int end_and_reset(self, Py_ssize_t i, object observation, object info) except -1:
-        """SAME_STEP: keeps what the episode ended with, then resets the env."""
+        """Keeps what the episode ended with, then resets the env."""
         cdef Py_ssize_t env = self.first_env + i
         cdef bint kept = self.finals is not None and self.finals.keep(env, observation)
         # Copies: an env may use its arrays again in reset().
@@ -678,6 +676,6 @@ cdef class WorkerLoop:
         if self.trace is not NULL:
             now = sv_now_ns()
             sv_trace_add(self.trace, SV_TRACE_ERROR, <uint32_t>(self.first_env + i), now, now)
-        if self.mends and self.autoreset == NEXT_STEP:
+        if self.mends and self.resets_in_next_step:
             self.over[i] = True
         return 0

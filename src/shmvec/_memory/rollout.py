@@ -147,20 +147,17 @@ class Rollouts:
     def __init__(
         self,
         exchange: Exchange,
-        autoreset: bool,
         step: _Step,
     ) -> None:
         """Prepares for rollouts.
 
         Args:
             exchange: Asks the envs.
-            autoreset: Whether envs are reset when their episodes end.
             step: Steps all envs.
         """
         self._exchange = exchange
         self._layout = exchange.layout
         self._action_space = exchange.single_action_space
-        self._autoreset = autoreset
         self._step_all = step
         self._made: tuple[int, bool] | None = None
         self._half = 1
@@ -184,7 +181,7 @@ class Rollouts:
             _check_arrays(space, name)
         if self._layout.observation_messages:
             raise TypeError("rollouts need observations in shared memory: shared_memory=True")
-        if not self._autoreset:
+        if not self._exchange.autoreset.by_worker:
             raise ValueError(
                 "a rollout needs envs that are reset when their episodes end: use AutoresetMode "
                 "NEXT_STEP or SAME_STEP"

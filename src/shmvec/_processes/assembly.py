@@ -13,7 +13,6 @@ import gymnasium as gym
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from shmvec._arguments import AutoresetMode
 from shmvec._core import Frames, Ledger, Links, Pool, Segment, segment_bytes
 from shmvec._cores import current_budgets, split_evenly
 from shmvec._memory.layout import Layout, check_shared_memory, has_fixed_size
@@ -91,7 +90,7 @@ def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> 
         settings.num_envs,
         not shared or not has_fixed_size(spaces[0]),
         not shared or not has_fixed_size(spaces[2]),
-        settings.autoreset_mode is AutoresetMode.SAME_STEP,
+        settings.autoreset.in_step,
     )
     leasing = num_buffers > 0 and not (settings.copy or layout.observation_messages)
     # Where faults are dealt with, an env whose results are lost gets its last ones again.
@@ -119,7 +118,7 @@ def assemble(
         OSError: There is not enough shared memory.
         WorkerCrashError: A worker has died.
     """
-    mode = settings.autoreset_mode.value
+    autoreset = settings.autoreset
     try:
         sizes, descriptor, memory = _reserve(workers, settings, agreement.layout)
     except OSError:
@@ -132,7 +131,7 @@ def assemble(
     mends = not settings.faults.raises
     try:
         segment = Segment.create(memory, *sizes)
-        attachment = Attachment(layout, len(memory), mode, settings.limits, mends)
+        attachment = Attachment(layout, len(memory), autoreset, settings.limits, mends)
         workers.attach(attachment, descriptor, segment)
     finally:
         os.close(descriptor)
@@ -154,7 +153,8 @@ def assemble(
     blocks = slabs.blocks
     pool = None if blocks is None else Pool(blocks.memory, blocks.nbytes, blocks.codecs)
     frames = Frames(slabs.results, settings.copy, agreement.leasing, mends, pool)
-    return Assembly(links, frames, Ledger(links, frames, slabs, mode, may_step_over, in_ranges))
+    ledger = Ledger(links, frames, slabs, autoreset, may_step_over, in_ranges)
+    return Assembly(links, frames, ledger)
 
 
 def _reserve(

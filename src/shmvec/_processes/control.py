@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shmvec._autoreset import Autoreset
 from shmvec._memory.layout import Layout
 from shmvec.faults import Failure
 
@@ -56,7 +57,7 @@ class Attachment:
     Attributes:
         layout: What lies in the slabs.
         nbytes: Size of the segment.
-        autoreset: Value of the ``AutoresetMode``.
+        autoreset: Who resets an env whose episode has ended, and when.
         limits: Seconds that a step and a reset of one env may take.
         mends: Whether an env that has raised is reset, and not given up.
         resets: Of a worker that takes another one's place: for each env's next reset that has none.
@@ -65,7 +66,7 @@ class Attachment:
 
     layout: Layout
     nbytes: int
-    autoreset: str
+    autoreset: Autoreset
     limits: tuple[float | None, float | None] = (None, None)
     mends: bool = False
     resets: Resets | None = None

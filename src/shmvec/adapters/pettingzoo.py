@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 
 from shmvec.adapters._shared import TwoCallSteps, batched
 from shmvec.exchange import (
-    AutoresetMode,
+    Autoreset,
     HostedEnv,
     Options,
     checked_env_fns,
@@ -137,7 +137,7 @@ class ParallelVectorEnv:
         self.metadata = self.envs.metadata
         self.render_mode = self.envs.render_mode
         self._keys = {agent: str(agent) for agent in self.possible_agents}
-        self._same_step = self.envs.autoreset_mode is AutoresetMode.SAME_STEP
+        self._same_step = Autoreset.of(self.envs.autoreset_mode).in_step
         self._reset_mask: Any = None  # of the reset that was started
         self._begun = np.zeros(self.num_envs, np.bool_)  # which have been reset
         self._alive = np.zeros((len(self.possible_agents), self.num_envs), np.bool_)

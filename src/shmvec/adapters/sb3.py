@@ -30,6 +30,7 @@ except ImportError as error:
 from shmvec.adapters._sb3_env import RESET_INFO, SB3Env
 from shmvec.adapters._shared import TwoCallSteps, batched, split_end
 from shmvec.exchange import (
+    Autoreset,
     AutoresetMode,
     Exchange,
     checked_env_fns,
@@ -436,7 +437,7 @@ class AgentVecEnv(VecEnv):
             ValueError: Envs are not reset in the step that ends an episode.
         """
         mode = rows.parallel.envs.autoreset_mode
-        if mode is not AutoresetMode.SAME_STEP:
+        if not Autoreset.of(mode).in_step:
             raise ValueError(
                 "SB3 has envs reset in the step that ends an episode: make it "
                 f'ParallelVectorEnv(..., autoreset_mode="SameStep"), not "{mode.value}"'

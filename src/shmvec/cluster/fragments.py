@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from shmvec.exchange import AutoresetMode
+from shmvec.exchange import Autoreset, AutoresetMode
 from shmvec.pipeline import Pipeline
 from shmvec.vector_env import ShmVectorEnv
 
@@ -76,7 +76,7 @@ class Fragment:
 
 
 def _valid(mode: AutoresetMode, terminations: _Flags, truncations: _Flags) -> _Flags:
-    if mode is AutoresetMode.NEXT_STEP:
+    if Autoreset.of(mode).in_next_step:
         valid: _Flags = ~(terminations[:-1] | truncations[:-1])
         return valid
     return np.ones_like(terminations[:-1])

@@ -33,6 +33,7 @@ from shmvec.cluster.hosts import Ask, Host, Hosted, Piece, together
 from shmvec.cluster.ray_crew import RayCrew
 from shmvec.exchange import (
     ActionRows,
+    Autoreset,
     AutoresetMode,
     Options,
     checked_count,
@@ -126,7 +127,8 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.env_fns = checked_env_fns(env_fns)
         self.num_envs = len(self.env_fns)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+        self._autoreset = Autoreset.of(autoreset_mode)
+        if self._autoreset.in_step:
             raise ValueError("on a cluster, episodes begin with the next step: use NEXT_STEP")
         self.batch_size = batch_size
         if batch_size is not None and not 1 <= batch_size <= self.num_envs:
@@ -340,7 +342,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             for env, action in zip(envs.tolist(), given, strict=True):
                 if env in self._told:
                     self._pieces.append(self._cut(env, self._told.pop(env)))
-                elif env in self._fresh and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+                elif env in self._fresh and self._autoreset.in_next_step:
                     self._reset_env(env, restart_seed(self._seeds.get(env), self.restarts), None)
                 else:
                     self._ask(env, Ask(np.array([env]), [action]))
@@ -585,7 +587,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                     seed = None if ask.seeds is None else ask.seeds[0]
                     ask.seeds = [restart_seed(seed, self.restarts)]
                     hand.asks.append(ask)
-            elif self._over[env] and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            elif self._over[env] and self._autoreset.in_next_step:
                 if env in unsent:
                     hand.asks.remove(ask)
                 seed = restart_seed(self._seeds.get(env), self.restarts)

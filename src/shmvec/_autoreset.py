@@ -1,0 +1,58 @@
+"""What happens to an env whose episode has ended: Gymnasium's autoreset modes, and their meaning.
+
+Code asks the meaning (``Autoreset.of(mode).in_step``) and compares no names: a new mode is an entry
+of ``_MEANINGS``, and what an env's worker does, in ``WorkerLoop.step_one``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode
+else:
+    try:
+        from gymnasium.vector import AutoresetMode
+    except ImportError:  # Gymnasium 1.0 resets at the next step and has no name for it
+
+        class AutoresetMode(Enum):
+            """When an episode's end is followed by a reset."""
+
+            NEXT_STEP = "NextStep"
+            SAME_STEP = "SameStep"
+            DISABLED = "Disabled"
+
+
+__all__ = ["Autoreset", "AutoresetMode"]
+
+
+class Autoreset(NamedTuple):
+    """What an autoreset mode means.
+
+    Attributes:
+        in_step: The step that ends an episode also resets the env. It returns the reset's
+            observation and info; the episode's last ones are in ``final_obs`` and ``final_info``.
+        in_next_step: The step after that one resets the env. Its action is not used, its reward is
+            0, and it is no transition.
+    """
+
+    in_step: bool
+    in_next_step: bool
+
+    @classmethod
+    def of(cls, mode: str | AutoresetMode) -> Autoreset:
+        """The meaning of a mode, given as such or as its value ("NextStep", ...)."""
+        return _MEANINGS[AutoresetMode(mode)]
+
+    @property
+    def by_worker(self) -> bool:
+        """Whether the worker resets. If not, the caller does before the env's next step."""
+        return self.in_step or self.in_next_step
+
+
+_MEANINGS = {
+    AutoresetMode.NEXT_STEP: Autoreset(in_step=False, in_next_step=True),
+    AutoresetMode.SAME_STEP: Autoreset(in_step=True, in_next_step=False),
+    AutoresetMode.DISABLED: Autoreset(in_step=False, in_next_step=False),
+}
