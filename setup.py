@@ -9,6 +9,7 @@ most of a wheel; names of functions stay, for profilers.
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ SANITIZE = os.environ.get("SHMVEC_SANITIZE", "")
 
 CORE = Path("src/shmvec/_core")
 C_SOURCES = [str(source) for source in sorted(Path("csrc").glob("*.c"))]
+COUNTED = "SV_WAITS", "SV_WORK"  # tables of csrc/counters.h
 HEADERS = [str(header) for header in sorted(Path("csrc").glob("*.h"))]
 
 compile_args = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"]
@@ -37,6 +39,23 @@ link_args = ["-pthread"]
 if SANITIZE:
     compile_args += [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g"]
     link_args += [f"-fsanitize={SANITIZE}"]
+
+
+def declare_counters() -> None:
+    """Declares ``sv_counts`` for Cython, which sees no macros: its fields are those of tables."""
+    header = Path("csrc/counters.h").read_text("utf-8")
+    tables = [header.split(f"#define {name}(X)")[1].split("\n\n")[0] for name in COUNTED]
+    names = re.findall(r"^ +X\((\w+),", "\n".join(tables), re.MULTILINE)
+    lines = [
+        "# Written by setup.py.",
+        "from libc.stdint cimport int64_t",
+        'cdef extern from "counters.h" nogil:',
+        "    ctypedef struct sv_counts:",
+        *(f"        int64_t {name}" for name in names),
+    ]
+    declared, text = CORE / "counters.pxd", "\n".join([*lines, ""])
+    if not declared.exists() or declared.read_text("utf-8") != text:
+        declared.write_text(text, "utf-8")
 
 
 class BuildCore(build_ext):
@@ -84,6 +103,7 @@ extensions = [
 ]
 
 if __name__ == "__main__":  # not in cythonize's processes, which Python 3.14 has import this
+    declare_counters()
     setup(
         cmdclass={"build_ext": BuildCore},
         ext_modules=cythonize(

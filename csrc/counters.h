@@ -7,67 +7,84 @@
  * may see one number newer than another, never half of one.  What a worker has done that is gone the
  * parent adds to a block beside, before the successor begins anew; the parent's own are in its notice.
  *
- * A counter is a line of SV_COUNTERS: both structures, publishing, reading and the names in Python
- * follow.  stats.py says what it means.
+ * A counter is a line of one of the tables below.  All else follows from it: these structures and
+ * what is done with them; the declaration for Cython, which setup.py writes; the attributes of
+ * stats() and their docstrings; the columns of its table and of top; what top tells Prometheus.
  */
 #ifndef SHMVEC_COUNTERS_H
 #define SHMVEC_COUNTERS_H
 
 #include "platform.h"
 
-#define SV_COUNTERS(X)                                                                             \
-    X(requests)   /* answered, or sent by the parent */                                            \
-    X(steps)      /* of single envs */                                                             \
-    X(resets)     /* of single envs */                                                             \
-    X(step_ns)    /* in env.step, and taking its results */                                        \
-    X(reset_ns)   /* in env.reset */                                                               \
-    X(pause_ns)   /* waiting for the other side, by phase: see wait.h */                           \
-    X(yield_ns)                                                                                    \
-    X(park_ns)                                                                                     \
-    X(waits)      /* that did not find all they waited for at once */                              \
-    X(parks)      /* sleeps: at most one a slice */                                                \
-    X(late_wakes) /* sleeps that ended more than 100 us after the wake */                          \
-    X(wakes)      /* times that it woke the other side */                                          \
-    X(late)       /* messages that fitted no ring, and went through the channel */
+/* X(name, heading of its column in tables: "" for none, what it is).  What ends in _ns Python has in
+ * seconds, under a name in _s. */
+#define SV_WAITS(X) /* of parent and workers; wait.h explains the phases */                        \
+    X(requests, "", "Requests: sent by the parent, answered by a worker.")                         \
+    X(waits, "", "Times that it did not find all it waited for at once.")                          \
+    X(pause_ns, "", "Seconds spun on the core's pause instruction.")                               \
+    X(yield_ns, "", "Seconds spun on ``sched_yield``.")                                            \
+    X(park_ns, "", "Seconds asleep; of the parent also those of a wait that is not over.")         \
+    X(parks, "", "Times that it went to sleep; a long sleep is taken in slices of 50 ms.")         \
+    X(late_wakes, "", "Sleeps that ended more than 100 µs after they should have.")                \
+    X(wakes, "", "Times that it woke the other side, which takes a system call.")
+
+#define SV_WORK(X) /* of workers */                                                                \
+    X(steps, "steps", "Steps of its envs.")                                                        \
+    X(resets, "resets", "Resets of its envs.")                                                     \
+    X(step_ns, "in step", "Seconds in ``env.step``, and taking its results.")                      \
+    X(reset_ns, "in reset", "Seconds in ``env.reset``.")                                           \
+    X(late, "", "Messages that fitted no ring, and went through the worker's socket.")
+
+#define SV_ON_CORES(X) /* of workers' processes, by the system: since they serve */                \
+    X(cpu_ns, "CPU", "Seconds that its process has run.")                                         \
+    X(starved_ns, "starved", "Seconds that it could have run, and others had the cores.")
+
+#define SV_FAULTS(X) /* by the parent, in its notice */                                            \
+    X(crashes, "", "Workers that died.")                                                           \
+    X(errors, "", "Exceptions in envs.")                                                           \
+    X(timeouts, "", "Steps and resets that took too long.")                                        \
+    X(restarts, "", "Workers started in place of others, also by ``restart`` and such.")           \
+    X(resets, "", "Envs that were reset for it.")
+
+#define SV_COUNTERS(X) SV_WAITS(X) SV_WORK(X)
 
 /* Of the process itself. */
 typedef struct {
-#define SV_COUNT(name) int64_t name;
+#define SV_COUNT(name, heading, help) int64_t name;
     SV_COUNTERS(SV_COUNT)
 #undef SV_COUNT
 } sv_counts;
 
 /* In the segment. */
 typedef struct {
-#define SV_COUNTER(name) _Atomic uint64_t name;
+#define SV_COUNTER(name, heading, help) _Atomic uint64_t name;
     alignas(SV_CACHE_LINE) SV_COUNTERS(SV_COUNTER)
-#undef SV_COUNTER
     _Atomic uint64_t busy_since; /* when what it is doing began, */
     _Atomic uint64_t busy;       /* and what that is: an sv_busy, or 0 */
     _Atomic uint64_t process;    /* whose they are: its id, as it sees itself */
-    _Atomic uint64_t ran_ns;     /* how long it had a core, and lacked one, before it served */
-    _Atomic uint64_t starved_ns;
+    SV_ON_CORES(SV_COUNTER)      /* how much that was before it served */
     _Atomic uint64_t first_env;  /* which envs are the worker's; in the block beside, by the parent */
     _Atomic uint64_t num_envs;
 } sv_counters;
 
 _Static_assert(sizeof(sv_counters) % SV_CACHE_LINE == 0, "lines of its own");
 
-/* Where each counter is in an sv_counts. */
-static const struct sv_counter_name {
-    const char *name;
+/* A line of a table, and where its number is in the structure; the end has no name. */
+typedef struct {
+    const char *name, *heading, *help;
     size_t offset;
-} sv_counter_names[] = {
-#define SV_COUNTER_NAME(name) {#name, offsetof(sv_counts, name)},
-    SV_COUNTERS(SV_COUNTER_NAME)
-#undef SV_COUNTER_NAME
-};
+} sv_counter_line;
 
-#define SV_NUM_COUNTERS (sizeof sv_counter_names / sizeof *sv_counter_names)
+#define SV_COUNTER_LINE(name, heading, help)                                                       \
+    {#name, heading, help, offsetof(sv_counters, name)},
+static const sv_counter_line sv_wait_lines[] = {SV_WAITS(SV_COUNTER_LINE){0}};
+static const sv_counter_line sv_work_lines[] = {SV_WORK(SV_COUNTER_LINE){0}};
+static const sv_counter_line sv_on_cores_lines[] = {SV_ON_CORES(SV_COUNTER_LINE){0}};
 
-static inline int64_t sv_count_at(const sv_counts *counts, size_t offset)
+/* The number of a line in its structure. */
+static inline _Atomic uint64_t *sv_counter_at(void *structure, const sv_counter_line *line)
 {
-    return *(const int64_t *)(const void *)((const char *)counts + offset);
+    return (_Atomic uint64_t *)(void *)((char *)structure + line->offset);
 }
 
 /* The only writer's store. */
@@ -81,10 +98,11 @@ static inline uint64_t sv_counter_get(const _Atomic uint64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-/* Worker: makes its counts known. */
+/* Its process: makes counts known. */
 static inline void sv_counters_publish(sv_counters *counters, const sv_counts *counts)
 {
-#define SV_PUBLISH(name) sv_counter_set(&counters->name, (uint64_t)counts->name);
+#define SV_PUBLISH(name, heading, help)                                                            \
+    sv_counter_set(&counters->name, (uint64_t)counts->name);
     SV_COUNTERS(SV_PUBLISH)
 #undef SV_PUBLISH
 }
@@ -92,18 +110,10 @@ static inline void sv_counters_publish(sv_counters *counters, const sv_counts *c
 /* Parent: adds what a worker has done that is gone to what those before it have. */
 static inline void sv_counters_keep(sv_counters *past, const sv_counters *gone)
 {
-#define SV_KEEP(name)                                                                              \
+#define SV_KEEP(name, heading, help)                                                               \
     sv_counter_set(&past->name, sv_counter_get(&past->name) + sv_counter_get(&gone->name));
     SV_COUNTERS(SV_KEEP)
 #undef SV_KEEP
-}
-
-/* A reader: a process's counts. */
-static inline void sv_counters_read(const sv_counters *counters, sv_counts *counts)
-{
-#define SV_READ(name) counts->name = (int64_t)sv_counter_get(&counters->name);
-    SV_COUNTERS(SV_READ)
-#undef SV_READ
 }
 
 /* What a worker is doing with an env. */

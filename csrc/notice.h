@@ -13,13 +13,6 @@
 
 #include "counters.h"
 
-#define SV_FAULT_COUNTS(X)                                                                         \
-    X(crashes)  /* workers that died */                                                            \
-    X(errors)   /* exceptions in envs */                                                           \
-    X(timeouts) /* steps and resets that took too long */                                          \
-    X(restarts) /* workers started in place of others */                                           \
-    X(resets)   /* envs that were reset for it */
-
 enum { SV_NOTICE_NOT_YET = 0, SV_NOTICE_OPEN = 1, SV_NOTICE_CLOSED = 2 };
 
 typedef struct {
@@ -29,30 +22,13 @@ typedef struct {
     _Atomic uint64_t num_workers; /* processes; 0: the envs live in the parent */
     _Atomic uint64_t cores;       /* that the parent and its workers may use */
     _Atomic uint64_t number;      /* which of its process's it is: the first has 1 */
-#define SV_NOTICE_FAULT(name) _Atomic uint64_t name;
-    SV_FAULT_COUNTS(SV_NOTICE_FAULT)
-#undef SV_NOTICE_FAULT
+    SV_FAULTS(SV_COUNTER)
 } sv_notice;
 
 _Static_assert(sizeof(sv_notice) % SV_CACHE_LINE == 0, "lines of its own");
 
-/* Where each of them is in an sv_notice. */
-static const struct sv_fault_name {
-    const char *name;
-    size_t offset;
-} sv_fault_names[] = {
-#define SV_FAULT_NAME(name) {#name, offsetof(sv_notice, name)},
-    SV_FAULT_COUNTS(SV_FAULT_NAME)
-#undef SV_FAULT_NAME
-};
-
-#define SV_NUM_FAULTS (sizeof sv_fault_names / sizeof *sv_fault_names)
-
-/* Precondition: which < SV_NUM_FAULTS. */
-static inline _Atomic uint64_t *sv_notice_fault(sv_notice *notice, size_t which)
-{
-    return (_Atomic uint64_t *)(void *)((char *)notice + sv_fault_names[which].offset);
-}
+#define SV_FAULT_LINE(name, heading, help) {#name, heading, help, offsetof(sv_notice, name)},
+static const sv_counter_line sv_fault_lines[] = {SV_FAULTS(SV_FAULT_LINE){0}};
 
 /* Parent: the vector env is ready for use. */
 static inline void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_workers)

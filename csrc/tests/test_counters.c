@@ -43,24 +43,24 @@ static void test_reader(bool process, uint32_t rounds)
     munmap(shared, sizeof *shared);
 }
 
-/* Every counter arrives as it was counted, under a name of its own. */
+/* Every counter arrives as it was counted, in its line. */
 static void test_publish(void)
 {
     sv_counters counters = {0};
-    sv_counts counts, seen = {0};
-    CHECK(sizeof counts == SV_NUM_COUNTERS * sizeof(int64_t));
-    for (size_t i = 0; i < SV_NUM_COUNTERS; i++) {
-        int64_t value = (int64_t)(i + 1) << 40 | 1;
-        CHECK(sv_counter_names[i].offset == i * sizeof value);
-        memcpy((char *)&counts + sv_counter_names[i].offset, &value, sizeof value);
-        for (size_t j = 0; j < i; j++)
-            CHECK(strcmp(sv_counter_names[i].name, sv_counter_names[j].name) != 0);
-    }
+    const sv_counter_line *tables[] = {sv_wait_lines, sv_work_lines};
+    sv_counts counts;
+    int64_t values[sizeof counts / sizeof(int64_t)];
+    size_t seen = 0;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        values[i] = (int64_t)(i + 1) << 40 | 1;
+    memcpy(&counts, values, sizeof counts);
     sv_busy_begin(&counters, 7, 8);
     sv_counters_publish(&counters, &counts);
-    sv_counters_read(&counters, &seen);
-    for (size_t i = 0; i < SV_NUM_COUNTERS; i++)
-        CHECK(sv_count_at(&seen, sv_counter_names[i].offset) == ((int64_t)(i + 1) << 40 | 1));
+    for (size_t table = 0; table < 2; table++)
+        for (const sv_counter_line *line = tables[table]; line->name != NULL; line++)
+            CHECK(sv_counter_get(sv_counter_at(&counters, line)) == (uint64_t)values[seen++]);
+    CHECK(seen == sizeof values / sizeof *values && counts.waits == values[1]);
+    CHECK(strcmp(sv_wait_lines[1].name, "waits") == 0 && sv_wait_lines[1].help[0] != 0);
     CHECK(sv_counter_get(&counters.wakes) == (uint64_t)counts.wakes);
     CHECK(sv_counter_get(&counters.busy) == 7 && sv_counter_get(&counters.busy_since) == 8);
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import reduce
-from operator import add
+from operator import add, sub
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shmvec._core import COUNTERS
 
 if TYPE_CHECKING:
     from shmvec._core import Insight
@@ -19,12 +22,122 @@ __all__ = [
     "FaultCounts",
     "Process",
     "Stats",
+    "Table",
     "Timing",
     "Verdict",
     "Waits",
     "WorkerStats",
 ]
 
+_T = TypeVar("_T", bound="_Counters")
+
+# ---- what is counted -----------------------------------------------------------------------------
+
+
+def _attribute(counter: str) -> str:
+    """A counter of csrc/counters.h as stats call it: those of times, which are in seconds here."""
+    return f"{counter.removesuffix('_ns')}_s" if counter.endswith("_ns") else counter
+
+
+def _values(counters: dict[str, int]) -> dict[str, float]:
+    """Counters of csrc/counters.h as stats have them."""
+    return {
+        _attribute(name): 1e-9 * count if name.endswith("_ns") else count
+        for name, count in counters.items()
+    }
+
+
+_ON_CORES = [_attribute(name) for name, _, _ in COUNTERS["on_cores"]]
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """Has a field for each counter of some tables of csrc/counters.h: see ``_counting``."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *counts: float, **named: float | None) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __sub__(self: _T, earlier: _T) -> _T:
+        """What came between."""
+        names = [each.name for each in fields(self)]
+        return replace(
+            self,
+            **{name: _less(name, getattr(self, name), getattr(earlier, name)) for name in names},
+        )
+
+
+def _less(name: str, now: Any, then: Any) -> Any:
+    if now is None or then is None or name in ("first_env", "num_envs"):
+        return now
+    if name in _ON_CORES and now < then:
+        return now  # what only its process knows begins anew in one that takes its place
+    # What has not ended is known about: once it has, there may be a little less.
+    return max(0, now - then)
+
+
+def _counting(*tables: str) -> Callable[[type[_T]], type[_T]]:
+    """Makes a dataclass with a documented field for each counter of these tables."""
+
+    def made(kind: type[_T]) -> type[_T]:
+        lines = {_attribute(name): text for table in tables for name, _, text in COUNTERS[table]}
+        kind.__annotations__ = dict.fromkeys(lines, "float") | kind.__annotations__
+        for name, text in lines.items():
+            default = None if name in _ON_CORES else MISSING
+            setattr(kind, name, field(default=default, metadata={"help": text}))
+        what, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
+        told = [f"    {name}: {text}" for name, text in lines.items()]
+        kind.__doc__ = "\n".join([what, "", "Attributes:", *told, own])
+        return dataclass(frozen=True)(kind)
+
+    return made
+
+
+@_counting("waits")
+class Waits(_Counters):
+    """How a process has waited for the other side; csrc/wait.h explains the phases."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that it has waited, in all."""
+        return float(self.pause_s + self.yield_s + self.park_s)
+
+
+@_counting("work", "on_cores")
+class WorkerStats(Waits):
+    """What a worker has done: its ``Waits``, and this. What the system does not say is None.
+
+    Attributes:
+        first_env: The first of its envs,
+        num_envs: and how many it has.
+    """
+
+    first_env: int = 0
+    num_envs: int = 0
+
+    @property
+    def envs(self) -> range:
+        """Its envs."""
+        return range(self.first_env, self.first_env + self.num_envs)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in its envs."""
+        return float(self.step_s + self.reset_s)
+
+    @property
+    def lacked_s(self) -> float:
+        """Seconds in which it lacked a core, and did not offer it to others."""
+        return float(max(0.0, (self.starved_s or 0.0) - self.yield_s))
+
+
+@_counting("faults")
+class FaultCounts(_Counters):
+    """What went wrong, and was dealt with as the ``FaultPolicy`` says."""
+
+
+# ---- how long envs take, and what is being done --------------------------------------------------
 
 _FIRST_S = 512e-9  # where the first bucket ends; each further one is twice as wide: csrc/timings.h
 
@@ -110,80 +223,6 @@ def _bounds(bucket: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Waits:
-    """How a process has waited for the other side; csrc/wait.h explains the phases.
-
-    Attributes:
-        requests: Requests: sent by the parent, answered by a worker.
-        waits: Times that it had to wait at all.
-        pause_s: Seconds spun on the core's pause instruction.
-        yield_s: Seconds spun on ``sched_yield``.
-        park_s: Seconds asleep; also those of a wait of the parent's that is not over yet.
-        parks: Times that it went to sleep; a long sleep is taken in slices of 50 ms.
-        late_wakes: Sleeps that ended more than 100 µs after they should have.
-        wakes: Times that it woke somebody else, which takes a system call.
-    """
-
-    requests: int
-    waits: int
-    pause_s: float
-    yield_s: float
-    park_s: float
-    parks: int
-    late_wakes: int
-    wakes: int
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that it has waited, in all."""
-        return self.pause_s + self.yield_s + self.park_s
-
-
-@dataclass(frozen=True)
-class WorkerStats(Waits):
-    """What a worker has done.
-
-    Attributes:
-        steps: Steps of its envs.
-        step_s: Seconds in ``env.step``, and taking its results.
-        resets: Resets of its envs.
-        reset_s: Seconds in ``env.reset``.
-        late: Observations, infos and actions that fitted no ring in shared memory, and went through
-            the worker's socket.
-        cpu_s: Seconds that its process has run since it serves; of the one that there is now, if it
-            was restarted. None: the system does not say.
-        starved_s: Seconds that it could have run, and others had the cores.
-        first_env: The first of its envs,
-        num_envs: and how many it has.
-    """
-
-    steps: int
-    step_s: float
-    resets: int
-    reset_s: float
-    late: int
-    cpu_s: float | None = None
-    starved_s: float | None = None
-    first_env: int = 0
-    num_envs: int = 0
-
-    @property
-    def envs(self) -> range:
-        """Its envs."""
-        return range(self.first_env, self.first_env + self.num_envs)
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds in its envs."""
-        return self.step_s + self.reset_s
-
-    @property
-    def lacked_s(self) -> float:
-        """Seconds in which it lacked a core, and did not offer it to others."""
-        return max(0.0, (self.starved_s or 0.0) - self.yield_s)
-
-
-@dataclass(frozen=True)
 class EnvStats:
     """How long an env's steps and resets took.
 
@@ -216,7 +255,7 @@ class Doing:
 
     def __str__(self) -> str:
         """In words."""
-        return f"{self.operation} of env {self.env} for {duration(self.for_s)}"
+        return f"{self.operation} of env {self.env} for {_duration(self.for_s)}"
 
 
 @dataclass(frozen=True)
@@ -234,23 +273,7 @@ class Process:
     pss: int | None
 
 
-@dataclass(frozen=True)
-class FaultCounts:
-    """What went wrong, and was dealt with as the ``FaultPolicy`` says.
-
-    Attributes:
-        crashes: Workers that died.
-        errors: Exceptions in envs.
-        timeouts: Steps and resets that took too long.
-        restarts: Workers started in place of others, by ``restart`` and ``recycle_after`` as well.
-        resets: Envs that were reset for it.
-    """
-
-    crashes: int
-    errors: int
-    timeouts: int
-    restarts: int
-    resets: int
+# ---- all of it -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -297,25 +320,17 @@ class Stats:
         caller: Process | None = None,
     ) -> Stats:
         """Makes it from what the segment says and the system knows of the processes."""
-        workers = insight.workers()
-        unknown = [(None, None)] * len(workers)
-        of_each = zip(
-            workers,
-            map(_since, [*on_cores, *unknown], insight.spent_before()),
-            insight.ranges(),
-            strict=True,
-        )
+        workers, before = insight.workers(), map(_values, insight.on_cores_before())
+        now = on_cores or [(None, None)] * len(workers)
         return cls(
-            Waits(**_named(insight.parent(), Waits)),
+            Waits(**_values(insight.parent())),
             tuple(
                 WorkerStats(
-                    **_named(worker, WorkerStats),
-                    cpu_s=cpu_s,
-                    starved_s=starved_s,
-                    first_env=first,
-                    num_envs=count,
+                    **_values(counters), **_since(spent, then), first_env=first, num_envs=count
                 )
-                for worker, (cpu_s, starved_s), (first, count) in of_each
+                for counters, spent, then, (first, count) in zip(
+                    workers, now, before, insight.ranges(), strict=True
+                )
             ),
             FaultCounts(**insight.faults()),
             tuple(EnvStats(*map(Timing.of, kinds)) for kinds in insight.timings().tolist()),
@@ -341,33 +356,25 @@ class Stats:
                 "stats of one vector env are to be subtracted from those of the same; these have "
                 "{0[0]} workers and {0[1]} envs, and {1[0]} and {1[1]}".format(*shapes)
             )
-        return Stats(
-            Waits(**_difference(self.parent, earlier.parent)),
-            tuple(
-                WorkerStats(**_difference(now, then))
-                for now, then in zip(self.workers, earlier.workers, strict=True)
-            ),
-            FaultCounts(**_difference(self.faults, earlier.faults)),
-            tuple(now - then for now, then in zip(self.envs, earlier.envs, strict=True)),
-            self.elapsed_s - earlier.elapsed_s,
-            self.num_workers,
-            self.cores,
-            self.doing,
-            self.waiting_s,
-            self.processes,
-            self.caller,
-            self.shared,
+        return replace(
+            self,
+            parent=self.parent - earlier.parent,
+            workers=tuple(map(sub, self.workers, earlier.workers)),
+            faults=self.faults - earlier.faults,
+            envs=tuple(map(sub, self.envs, earlier.envs)),
+            elapsed_s=self.elapsed_s - earlier.elapsed_s,
         )
 
     @property
     def verdict(self) -> Verdict:
         """What the time went into, and what to change: a judgement by these numbers alone."""
-        return judged(self)
+        return _judged(self)
 
     @property
     def steps_per_s(self) -> float:
         """Steps of envs a second."""
-        return sum(worker.steps for worker in self.workers) / max(self.elapsed_s, 1e-9)
+        steps = sum(worker.steps for worker in self.workers)
+        return float(steps / max(self.elapsed_s, 1e-9))
 
     @property
     def share_of_limit(self) -> float:
@@ -408,7 +415,7 @@ class Stats:
                     ("longest", timing.longest_s),
                 )
             },
-            **{field.name: getattr(self.faults, field.name) for field in fields(self.faults)},
+            **asdict(self.faults),
         }
 
     @property
@@ -431,51 +438,22 @@ class Stats:
         Args:
             width: Of how many characters, about: columns that do not fit are left out.
         """
-        return "\n".join(lines(self, width))
+        return str(Table.of(self).fitted(width))
 
 
 def _together(timings: Iterable[Timing]) -> Timing:
     return reduce(add, timings, Timing(0, 0.0, 0.0, (0,) * 30))
 
 
-def _named(counters: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """Those that it has fields for, nanoseconds as seconds."""
-    values: dict[str, Any] = {}
-    for field in fields(kind):
-        in_ns = field.name.removesuffix("_s") + "_ns"
-        if in_ns in counters:
-            values[field.name] = 1e-9 * counters[in_ns]
-        elif field.name in counters:
-            values[field.name] = counters[field.name]
-    return values
-
-
-def _since(
-    spent: tuple[float | None, float | None], before: tuple[float, float]
-) -> tuple[float | None, float | None]:
-    """What the system says of a process, less what it was before that served."""
-    ran, starved = (
-        None if now is None else max(0.0, now - then)
-        for now, then in zip(spent, before, strict=True)
-    )
-    return ran, starved
-
-
-def _difference(now: Any, then: Any) -> dict[str, Any]:
+def _since(spent: tuple[float | None, ...], before: dict[str, float]) -> dict[str, float | None]:
+    """What the system says of a process, without what there was before it served."""
     return {
-        field.name: _less(field.name, getattr(now, field.name), getattr(then, field.name))
-        for field in fields(now)
+        name: None if now is None else max(0.0, now - before[name])
+        for name, now in zip(_ON_CORES, spent, strict=True)
     }
 
 
-def _less(name: str, now: Any, then: Any) -> Any:
-    if now is None or then is None or name in ("first_env", "num_envs"):
-        return now
-    if name in ("cpu_s", "starved_s") and now < then:
-        return now  # what only its process knows begins anew in one that takes its place
-    # What has not ended is known about: once it has, there may be a little less.
-    return max(0, now - then)
-
+# ---- the verdict ---------------------------------------------------------------------------------
 
 _LATE = 0.05  # messages through sockets, of all steps
 _POLICY = 0.5  # the caller's own time, of all
@@ -516,7 +494,7 @@ class Verdict:
         return f"{self.kind}: {self.reason}." + (f" {self.advice}." if self.advice else "")
 
 
-def judged(stats: Stats) -> Verdict:
+def _judged(stats: Stats) -> Verdict:
     """The verdict on what was done."""
     workers, parent = stats.workers, stats.parent
     done = sum(worker.steps + worker.resets for worker in workers)
@@ -741,94 +719,144 @@ def _envs(stats: Stats, busy: float) -> Verdict:
     return Verdict("env-bound", reason, f"Make env.step faster, or {more}")
 
 
-MOST_ROWS = 16
-# Columns that are left out where there is no room, the first first.
-SPARE = (
-    *("starved", "CPU", "in reset", "memory", "resets", "pid", "waiting"),
-    *("steps", "envs", "in step"),
+# ---- the table -----------------------------------------------------------------------------------
+
+_MOST_ROWS = 16
+# Columns by what they matter: where there is no room the last ones go, and before them all others.
+_IMPORTANCE = (
+    *("worker", "now", "in step", "envs", "steps", "pid", "time", "waiting", "resets", "memory"),
+    *("in reset", "CPU", "starved"),
 )
-LONGEST = len("reset of env 100 for 2.63 ms")
+_LONGEST = len("reset of env 100 for 2.63 ms")
 _SLOWEST = 3  # envs that are named
 _LONG_S = 0.1  # a wait that is worth a word
 
-_Column = tuple[str, list[str]]
+
+@dataclass(frozen=True)
+class Table:
+    """What stats say, in parts: ``str`` puts them together as text, ``top`` draws them.
+
+    Attributes:
+        sentences: On all workers together.
+        columns: Names of columns, and in each a cell for each worker: of the first ones, if there
+            are many.
+        hidden: How many more there are; empty: none.
+        timings: Rows on how long steps and resets take, of all envs and of the slowest; headings
+            are the first.
+        faults: What went wrong; empty: nothing.
+    """
+
+    sentences: tuple[str, ...]
+    columns: dict[str, list[str]]
+    hidden: str
+    timings: tuple[tuple[str, ...], ...]
+    faults: str
+
+    @classmethod
+    def of(cls, stats: Stats) -> Table:
+        """What these say."""
+        more = len(stats.workers) - _MOST_ROWS
+        faults = asdict(stats.faults)
+        told = ", ".join(f"{count} {name}" for name, count in faults.items() if count)
+        return cls(
+            tuple(_sentences(stats)),
+            _columns(stats),
+            f"... and {more} more" if more > 0 else "",
+            tuple(_timings(stats)),
+            f"faults: {told}" if told else "",
+        )
+
+    @property
+    def width(self) -> int:
+        """Characters that columns take beside each other, whatever is done now."""
+        widths = [
+            _LONGEST if name == "now" else max(map(len, (name, *cells)))
+            for name, cells in self.columns.items()
+        ]
+        return sum(widths) + 2 * (len(widths) - 1)
+
+    def fitted(self, width: int | None) -> Table:
+        """Without the columns that there is no room for; None: there is room for all."""
+        columns = dict(self.columns)
+        fits = self
+        for name in sorted(columns, key=_unimportance, reverse=True)[:-1]:
+            if width is None or fits.width <= width:
+                break
+            del columns[name]
+            fits = replace(self, columns=dict(columns))
+        return fits
+
+    def __str__(self) -> str:
+        """As text."""
+        workers = [(name, *cells) for name, cells in self.columns.items()]
+        return "\n".join(
+            [
+                *self.sentences,
+                *_aligned(list(zip(*workers, strict=True))),
+                *filter(None, [self.hidden]),
+                *_aligned(self.timings),
+                *filter(None, [self.faults]),
+            ]
+        )
 
 
-def lines(stats: Stats, width: int | None) -> list[str]:
-    """All of it as plain text; columns that do not fit the width are left out."""
-    columns = fitted(of_workers(stats), width, SPARE)
-    return [
-        *opening(stats),
-        *_aligned(list(zip(*([name, *told] for name, told in columns), strict=True))),
-        *hidden(stats),
-        *_aligned(timings(stats)),
-        *of_faults(stats),
-    ]
+def _unimportance(column: str) -> int:
+    return _IMPORTANCE.index(column) if column in _IMPORTANCE else len(_IMPORTANCE)
 
 
-def opening(stats: Stats) -> list[str]:
-    """Sentences on all of them together."""
-    seconds = max(stats.elapsed_s, 1e-9)
+def _sentences(stats: Stats) -> list[str]:
     steps = sum(worker.steps for worker in stats.workers)
     resets = sum(worker.resets for worker in stats.workers)
     waiting_s = stats.waiting_s or 0.0
-    told = [
+    said = [
         f"{stats.elapsed_s:.3g} s: {steps:,} steps ({stats.steps_per_s:,.0f} a second, "
         f"{stats.share_of_limit:.0%} of the limit), {resets:,} resets; "
         f"{stats.num_workers} workers, {len(stats.envs)} envs, {stats.cores} cores",
-        f"the caller waited {_percent(stats.parent.waited_s, seconds)} of the time "
+        f"the caller waited {_percent(stats.parent.waited_s, stats.elapsed_s)} of the time "
         f"({stats.parent.parks:,} sleeps)"
-        + (f", now for {duration(waiting_s)}" if waiting_s >= _LONG_S else ""),
+        + (f", now for {_duration(waiting_s)}" if waiting_s >= _LONG_S else ""),
     ]
     if stats.caller is not None:
         of_workers = "".join(f", workers {_bytes(pss)}" for pss in _pss_of_workers(stats))
-        told.append(
+        said.append(
             f"memory: caller {_memory(stats.caller)}{of_workers}, shared {_bytes(stats.shared)}"
         )
-    return told
+    return said
 
 
-def of_workers(stats: Stats) -> list[_Column]:
-    """Columns with a row for each worker: of the first ones, if there are many."""
-    seconds = max(stats.elapsed_s, 1e-9)
-    workers = stats.workers[:MOST_ROWS]
-    processes = stats.processes[:MOST_ROWS]
-    columns = [
-        ("worker", [str(index) for index in range(len(workers))]),
-        ("envs", [_range(worker.envs) for worker in workers]),
-        ("pid", [str(each.pid) if each else "?" for each in processes]),
-        ("steps", [f"{worker.steps:,}" for worker in workers]),
-        ("resets", [f"{worker.resets:,}" for worker in workers]),
-        ("in step", [_percent(worker.step_s, seconds) for worker in workers]),
-        ("in reset", [_percent(worker.reset_s, seconds) for worker in workers]),
-        ("waiting", [_percent(worker.waited_s, seconds) for worker in workers]),
-        ("CPU", [_percent(worker.cpu_s, seconds) for worker in workers]),
-        ("starved", [_percent(worker.starved_s, seconds) for worker in workers]),
-        ("memory", [_memory(each) for each in processes]),
-        ("now", [_now(stats, index) for index in range(len(workers))]),
-    ]
-    return [(name, told) for name, told in columns if told]
+def _columns(stats: Stats) -> dict[str, list[str]]:
+    workers = stats.workers[:_MOST_ROWS]
+    processes = stats.processes[:_MOST_ROWS]
+    columns = {
+        "worker": [str(index) for index in range(len(workers))],
+        "envs": [_range(worker.envs) for worker in workers],
+        "pid": [str(each.pid) if each else "?" for each in processes],
+        **_counted(stats, "work"),
+        "waiting": [_percent(worker.waited_s, stats.elapsed_s) for worker in workers],
+        **_counted(stats, "waits"),
+        **_counted(stats, "on_cores"),
+        "memory": [_memory(each) for each in processes],
+        "now": [_now(stats, index) for index in range(len(workers))],
+    }
+    return {name: cells for name, cells in columns.items() if cells}
 
 
-def fitted(columns: list[_Column], width: int | None, spare: Sequence[str]) -> list[_Column]:
-    """Those that there is room for beside each other; the spare ones go first."""
-    for name in spare:
-        if width is None or width_of(columns) <= width:
-            break
-        columns = [column for column in columns if column[0] != name]
+def _counted(stats: Stats, table: str) -> dict[str, list[str]]:
+    """Columns of the counters that have a heading: times as shares."""
+    columns = {}
+    for counter, heading, _ in COUNTERS[table]:
+        name = _attribute(counter)
+        counts = [getattr(worker, name) for worker in stats.workers[:_MOST_ROWS]]
+        if heading and counter.endswith("_ns"):
+            columns[heading] = [_percent(count, stats.elapsed_s) for count in counts]
+        elif heading:
+            columns[heading] = [f"{count:,}" for count in counts]
     return columns
 
 
-def hidden(stats: Stats) -> list[str]:
-    """That there are more workers than rows."""
-    more = len(stats.workers) - MOST_ROWS
-    return [f"... and {more} more"] if more > 0 else []
-
-
-def timings(stats: Stats) -> list[tuple[str, ...]]:
-    """Rows on how long steps and resets take: of all envs, and of the slowest."""
+def _timings(stats: Stats) -> list[tuple[str, ...]]:
     rows = [
-        (f"{who} {name}", *map(duration, (t.quantile(0.5), t.quantile(0.99), t.longest_s)))
+        (f"{who} {name}", *map(_duration, (t.quantile(0.5), t.quantile(0.99), t.longest_s)))
         for name in ("step", "reset")
         for who, t in (("any env's", getattr(stats, name)), *_slowest(stats, name))
         if t.count
@@ -836,14 +864,7 @@ def timings(stats: Stats) -> list[tuple[str, ...]]:
     return [("", "p50", "p99", "longest"), *rows] if rows else []
 
 
-def of_faults(stats: Stats) -> list[str]:
-    """What went wrong, if anything did."""
-    counts = [(field.name, getattr(stats.faults, field.name)) for field in fields(stats.faults)]
-    told = ", ".join(f"{count} {name}" for name, count in counts if count)
-    return [f"faults: {told}"] if told else []
-
-
-def duration(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """A time, in the unit that it is best read in."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
@@ -873,7 +894,7 @@ def _slowest(stats: Stats, name: str) -> list[tuple[str, Timing]]:
 
 
 def _percent(part: float | None, whole: float) -> str:
-    return "?" if part is None else f"{100 * part / whole:.0f} %"
+    return "?" if part is None else f"{100 * part / max(whole, 1e-9):.0f} %"
 
 
 def _memory(process: Process | None) -> str:
@@ -890,12 +911,6 @@ def _bytes(number: int) -> str:
 def _range(envs: range) -> str:
     """Its first and its last."""
     return "-".join(map(str, dict.fromkeys((envs[0], envs[-1])))) if envs else "?"
-
-
-def width_of(columns: Sequence[_Column]) -> int:
-    """Characters that columns take beside each other, whatever is done now."""
-    widths = [LONGEST if name == "now" else max(map(len, (name, *told))) for name, told in columns]
-    return sum(widths) + 2 * (len(columns) - 1)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shmvec import stats as _table
 from shmvec._commands.picture import Look, arranged, heading, printable
 from shmvec.stats import Doing, Stats, Verdict, WorkerStats
+from shmvec.stats import Table as Told
 
 __all__ = ["coloured"]
 
 _BAR = "time"
 _BAR_COLUMNS = 10, 40  # at least and at most
-# The bar says what some of the columns do.
-_SPARE = (
-    *("starved", "CPU", "in reset", "memory", "resets", "waiting", _BAR),
-    *("pid", "steps", "envs", "in step"),
-)
 # What a worker's time goes into: its letter, that where there are few, and colour.
 _PARTS = {
     "in step": ("█", "#", "green"),
@@ -85,42 +81,45 @@ class _Pen:
         name, _, command = which.partition(": ")
         yield _single(Text.assemble((name, "bold"), ": ", command))
         yield from (_single(Text(line, "dim")) for line in total)
-        speed = Text(_table.opening(look.recent)[0])
+        speed = Text(Told.of(look.recent).sentences[0])
         speed.highlight_regex(r"[\d,]+ a second|\d+% of the limit", "bold")
         yield _single(speed)
         yield _verdict(look.recent.verdict)
 
     def body(self, look: Look) -> Iterator[RenderableType]:
         """Who did what."""
-        stats = look.recent
-        yield from (_single(Text(line, "dim")) for line in _table.opening(stats)[1:])
-        yield from self._workers(look)
-        yield from map(Text, _table.hidden(stats))
-        if rows := _table.timings(stats):
-            yield _timings(rows)
-        yield from (_single(Text(line, "red")) for line in _table.of_faults(stats))
+        told = Told.of(look.recent)
+        yield from (_single(Text(line, "dim")) for line in told.sentences[1:])
+        yield from self._workers(look, told)
+        if told.hidden:
+            yield Text(told.hidden)
+        if told.timings:
+            yield _timings(told.timings)
+        if told.faults:
+            yield _single(Text(told.faults, "red"))
 
-    def _workers(self, look: Look) -> Iterator[RenderableType]:
+    def _workers(self, look: Look, told: Told) -> Iterator[RenderableType]:
         """A row for each worker: what fits beside each other."""
         stats = look.recent
-        columns = _table.of_workers(stats)
-        columns.insert(-1, (_BAR, ["-" * _BAR_COLUMNS[0]] * len(columns[0][1])))
-        columns = _table.fitted(columns, self._columns, _SPARE)
-        left = self._columns - _table.width_of(columns)
+        columns = dict(told.columns)
+        now = columns.pop("now")
+        columns |= {_BAR: ["-" * _BAR_COLUMNS[0]] * len(now), "now": now}
+        fitted = replace(told, columns=columns).fitted(self._columns)
+        left = self._columns - fitted.width
         bar = min(_BAR_COLUMNS[0] + left, _BAR_COLUMNS[1])
-        table = _empty([name for name, _ in columns])
-        for index in range(len(columns[0][1])):
+        table = _empty(list(fitted.columns))
+        for index in range(len(now)):
             worker = stats.workers[index]
             table.add_row(
                 *(
                     self._bar(worker, stats.elapsed_s, bar)
                     if name == _BAR
-                    else Text(told[index], _style(name, index, look))
-                    for name, told in columns
+                    else Text(cells[index], _style(name, index, look))
+                    for name, cells in fitted.columns.items()
                 )
             )
         yield table
-        if _BAR in dict(columns):
+        if _BAR in fitted.columns:
             letters = ((part[self._letter], part[2]) for part in _PARTS.values())
             keys = (
                 Text.assemble(letter, f" {name}")

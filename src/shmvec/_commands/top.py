@@ -12,17 +12,18 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import Field, asdict, fields
 from functools import partial
 from typing import IO, Any
 
 from shmvec._commands.attaching import Seen, UnfitError, find
 from shmvec._commands.picture import Look, as_text, picture
 from shmvec._commands.screen import encoding_of, full_screen
-from shmvec.stats import Stats, Timing
+from shmvec.stats import FaultCounts, Stats, Timing, Waits, WorkerStats
 
 __all__ = ["exposition", "run"]
 
@@ -199,103 +200,87 @@ def _summary(stats: Stats) -> dict[str, Any]:
 def exposition(named: Sequence[tuple[tuple[int, int], Stats]]) -> str:
     """Prometheus' text for vector envs, each named by its process and which of that one's it is."""
     lines = []
-    for name, (kind, text) in _METRICS.items():
+    of_each = [_metrics(stats) for _, stats in named]
+    for (name, kind, text, _), *found in zip(_metrics(_NOTHING), *of_each, strict=True):
         lines += [f"# HELP shmvec_{name} {text}", f"# TYPE shmvec_{name} {kind}"]
-        for (pid, number), stats in named:
-            whose = {"pid": pid, "vector_env": number}
-            for suffix, labels, value in _samples(name, stats):
-                told = ",".join(f'{key}="{word}"' for key, word in (whose | labels).items())
-                lines.append(f"shmvec_{name}{suffix}{{{told}}} {value}")
+        for ((pid, number), _), (*_, samples) in zip(named, found, strict=True):
+            for suffix, labels, value in samples:
+                if value is not None:  # it is known
+                    all_labels = {"pid": pid, "vector_env": number, **labels}
+                    shown = ",".join(f'{key}="{word}"' for key, word in all_labels.items())
+                    lines.append(f"shmvec_{name}{suffix}{{{shown}}} {value}")
     return "\n".join(lines) + "\n"
 
 
-_METRICS = {
-    "elapsed_seconds": ("gauge", "Since the vector env was made."),
-    "envs": ("gauge", "Number of envs."),
-    "workers": ("gauge", "Number of worker processes."),
-    "cores": ("gauge", "Cores that they may use."),
-    "shared_bytes": ("gauge", "Shared memory for requests, results and counters."),
-    "caller_resident_bytes": ("gauge", "Memory of the calling process."),
-    "caller_proportional_bytes": ("gauge", "The same; its part only of what is shared."),
-    "share_of_limit": ("gauge", "Steps, of those that envs that never wait would make."),
-    "verdict": ("gauge", "What limits the speed, since it was made."),
-    "faults_total": ("counter", "What went wrong and was dealt with, by kind."),
-    "caller_waited_seconds_total": ("counter", "Time that the caller has waited."),
-    "worker_steps_total": ("counter", "Steps of envs."),
-    "worker_resets_total": ("counter", "Resets of envs."),
-    "worker_step_seconds_total": ("counter", "Time in env.step."),
-    "worker_reset_seconds_total": ("counter", "Time in env.reset."),
-    "worker_waited_seconds_total": ("counter", "Time that the worker has waited."),
-    "worker_cpu_seconds_total": ("counter", "Time on a core."),
-    "worker_starved_seconds_total": ("counter", "Time without a core."),
-    "worker_late_messages_total": ("counter", "Messages that fitted no ring."),
-    "worker_envs": ("gauge", "How many envs it has; which, by their first and last."),
-    "worker_in_env_seconds": ("gauge", "How long it has been in its step, reset or call."),
-    "worker_resident_bytes": ("gauge", "Memory."),
-    "worker_proportional_bytes": ("gauge", "Memory; its part only of what is shared."),
-    "step_seconds": ("histogram", "How long single steps take."),
-    "reset_seconds": ("histogram", "How long single resets take."),
-}
-_OF_WORKERS = {
-    "worker_steps_total": "steps",
-    "worker_resets_total": "resets",
-    "worker_step_seconds_total": "step_s",
-    "worker_reset_seconds_total": "reset_s",
-    "worker_waited_seconds_total": "waited_s",
-    "worker_cpu_seconds_total": "cpu_s",
-    "worker_starved_seconds_total": "starved_s",
-    "worker_late_messages_total": "late",
-}
-_OF_CALLER = {"caller_resident_bytes": "rss", "caller_proportional_bytes": "pss"}
-_OF_PROCESSES = {"worker_resident_bytes": "rss", "worker_proportional_bytes": "pss"}
+# What is added to the metric's name, labels, and the value; None: it is not known.
+_Samples = Iterable[tuple[str, dict[str, Any], Any]]
+
+_NOTHING = Stats(Waits(*[0] * len(fields(Waits))), (), FaultCounts(*[0] * len(fields(FaultCounts))))
 
 
-def _samples(name: str, stats: Stats) -> Iterator[tuple[str, dict[str, Any], float]]:
-    """Of one metric: what is added to its name, labels, value. What is not known is left out."""
-    if name in _OF_WORKERS:
-        values = [getattr(worker, _OF_WORKERS[name]) for worker in stats.workers]
-        yield from _by_worker(values)
-    elif name == "worker_envs":
-        for index, worker in enumerate(stats.workers):
-            if worker.envs:
-                its = {"worker": index, "first": worker.envs[0], "last": worker.envs[-1]}
-                yield "", its, worker.num_envs
-    elif name in _OF_CALLER:
-        if (value := getattr(stats.caller, _OF_CALLER[name], None)) is not None:
-            yield "", {}, value
-    elif name in _OF_PROCESSES:
-        of = _OF_PROCESSES[name]
-        yield from _by_worker([getattr(process, of, None) for process in stats.processes])
-    elif name == "worker_in_env_seconds":
-        yield from _by_worker([now.for_s if now else 0.0 for now in stats.doing])
-    elif name in ("step_seconds", "reset_seconds"):
-        yield from _histogram(getattr(stats, name.removesuffix("_seconds")))
-    elif name == "faults_total":
-        yield from (("", {"kind": kind}, count) for kind, count in asdict(stats.faults).items())
-    elif name == "verdict":
-        yield "", {"kind": stats.verdict.kind}, 1
-    else:
-        yield "", {}, _SINGLE[name](stats)
+def _metrics(stats: Stats) -> Iterator[tuple[str, str, str, _Samples]]:
+    """Name, type, help and samples of each metric."""
+    yield "elapsed_seconds", "gauge", "Since the vector env was made.", _one(stats.elapsed_s)
+    yield "envs", "gauge", "Number of envs.", _one(len(stats.envs))
+    yield "workers", "gauge", "Number of worker processes.", _one(stats.num_workers)
+    yield "cores", "gauge", "Cores that they may use.", _one(stats.cores)
+    text = "Shared memory for requests, results and counters."
+    yield "shared_bytes", "gauge", text, _one(stats.shared)
+    text = "Steps, of those that envs that never wait would make."
+    yield "share_of_limit", "gauge", text, _one(stats.share_of_limit)
+    text = "What limits the speed, since it was made."
+    yield "verdict", "gauge", text, [("", {"kind": stats.verdict.kind}, 1)]
+    text = "What went wrong and was dealt with, by kind."
+    faults = asdict(stats.faults)
+    yield "faults_total", "counter", text, [("", {"kind": kind}, faults[kind]) for kind in faults]
+    for counter in fields(Waits):
+        text, value = counter.metadata["help"], getattr(stats.parent, counter.name)
+        yield f"caller_{_total(counter)}", "counter", text, _one(value)
+    text = "Time that it has waited."
+    yield "caller_waited_seconds_total", "counter", text, _one(stats.parent.waited_s)
+    for counter in fields(WorkerStats):
+        if text := counter.metadata.get("help", ""):
+            values = [getattr(worker, counter.name) for worker in stats.workers]
+            yield f"worker_{_total(counter)}", "counter", text, _of_workers(values)
+    text = "Time that it has waited."
+    waited = [worker.waited_s for worker in stats.workers]
+    yield "worker_waited_seconds_total", "counter", text, _of_workers(waited)
+    text = "How many envs it has; which, by their first and last."
+    yield "worker_envs", "gauge", text, _envs_of_workers(stats)
+    text = "How long it has been in its step, reset or call."
+    inside = [now.for_s if now else 0.0 for now in stats.doing]
+    yield "worker_in_env_seconds", "gauge", text, _of_workers(inside)
+    for name, kind, text in (
+        ("resident_bytes", "rss", "Memory."),
+        ("proportional_bytes", "pss", "Memory; its part only of what is shared."),
+    ):
+        yield f"caller_{name}", "gauge", text, _one(getattr(stats.caller, kind, None))
+        memory = [getattr(process, kind, None) for process in stats.processes]
+        yield f"worker_{name}", "gauge", text, _of_workers(memory)
+    yield "step_seconds", "histogram", "How long single steps take.", _histogram(stats.step)
+    yield "reset_seconds", "histogram", "How long single resets take.", _histogram(stats.reset)
 
 
-_SINGLE: dict[str, Callable[[Stats], float]] = {
-    "elapsed_seconds": lambda stats: stats.elapsed_s,
-    "envs": lambda stats: len(stats.envs),
-    "workers": lambda stats: stats.num_workers,
-    "cores": lambda stats: stats.cores,
-    "shared_bytes": lambda stats: stats.shared,
-    "share_of_limit": lambda stats: stats.share_of_limit,
-    "caller_waited_seconds_total": lambda stats: stats.parent.waited_s,
-}
+def _total(counter: Field[Any]) -> str:
+    return re.sub("_s$", "_seconds", counter.name) + "_total"
 
 
-def _by_worker(values: Sequence[float | None]) -> Iterator[tuple[str, dict[str, Any], float]]:
-    for worker, value in enumerate(values):
-        if value is not None:
-            yield "", {"worker": worker}, value
+def _one(value: float | None) -> _Samples:
+    return [("", {}, value)]
 
 
-def _histogram(timing: Timing) -> Iterator[tuple[str, dict[str, Any], float]]:
+def _of_workers(values: Sequence[float | None]) -> _Samples:
+    return [("", {"worker": worker}, value) for worker, value in enumerate(values)]
+
+
+def _envs_of_workers(stats: Stats) -> _Samples:
+    for index, worker in enumerate(stats.workers):
+        if worker.envs:
+            its = {"worker": index, "first": worker.envs[0], "last": worker.envs[-1]}
+            yield "", its, worker.num_envs
+
+
+def _histogram(timing: Timing) -> _Samples:
     seen = 0
     for bound, count in zip(timing.bounds, timing.buckets, strict=True):
         seen += count

@@ -87,6 +87,9 @@ class Segment:
     ) -> np.ndarray[Any, np.dtype[Any]]:
         """An array over ``offset`` of the slabs; it keeps the mapping alive."""
 
+COUNTERS: dict[str, list[tuple[str, str, str]]]
+"""The tables of csrc/counters.h: lines of a counter's name, its heading and its help."""
+
 class Insight:
     """What a segment says of its vector env.
 
@@ -132,15 +135,15 @@ class Insight:
     @property
     def elapsed_s(self) -> float: ...
     def parent(self) -> dict[str, int]:
-        """What the parent has counted, with the wait that it is in."""
+        """SV_WAITS of the parent, with the wait that it is in."""
     def workers(self) -> list[dict[str, int]]:
-        """What each worker has, with those before it, and what of a request it has done."""
+        """SV_WAITS and SV_WORK of each worker and those before it, with the request it is at."""
     def ranges(self) -> list[tuple[int, int]]:
         """The envs of each worker: the first, and how many."""
-    def spent_before(self) -> list[tuple[float, float]]:
-        """Seconds that each worker's process had a core, and lacked one, before it served."""
+    def on_cores_before(self) -> list[dict[str, int]]:
+        """What of SV_ON_CORES there was of each worker's process before it served."""
     def faults(self) -> dict[str, int]:
-        """What went wrong, how often."""
+        """SV_FAULTS: what went wrong, how often."""
     def timings(self) -> npt.NDArray[np.uint64]:
         """How long each env's steps and resets have taken.
 
@@ -617,7 +620,7 @@ class Links:
         """
 
     def count_fault(self, name: str, number: int = 1) -> None:
-        """Counts faults, by their name in csrc/notice.h.
+        """Counts faults, by their name in csrc/counters.h.
 
         Raises:
             ValueError: There is no such counter.

@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from shmvec._core.counters cimport sv_counts
+
 
 cdef extern from "platform.h" nogil:
     int64_t sv_now_ns()
@@ -66,30 +68,21 @@ cdef extern from "completion.h" nogil:
 cdef extern from "counters.h" nogil:
     ctypedef uint64_t sv_counter "_Atomic uint64_t"
 
-    ctypedef struct sv_counts:  # those that are counted here
-        int64_t requests
-        int64_t steps
-        int64_t resets
-        int64_t step_ns
-        int64_t reset_ns
-        int64_t wakes
-        int64_t late
     ctypedef struct sv_counters:
         sv_counter requests
         sv_counter steps
         sv_counter process
-        sv_counter ran_ns
-        sv_counter starved_ns
         sv_counter first_env
         sv_counter num_envs
-    struct sv_counter_name:
+    ctypedef struct sv_counter_line:
         const char *name
-        size_t offset
-    const sv_counter_name *sv_counter_names
-    const size_t SV_NUM_COUNTERS
-    int64_t sv_count_at(const sv_counts *counts, size_t offset)
+        const char *heading
+        const char *help
+    const sv_counter_line *sv_wait_lines  # each table ends with a line that has no name
+    const sv_counter_line *sv_work_lines
+    const sv_counter_line *sv_on_cores_lines
+    sv_counter *sv_counter_at(void *structure, const sv_counter_line *line)
     void sv_counters_publish(sv_counters *counters, const sv_counts *counts)
-    void sv_counters_read(const sv_counters *counters, sv_counts *counts)
     enum sv_doing:
         SV_IN_STEP
         SV_IN_RESET
@@ -121,17 +114,13 @@ cdef extern from "notice.h" nogil:
     enum:
         SV_NOTICE_OPEN
         SV_NOTICE_CLOSED
-    struct sv_fault_name:
-        const char *name
-    const sv_fault_name *sv_fault_names
-    const size_t SV_NUM_FAULTS
+    const sv_counter_line *sv_fault_lines
     ctypedef struct sv_notice:
         sv_counters parent
         sv_counter began
         sv_counter num_workers
         sv_counter cores
         sv_counter number
-    sv_counter *sv_notice_fault(sv_notice *notice, size_t which)
     void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_workers)
     void sv_notice_close(sv_notice *notice)
     uint64_t sv_notice_state(const sv_notice *notice)

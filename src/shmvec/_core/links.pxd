@@ -29,7 +29,6 @@ cdef class Links:
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
     cdef bint talking             # there was something on the channels, or there is to be
     cdef list channels
-    cdef uint64_t[::1] faults     # how many, by kind
     cdef readonly object owner    # the process whose this is
     cdef object look
     cdef public object rouse

@@ -15,7 +15,6 @@ from shmvec._core.csrc cimport (
     SV_EVERYONE,
     SV_IN_RESET,
     SV_IN_STEP,
-    SV_NUM_FAULTS,
     SV_RING_CORRUPT,
     SV_RING_NO,
     SV_RING_YES,
@@ -36,13 +35,15 @@ from shmvec._core.csrc cimport (
     sv_completion_check,
     sv_completion_done,
     sv_completion_reached,
+    sv_counter,
+    sv_counter_at,
     sv_counter_get,
+    sv_counter_line,
     sv_counter_set,
     sv_counters,
     sv_counters_publish,
-    sv_fault_names,
+    sv_fault_lines,
     sv_notice_close,
-    sv_notice_fault,
     sv_notice_go_on,
     sv_notice_open,
     sv_notice_wait,
@@ -145,7 +146,6 @@ cdef class Links:
         self.told = np.zeros(self.num_workers, np.int64)
         self.idle_since = np.zeros(self.num_workers, np.int64)
         self.idle_answered = np.zeros(self.num_workers, np.uint64)
-        self.faults = np.zeros(SV_NUM_FAULTS, np.uint64)
         step_limit, reset_limit = limits
         self.step_limit = -1 if step_limit is None else <int64_t>(step_limit * 1e9)
         self.reset_limit = -1 if reset_limit is None else <int64_t>(reset_limit * 1e9)
@@ -550,11 +550,12 @@ cdef class Links:
         return Insight(self.segment)
 
     def count_fault(self, name, number=1):
-        """Counts faults, by their name in csrc/notice.h."""
-        cdef size_t which
-        for which in range(SV_NUM_FAULTS):
-            if sv_fault_names[which].name.decode() == name:
-                self.faults[which] += number
-                sv_counter_set(sv_notice_fault(self.notice, which), self.faults[which])
-                return
-        raise ValueError(f"{name} are not counted")
+        """Counts faults, by their name in csrc/counters.h."""
+        cdef sv_counter *count
+        cdef const sv_counter_line *line = sv_fault_lines
+        while line.name is not NULL and line.name.decode() != name:
+            line += 1
+        if line.name is NULL:
+            raise ValueError(f"{name} are not counted")
+        count = sv_counter_at(self.notice, line)
+        sv_counter_set(count, sv_counter_get(count) + <uint64_t>number)

@@ -14,24 +14,20 @@ from shmvec._core.csrc cimport (
     SV_IN_STEP,
     SV_NOTICE_CLOSED,
     SV_NOTICE_OPEN,
-    SV_NUM_COUNTERS,
-    SV_NUM_FAULTS,
     SV_TIMING_WORDS,
     sv_busy_doing,
     sv_busy_env,
     sv_busy_for,
     sv_busy_name,
-    sv_count_at,
+    sv_counter_at,
     sv_counter_get,
-    sv_counter_names,
+    sv_counter_line,
     sv_counters,
-    sv_counters_read,
-    sv_counts,
-    sv_fault_names,
+    sv_fault_lines,
     sv_notice,
-    sv_notice_fault,
     sv_notice_state,
     sv_now_ns,
+    sv_on_cores_lines,
     sv_segment,
     sv_segment_counters,
     sv_segment_format,
@@ -45,6 +41,8 @@ from shmvec._core.csrc cimport (
     sv_segment_timings,
     sv_timings,
     sv_timings_read,
+    sv_wait_lines,
+    sv_work_lines,
 )
 
 import os
@@ -148,15 +146,29 @@ cdef class Segment:
         return array
 
 
-cdef dict _counts_of(const sv_counters *counters):
-    """A process's counters, under their names in csrc/counters.h."""
-    cdef sv_counts counts
-    cdef size_t i
-    cdef dict named = {}
-    sv_counters_read(counters, &counts)
-    for i in range(SV_NUM_COUNTERS):
-        named[sv_counter_names[i].name.decode()] = sv_count_at(&counts, sv_counter_names[i].offset)
-    return named
+cdef list _lines(const sv_counter_line *line):
+    cdef list lines = []
+    while line.name is not NULL:
+        lines.append((line.name.decode(), line.heading.decode(), line.help.decode()))
+        line += 1
+    return lines
+
+
+COUNTERS = {
+    "waits": _lines(sv_wait_lines),
+    "work": _lines(sv_work_lines),
+    "on_cores": _lines(sv_on_cores_lines),
+    "faults": _lines(sv_fault_lines),
+}
+
+
+cdef dict _counted(const sv_counter_line *line, void *structure):
+    """The counters of a table, by name."""
+    cdef dict found = {}
+    while line.name is not NULL:
+        found[line.name.decode()] = sv_counter_get(sv_counter_at(structure, line))
+        line += 1
+    return found
 
 
 cdef class Insight:
@@ -226,20 +238,22 @@ cdef class Insight:
 
     def parent(self):
         cdef int64_t elapsed
-        cdef dict found = _counts_of(&self.notice.parent)
+        cdef dict found = _counted(sv_wait_lines, &self.notice.parent)
         # One that is not over is a long one, or does not matter.
         if sv_busy_for(&self.notice.parent, sv_now_ns(), &elapsed) != 0:
             found["park_ns"] += max(0, elapsed)
         return found
 
     def workers(self):
+        cdef sv_counters *past
         cdef uint32_t worker
         cdef list found = []
         for worker in range(self.segment.plan.sizes.num_workers):
-            now = _counts_of(self.of(worker))
-            past = _counts_of(
-                sv_segment_past(self.segment.base, &self.segment.plan, worker))
-            found.append({name: count + past[name] for name, count in now.items()})
+            past = sv_segment_past(self.segment.base, &self.segment.plan, worker)
+            before = _counted(sv_wait_lines, past) | _counted(sv_work_lines, past)
+            now = (_counted(sv_wait_lines, self.of(worker))
+                   | _counted(sv_work_lines, self.of(worker)))
+            found.append({name: count + before[name] for name, count in now.items()})
         for worker, (first, count) in enumerate(self.ranges()):
             self.add_request_in_hand(worker, first, count, found[worker])
         return found
@@ -287,16 +301,13 @@ cdef class Insight:
             found.append((first, count))
         return found
 
-    def spent_before(self):
+    def on_cores_before(self):
         cdef uint32_t worker
-        return [(1e-9 * sv_counter_get(&self.of(worker).ran_ns),
-                 1e-9 * sv_counter_get(&self.of(worker).starved_ns))
+        return [_counted(sv_on_cores_lines, self.of(worker))
                 for worker in range(self.segment.plan.sizes.num_workers)]
 
     def faults(self):
-        cdef size_t which
-        return {sv_fault_names[which].name.decode(): sv_counter_get(
-            sv_notice_fault(self.notice, which)) for which in range(SV_NUM_FAULTS)}
+        return _counted(sv_fault_lines, self.notice)
 
     def timings(self):
         cdef uint32_t env

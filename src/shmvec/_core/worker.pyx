@@ -38,11 +38,14 @@ from shmvec._core.csrc cimport (
     sv_completion,
     sv_completion_add,
     sv_completion_left,
+    sv_counter_at,
+    sv_counter_line,
     sv_counter_set,
     sv_counters,
     sv_counters_publish,
     sv_counts,
     sv_now_ns,
+    sv_on_cores_lines,
     sv_record,
     sv_ring,
     sv_ring_announce,
@@ -134,13 +137,13 @@ def die_at(int point):
 
 
 cdef tuple spent():
-    """For how many ns this process has had a core, and lacked one; 0, where nobody says."""
+    """This process's ns as csrc/counters.h has them in SV_ON_CORES; none where the system says none."""
     try:
         with open("/proc/self/schedstat", "rb") as file:
             ran, starved, _ = file.read().split()
             return int(ran), int(starved)
     except (OSError, ValueError):
-        return 0, 0
+        return ()
 
 
 cdef class WorkerLoop:
@@ -208,9 +211,10 @@ cdef class WorkerLoop:
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
         self.counters = sv_segment_counters(segment.base, &segment.plan, index)
-        ran_ns, starved_ns = spent()
-        sv_counter_set(&self.counters.ran_ns, ran_ns)
-        sv_counter_set(&self.counters.starved_ns, starved_ns)
+        cdef const sv_counter_line *line = sv_on_cores_lines
+        for ns in spent():
+            sv_counter_set(sv_counter_at(self.counters, line), ns)
+            line += 1
         sv_counter_set(&self.counters.process, os.getpid())
         self.made_at, self.made_at_ticks = sv_now_ns(), sv_ticks()
         self.timings = sv_segment_timings(segment.base, &segment.plan, first_env)
