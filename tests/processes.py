@@ -37,6 +37,10 @@ def state(pid):
         return "Z"
 
 
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
 def switches(pid):
     """How often a process has gone to sleep so far."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import BENCHMARKS, run_benchmark
 
 import shmvec
@@ -36,6 +37,7 @@ def test_what_is_not_there_has_a_row_that_says_so(tmp_path):
         assert row["steps_per_s"] > 0
 
 
+@pytest.mark.deep
 def test_cores_in_parts(tmp_path):
     ours = ["ShmVectorEnv", "ShmVectorEnv, partial"]
     sizes = ["--envs-per-core", "2", "--cores", "1", "1000"]

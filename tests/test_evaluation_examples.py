@@ -101,6 +101,7 @@ def test_chunks_of_tensors_and_dicts():
     assert policy(observations, np.array([4, 2, 0])).tolist() == [1.0, 5.0, 3.0]
 
 
+@pytest.mark.deep
 def test_the_benchmark(tmp_path):
     file = tmp_path / "results.json"
     program = EXAMPLES.parent / "benchmarks" / "evaluation.py"

@@ -29,6 +29,7 @@ def test_cross_entropy_learns():
     assert run("cross_entropy.py", "--batch-size", "10")[:-1] == lines[:-1]
 
 
+@pytest.mark.deep
 def test_ppo_gets_the_same_curve_on_every_class():
     pytest.importorskip("torch")
     curves = set()
@@ -59,6 +60,7 @@ def test_ppo_logs_what_tensorboard_users_expect(tmp_path):
     assert {f"losses/{name}" for name in losses} <= set(events.Tags()["scalars"])
 
 
+@pytest.mark.deep
 def test_planning_plays_better_than_chance_and_draws_it(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "plan.png"
@@ -69,6 +71,7 @@ def test_planning_plays_better_than_chance_and_draws_it(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.deep
 def test_planning_in_pong(tmp_path):
     pytest.importorskip("ale_py")
     pytest.importorskip("matplotlib")

@@ -109,6 +109,7 @@ def guard(*arguments):
 SHORT = ("--seconds", 0.08, "--rounds", 8, "--starts", 1, "--workload", "noop-1")
 
 
+@pytest.mark.deep
 def test_a_build_beside_itself():
     tree = Path(shmvec.__file__).parents[1]
     shown = guard("--tolerance", 1000, tree, tree, *SHORT, "one-by-one", "image-32")
@@ -117,6 +118,7 @@ def test_a_build_beside_itself():
     assert "| image-32 | " in shown.stdout
 
 
+@pytest.mark.deep
 def test_a_build_that_loses(tmp_path):
     tree = Path(shmvec.__file__).parents[1]
     slower = tmp_path / "src" / "shmvec"

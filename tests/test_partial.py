@@ -166,6 +166,7 @@ def test_nobody_waits_while_others_are_served_twice(workers, batch):
         envs.close()
 
 
+@pytest.mark.deep
 def test_many_sends_of_random_sizes():
     """A million steps: none lost, none twice, none out of order within an env."""
     rng = np.random.default_rng(0)

@@ -21,10 +21,9 @@ RESTART = FaultPolicy(on_crash="restart", max_restarts=3, backoff_s=0)
 
 DYING = """
     import ctypes, dataclasses, os, signal, subprocess, threading, time
-    from pathlib import Path
     from gymnasium.error import ClosedEnvironmentError
     from echoing import Echo
-    from processes import gone
+    from processes import gone, parent_of
     from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 
     class Dying(Echo):
@@ -161,8 +160,7 @@ SURROUNDINGS = {
 
         def made(**options):
             envs = alive(**options)
-            status = Path(f"/proc/{envs.processes[0].pid}/stat").read_text()
-            kill(int(status.rpartition(")")[2].split()[1]))  # its parent
+            kill(parent_of(envs.processes[0].pid))
             return envs
         """,
     ),

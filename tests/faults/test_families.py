@@ -305,30 +305,26 @@ def test_thousands_of_short_lived_daemons_leave_no_zombies_and_the_envs_children
 # ---- how the end is found -----------------------------------------------------------------------
 
 
-def test_a_worker_that_has_started_nothing_looks_for_nobody():
-    out = succeeds("""
-        import signal, subprocess
-        from shmvec._processes.descendants import _has_started_nothing
+@pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
+def test_an_env_that_ignores_the_end_of_its_children(context):
+    """They leave no trace in the worker's accounts."""
+    succeeds(
+        FAMILIES,
+        f"""
+        class Ignoring(Starting):
+            ways = [in_another_session]
 
-        def say():
-            os.write(1, f"{_has_started_nothing()} ".encode())
+            def __init__(self):
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+                super().__init__()
 
-        say()
-        child = subprocess.Popen(["sleep", "60"])
-        say()
-        child.kill()
-        say()
-        child.wait()
-        say()
-        child = os.fork()
-        if child == 0:
-            say()
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-            say()
-            os._exit(0)
-        os.waitpid(child, 0)
-    """)
-    assert out.split() == ["True", "False", "False", "False", "True", "False"]
+        envs = made(Ignoring, context={context!r})
+        pids = started_by(envs)
+        check_lives(pids)
+        envs.close()
+        check_gone(pids)
+        """,
+    )
 
 
 @pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])

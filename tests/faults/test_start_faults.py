@@ -185,23 +185,31 @@ def children(parents):
     return found
 
 
-def test_a_fork_that_is_interrupted_does_not_go_on_as_the_program(monkeypatch):
-    owner = os.getpid()
+def test_a_fork_that_is_interrupted_does_not_go_on_as_the_program():
+    """In whichever of its first calls: some are of hooks, which Python goes on after."""
+    owner, ends = os.getpid(), []
+    for at in range(12):
+        calls = 0
 
-    def trace(frame, event, argument):
-        if frame.f_code.co_name == "run_and_exit" and os.getpid() != owner:
+        def trace(frame, event, argument, at=at):
+            nonlocal calls
+            if os.getpid() != owner and "shmvec" in Path(frame.f_code.co_filename).parts:
+                calls += 1
+                if calls > at:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return None
+
+        sys.settrace(trace)
+        try:
+            ShmVectorEnv([Counter], num_workers=1, context="fork").close()
+        except WorkerCrashError as error:
+            ends.append(str(error))
+        finally:
+            if os.getpid() != owner:
+                os._exit(77)
             sys.settrace(None)
-            raise KeyboardInterrupt
-        return None
-
-    sys.settrace(trace)
-    try:
-        with pytest.raises(WorkerCrashError, match="exit code 1"):
-            ShmVectorEnv([Counter], num_workers=1, context="fork")
-    finally:
-        if os.getpid() != owner:
-            os._exit(77)
-        sys.settrace(None)
+    assert ends and all("exit code 1" in each for each in ends), ends
 
 
 # ---- what the program is like --------------------------------------------------------------------

@@ -18,9 +18,8 @@ DEADLINE_S = 60
 SERVED = """
     import signal, time
     from envs import Counter
-    from processes import gone, state
+    from processes import gone, parent_of, state
     from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
-    from shmvec._processes import fork_server
 
     class Slow(Counter):
         def step(self, action):
@@ -43,10 +42,6 @@ SERVED = """
         os.kill(pid, signal.SIGKILL)
         assert gone([pid], 5), state(pid)
 
-    def kill_server():
-        for server in fork_server.servers():
-            kill(server.pid)
-
     def count(envs, counts):
         observations, rewards, _, truncations, infos = envs.step([3, 3])
         assert observations[:, 0].tolist() == counts == rewards.tolist(), observations
@@ -64,7 +59,7 @@ def test_a_death_beside_that_of_the_fork_server_is_mended(dies):
         before = pids(envs)
         if {dies!r} == "before":
             kill(before[0])
-        kill_server()
+        kill(parent_of(before[1]))
         if {dies!r} == "after":
             count(envs, [1, 1])
             kill(before[0])
@@ -90,10 +85,10 @@ def test_a_stopped_fork_server_goes_on_when_it_is_needed(then):
         SERVED,
         f"""
         envs = made({"restart" if then == "restart" else "raise"!r})
-        server, = fork_server.servers()
+        server = parent_of(envs.processes[1].pid)
         if {then!r} == "start":
             envs.close()
-        os.kill(server.pid, signal.SIGSTOP)
+        os.kill(server, signal.SIGSTOP)
         if {then!r} == "crash":
             kill(pids(envs)[0])
             try:
@@ -108,7 +103,9 @@ def test_a_stopped_fork_server_goes_on_when_it_is_needed(then):
             envs.step([3, 3])
             assert envs.stats().faults.restarts == 1
         envs.close()
-        assert fork_server.servers() == [server]
+        envs = made("raise")
+        assert parent_of(envs.processes[1].pid) == server
+        envs.close()
         """,
     )
 
@@ -119,13 +116,14 @@ def test_an_interrupt_of_a_fork_server_is_none():
         SERVED,
         """
         envs = made("raise")
-        server, = fork_server.servers()
-        for pid in (server.pid, *pids(envs)):
+        server = parent_of(envs.processes[1].pid)
+        for pid in (server, *pids(envs)):
             os.kill(pid, signal.SIGINT)
         count(envs, [1, 1])
         envs.close()
-        made("raise").close()
-        assert fork_server.servers() == [server]
+        envs = made("raise")
+        assert parent_of(envs.processes[1].pid) == server
+        envs.close()
         """,
     ) as script:
         assert script.wait(DEADLINE_S) == 0
