@@ -1,8 +1,8 @@
 from libc.stdint cimport uint32_t
 
 from shmvec._core.codec cimport Codec
-from shmvec._core.infos cimport Columns
 from shmvec._core.links cimport Links
+from shmvec._core.messages cimport Columns
 
 
 cdef class Inbox:

@@ -8,8 +8,8 @@ unpickled, in an ``_add_info`` of the user's) loses nothing: the next one begins
 from libc.stdint cimport uint8_t, uint32_t
 
 from shmvec._core.codec cimport Codec
-from shmvec._core.infos cimport Columns, InfoDecoder
 from shmvec._core.links cimport Links
+from shmvec._core.messages cimport Columns, InfoDecoder
 from shmvec._core.protocol cimport MESSAGES, OBSERVATION
 
 import numpy as np
