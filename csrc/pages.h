@@ -1,6 +1,6 @@
 /* pages.h — shared pages that a fork has for itself.
  *
- * What the user holds as his own array may lie in shared memory (see _core/pool.pyx).  After a fork
+ * What the user holds as his own array may lie in shared memory (see _core/arrays.pyx).  After a fork
  * it is two arrays, of two processes, and neither may see what the other writes; nor may a worker
  * write to it because the other process is done with it.  So before a fork its pages are copied to
  * private memory, which the fork inherits; there the copy is moved to their place, and in the

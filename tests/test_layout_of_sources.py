@@ -29,7 +29,6 @@ RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 UPWARDS = {("_memory", "exchange"), ("evaluation", "cluster")}
 # Still to be broken: modules that import each other.
 CIRCLES = {
-    ("_core.codec", "_core.pool"),
     ("_commands.picture", "_commands.coloured"),
 }
 TRANSLATIONS = sorted(

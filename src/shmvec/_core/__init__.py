@@ -9,15 +9,14 @@ from importlib.util import find_spec
 
 _NAMES = {
     "again": "raises_again",
+    "arrays": "Lease Pool",
     "channel": "Channel ChannelMessage",
     "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
     "OtherShapeError TextCodec TupleCodec",
     "frames": "Frames",
-    "lease": "Lease",
     "ledger": "Ledger",
     "links": "Links",
     "messages": "pickle_value",
-    "pool": "Pool",
     "probe": "clock_cost core_rates core_round_trip yield_cost",
     "process": "Tee buffer_c_lines flush_c guard_handler is_unhandled mark_process "
     "signal_marked start_watchdog stop_watchdog",

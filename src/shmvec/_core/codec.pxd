@@ -1,7 +1,6 @@
 from libc.stdint cimport uint8_t, uint32_t
 
-from shmvec._core.lease cimport Lease
-from shmvec._core.pool cimport Pool
+from shmvec._core.arrays cimport Lease, Pool
 
 
 # Where an array's data is; it stays there while the caller holds the array.

@@ -17,8 +17,9 @@ from cpython.buffer cimport (
 from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy, strcmp
 
-from shmvec._core.lease cimport Lease
-from shmvec._core.ndarray cimport (
+from shmvec._core.arrays cimport (
+    Lease,
+    Pool,
     data_of,
     has_dtype,
     is_contiguous,
@@ -27,7 +28,6 @@ from shmvec._core.ndarray cimport (
     shape_of,
     size_of,
 )
-from shmvec._core.pool cimport Pool
 
 from copy import deepcopy
 

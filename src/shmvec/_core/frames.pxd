@@ -1,6 +1,6 @@
 from libc.stdint cimport uint8_t
 
-from shmvec._core.pool cimport Pool
+from shmvec._core.arrays cimport Pool
 from shmvec._core.results cimport Results
 
 

@@ -9,10 +9,9 @@ then the same with each of the blocks, then those of rollouts.
 
 cimport cython
 
-from shmvec._core.codec cimport copied
+from shmvec._core.arrays cimport Lease, Pool
+from shmvec._core.codec cimport Codec, copied
 from shmvec._core.csrc cimport sv_is_marked
-from shmvec._core.lease cimport Lease
-from shmvec._core.pool cimport Pool
 from shmvec._core.results cimport Results
 
 import gc
@@ -259,7 +258,7 @@ cdef class Frames:
             block = self.block
             self.block = -1  # it is handed out once, and else not at all
             if usual and block >= 0:
-                observations = self.pool.take(block)
+                observations = (<Codec>self.pool.codecs[block]).lend(self.pool)
         if observations is None:
             observations = self.observe()
         if not self.several:

@@ -1,7 +1,7 @@
 from libc.stdint cimport uint8_t
 
+from shmvec._core.arrays cimport Lease
 from shmvec._core.codec cimport Codec
-from shmvec._core.lease cimport Lease
 
 
 cdef class Results:

@@ -1,24 +1,21 @@
-"""Arrays of the user's in shared memory: workers write observations where he gets them.
+"""Arrays: how C sees NumPy's, views of memory that are leased, and arrays made in shared memory.
 
-A copy of large observations costs the parent, while all workers wait, as much as it costs them to
-write these. So there are some blocks of shared memory, each with room for all envs'. A request
-names one that nobody holds, workers write there too, and the parent hands it out as it is: not as a
-view of something else, but as an array that owns its memory. NumPy lets an array be made by an
-allocator (NEP 49) and asks that one when the array's last reference is gone; ours then notes that
-the block is free (csrc/hold.h: in any thread). So it is the user's like any other: writable, for as long as he likes, after
-`close` as well.
-
-Who holds all blocks gets ordinary arrays. Only what has come as it should is handed out from here:
-of what is not as usual (a fault, a call that was broken off) the observations are copied from the
-frames, where workers write them in any case, and the block is free again.
-
-A fork gets copies of the blocks that are held in their place: see csrc/pages.h.
+A lease is for views: what they show is not written again before they are gone. A pool is for arrays
+that are the user's own: their memory is shared with the workers, which write observations there.
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_WRITABLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_WRITABLE,
+    Py_buffer,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
+from cpython.object cimport PyObject
 from cpython.pycapsule cimport (
     PyCapsule_GetContext,
+    PyCapsule_GetPointer,
     PyCapsule_New,
     PyCapsule_SetContext,
     PyCapsule_SetDestructor,
@@ -27,20 +24,162 @@ from libc.stdint cimport uint8_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, strcpy
 
-from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport (
     sv_hold,
     sv_hold_drop,
     sv_hold_is_free,
     sv_hold_take,
+    sv_marks_clear,
+    sv_marks_set,
     sv_pages_copy,
     sv_pages_drop,
     sv_pages_give_back,
     sv_pages_replace,
 )
-from shmvec._core.ndarray cimport set_handler
 
 import numpy as np
+
+try:
+    from numpy._core import _multiarray_umath as _umath
+except ImportError:  # an older one
+    from numpy.core import _multiarray_umath as _umath
+
+
+# ---- NumPy's binary interface ----------------------------------------------------------------
+#
+# An attribute of an array takes Python as long as a copy of its few numbers, so on the step's path C
+# looks itself. NumPy's headers are not used for so little: a build would need NumPy, and a new
+# enough one. What is declared here is NumPy's binary interface, on which every extension that was
+# compiled with the headers of a past version depends: the fields stay where they are, and so does a
+# function in the table that NumPy hands out. (Those of a dtype are not the same in 1.x and 2.x, and
+# not read here.) All of it is tried when this module is imported; a NumPy where it is otherwise is
+# refused, as it is by what was compiled with its headers.
+
+# Places in the table, as in NumPy's __multiarray_api.h.
+ABI_VERSION = 0       # PyArray_GetNDArrayCVersion
+API_VERSION = 211     # PyArray_GetNDArrayCFeatureVersion
+NEW_LIKE_ARRAY = 277  # PyArray_NewLikeArray
+SET_HANDLER = 304     # PyDataMem_SetHandler
+
+cdef unsigned int _API_LEAST = 0xf  # of NumPy 1.22, which has allocators of arrays
+cdef int _C_ORDER = 0
+
+ctypedef unsigned int (*Version)() noexcept
+ctypedef object (*NewLikeArray)(PyObject *prototype, int order, PyObject *dtype, int subok)
+ctypedef object (*SetHandler)(PyObject *handler)
+
+cdef NewLikeArray _new_like_array
+cdef SetHandler _set_handler
+
+
+def looked_at(array):
+    """What is seen of an array here: address, shape, size, whether of its dtype, contiguous."""
+    cdef int axis
+    return (<size_t>data_of(array), tuple([shape_of(array)[axis] for axis in range(ndim_of(array))]),
+            size_of(array), has_dtype(array, array.dtype), is_contiguous(array))
+
+
+def looks(array):
+    """The same as NumPy says it."""
+    return (array.__array_interface__["data"][0], array.shape, array.size, True,
+            array.flags.c_contiguous)
+
+
+cdef int _connect() except -1:
+    global _new_like_array, _set_handler
+    cdef void **table
+    try:
+        table = <void **>PyCapsule_GetPointer(_umath._ARRAY_API, NULL)
+    except (AttributeError, ValueError) as error:
+        raise _unknown("it shows no table of functions") from error
+    cdef unsigned int abi = (<Version>table[<int>ABI_VERSION])()
+    if abi >> 24 not in (1, 2):
+        raise _unknown(f"its binary interface is {abi:#x}")
+    if (<Version>table[<int>API_VERSION])() < _API_LEAST:
+        raise _unknown("it is too old")
+    _new_like_array = <NewLikeArray>table[<int>NEW_LIKE_ARRAY]
+    _set_handler = <SetHandler>table[<int>SET_HANDLER]
+    whole = np.zeros((4, 2, 3), np.int16)
+    for array in (whole, whole[1:, :, 2], whole[0, 1, 2:], new_like(whole)):
+        if looked_at(array) != looks(array):
+            raise _unknown("its arrays are not laid out as those of 1.x and 2.x")
+    return 0
+
+
+cdef object _unknown(str what):
+    return ImportError(f"shmvec does not know NumPy {np.__version__}: {what}. "
+                       "It needs NumPy 1.24 or newer, of 1.x or 2.x.")
+
+
+cdef object new_like(object array):
+    return _new_like_array(<PyObject *>array, _C_ORDER, NULL, False)
+
+
+cdef object set_handler(object handler):
+    """Sets the allocator (NEP 49) of arrays that this thread makes; returns the last one."""
+    return _set_handler(<PyObject *>handler)
+
+
+_connect()
+
+
+# ---- leases ----------------------------------------------------------------------------------
+#
+# Memory that is not written again while somebody looks at it: csrc/hold.h.
+
+
+@cython.no_gc  # nothing it refers to can refer to it, and it must be whole when it goes
+cdef class Lease:
+    """Marks rows as leased while it lives; the arrays that show them have it as their base."""
+
+    def __cinit__(self, memory, leased, Py_ssize_t first, Py_ssize_t count):
+        PyObject_GetBuffer(memory, &self.export, PyBUF_WRITABLE)
+        self.memory = memory
+        self.leased = leased
+        self.first = first
+        self.count = count
+        sv_marks_set(&self.leased[0], first, count)
+
+    def __dealloc__(self):
+        self.end()
+        PyBuffer_Release(&self.export)
+
+    def release(self):
+        with cython.critical_section(self):  # once, or it would end the lease of who has it next
+            self.end()
+
+    cdef void end(self) noexcept:
+        if not self.ended:
+            self.ended = True
+            sv_marks_clear(&self.leased[0], self.first, self.count)
+
+    @property
+    def released(self):
+        return self.ended
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.export.buf, self.export.len, False, flags)
+
+    cdef object show(self, char *start, tuple shape, object dtype):
+        """An array over the memory from `start` on, which keeps this lease."""
+        return np.ndarray(shape, dtype, self, start - <char *>self.export.buf)
+
+
+# ---- pools -----------------------------------------------------------------------------------
+#
+# A copy of large observations costs the parent, while all workers wait, as much as it costs them to
+# write these. So there are some blocks of shared memory, each with room for all envs'. A request
+# names one that nobody holds, workers write there too, and the parent hands it out as it is: not as a
+# view of something else, but as an array that owns its memory. NumPy lets an array be made by an
+# allocator (NEP 49) and asks that one when the array's last reference is gone; ours then notes that
+# the block is free (csrc/hold.h: in any thread). So it is the user's like any other: writable, for as
+# long as he likes, after `close` as well.
+#
+# Who holds all blocks gets ordinary arrays. Only what has come as it should is handed out from here:
+# of what is not as usual (a fault, a call that was broken off) the observations are copied from the
+# frames, where workers write them in any case, and the block is free again.
+#
+# A fork gets copies of the blocks that are held in their place: see csrc/pages.h.
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
@@ -273,10 +412,6 @@ cdef class Pool:
             if sv_hold_is_free(&allocator.blocks[i].hold):
                 return i
         return -1
-
-    cdef object take(self, Py_ssize_t block):
-        """The observations in a block, which is the caller's until he drops them."""
-        return (<Codec>self.codecs[block]).lend(self)
 
     cdef object array(self, char *start, tuple shape, object dtype):
         """An array that has its memory in a block, from `start` on."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmvec._core import ndarray
+from shmvec._core import arrays
 
 try:
     from numpy._core import _multiarray_umath as umath
@@ -19,12 +19,12 @@ except ImportError:
 
 DEADLINE = 60
 SLOTS = {
-    "PyArray_GetNDArrayCVersion": ndarray.ABI_VERSION,
-    "PyArray_GetNDArrayCFeatureVersion": ndarray.API_VERSION,
-    "PyArray_NewLikeArray": ndarray.NEW_LIKE_ARRAY,
-    "PyDataMem_SetHandler": ndarray.SET_HANDLER,
+    "PyArray_GetNDArrayCVersion": arrays.ABI_VERSION,
+    "PyArray_GetNDArrayCFeatureVersion": arrays.API_VERSION,
+    "PyArray_NewLikeArray": arrays.NEW_LIKE_ARRAY,
+    "PyDataMem_SetHandler": arrays.SET_HANDLER,
 }
-GET_HANDLER = ndarray.SET_HANDLER + 1
+GET_HANDLER = arrays.SET_HANDLER + 1
 read = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -49,15 +49,15 @@ def test_places_are_those_of_numpys_header(name):
 
 
 def test_versions():
-    assert function(ndarray.ABI_VERSION, ctypes.c_uint)() >> 24 == int(np.__version__[0])
+    assert function(arrays.ABI_VERSION, ctypes.c_uint)() >> 24 == int(np.__version__[0])
     least = 0xF  # of NumPy 1.22
-    assert least <= function(ndarray.API_VERSION, ctypes.c_uint)() < 0x100
+    assert least <= function(arrays.API_VERSION, ctypes.c_uint)() < 0x100
 
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", ">f8", "?", "longdouble", "M8[s]"])
 def test_an_array_like_another(dtype):
     like = function(
-        ndarray.NEW_LIKE_ARRAY, ctypes.py_object,
+        arrays.NEW_LIKE_ARRAY, ctypes.py_object,
         ctypes.py_object, ctypes.c_int, ctypes.c_void_p, ctypes.c_int,
     )  # fmt: skip
     for shape in [(), (0,), (3,), (2, 3, 4), (1, 5)]:
@@ -70,7 +70,7 @@ def test_an_array_like_another(dtype):
 def test_an_allocator_is_set_and_the_last_one_returned():
     name = b"mem_handler"
     now = function(GET_HANDLER, ctypes.py_object)
-    set_handler = function(ndarray.SET_HANDLER, ctypes.py_object, ctypes.py_object)
+    set_handler = function(arrays.SET_HANDLER, ctypes.py_object, ctypes.py_object)
     usual = now()
     same = capsule(read(usual, name), name, None)  # another capsule of the usual one's
     assert set_handler(same) is usual
@@ -92,8 +92,8 @@ def test_an_allocator_is_set_and_the_last_one_returned():
     ids=lambda array: str(array.shape),
 )
 def test_fields(array):
-    assert ndarray.looked_at(array) == ndarray.looks(array)
-    assert ndarray.looked_at(array)[3]
+    assert arrays.looked_at(array) == arrays.looks(array)
+    assert arrays.looked_at(array)[3]
 
 
 BROKEN = {
@@ -123,7 +123,7 @@ def version(number):
     return ctypes.cast(kept[-1], ctypes.c_void_p)
 
 {BROKEN[why]}
-import shmvec._core.ndarray
+import shmvec._core.arrays
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
