@@ -1,4 +1,7 @@
-"""What the caller passes, checked before anything is started or sent."""
+"""Arguments of calls, checked before anything is sent: envs, seeds and options, values, actions.
+
+Options of a vector env are checked by their table, ``_options``.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from shmvec.spaces import mapped
 
 __all__ = [
     "Options",
+    "actions_of",
     "checked_count",
     "checked_env_fns",
     "checked_env_ids",
     "checked_options",
     "checked_seeds",
     "existing_env_ids",
-    "given_actions",
     "masked_env_ids",
     "one_each",
     "reset_arguments",
@@ -53,6 +56,64 @@ def checked_count(name: str, count: Any) -> int:
     if checked < 1:
         raise ValueError(f"{name} must be at least 1, got {checked}")
     return checked
+
+
+# ---- which envs ----------------------------------------------------------------------------------
+
+
+def checked_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
+    """Indices of envs, as an array; None means all.
+
+    Raises:
+        TypeError: They are no integers.
+        ValueError: There are none, or they are not in one row.
+    """
+    if env_id is None:
+        return np.arange(num_envs, dtype=np.intp)
+    ids = np.asarray(env_id)
+    if ids.ndim != 1 or len(ids) == 0:
+        raise ValueError(
+            f"env_id must be indices of envs, a list or an array of one dimension, got {env_id!r}"
+        )
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"env_id must be integers, got {ids.dtype}: {env_id!r}")
+    return np.ascontiguousarray(ids, np.intp)
+
+
+def existing_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
+    """Indices of envs that there are, each once; None means all.
+
+    Raises:
+        TypeError: They are no integers.
+        ValueError: There is no such env, or it is named twice.
+    """
+    envs = checked_env_ids(env_id, num_envs)
+    if envs.min() < 0 or envs.max() >= num_envs:
+        raise ValueError(f"env_id must be in 0 to {num_envs - 1}, got {envs.tolist()}")
+    if len(np.unique(envs)) < len(envs):
+        raise ValueError(f"env_id names an env twice: {envs.tolist()}")
+    return envs
+
+
+def masked_env_ids(
+    mask: Any, num_envs: int, name: str = "`options['reset_mask']`"
+) -> npt.NDArray[np.intp]:
+    """Indices of the envs of a mask; ``name`` is what messages call it."""
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"{name} must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            f"{name} must contain a boolean array with at least one True value, got "
+            f"reset_mask={mask}"
+        )
+    return np.flatnonzero(mask)
+
+
+# ---- resets --------------------------------------------------------------------------------------
 
 
 def checked_seeds(seed: Any, num_envs: int) -> list[int | None] | None:
@@ -95,71 +156,34 @@ def checked_options(options: Any, num_envs: int) -> list[Any] | None:
     return list(options)
 
 
-def of_each_env(
-    checked: Callable[[Any, int], list[Any] | None],
-    values: Any,
-    env_id: npt.NDArray[np.intp] | None,
+def reset_arguments(
     num_envs: int,
-) -> list[Any] | None:
-    """Seeds or options by env, of which a list has one for each env in ``env_id``; None: of all."""
-    if env_id is None or not isinstance(values, (list, tuple, np.ndarray)):
-        return checked(values, num_envs)
-    found: list[Any] = [None] * num_envs
-    for env, value in zip(env_id.tolist(), checked(values, len(env_id)) or (), strict=True):
-        found[env] = value
-    return found
+    seed: int | Sequence[int | None] | None,
+    options: Options,
+    env_id: npt.ArrayLike | None = None,
+) -> tuple[npt.NDArray[np.intp], list[Any] | None, list[Any] | None]:
+    """The envs to reset, and the seed and options of each of them.
 
-
-def masked_env_ids(
-    mask: Any, num_envs: int, name: str = "`options['reset_mask']`"
-) -> npt.NDArray[np.intp]:
-    """Indices of the envs of a mask; ``name`` is what messages call it."""
-    if not isinstance(mask, np.ndarray):
-        raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
-    if mask.shape != (num_envs,):
-        raise ValueError(f"{name} must have shape `({num_envs},)`, got {mask.shape}")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
-    if not mask.any():
-        raise ValueError(
-            f"{name} must contain a boolean array with at least one True value, got "
-            f"reset_mask={mask}"
-        )
-    return np.flatnonzero(mask)
-
-
-def checked_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
-    """Indices of envs, as an array; None means all.
-
-    Raises:
-        TypeError: They are no integers.
-        ValueError: There are none, or they are not in one row.
+    A list has one for each env in ``env_id``; without that, and with a mask, one for each env.
     """
-    if env_id is None:
-        return np.arange(num_envs, dtype=np.intp)
-    ids = np.asarray(env_id)
-    if ids.ndim != 1 or len(ids) == 0:
-        raise ValueError(
-            f"env_id must be indices of envs, a list or an array of one dimension, got {env_id!r}"
-        )
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"env_id must be integers, got {ids.dtype}: {env_id!r}")
-    return np.ascontiguousarray(ids, np.intp)
+    if env_id is not None:
+        envs = existing_env_ids(env_id, num_envs)
+    elif isinstance(options, dict) and "reset_mask" in options:
+        options = dict(options)
+        envs = masked_env_ids(options.pop("reset_mask"), num_envs)
+    else:
+        envs = np.arange(num_envs, dtype=np.intp)
+
+    def of_these(check: Callable[[Any, int], list[Any] | None], values: Any) -> list[Any] | None:
+        if env_id is not None and isinstance(values, (list, tuple, np.ndarray)):
+            return check(values, len(envs))
+        each = check(values, num_envs)
+        return None if each is None else [each[env] for env in envs]
+
+    return envs, of_these(checked_seeds, seed), of_these(checked_options, options)
 
 
-def existing_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
-    """Indices of envs that there are, each once; None means all.
-
-    Raises:
-        TypeError: They are no integers.
-        ValueError: There is no such env, or it is named twice.
-    """
-    envs = checked_env_ids(env_id, num_envs)
-    if envs.min() < 0 or envs.max() >= num_envs:
-        raise ValueError(f"env_id must be in 0 to {num_envs - 1}, got {envs.tolist()}")
-    if len(np.unique(envs)) < len(envs):
-        raise ValueError(f"env_id names an env twice: {envs.tolist()}")
-    return envs
+# ---- values for envs -----------------------------------------------------------------------------
 
 
 def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
@@ -178,60 +202,29 @@ def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
     return dict(zip(envs, values, strict=True))
 
 
-def given_actions(
-    space: Any, actions: Any, envs: npt.NDArray[np.intp], num_envs: int | None = None
+def actions_of(
+    envs: npt.NDArray[np.intp], space: gym.Space[Any], actions: Any, num_envs: int
 ) -> Any:
-    """The actions of some envs, out of those of all.
-
-    Args:
-        space: That of one env.
-        actions: Of all.
-        envs: Which are wanted.
-        num_envs: How many there must be. None: at least those.
+    """The actions of some envs, out of those of all ``num_envs``.
 
     Raises:
-        ValueError: There are more or fewer.
-        TypeError: What should be many is one.
+        ValueError: There are more or fewer than envs.
+        TypeError: They are not one for each env.
     """
 
-    def given(part: Any) -> Any:
-        if num_envs is not None:
-            try:
-                count = len(part)
-            except TypeError:
-                raise TypeError(
-                    f"wrong actions: they are one {type(part).__name__}, and there are "
-                    f"{num_envs} envs. Nothing was sent to any env."
-                ) from None
-            if count != num_envs:
-                raise ValueError(
-                    f"wrong actions: there are {count}, and {num_envs} envs, those included that "
-                    "the mask leaves out. Nothing was sent to any env."
-                )
+    def chosen(part: Any) -> Any:
+        try:
+            count = len(part)
+        except TypeError:
+            raise TypeError(
+                f"wrong actions: they are one {type(part).__name__}, and there are "
+                f"{num_envs} envs. Nothing was sent to any env."
+            ) from None
+        if count != num_envs:
+            raise ValueError(
+                f"wrong actions: there are {count}, and {num_envs} envs, those included that "
+                "the mask leaves out. Nothing was sent to any env."
+            )
         return part[envs] if isinstance(part, np.ndarray) else [part[env] for env in envs]
 
-    return mapped(space, given, actions)
-
-
-def reset_arguments(
-    num_envs: int,
-    seed: int | Sequence[int | None] | None,
-    options: Options,
-    env_id: npt.ArrayLike | None = None,
-) -> tuple[npt.NDArray[np.intp], list[Any] | None, list[Any] | None]:
-    """The envs to reset, and the seed and options of each of them."""
-    if env_id is not None:
-        envs = existing_env_ids(env_id, num_envs)
-    elif isinstance(options, dict) and "reset_mask" in options:
-        options = dict(options)
-        envs = masked_env_ids(options.pop("reset_mask"), num_envs)
-    else:
-        envs = np.arange(num_envs, dtype=np.intp)
-    named = None if env_id is None else envs
-    seeds = of_each_env(checked_seeds, seed, named, num_envs)
-    each = of_each_env(checked_options, options, named, num_envs)
-    return (
-        envs,
-        None if seeds is None else [seeds[env] for env in envs],
-        None if each is None else [each[env] for env in envs],
-    )
+    return mapped(space, chosen, actions)

@@ -1,8 +1,9 @@
-"""Vector entry points: ``"shmvec.entry:CartPole-v1"`` is a function that makes such a vector env.
+"""Ways in: ``make_vec``, vector entry points, and ``install`` for programs that name another class.
 
-For ``EnvSpec.vector_entry_point``: Gymnasium looks the part behind the colon up in this module, and
-calls it with ``num_envs``, ``max_episode_steps`` and the spec's kwargs but without the id. Being a
-string, it survives ``spec.to_json()``.
+As an ``EnvSpec.vector_entry_point``, ``"shmvec.entry:CartPole-v1"`` is a function that makes a
+vector env of that id: Gymnasium looks up the part behind the colon in this module, and calls it
+with ``num_envs``, ``max_episode_steps`` and the spec's kwargs. Being a string, it survives
+``spec.to_json()``.
 
 Example:
     >>> import gymnasium as gym
@@ -33,25 +34,9 @@ from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Installation", "install", "make_vec", "uninstall"]
 
-
+_NAME = "AsyncVectorEnv"
+_ORIGINAL = gymnasium.vector.AsyncVectorEnv
 _VERSIONED = re.compile(r".+-v\d+")  # other ids are known only once they are registered
-
-
-def __getattr__(name: str) -> Callable[..., ShmVectorEnv]:
-    """The entry point for an env id."""
-    if name not in gym.registry and not _VERSIONED.fullmatch(name):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return partial(_make, name)
-
-
-def _make(
-    id: str, num_envs: int = 1, max_episode_steps: int | None = None, **kwargs: Any
-) -> ShmVectorEnv:
-    """Arguments named as options of ``ShmVectorEnv`` go there, all others to the env."""
-    options = {name: kwargs.pop(name) for name in OPTIONS.keys() & kwargs.keys()}
-    if max_episode_steps is not None:
-        kwargs["max_episode_steps"] = max_episode_steps
-    return make_vec(id, num_envs, vector_kwargs=options, **kwargs)
 
 
 def make_vec(
@@ -126,19 +111,32 @@ def make_vec(
     return envs
 
 
-_NAME = "AsyncVectorEnv"
-_ORIGINAL = gymnasium.vector.AsyncVectorEnv
+def __getattr__(name: str) -> Callable[..., ShmVectorEnv]:
+    """The entry point for an env id."""
+    if name not in gym.registry and not _VERSIONED.fullmatch(name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return partial(_make, name)
+
+
+def _make(
+    id: str, num_envs: int = 1, max_episode_steps: int | None = None, **kwargs: Any
+) -> ShmVectorEnv:
+    """Arguments named as options of ``ShmVectorEnv`` go there, all others to the env."""
+    options = {name: kwargs.pop(name) for name in OPTIONS.keys() & kwargs.keys()}
+    if max_episode_steps is not None:
+        kwargs["max_episode_steps"] = max_episode_steps
+    return make_vec(id, num_envs, vector_kwargs=options, **kwargs)
 
 
 class Installation:
-    """What :func:`install` returns: a context manager that ends what it began."""
+    """A call of :func:`install`, as a context manager that ends it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Takes the options, among those that are installed."""
+        """Takes the options that the call has installed."""
         self._options = options
 
     def __enter__(self) -> Installation:
-        """Does nothing more."""
+        """Returns itself: what there is to do is done."""
         return self
 
     def __exit__(
@@ -147,7 +145,7 @@ class Installation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Ends this installation, and those that came after it; uninstalls with the first."""
+        """Ends this installation and later ones; with the first one, uninstalls."""
         if end_installed(self._options):
             _rebind(ShmVectorEnv, _ORIGINAL)
 

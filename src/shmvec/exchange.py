@@ -34,7 +34,6 @@ from shmvec._arguments import (
     checked_options,
     checked_seeds,
     existing_env_ids,
-    given_actions,
 )
 from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._core import Batch, Frames, Lease, Ledger, Told, Turn
@@ -81,7 +80,6 @@ __all__ = [
     "checked_options",
     "checked_seeds",
     "existing_env_ids",
-    "given_actions",
     "given_once",
     "split_evenly",
     "uninterrupted",

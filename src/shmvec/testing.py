@@ -37,19 +37,19 @@ __all__ = ["ContractEnv", "VectorEnvContract"]
 # Before 1.4 Gymnasium checked some arguments by assertions.
 _WRONG = {error: (error, AssertionError) for error in (TypeError, ValueError)}
 
-EnvFns = Sequence[Callable[[], gym.Env[Any, Any]]]
+_EnvFns = Sequence[Callable[[], gym.Env[Any, Any]]]
 
-BOX = spaces.Box(-1, 1, (2, 3), np.float32)
-SPACES: dict[str, gym.Space[Any]] = {
-    "Box": BOX,
+_BOX = spaces.Box(-1, 1, (2, 3), np.float32)
+_SPACES: dict[str, gym.Space[Any]] = {
+    "Box": _BOX,
     "Box of bytes": spaces.Box(0, 255, (4,), np.uint8),
     "Box of one number": spaces.Box(-1, 1, (), np.float64),
     "Discrete": spaces.Discrete(5, start=-2),
     "MultiDiscrete": spaces.MultiDiscrete([3, 4]),
     "MultiBinary": spaces.MultiBinary(3),
-    "Dict": spaces.Dict({"a": spaces.Discrete(3), "b": BOX}),
-    "Tuple": spaces.Tuple([spaces.Discrete(3), BOX]),
-    "nested": spaces.Dict({"a": spaces.Tuple([BOX, spaces.Dict({"b": spaces.MultiBinary(2)})])}),
+    "Dict": spaces.Dict({"a": spaces.Discrete(3), "b": _BOX}),
+    "Tuple": spaces.Tuple([spaces.Discrete(3), _BOX]),
+    "nested": spaces.Dict({"a": spaces.Tuple([_BOX, spaces.Dict({"b": spaces.MultiBinary(2)})])}),
 }
 
 
@@ -66,8 +66,8 @@ class ContractEnv(gym.Env[Any, Any]):
 
     def __init__(
         self,
-        observation_space: gym.Space[Any] = BOX,
-        action_space: gym.Space[Any] = SPACES["Discrete"],
+        observation_space: gym.Space[Any] = _BOX,
+        action_space: gym.Space[Any] = _SPACES["Discrete"],
         length: int = 3,
         infos: Sequence[dict[str, Any]] = ({},),
         fails_at: int | None = None,
@@ -130,7 +130,7 @@ class ContractEnv(gym.Env[Any, Any]):
 class _Reference(VectorEnv[Any, Any, Any]):
     """What plain envs give, stepped one after the other."""
 
-    def __init__(self, env_fns: EnvFns, mode: AutoresetMode) -> None:
+    def __init__(self, env_fns: _EnvFns, mode: AutoresetMode) -> None:
         self.envs = [env_fn() for env_fn in env_fns]
         self.num_envs = len(self.envs)
         self.autoreset = Autoreset.of(mode)
@@ -204,7 +204,7 @@ def _check(mine: Any, reference: Any, when: str) -> None:
 class VectorEnvContract:
     """The contract. Derive a class whose name begins with "Test" and say how yours is made."""
 
-    def make_vector_env(self, env_fns: EnvFns, **kwargs: Any) -> VectorEnv[Any, Any, Any]:
+    def make_vector_env(self, env_fns: _EnvFns, **kwargs: Any) -> VectorEnv[Any, Any, Any]:
         """Makes the vector env under test.
 
         Args:
@@ -215,7 +215,7 @@ class VectorEnvContract:
         raise NotImplementedError("say how your vector env is made")
 
     @contextmanager
-    def _made(self, env_fns: EnvFns, **kwargs: Any) -> Iterator[Any]:
+    def _made(self, env_fns: _EnvFns, **kwargs: Any) -> Iterator[Any]:
         """A vector env that is closed in the end."""
         envs = self.make_vector_env(env_fns, **kwargs)
         try:
@@ -223,7 +223,7 @@ class VectorEnvContract:
         finally:
             envs.close()
 
-    def _run(self, env_fns: EnvFns, steps: int = 8, **kwargs: Any) -> None:
+    def _run(self, env_fns: _EnvFns, steps: int = 8, **kwargs: Any) -> None:
         """Steps it beside the reference, which must give the same throughout."""
         mode = kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
         reference = _Reference(env_fns, mode)
@@ -287,22 +287,22 @@ class VectorEnvContract:
             for ends in (terminations, truncations):
                 assert ends.shape == (3,) and ends.dtype == np.bool_
 
-    @pytest.mark.parametrize("name", SPACES)
+    @pytest.mark.parametrize("name", _SPACES)
     def test_observation_spaces(self, name: str) -> None:
         """Observations of any space arrive as they were returned."""
-        self._run([partial(ContractEnv, SPACES[name], length=n) for n in (2, 3, 5)])
+        self._run([partial(ContractEnv, _SPACES[name], length=n) for n in (2, 3, 5)])
 
-    @pytest.mark.parametrize("name", SPACES)
+    @pytest.mark.parametrize("name", _SPACES)
     def test_action_spaces(self, name: str) -> None:
         """Actions of any space arrive as they were given."""
-        self._run([partial(ContractEnv, action_space=SPACES[name], length=n) for n in (2, 3)])
+        self._run([partial(ContractEnv, action_space=_SPACES[name], length=n) for n in (2, 3)])
 
     @pytest.mark.parametrize("mode", AutoresetMode)
     @pytest.mark.parametrize("name", ["Box", "Discrete", "nested"])
     def test_autoreset_modes(self, mode: AutoresetMode, name: str) -> None:
         """NEXT_STEP, SAME_STEP with final observations and infos, DISABLED with a reset mask."""
         infos: list[dict[str, Any]] = [{"a": 1, "b": {"c": 2.5}}, {"a": 2}, {"s": "text"}]
-        env_fns = [partial(ContractEnv, SPACES[name], length=n, infos=infos) for n in (1, 2, 4)]
+        env_fns = [partial(ContractEnv, _SPACES[name], length=n, infos=infos) for n in (1, 2, 4)]
         self._run(env_fns, autoreset_mode=mode)
 
     def test_the_step_after_an_end_is_a_reset(self) -> None:

@@ -23,9 +23,9 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from shmvec._arguments import (
     Options,
+    actions_of,
     checked_env_ids,
     existing_env_ids,
-    given_actions,
     masked_env_ids,
     one_each,
     reset_arguments,
@@ -487,7 +487,7 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             envs = masked_env_ids(mask, self.num_envs, "`mask`")
             with self.exchange.turn:
                 exchange = self._ready("step")
-                actions = given_actions(self.single_action_space, actions, envs, self.num_envs)
+                actions = actions_of(envs, self.single_action_space, actions, self.num_envs)
                 self._in_call = True
                 exchange.ask(envs, actions)
                 results = self._taken(exchange)
