@@ -3,6 +3,8 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_SLAB_BYTES (UINT64_C(1) << 46)
@@ -98,4 +100,20 @@ int sv_segment_reserve(int descriptor, uint64_t bytes)
         error = posix_fallocate(descriptor, 0, (off_t)bytes);
     while (error == EINTR);
     return error;
+}
+
+int sv_segment_map(int descriptor, uint64_t bytes, void **base)
+{
+    struct stat status;
+    if (fstat(descriptor, &status) != 0)
+        return errno;
+    if ((uint64_t)status.st_size < bytes) /* what lies behind the end would be SIGBUS */
+        return EINVAL;
+    *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    return *base == MAP_FAILED ? errno : 0;
+}
+
+void sv_segment_unmap(void *base, uint64_t bytes)
+{
+    munmap(base, bytes);
 }

@@ -88,6 +88,12 @@ void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker);
  * SIGBUS.  Returns 0 or an errno: ENOSPC when there is not that much memory. */
 int sv_segment_reserve(int descriptor, uint64_t bytes);
 
+/* Maps shared memory of at least so many bytes; the descriptor can be closed then.  Returns 0 or an
+ * errno: EINVAL when there are fewer. */
+int sv_segment_map(int descriptor, uint64_t bytes, void **base);
+
+void sv_segment_unmap(void *base, uint64_t bytes);
+
 static inline sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
 {
     return (sv_bell *)((char *)base + plan->bell);

@@ -50,8 +50,8 @@ def _children() -> dict[int, str]:
 
 
 def _shared_memory() -> set[str]:
-    """Files of shared memory with names of SharedMemory's, as shmvec's have: others are others'."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("psm_")}
+    """Files of shared memory with names of SharedMemory's or shmvec's: others are others'."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "shmvec"))}
 
 
 def _settled(look, allowed):

@@ -3,6 +3,9 @@
 import errno
 import fcntl
 import os
+import sys
+from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -11,37 +14,16 @@ from envs import Counter
 
 import shmvec._memory.segment
 from shmvec import ShmVectorEnv
-from shmvec._core import Segment, reserve_pages, segment_bytes
-from shmvec._memory.segment import map_memory, reserve_memory
+from shmvec._core import MappedMemory, Segment, reserve_pages, segment_bytes
+from shmvec._memory.segment import reserve_memory, reserve_segment
+
+WAYS = [reserve_segment, reserve_memory]
 
 
 def names():
     """Of blocks of shared memory: semaphores and the like are other programs'."""
     found = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    return {name for name in found if name.startswith("psm_")}
-
-
-def test_shared_memory_has_no_name_and_is_private_to_the_user():
-    before = names()
-    descriptor = reserve_memory(100_000)
-    assert names() == before
-    status = os.fstat(descriptor)
-    assert status.st_size == 100_000 and status.st_blocks * 512 >= 100_000
-    assert status.st_mode & 0o777 == 0o600
-    memory = map_memory(descriptor, 100_000)
-    os.close(descriptor)
-    memory[99_999] = 7
-    assert memory[0] == 0
-
-
-def test_nobody_can_resize_or_unseal_it():
-    descriptor = reserve_memory(100_000)
-    for nbytes in (0, 99_999, 100_001):
-        with pytest.raises(PermissionError):
-            os.ftruncate(descriptor, nbytes)
-    with pytest.raises(PermissionError):
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-    os.close(descriptor)
+    return {name for name in found if name.startswith(("psm_", "shmvec"))}
 
 
 @pytest.fixture
@@ -52,22 +34,126 @@ def no_memfd(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", refuse)
 
 
+@pytest.fixture
+def shm_of(monkeypatch):
+    def pretend(total, free):
+        monkeypatch.setattr(shmvec._memory.segment, "_size_of_shm", lambda: (total, free))
+
+    return pretend
+
+
+@pytest.mark.parametrize("reserve", WAYS)
+def test_shared_memory_has_no_name_and_is_private_to_the_user(reserve):
+    before = names()
+    descriptor = reserve(100_000)
+    assert names() == before
+    status = os.fstat(descriptor)
+    assert status.st_size == 100_000 and status.st_blocks * 512 >= 100_000
+    assert status.st_mode & 0o777 == 0o600
+    memory = memoryview(MappedMemory(descriptor, 100_000))
+    os.close(descriptor)
+    memory[99_999] = 7
+    assert memory[0] == 0
+
+
+@pytest.mark.parametrize(
+    "total, free, expected",
+    [
+        (400_000, 400_000, "/dev/shm/shmvec-segm"),
+        (400_000, 300_000, "/dev/shm/shmvec-segm"),
+        (400_000, 299_999, "/memfd:shmvec-segm"),  # others would have less than half of it
+        (64_000, 64_000, "/memfd:shmvec-segm"),
+        (0, 0, "/memfd:shmvec-segm"),
+    ],
+)
+def test_a_segment_leaves_half_of_dev_shm_to_others(total, free, expected, shm_of):
+    shm_of(total, free)
+    descriptor = reserve_segment(100_000)
+    assert os.readlink(f"/proc/self/fd/{descriptor}").startswith(expected)
+    os.close(descriptor)
+
+
+def test_a_block_that_cannot_be_reserved_is_a_memfd(monkeypatch):
+    def full(descriptor, nbytes):
+        if "/dev/shm/" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        reserve_pages(descriptor, nbytes)
+
+    monkeypatch.setattr(shmvec._memory.segment, "reserve_pages", full)
+    descriptor = reserve_segment(100_000)
+    assert "memfd:" in os.readlink(f"/proc/self/fd/{descriptor}")
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("reserve", WAYS)
+def test_a_memfd_is_sealed(reserve, shm_of):
+    shm_of(0, 0)
+    descriptor = reserve(100_000)
+    for nbytes in (0, 99_999, 100_001):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, nbytes)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    os.close(descriptor)
+
+
 def test_a_system_that_makes_no_memfd_gives_a_block_of_dev_shm(no_memfd):
     before = names()
-    envs = ShmVectorEnv([Counter] * 2, num_workers=2)
+    descriptor = reserve_memory(100_000)
     assert names() == before
-    maps = Path("/proc/self/maps").read_text()
-    assert "/dev/shm/" in maps and "memfd:shmvec" not in maps
+    assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/dev/shm/shmvec-")
+    os.close(descriptor)
+
+
+def test_a_small_dev_shm_is_an_error_with_the_numbers(no_memfd, shm_of):
+    shm_of(1234, 1234)
+    for reserve in WAYS:
+        with pytest.raises(OSError, match=r"needs [\d,]+ bytes .* 1,234 in /dev/shm") as caught:
+            reserve(5000)
+        assert caught.value.errno == errno.ENOSPC
+
+
+def test_the_segment_is_a_block_of_shared_memory_that_no_process_keeps_open_but_one():
+    before = names()
+    trackers = tracker_pid()
+    envs = ShmVectorEnv([Counter] * 2, num_workers=2, context="fork")
+    assert names() == before and tracker_pid() == trackers
+    for process in (None, *envs.processes):
+        pid = "self" if process is None else process.pid
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert maps.count("/dev/shm/shmvec-segment") == 1 and "memfd:shmvec" not in maps
+        assert opened(pid) == (process is None)
     envs.reset(seed=1)
     assert envs.step([1, 1])[1].tolist() == [1, 1]
     envs.close()
 
 
-def test_a_small_dev_shm_is_an_error_with_the_numbers(no_memfd, monkeypatch):
-    monkeypatch.setattr(shmvec._memory.segment, "free_shm", lambda: 1234)
-    with pytest.raises(OSError, match=r"needs [\d,]+ bytes .* 1,234 in /dev/shm") as caught:
-        reserve_memory(5000)
-    assert caught.value.errno == errno.ENOSPC
+def opened(pid):
+    """How many descriptors of segments a process has."""
+    found = 0
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found += "/dev/shm/shmvec-segment" in os.readlink(f"/proc/{pid}/fd/{number}")
+    return found
+
+
+def tracker_pid():
+    return resource_tracker._resource_tracker._pid
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="SharedMemory is asked for it there")
+def test_a_name_that_a_process_has_left_is_removed(monkeypatch):
+    """It was killed between two system calls."""
+    left = Path("/dev/shm/shmvec-segment-0123")
+    monkeypatch.setattr(os, "unlink", lambda path: None)
+    os.close(reserve_segment(100_000))
+    monkeypatch.undo()
+    (other,) = names()
+    left.touch()
+    os.utime(left, (0, 0))
+    os.close(reserve_segment(100_000))
+    assert names() == {other}  # it might live
+    os.unlink(f"/dev/shm/{other}")
 
 
 def test_no_memory_is_an_error_with_the_numbers(monkeypatch):
@@ -77,13 +163,14 @@ def test_no_memory_is_an_error_with_the_numbers(monkeypatch):
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_memory_that_is_taken_meanwhile_is_an_error_with_the_numbers(monkeypatch):
+@pytest.mark.parametrize("reserve", WAYS)
+def test_memory_that_is_taken_meanwhile_is_an_error_with_the_numbers(reserve, monkeypatch):
     def full(descriptor, nbytes):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(shmvec._memory.segment, "reserve_pages", full)
     with pytest.raises(OSError, match=r"needs 5,000 bytes") as caught:
-        reserve_memory(5000)
+        reserve(5000)
     assert caught.value.errno == errno.ENOSPC
 
 
@@ -94,6 +181,20 @@ def test_descriptors_that_run_out_are_no_lack_of_memory(monkeypatch):
     monkeypatch.setattr(os, "memfd_create", none_left)
     with pytest.raises(OSError, match="Too many open files"):
         reserve_memory(5000)
+
+
+def test_a_mapping_needs_no_descriptor_and_goes_with_its_last_view():
+    descriptor = reserve_memory(100_000)
+    with pytest.raises(OSError, match="Invalid argument"):
+        MappedMemory(descriptor, 100_001)
+    array = np.frombuffer(MappedMemory(descriptor, 100_000), np.uint8)
+    os.close(descriptor)
+    assert "memfd:shmvec" in Path("/proc/self/maps").read_text()
+    array[:] = 7
+    del array
+    assert "memfd:shmvec" not in Path("/proc/self/maps").read_text()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        MappedMemory(-1, 10)
 
 
 @pytest.fixture

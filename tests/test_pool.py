@@ -177,7 +177,7 @@ def segments():
     with open("/proc/self/smaps") as lines:
         for line in lines:
             if "-" in line.split()[0]:
-                found = "memfd:shmvec" in line
+                found = "/dev/shm/shmvec" in line
             elif found and line.startswith("Rss:"):
                 total += int(line.split()[1])
     return total
@@ -475,16 +475,16 @@ def test_small_observations_are_copied():
 def test_where_memory_is_short_there_are_none(monkeypatch):
     import shmvec._processes.assembly as assembly
 
-    reserve = assembly.reserve_memory
+    reserve = assembly.reserve_segment
     asked = []
 
-    def short(nbytes, name):
+    def short(nbytes):
         asked.append(nbytes)
         if len(asked) == 1:
             raise OSError("no room")
-        return reserve(nbytes, name)
+        return reserve(nbytes)
 
-    monkeypatch.setattr(assembly, "reserve_memory", short)
+    monkeypatch.setattr(assembly, "reserve_segment", short)
     envs = ShmVectorEnv([Picture] * N, num_workers=1)
     try:
         assert asked[0] - asked[1] > 2 * N * SHAPE[0] * SHAPE[1]
@@ -499,17 +499,17 @@ def test_where_memory_is_short_there_are_none(monkeypatch):
 def test_where_addresses_are_limited_there_are_none(workers, monkeypatch):
     import shmvec._processes.assembly as assembly
 
-    reserve, limits = assembly.reserve_memory, resource.getrlimit(resource.RLIMIT_AS)
+    reserve, limits = assembly.reserve_segment, resource.getrlimit(resource.RLIMIT_AS)
 
-    def limited(nbytes, name):
-        descriptor = reserve(nbytes, name)
+    def limited(nbytes):
+        descriptor = reserve(nbytes)
         if resource.getrlimit(resource.RLIMIT_AS) == limits:
             with open("/proc/self/statm") as sizes:
                 used = int(sizes.read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + nbytes - 1, limits[1]))
         return descriptor
 
-    monkeypatch.setattr(assembly, "reserve_memory", limited)
+    monkeypatch.setattr(assembly, "reserve_segment", limited)
     try:
         envs = ShmVectorEnv([Picture] * (64 * N), num_workers=workers)
     finally:

@@ -20,8 +20,17 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec._arguments import checked_count
-from shmvec._core import TRACE_KINDS, Links, Recorder, TraceSwitch, Turn, read_trace, trace_bytes
-from shmvec._memory.segment import map_memory, reserve_memory
+from shmvec._core import (
+    TRACE_KINDS,
+    Links,
+    MappedMemory,
+    Recorder,
+    TraceSwitch,
+    Turn,
+    read_trace,
+    trace_bytes,
+)
+from shmvec._memory.segment import reserve_memory
 from shmvec._processes.recovery import Recovery
 from shmvec._processes.signals import uninterrupted
 from shmvec._processes.supervisor import Workers
@@ -215,7 +224,7 @@ class _Memory:
         """Reserves it."""
         self.descriptor = reserve_memory(nbytes)
         try:
-            self.mapped = map_memory(self.descriptor, nbytes)
+            self.mapped = MappedMemory(self.descriptor, nbytes)
         except BaseException:
             self.close()
             raise

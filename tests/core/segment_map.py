@@ -4,7 +4,7 @@ import struct
 
 import shmvec._processes.assembly
 import shmvec._processes.worker
-from shmvec._memory.segment import map_memory
+from shmvec._core import MappedMemory
 
 LINE = 128
 HEADER = struct.Struct("=QII6IQ16Q")  # see csrc/segment.h
@@ -14,22 +14,22 @@ MAPPED = []  # the segments that this process has mapped
 
 
 def _mapped(descriptor, nbytes):
-    MAPPED.append(map_memory(descriptor, nbytes))
+    MAPPED.append(MappedMemory(descriptor, nbytes))
     return MAPPED[-1]
 
 
 def keep_mappings(setattr=setattr):
     """Keeps from now on what this process maps, and what workers map that it forks."""
     MAPPED.clear()
-    setattr(shmvec._processes.assembly, "map_memory", _mapped)
-    setattr(shmvec._processes.worker, "map_memory", _mapped)
+    setattr(shmvec._processes.assembly, "MappedMemory", _mapped)
+    setattr(shmvec._processes.worker, "MappedMemory", _mapped)
 
 
 class Map:
     """What lies where in the segment that was mapped last, as its header says."""
 
     def __init__(self):
-        self.memory = MAPPED[-1]
+        self.memory = memoryview(MAPPED[-1])
         (
             magic, _, _, self.num_workers, _, self.records, self.info_bytes, self.action_bytes, _,
             _, self.bell, self.completion, self.policy, self.notice, self.counters, self.past,

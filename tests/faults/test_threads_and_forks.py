@@ -285,10 +285,9 @@ def test_workers_forked_later_do_not_map_what_is_closed(what):
                     if "/dev/shm/" in target or "memfd:" in target:
                         held.add(os.stat(path).st_ino)
             held_by.append(held)
-        # All have the segment, and each its depot, and a place for its stacks.
-        assert len(set.intersection(*held_by)) == 1, held_by
-        assert [len(held) for held in held_by] == [3, 3], held_by
-        assert len(set.union(*held_by)) == 5, held_by
+        # Each has its depot, and a place for its stacks.
+        assert [len(held) for held in held_by] == [2, 2], held_by
+        assert len(set.union(*held_by)) == 4, held_by
         envs.close()
     """
     succeeds(START, body)

@@ -1,9 +1,10 @@
 """Running vector envs, found and looked at from outside: read-only, without their help.
 
-The segment of a vector env has no name: whoever has it open shows it in ``/proc/PID/fd``, and who
-may look there is for the kernel to say, as of ptrace: processes of the same user. The file is
-opened for reading alone. What is in it may be damaged, or not be shmvec's at all: so it is believed
-no more than the parent believes it, and a mapping of it must not be cut short under the reader.
+The segment of a vector env has no name: the process that steps it has it open, as ``/proc/PID/fd``
+shows, and its workers have it mapped, as ``/proc/PID/maps`` does. Who may look there is for the
+kernel to say, as of ptrace: processes of the same user. The file is opened for reading alone. What
+is in it may be damaged, or not be shmvec's at all: so it is believed no more than the parent
+believes it, and a mapping of it must not be cut short under the reader.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterable
@@ -24,8 +26,7 @@ from shmvec.stats import Process, Stats
 
 __all__ = ["Seen", "UnfitError", "find"]
 
-_NAMED = f"/memfd:{SEGMENT} (deleted)"
-_NAMELESS = "/dev/shm/psm_", " (deleted)"  # where there are no memfds
+_NAME = re.compile(rf"(/dev/shm/{SEGMENT}-[0-9a-f]+|/memfd:{SEGMENT}) \(deleted\)")
 _HEAD_BYTES = 4096  # more than a header has
 _MEMORY_S = 5.0  # between two looks at what memory a process has, which takes the kernel a while
 
@@ -152,7 +153,7 @@ class Seen:
             pid = _outside(inside, self.pid)
             with contextlib.suppress(OSError):
                 # Whatever the segment says.
-                if pid is not None and (born := _birth(pid)) and self.file in _segments_of(pid):
+                if pid is not None and (born := _birth(pid)) and self.file in _mapped_in(pid):
                     self._pids[inside] = pid, born
                     return pid
             return None
@@ -183,7 +184,7 @@ def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
         OSError: There is no such process, or it may not be looked at.
     """
     files: dict[_File, list[tuple[int, str]]] = {}
-    wanted = None if pid is None else set(_segments_of(pid))
+    wanted = None if pid is None else _mapped_in(pid).union(_segments_of(pid))
     for each in processes():
         with contextlib.suppress(OSError):  # another user's, or it has gone
             for file, path in _segments_of(each).items():
@@ -194,9 +195,8 @@ def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
         try:
             seen = _seen(file, holders)
         except (UnfitError, OSError) as error:
-            if _is_named(holders):
-                pids = ", ".join(str(holder) for holder, _ in holders)
-                problems.append(f"a segment that is open in process {pids} cannot be read: {error}")
+            pids = ", ".join(str(holder) for holder, _ in holders)
+            problems.append(f"a segment that is open in process {pids} cannot be read: {error}")
         else:
             found += [seen] if seen is not None else []
     return sorted(found, key=lambda each: (each.pid, each.began)), problems
@@ -208,7 +208,7 @@ def _seen(file: _File, holders: list[tuple[int, str]]) -> Seen | None:
     insight = view.insight()
     if not _is_in_use(insight):
         return None
-    # Forks of it, and its workers, have the segment, too.
+    # What the program has started may have inherited it, too.
     owner = _outside(insight.process, holders[0][0])
     if owner is None or owner not in dict(holders):
         raise UnfitError(f"process {insight.process}, whose it was, has gone")
@@ -224,24 +224,26 @@ def _is_in_use(insight: Insight) -> bool:
         raise UnfitError(str(error)) from None
 
 
-def _is_named(holders: list[tuple[int, str]]) -> bool:
-    """Whether a file is a segment by its name, whatever is in it."""
-    with contextlib.suppress(OSError):
-        return os.readlink(holders[0][1]) == _NAMED
-    return False
-
-
 def _segments_of(pid: int) -> dict[_File, str]:
-    """The files that a process has open and that may be segments, and their paths."""
+    """The segments that a process has open, and their paths: one that steps envs."""
     found = {}
-    begin, end = _NAMELESS
     for number in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):  # closed meanwhile
-            name = os.readlink(path)
-            if name == _NAMED or (name.startswith(begin) and name.endswith(end)):
+            if _NAME.fullmatch(os.readlink(path)):
                 status = os.stat(path)
                 found[status.st_dev, status.st_ino] = path
+    return found
+
+
+def _mapped_in(pid: int) -> set[_File]:
+    """The segments that a process has mapped: also its workers, and forks of it."""
+    found = set()
+    for line in _lines(pid, "maps"):
+        _, _, _, device, inode, *name = line.split(maxsplit=5)
+        if name and _NAME.fullmatch(name[0]):
+            major, minor = device.split(":")
+            found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
     return found
 
 

@@ -21,7 +21,7 @@ _NAMES = {
     "process": "Tee buffer_c_lines flush_c guard_handler is_unhandled mark_process "
     "signal_marked start_watchdog stop_watchdog",
     "results": "Results",
-    "segment": "COUNTERS Insight Segment reserve_pages segment_bytes",
+    "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",
     "told": "Batch Told",
     "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",
     "turn": "Loan Turn",

@@ -42,6 +42,18 @@ def reserve_pages(descriptor: int, nbytes: int) -> None:
         OSError: There is not that much memory (``ENOSPC``), or the descriptor is unfit.
     """
 
+class MappedMemory:
+    """Shared memory, mapped as long as this, or an array over it, is left."""
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        """Maps it, and keeps no descriptor of it.
+
+        Raises:
+            OSError: The descriptor is unfit, or has fewer bytes (``EINVAL``).
+        """
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __len__(self) -> int: ...
+
 class Segment:
     """A mapping that holds a segment; csrc/segment.h says what lies where."""
 

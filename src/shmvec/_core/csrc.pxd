@@ -298,6 +298,8 @@ cdef extern from "segment.h" nogil:
     bint sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy)
     void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker)
     int sv_segment_reserve(int descriptor, uint64_t nbytes)
+    int sv_segment_map(int descriptor, uint64_t nbytes, void **base)
+    void sv_segment_unmap(void *base, uint64_t nbytes)
     sv_bell *sv_segment_bell(void *base, const sv_segment *plan)
     sv_completion *sv_segment_completion(void *base, const sv_segment *plan)
     sv_policy *sv_segment_policy(void *base, const sv_segment *plan)

@@ -6,7 +6,13 @@ indices are of envs that there are.
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_SIMPLE,
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmvec._core.csrc cimport (
@@ -32,6 +38,7 @@ from shmvec._core.csrc cimport (
     sv_segment_counters,
     sv_segment_format,
     sv_segment_front,
+    sv_segment_map,
     sv_segment_notice,
     sv_segment_open,
     sv_segment_past,
@@ -39,6 +46,7 @@ from shmvec._core.csrc cimport (
     sv_segment_reserve,
     sv_segment_sizes,
     sv_segment_timings,
+    sv_segment_unmap,
     sv_timings,
     sv_timings_read,
     sv_wait_lines,
@@ -79,6 +87,27 @@ def reserve_pages(int descriptor, nbytes):
     cdef int error = sv_segment_reserve(descriptor, nbytes)
     if error != 0:
         raise OSError(error, os.strerror(error))
+
+
+cdef class MappedMemory:  # not a memoryview, whose buffer a garbage collection drops under arrays
+    cdef void *_base
+    cdef Py_ssize_t _nbytes
+
+    def __cinit__(self, int descriptor, Py_ssize_t nbytes):
+        cdef int error = sv_segment_map(descriptor, nbytes, &self._base)
+        if error != 0:
+            raise OSError(error, os.strerror(error))
+        self._nbytes = nbytes
+
+    def __dealloc__(self):
+        if self._nbytes > 0:
+            sv_segment_unmap(self._base, self._nbytes)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self._base, self._nbytes, False, flags)
+
+    def __len__(self):
+        return self._nbytes
 
 
 @cython.no_gc_clear  # which would drop the exporter without releasing its buffer

@@ -20,8 +20,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
 from shmvec._arguments import checked_count
-from shmvec._core import Lease, Results
-from shmvec._memory.segment import map_memory, reserve_memory
+from shmvec._core import Lease, MappedMemory, Results
+from shmvec._memory.segment import reserve_memory
 from shmvec.spaces import mapped
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class Rollouts:
         descriptor = reserve_memory(nbytes)
         try:
             # An array: unlike a mapping it tells of its end before the memory is unmapped.
-            memory = np.frombuffer(map_memory(descriptor, nbytes), np.uint8)
+            memory = np.asarray(MappedMemory(descriptor, nbytes))
             if pin:
                 _page_lock(memory)
             self._exchange.share_rollouts(descriptor, nbytes, num_frames)

@@ -1,29 +1,43 @@
-"""The memory of a segment: reserved whole, without a name, handed over as a descriptor.
+"""Shared memory: reserved whole, without a name, handed over as a descriptor.
 
-A memfd, sealed: nobody can shrink it, which would end everybody who looks at it. Where the system
-makes none, a ``multiprocessing.shared_memory`` block, whose name is removed before anybody else
-sees it. Workers get the descriptor, so nothing can stay behind, whoever crashes when.
+A segment is a block of ``multiprocessing.shared_memory``, whose name is removed at once; where that
+fails, or takes too much of /dev/shm, a sealed memfd. What is handed out later, for rollouts and
+traces, is a memfd, and a block where the system makes none. Processes get descriptors, so nothing
+can stay behind, whichever of them crashes when.
 """
 
 from __future__ import annotations
 
+import _posixshmem  # type: ignore[import-not-found]
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Any
+from secrets import token_hex
 
 from shmvec._core import reserve_pages
 from shmvec._cores import MEMBERSHIP, ROOT, own_cgroups
 
-__all__ = ["SEGMENT", "Kept", "free_memory", "free_shm", "map_memory", "reserve_memory"]
+__all__ = [
+    "SEGMENT",
+    "Kept",
+    "free_memory",
+    "free_shm",
+    "reserve_memory",
+    "reserve_segment",
+]
 
-SEGMENT = "shmvec-segment"  # what a segment's memfd is called, in /proc
+SEGMENT = "shmvec-segment"  # what segments are called, in /proc
 
+_OTHER = "shmvec"
+_SHM = "/dev/shm"
+_LEFT_AFTER_S = 60.0  # a name lives for less than a millisecond
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # Each version's names of a cgroup's limit and of what of it is used.
 _LIMITS = (
@@ -32,12 +46,19 @@ _LIMITS = (
 )
 
 
-def reserve_memory(nbytes: int, name: str = "shmvec") -> int:
+def reserve_segment(nbytes: int) -> int:
+    """Reserves the memory of a segment; see :func:`reserve_memory`."""
+    total, free = _size_of_shm()
+    leaves_half = free - nbytes >= total // 2
+    makers = partial(_memfd, SEGMENT), partial(_block, SEGMENT, nbytes)
+    return _reserved(nbytes, makers[::-1] if leaves_half else makers)
+
+
+def reserve_memory(nbytes: int) -> int:
     """Reserves shared memory, every page of it, so that no later access can fail.
 
     Args:
         nbytes: How much.
-        name: What it is called in /proc, where it is a memfd.
 
     Returns:
         A descriptor to map and to pass on; the caller closes it.
@@ -45,31 +66,70 @@ def reserve_memory(nbytes: int, name: str = "shmvec") -> int:
     Raises:
         OSError: There is not that much memory; the message has the numbers.
     """
+    return _reserved(nbytes, (partial(_memfd, _OTHER), partial(_block, _OTHER, nbytes)))
+
+
+def _reserved(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:
+    """Reserves memory by the first way that works."""
     # Before anything is written: what goes beyond a limit is not refused but ended by the kernel.
     if free_memory() < nbytes:
         raise _no_room(nbytes)
-    try:
-        descriptor = _memfd(name)
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        descriptor = _shared_memory(nbytes)
-    try:
-        reserve_pages(descriptor, nbytes)
-        # A block's file takes no seals.
-        with contextlib.suppress(PermissionError):
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException as error:
-        os.close(descriptor)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise _no_room(nbytes) from error
-        raise
+    reason: OSError | None = None
+    for make in makers:
+        try:
+            descriptor = make()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            continue
+        try:
+            reserve_pages(descriptor, nbytes)
+            # A block's file takes no seals.
+            with contextlib.suppress(PermissionError):
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        except BaseException as error:
+            os.close(descriptor)
+            if not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)):
+                raise
+            reason = error
+        else:
+            return descriptor
+    raise _no_room(nbytes) from reason
+
+
+def _memfd(name: str) -> int:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.fchmod(descriptor, 0o600)
     return descriptor
 
 
-def map_memory(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Maps shared memory; the mapping lasts as long as anything refers to it."""
-    return mmap.mmap(descriptor, nbytes)
+def _block(name: str, nbytes: int) -> int:
+    """A block of multiprocessing.shared_memory without a name."""
+    if free_shm() < nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    _remove_leftovers()
+    name = f"{name}-{token_hex(8)}"
+    try:
+        if sys.version_info >= (3, 13):
+            block = SharedMemory(name, create=True, size=nbytes, track=False)
+            with contextlib.closing(block):
+                return os.dup(block._fd)  # type: ignore[attr-defined]
+        # What that does. Before Python 3.13 it would also start a resource tracker, a process, to
+        # remove a name that has gone by then.
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
+        descriptor: int = _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
+        return descriptor
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{_SHM}/{name}")
+
+
+def _remove_leftovers() -> None:
+    """Removes names of processes that were killed within ``_block``; there is no memory in them."""
+    for left in Path(_SHM).glob(f"{_OTHER}-*"):
+        with contextlib.suppress(OSError):  # another user's, or another process does it as well
+            if left.stat().st_mtime < time.time() - _LEFT_AFTER_S:
+                left.unlink()
 
 
 class Kept:
@@ -106,24 +166,6 @@ class Kept:
         return [descriptor for _, descriptor in self._by_name.values()]
 
 
-def _memfd(name: str) -> int:
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.fchmod(descriptor, 0o600)
-    return descriptor
-
-
-def _shared_memory(nbytes: int) -> int:
-    if free_shm() < nbytes:
-        raise _no_room(nbytes)
-    untracked: dict[str, Any] = {"track": False} if sys.version_info >= (3, 13) else {}
-    block = SharedMemory(create=True, size=nbytes, **untracked)
-    try:
-        return os.dup(block._fd)  # type: ignore[attr-defined]
-    finally:
-        block.close()
-        block.unlink()
-
-
 def _no_room(nbytes: int) -> OSError:
     return OSError(
         errno.ENOSPC,
@@ -136,11 +178,15 @@ def _no_room(nbytes: int) -> OSError:
 
 def free_shm() -> int:
     """Bytes free in /dev/shm."""
-    try:
-        status = os.statvfs("/dev/shm")
-    except OSError:
-        return 0
-    return status.f_bavail * status.f_frsize
+    return _size_of_shm()[1]
+
+
+def _size_of_shm() -> tuple[int, int]:
+    """Bytes that /dev/shm has room for, and how many of them are free."""
+    if not os.path.ismount(_SHM):  # a folder on a disk, or none
+        return 0, 0
+    status = os.statvfs(_SHM)
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
 def free_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +12,10 @@ import gymnasium as gym
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from shmvec._core import Frames, Ledger, Links, Pool, Segment, segment_bytes
+from shmvec._core import Frames, Ledger, Links, MappedMemory, Pool, Segment, segment_bytes
 from shmvec._cores import current_budgets, split_evenly
 from shmvec._memory.layout import Layout, check_shared_memory, has_fixed_size
-from shmvec._memory.segment import SEGMENT, map_memory, reserve_memory
+from shmvec._memory.segment import reserve_segment
 from shmvec._options import Settings
 from shmvec._processes.control import Attachment, Report
 from shmvec._processes.host import EnvFn
@@ -159,7 +158,7 @@ def assemble(
 
 def _reserve(
     workers: Workers, settings: Settings, layout: Layout
-) -> tuple[tuple[int, int, int, int, int, int], int, mmap.mmap]:
+) -> tuple[tuple[int, int, int, int, int, int], int, MappedMemory]:
     """Memory for a segment: its sizes, its descriptor, and where this process sees it."""
     most_envs = max(len(envs) for envs in workers.ranges)
     info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
@@ -173,9 +172,9 @@ def _reserve(
         layout.nbytes,
     )
     nbytes = segment_bytes(*sizes)
-    descriptor = reserve_memory(nbytes, SEGMENT)
+    descriptor = reserve_segment(nbytes)
     try:
-        return sizes, descriptor, map_memory(descriptor, nbytes)
+        return sizes, descriptor, MappedMemory(descriptor, nbytes)
     except BaseException:
         os.close(descriptor)
         raise

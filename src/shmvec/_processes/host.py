@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 
-from shmvec._core import Recorder, Segment, WorkerLoop, end_forks
+from shmvec._core import MappedMemory, Recorder, Segment, WorkerLoop, end_forks
 from shmvec._memory.layout import Layout, misfit
-from shmvec._memory.segment import map_memory
 from shmvec._processes.control import Attachment, Late, Report
 from shmvec.faults import EnvTimeoutError, Failure
 
@@ -199,7 +198,7 @@ class EnvHost:
         """Maps memory, and has the loop write there."""
         nbytes, *parts = size
         try:
-            memory = map_memory(descriptor, nbytes)
+            memory = MappedMemory(descriptor, nbytes)
         finally:
             os.close(descriptor)
         assert self._loop is not None and self._layout is not None

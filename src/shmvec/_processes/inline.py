@@ -121,6 +121,7 @@ class InlineWorker:
         self._host = EnvHost(0, 0, self._channel)
         self._loop: WorkerLoop | None = None
         self._attached: tuple[Segment, Attachment] | None = None
+        self._descriptor = -1
         self.kept = Kept()
 
     pack = staticmethod(_InlineChannel().pack)
@@ -136,6 +137,7 @@ class InlineWorker:
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Makes the worker's loop over the same mapping."""
         self._attached = segment, attachment
+        self._descriptor = os.dup(descriptor)  # by which `top` finds the segment
         self._loop = self._host.loop(segment, attachment)
 
     def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
@@ -210,8 +212,15 @@ class InlineWorker:
         self.stopped = self.ended = True
         self._loop = None
         self._channel.drop()
-        self.kept.clear()
+        self._close_descriptors()
         return self._host.close()
 
     def disown(self) -> None:
         """A fork of this process has copies of the envs; they are its own affair."""
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        self.kept.clear()

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmvec._core import Channel, Segment, pickle_value, start_watchdog, watch_forks
+from shmvec._core import Channel, MappedMemory, Segment, pickle_value, start_watchdog, watch_forks
 from shmvec._memory.parcels import Depot, Parcel
-from shmvec._memory.segment import map_memory
 from shmvec._pickling import loads_in_main
 from shmvec._processes.control import Imported, Report
 from shmvec._processes.descendants import end_own_family, lead_family
@@ -235,7 +234,7 @@ def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None])
     descriptor, alarm, depot, *kept = descriptors
     parent.depot = Depot(depot)
     try:
-        memory = map_memory(descriptor, attachment.nbytes)
+        memory = MappedMemory(descriptor, attachment.nbytes)
     finally:
         os.close(descriptor)
     loop = host.loop(Segment.open(memory), attachment, kept)
