@@ -2,8 +2,9 @@
 
 import multiprocessing
 import os
+import signal
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 
 import gymnasium as gym
@@ -572,3 +573,37 @@ def test_ctrl_c_ends_a_step_of_wrapped_envs():
     """)
     out, err = script.communicate(timeout=DEADLINE_S)
     assert (script.returncode, out, err) == (0, "[2, 2]\n1\n", "")
+
+
+def test_calls_that_meet_come_to_an_end_wherever_ctrl_c_comes():
+    from shmvec.adapters._meeting import Meeting, current
+
+    def call(number):
+        for _ in range(3):
+            number = current().ask(number)
+            if isinstance(number, Exception):
+                raise number
+        return number
+
+    armed = False
+
+    def ctrl_c(*_):
+        if armed:  # else it comes after the call
+            raise KeyboardInterrupt
+
+    calls = {number: partial(call, number) for number in range(4)}
+    before = signal.signal(signal.SIGALRM, ctrl_c)
+    with closing(Meeting(4, lambda numbers: [number + 1 for number in numbers])) as meeting:
+        try:
+            for microseconds in range(1000):
+                with suppress(KeyboardInterrupt):
+                    armed = True
+                    signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + microseconds))
+                    meeting.run(calls)
+                    armed = False
+        finally:
+            armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        results = meeting.run(calls)
+        assert {number: job.result for number, job in results.items()} == {0: 3, 1: 4, 2: 5, 3: 6}

@@ -3,124 +3,162 @@
 A wrapper around an env handle is the user's code, and runs here; what it asks the env below is not
 sent by its thread. The thread waits until all the others have asked something or are done; then the
 caller's thread carries all requests out at once.
+
+Ctrl-C may come anywhere in the caller's thread. So that thread takes no lock: what jobs have come
+to is in attributes, each written by one thread, and what wakes is a queue's put, which is done as a
+whole or not at all.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
 _local = threading.local()
 
 
-def current() -> Meeting | None:
-    """The meeting that runs the calling thread, if one does."""
-    return getattr(_local, "meeting", None)
+class Job:
+    """Something that is done in a thread, and may ask its meeting for something.
 
+    Attributes:
+        result: What it has returned.
+        error: What it has raised, or None.
+    """
 
-class _Asked:
-    """A request of a job, which waits for the answer."""
-
-    def __init__(self, request: Any) -> None:
-        self.request = request
-        self.answered = False
-        # One put both leaves the answer and wakes the job: Ctrl-C comes before it or after.
+    def __init__(self, call: Callable[[], Any], bell: SimpleQueue[None]) -> None:
+        """Takes what is called, and what is rung when it asks for something or is done."""
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.request: Any = None
+        self.num_asked = self.num_answered = 0  # by the job, and by the caller's thread
         self.answers: SimpleQueue[Any] = SimpleQueue()
+        self.cancelled = self._begun = self._done = False
+        self._call = call
+        self._bell = bell
+
+    def run(self) -> None:
+        """Does it, in its thread."""
+        self._begun = True  # before it looks whether it is cancelled
+        _local.job = self
+        try:
+            if not self.cancelled:
+                self.result = self._call()
+        except BaseException as error:
+            self.error = error
+        finally:
+            _local.job = None
+            self._done = True
+            self._bell.put(None)
+
+    def ask(self, request: Any) -> Any:
+        """Waits until a request of this job has been carried out; returns the answer."""
+        self.request = request
+        self.num_asked += 1
+        self._bell.put(None)
+        return self.answers.get()
+
+    def reply(self, answer: Any) -> None:
+        """Answers its request; where Ctrl-C comes in between, it is answered once more."""
+        number = self.num_asked
+        self.answers.put(answer)
+        self.num_answered = number
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it waits for an answer."""
+        return self.num_asked > self.num_answered and not self._done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has come to its end, or will never begin."""
+        return self._done or (self.cancelled and not self._begun)
+
+
+def current() -> Job | None:
+    """The job that runs in the calling thread, if one does."""
+    return getattr(_local, "job", None)
 
 
 class Meeting:
     """Threads for jobs, and the place where their requests meet."""
 
     def __init__(self, num_jobs: int, carry_out: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Prepares the threads.
+        """Starts the threads.
 
         Args:
             num_jobs: The most there are at a time.
             carry_out: Takes the requests of all jobs that ask, and returns an answer to each.
         """
-        self._pool = ThreadPoolExecutor(num_jobs, "shmvec-wrapped-env")
         self._carry_out = carry_out
-        self._arrived = threading.Condition()
-        self._asked: list[_Asked] = []
+        self._jobs: list[Job] = []
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(num_jobs)]
+        self._threads = [
+            threading.Thread(target=_work, args=[queue], name="shmvec-wrapped-env", daemon=True)
+            for queue in self._queues
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def run(self, jobs: Mapping[int, Callable[[], Any]]) -> dict[int, Future[Any]]:
-        """Runs jobs to their end.
+    def run(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Job]:
+        """Makes calls, each in a thread.
 
         Args:
-            jobs: By number; at most ``num_jobs``.
+            calls: By number; at most ``num_jobs``.
 
         Returns:
             What each has returned or raised.
 
         Raises:
-            BaseException: What ``carry_out`` raises, KeyboardInterrupt included; all jobs have
+            BaseException: What ``carry_out`` raises, KeyboardInterrupt included; all calls have
                 come to an end.
         """
-        error: BaseException | None = None
-        begun = False
-        outcomes: dict[int, Future[Any]] = {number: Future() for number in jobs}
-        self._asked = []
-        while True:  # Ctrl-C may come anywhere in it: then what was not done yet is done next
-            try:
-                if not begun:
-                    begun = True
-                    for number, job in jobs.items():
-                        self._pool.submit(self._work, job, outcomes[number])
-                if error is not None:
-                    for outcome in outcomes.values():
-                        outcome.cancel()  # if it has not begun
-                pending = self._pending(outcomes.values())
-                if not pending:
-                    break
-                if error is None:
-                    answers = self._carry_out([asked.request for asked in pending])
-                else:
-                    answers = [RuntimeError(f"broken off by {error!r}") for _ in pending]
-                for asked, answer in zip(pending, answers, strict=True):
-                    asked.answers.put(answer)
-                    asked.answered = True
-            except BaseException as raised:
-                error = raised
-        if error is not None:
-            raise error
-        return outcomes
+        self._break_off()  # what a call has left that was interrupted twice
+        jobs = {number: Job(call, self._bell) for number, call in calls.items()}
+        self._jobs = list(jobs.values())
+        try:
+            for queue, job in zip(self._queues, self._jobs, strict=False):
+                queue.put(job)
+            while asking := self._asking():
+                answers = self._carry_out([job.request for job in asking])
+                for job, answer in zip(asking, answers, strict=True):
+                    job.reply(answer)
+        except BaseException:
+            self._break_off()
+            raise
+        return jobs
 
-    def ask(self, request: Any) -> Any:
-        """Called by a job: waits until its request has been carried out; returns the answer."""
-        asked = _Asked(request)
-        with self._arrived:
-            self._asked.append(asked)
-            self._arrived.notify()
-        return asked.answers.get()
+    def _asking(self) -> list[Job]:
+        """Waits until each job asks for something or is done; those that ask."""
+        while not all([job.is_asking or job.is_done for job in self._jobs]):
+            self._bell.get()
+        return [job for job in self._jobs if job.is_asking]
+
+    def _break_off(self) -> None:
+        """Brings all jobs to their end."""
+        for job in self._jobs:
+            job.cancelled = True
+        while asking := self._asking():
+            for job in asking:
+                job.reply(RuntimeError("broken off: another env has raised, or Ctrl-C"))
 
     def close(self) -> None:
         """Ends the threads."""
-        self._pool.shutdown()
+        self._break_off()
+        for queue in self._queues:
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()
 
-    def _pending(self, outcomes: Iterable[Future[Any]]) -> list[_Asked]:
-        """Waits until each job waits for an answer or is done; the requests to be answered."""
-        jobs = list(outcomes)
+    def __del__(self) -> None:
+        """Ends the threads, if that was forgotten."""
+        for queue in self._queues:
+            queue.put(None)
 
-        def at_rest() -> bool:
-            self._asked = [asked for asked in self._asked if not asked.answered]
-            return len(self._asked) + sum([job.done() for job in jobs]) >= len(jobs)
 
-        with self._arrived:
-            self._arrived.wait_for(at_rest)
-            return self._asked
-
-    def _work(self, job: Callable[[], Any], outcome: Future[Any]) -> None:
-        if not outcome.set_running_or_notify_cancel():
-            return
-        _local.meeting = self
-        try:
-            outcome.set_result(job())
-        except BaseException as error:
-            outcome.set_exception(error)
-        finally:
-            _local.meeting = None
-            with self._arrived:
-                self._arrived.notify()
+def _work(queue: SimpleQueue[Job | None]) -> None:
+    while (job := queue.get()) is not None:
+        job.run()
+        del job

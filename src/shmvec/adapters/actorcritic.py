@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 
-from shmvec.adapters._meeting import Meeting, current
+from shmvec.adapters._meeting import Job, Meeting, current
 from shmvec.adapters._repeating import RepeatingEnvs, Reset, Step, check_action
 from shmvec.exchange import EnvFn, Options, checked_env_fns, checked_options, checked_seeds
 from shmvec.faults import Failure, FaultPolicy, RemoteTraceback, WorkerCrashError, raise_failures
@@ -257,8 +256,8 @@ class SubprocessEnv(gym.Env[Any, Any]):
 
     def _ask(self, asked: _Asked) -> Any:
         """Carries a request out, together with others where a meeting runs this thread."""
-        meeting = current()
-        answer = _carry_out([(self, asked)])[0] if meeting is None else meeting.ask((self, asked))
+        job = current()
+        answer = _carry_out([(self, asked)])[0] if job is None else job.ask((self, asked))
         if isinstance(answer, BaseException):
             raise answer
         if isinstance(answer, Failure):
@@ -576,9 +575,9 @@ def _close(envs: Sequence[SubprocessEnv], timeout: float | None) -> None:
         raise errors[0]
 
 
-def _results_of(outcomes: Mapping[int, Future[Any]]) -> dict[int, Any]:
+def _results_of(jobs: Mapping[int, Job]) -> dict[int, Any]:
     """The results of jobs; raises what the first one has raised, and names the others."""
-    errors = {i: outcome.exception() for i, outcome in sorted(outcomes.items())}
+    errors = {i: job.error for i, job in sorted(jobs.items())}
     notes = [f"At the same time: env {i}: {error!r}" for i, error in errors.items() if error]
     for i, error in errors.items():
         if error is not None:
@@ -586,4 +585,4 @@ def _results_of(outcomes: Mapping[int, Future[Any]]) -> dict[int, Any]:
                 for note in [f"In env {i} of the MultiEnv", *notes[1:]]:
                     error.add_note(note)
             raise error
-    return {i: outcome.result() for i, outcome in outcomes.items()}
+    return {i: job.result for i, job in jobs.items()}
