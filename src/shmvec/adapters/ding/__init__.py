@@ -7,18 +7,36 @@ envs, or DI-engine's own with Gymnasium's spaces. docs/coming-from/di-engine.md 
 
 from __future__ import annotations
 
+import functools
+import math
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from shmvec.adapters.ding.config import EnvManagerConfig, SyncEnvManagerConfig
-from shmvec.adapters.ding.manager import AsyncSubprocessEnvManager, SyncSubprocessEnvManager
-from shmvec.adapters.ding.records import SubprocessEnvManagerV2
-from shmvec.adapters.ding.states import (
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import create_empty_array
+
+from shmvec.adapters.ding._config import (
+    EnvManagerConfig,
+    SyncEnvManagerConfig,
+    checked_env,
+    checked_params,
+    checked_seeds,
+    config_of,
+)
+from shmvec.adapters.ding._env import IMAGES, Numbers, of_gymnasium
+from shmvec.adapters.ding._machine import (
     BaseEnvTimestep,
     EnvState,
     EnvStateError,
+    Machine,
     ManagerClosedError,
+    Slot,
 )
+from shmvec.exchange import HostedEnv, checked_env_fns
 
 __all__ = [
     "AsyncSubprocessEnvManager",
@@ -33,6 +51,591 @@ __all__ = [
     "create_env_manager",
     "get_env_manager_cls",
 ]
+
+_CLOSE_S = 5.0  # what envs get to close
+
+
+class AsyncSubprocessEnvManager:
+    """Steps envs, each with its own action and at its own pace, in worker processes.
+
+    ``step`` sends actions to some envs and returns the results of those that are ready first; the
+    rest come with a later step. Envs whose episodes are over are reset in the background.
+
+    What fails does so for its env alone: a step that raises is raised, and leaves its env in ERROR
+    until ``reset``; the others go on. (``faults=shmvec.FaultPolicy(...)`` in the configuration
+    resets it instead.) The timesteps of the others are the exception's ``timesteps``.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.adapters.ding import AsyncSubprocessEnvManager
+        >>> make_env = lambda: gym.make("CartPole-v1")
+        >>> manager = AsyncSubprocessEnvManager([make_env] * 4, {"episode_num": 2})
+        >>> manager.seed(0)
+        >>> manager.launch()
+        >>> while not manager.done:
+        ...     actions = {env_id: 0 for env_id in manager.ready_obs}
+        ...     timesteps = manager.step(actions)
+        >>> manager.episode_count
+        {0: 2, 1: 2, 2: 2, 3: 2}
+        >>> manager.close()
+    """
+
+    config_type: type[EnvManagerConfig] = EnvManagerConfig
+
+    def __init__(
+        self, env_fn: Sequence[Callable[[], Any]], cfg: Mapping[str, Any] | None = None
+    ) -> None:
+        """Takes the envs' functions and the configuration; ``launch`` starts them.
+
+        Args:
+            env_fn: One function for each env.
+            cfg: What differs from ``default_config()``: a dict, an EasyDict or a configuration.
+
+        Raises:
+            ValueError: There are no functions, or a value of the configuration is out of range.
+            TypeError: One is not callable, or a value has the wrong type.
+        """
+        self._machine: Machine | None = None
+        self._env_fn = checked_env_fns(env_fn)
+        self._config = config_of(self.config_type, cfg)
+        self._slots = [Slot() for _ in self._env_fn]
+        self._reference: Any = None
+        self._action_seed: int | None = None
+
+    @classmethod
+    def default_config(cls) -> EnvManagerConfig:
+        """All keys of the configuration, with their defaults."""
+        return cls.config_type()
+
+    # ---- what can be asked without waiting ---------------------------------------------------
+
+    @property
+    def env_num(self) -> int:
+        """Number of envs."""
+        return len(self._env_fn)
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are no envs: not yet, or no more."""
+        return self._machine is None or self._machine.exchange.closed
+
+    @property
+    def env_states(self) -> dict[int, EnvState]:
+        """The state of each env."""
+        return {env: slot.state for env, slot in enumerate(self._slots)}
+
+    @property
+    def episode_count(self) -> dict[int, int]:
+        """How many episodes each env has played since ``launch``."""
+        return {env: slot.episodes for env, slot in enumerate(self._slots)}
+
+    @property
+    def reset_infos(self) -> dict[int, dict[str, Any]]:
+        """The info of each env's last reset."""
+        return {env: slot.reset_info for env, slot in enumerate(self._slots)}
+
+    @property
+    def done(self) -> bool:
+        """Whether all envs have played their episodes."""
+        return all(slot.state is EnvState.DONE for slot in self._slots)
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Whether an env has played its episodes."""
+        return self._slots[env_id].state is EnvState.DONE
+
+    @property
+    def active_env(self) -> list[int]:
+        """The envs in RUN."""
+        return [env for env, slot in enumerate(self._slots) if slot.state is EnvState.RUN]
+
+    @property
+    def ready_env(self) -> list[int]:
+        """The envs in RUN that are not in flight: those that can be stepped."""
+        return [env for env, slot in enumerate(self._slots) if slot.ready]
+
+    @property
+    def method_name_list(self) -> list[str]:
+        """The methods of envs that may be called through the manager; override it to add some."""
+        return ["reset", "step", "seed", "close", "enable_save_replay", "render"]
+
+    @property
+    def observation_space(self) -> gym.Space[Any]:
+        """Observation space of one env."""
+        return self._of_one("observation_space")  # type: ignore[no-any-return]
+
+    @property
+    def action_space(self) -> gym.Space[Any]:
+        """Action space of one env; ``seed`` seeds it, too."""
+        space = self._of_one("action_space")
+        if self._action_seed is not None:
+            space.seed(self._action_seed)
+            self._action_seed = None
+        return space  # type: ignore[no-any-return]
+
+    @property
+    def reward_space(self) -> gym.Space[Any]:
+        """The env's own, or all numbers."""
+        found = of_gymnasium(getattr(self._described().env, "reward_space", None))
+        return gym.spaces.Box(-np.inf, np.inf, (), np.float64) if found is None else found
+
+    @property
+    def env_ref(self) -> Any:
+        """An env in the calling process, ``env_fn[0]()``, made when first asked for."""
+        if self._reference is None:
+            self._reference = self._env_fn[0]()
+        return self._reference
+
+    def _described(self) -> Any:
+        """That env and its spaces; if these do not exist yet, it is reset, and closed again."""
+        reference = [self.env_ref]
+        return HostedEnv.made_by(lambda: reference.pop() if reference else self._env_fn[0]())
+
+    def _of_one(self, name: str) -> Any:
+        if self._machine is None:
+            return of_gymnasium(getattr(self._described(), name))
+        space = getattr(self._machine.exchange, f"single_{name}")
+        return space.space if isinstance(space, Numbers) else space
+
+    # ---- what may wait -----------------------------------------------------------------------
+
+    @property
+    def ready_obs(self) -> Any:
+        """The next observation of each env that is ready, as ``{env_id: observation}``.
+
+        Waits until at least one is, unless none will be: empty if all envs are DONE, in ERROR or
+        in NEED_RESET, or if results of steps are there to be taken first, with ``step({})``.
+
+        Raises:
+            ManagerClosedError: Before ``launch`` and after ``close``.
+            RuntimeError: A reset has failed too often. Asking again waits for the others.
+        """
+        return {env: self._slots[env].observation for env in self._wait_for_ready()}
+
+    @property
+    def ready_obs_id(self) -> list[int]:
+        """The envs of ``ready_obs``, for which it waits in the same way."""
+        return self._wait_for_ready()
+
+    @property
+    def ready_imgs(self) -> Frames:
+        """A frame of each env that is ready: ``{env_id: array}``.
+
+        ``manager.ready_imgs`` are "rgb_array" frames; ``manager.ready_imgs("depth_array")`` are
+        others. The envs must have been made with this render_mode. Waits for all envs in flight.
+        """
+        return Frames(self._frames)
+
+    def _frames(self, render_mode: str) -> dict[int, Any]:
+        if render_mode not in IMAGES:
+            raise ValueError(f"render_mode must be one of {IMAGES}, got {render_mode!r}")
+        machine = self._open()
+        machine.wait_until_home()
+        ready = self.ready_env
+        return dict(zip(ready, machine.call(ready, "picture", render_mode), strict=True))
+
+    def random_action(self) -> dict[int, Any]:
+        """A sample of the action space for each env that is ready."""
+        space = self.action_space
+        return {env: space.sample() for env in self._wait_for_ready()}
+
+    def _wait_for_ready(self) -> list[int]:
+        machine = self._open()
+        machine.pump(1, -math.inf)  # takes what is there
+        while True:
+            machine.raise_reset_errors()
+            ready = self.ready_env
+            waits = any(slot.state is EnvState.RESET for slot in self._slots)
+            if ready or not waits or machine.undelivered:
+                return ready
+            machine.pump(1, math.inf)
+
+    # ---- launch, reset, close ----------------------------------------------------------------
+
+    def launch(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
+        """Starts the workers, builds the envs and resets them.
+
+        After a step or reset has failed, too: where some env is in ERROR, it closes all and starts
+        anew.
+
+        Args:
+            reset_param: For each env, keyword arguments of its ``reset``.
+
+        Raises:
+            EnvStateError: It is launched already, and no env is in ERROR.
+            ValueError: ``reset_param`` is not of all envs.
+            RuntimeError: A reset failed ``max_retry`` times; the manager is closed again.
+            Exception: What an env_fn raises.
+        """
+        failed = any(slot.state is EnvState.ERROR for slot in self._slots)
+        if not (self.closed or failed):
+            raise EnvStateError("please first close the env manager: it is launched already")
+        if reset_param is not None:
+            checked_params(reset_param, self.env_num)
+            if len(reset_param) != self.env_num:
+                raise ValueError(
+                    f"launch() needs reset_param of all {self.env_num} envs, or none; got those of "
+                    f"{sorted(reset_param)}"
+                )
+        if not self.closed:
+            self.close()
+        self._machine = Machine(self._env_fn, self._config, self._slots)
+        try:
+            self.reset(reset_param)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
+        """Resets envs, in parallel, and waits for them.
+
+        Those in flight are waited for first; what their steps return is dropped.
+
+        Args:
+            reset_param: Which envs, and keyword arguments of their ``reset``, which automatic
+                resets repeat. None in place of arguments: there are none. None for all of it: all
+                envs, with the arguments they had.
+
+        Raises:
+            ManagerClosedError: Before ``launch`` and after ``close``.
+            TypeError: It is no mapping, or arguments are no dict.
+            ValueError: There is no such env.
+            RuntimeError: A reset failed ``max_retry`` times. That env is in ERROR, the others are
+                reset.
+        """
+        machine = self._open()
+        if reset_param is None:
+            reset_param = {env: slot.param for env, slot in enumerate(self._slots)}
+        params = checked_params(reset_param, self.env_num)
+        while any(map(machine.exchange.is_out, params)):
+            machine.pump(1, math.inf, held=params)
+        if not params:
+            return
+        machine.ask_to_reset(list(params), True, params)
+        while any(self._slots[env].state is EnvState.RESET for env in params):
+            machine.pump(1, math.inf)
+        machine.raise_reset_errors(params)
+
+    def close(self) -> None:
+        """Closes the envs and ends the workers; a second time, nothing is done.
+
+        An env that is in a step gets 5 seconds to come back.
+
+        Raises:
+            Exception: What an env's ``close`` raises, after everything else is closed.
+        """
+        machine, self._machine = self._machine, None
+        reference, self._reference = self._reference, None
+        if machine is not None:
+            machine.end()
+        try:
+            if reference is not None:
+                reference.close()
+        finally:
+            if machine is not None:
+                machine.exchange.close(timeout=_CLOSE_S)
+
+    def seed(
+        self,
+        seed: int | Sequence[int | None] | Mapping[int, int | None],
+        dynamic_seed: bool | None = None,
+    ) -> None:
+        """Sets the seeds of the envs' next ``reset`` or ``launch``, which uses them once.
+
+        Args:
+            seed: An int: env ``i`` gets ``seed + i``. A list: one for each env. A dict: for some.
+            dynamic_seed: Whether every reset after that, automatic ones too, is seeded anew: with
+                ``seed + 100 * n``, where the seed determines each ``n``. An env that has a method
+                ``seed`` gets both instead.
+
+        Raises:
+            TypeError: A seed is no integer, or ``dynamic_seed`` no bool.
+            ValueError: The list has another length than there are envs, there is no such env, or a
+                seed is negative.
+        """
+        seeds = checked_seeds(seed, self.env_num)
+        if dynamic_seed is not None and not isinstance(dynamic_seed, (bool, np.bool_)):
+            raise TypeError(f"dynamic_seed must be a bool or None, got {dynamic_seed!r}")
+        for env, value in seeds.items():
+            slot = self._slots[env]
+            slot.seed, slot.seed_used, slot.with_orders = value, value is None, False
+            slot.dynamic_seed = None if dynamic_seed is None else bool(dynamic_seed)
+        if 0 in seeds:
+            self._action_seed = seeds[0]
+
+    def enable_save_replay(self, replay_path: str | Sequence[str]) -> None:
+        """Sets where envs save replays, from their next ``reset`` or ``launch`` on.
+
+        An env that has a method ``enable_save_replay`` gets the path; around others Gymnasium's
+        ``RecordVideo`` is put, which needs ``render_mode="rgb_array"`` and moviepy, and writes
+        "env-<id>-episode-<n>.mp4".
+
+        Args:
+            replay_path: One folder for all, or one for each env.
+
+        Raises:
+            ValueError: The list has another length than there are envs.
+        """
+        paths = [replay_path] * self.env_num if isinstance(replay_path, str) else list(replay_path)
+        if len(paths) != self.env_num:
+            raise ValueError(f"there are {len(paths)} replay paths for {self.env_num} envs")
+        for slot, path in zip(self._slots, paths, strict=True):
+            slot.replay_path = str(path)
+
+    # ---- step --------------------------------------------------------------------------------
+
+    def step(self, actions: Any) -> Any:
+        """Steps envs, and returns those that are ready first.
+
+        Args:
+            actions: ``{env_id: action}``, of envs in ``ready_env``. Empty: only takes results.
+
+        Returns:
+            ``{env_id: timestep}``, in the order in which they were ready: of ``wait_num`` envs or,
+            when ``step_wait_timeout`` is up, of those that are ready; at least one of them not
+            done, unless nothing is in flight any more. Envs that were stepped earlier count.
+
+        Raises:
+            ManagerClosedError: Before ``launch`` and after ``close``.
+            EnvStateError: An env is not in RUN, or in flight. Nothing was sent.
+            ValueError: There is no such env, or an action has the wrong shape. Nothing was sent.
+            TypeError: It is no mapping, or an action has the wrong dtype. Nothing was sent.
+            RuntimeError: A reset has failed too often. Nothing was sent.
+            EnvTimeoutError: A step took longer than ``step_timeout``.
+            WorkerCrashError: A process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause. What the
+                other envs returned is its ``timesteps``.
+        """
+        machine = self._open()
+        envs = _checked_envs(actions, self._slots)
+        machine.raise_reset_errors()
+        if envs:
+            machine.ask_to_step(envs, list(actions.values()))
+        wanted, timeout = self._patience()
+        deadline = time.monotonic() + timeout
+        while True:
+            arrived = len(machine.undelivered)
+            flying = sum([slot.in_flight for slot in self._slots]) - arrived
+            if flying == 0:
+                break
+            missing = int(min(wanted - arrived, flying))
+            late = time.monotonic() >= deadline
+            if (missing <= 0 or (late and arrived > 0)) and machine.any_goes_on():
+                break
+            if missing <= 0 or late:
+                machine.pump(1, math.inf)
+            else:
+                machine.pump(missing, deadline)
+        timesteps = machine.deliver()
+        if not timesteps:
+            machine.raise_reset_errors()
+        return timesteps
+
+    def _patience(self) -> tuple[float, float]:
+        """Of how many envs a step returns results, and after how many seconds of less."""
+        timeout = self._config.step_wait_timeout
+        return self._config.wait_num, math.inf if timeout is None else timeout
+
+    def _open(self) -> Machine:
+        if self._machine is None or self.closed:
+            raise ManagerClosedError("env manager is closed, please launch() it first")
+        return self._machine
+
+    # ---- attributes of the envs --------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # else a misspelt name would be an attribute
+
+        def __getattr__(self, key: str) -> Any:
+            """The attribute of each env, as a list; a method if ``method_name_list`` has it."""
+            return self._attribute(key)
+
+    def _attribute(self, key: str) -> Any:
+        machine = self.__dict__.get("_machine")
+        if key.startswith("__"):
+            raise AttributeError(key)
+        if machine is None or self.closed:
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {key!r}, and its envs are asked only "
+                "while it is launched"
+            )
+        found = machine.call(range(self.env_num), "read_attribute", key)
+        if not any(is_method for is_method, _ in found):
+            return [value for _, value in found]
+        if key not in self.method_name_list:
+            raise RuntimeError(
+                f"env getattr doesn't support method({key}), please override method_name_list"
+            )
+        return partial(self._call, key)
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._open().call(range(self.env_num), "call_method", name, args, kwargs)
+
+
+class Frames(dict[int, Any]):
+    """Frames by env; called, those of another render mode."""
+
+    def __init__(self, render: Callable[[str], dict[int, Any]]) -> None:
+        """Takes what renders."""
+        super().__init__(render("rgb_array"))
+        self._render = render
+
+    def __call__(self, render_mode: str = "rgb_array") -> dict[int, Any]:
+        """The frames of this mode."""
+        return self._render(render_mode)
+
+
+class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
+    """The same, but ``step`` returns the results of all envs that it steps, in their order.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.adapters.ding import SyncSubprocessEnvManager
+        >>> manager = SyncSubprocessEnvManager([lambda: gym.make("CartPole-v1")] * 2)
+        >>> manager.seed([3, 4])
+        >>> manager.launch()
+        >>> timesteps = manager.step({1: 0, 0: 1})
+        >>> [(env_id, float(timestep.reward)) for env_id, timestep in timesteps.items()]
+        [(1, 1.0), (0, 1.0)]
+        >>> manager.env_states[0].name
+        'RUN'
+        >>> manager.close()
+    """
+
+    config_type: type[EnvManagerConfig] = SyncEnvManagerConfig
+
+    def step(self, actions: Any) -> Any:
+        """Steps envs and waits for all of them; see ``AsyncSubprocessEnvManager.step``."""
+        timesteps = super().step(actions)
+        order = [env for env in actions if env in timesteps]
+        return {env: timesteps.pop(env) for env in order} | timesteps
+
+    def _patience(self) -> tuple[float, float]:
+        return math.inf, math.inf
+
+
+# ---- the pipeline's manager ------------------------------------------------------------------
+
+
+@functools.cache
+def _treetensor() -> Any:
+    """The package, or None. With it comes torch: it is imported when trees are first made."""
+    with warnings.catch_warnings():  # of its own imports
+        warnings.simplefilter("ignore")
+        try:
+            import treetensor.numpy
+        except ImportError:  # the records are then ours
+            return None
+    return treetensor.numpy
+
+
+class Record(dict[str, Any]):
+    """A dict whose entries are attributes as well, as in treetensor's."""
+
+    def __getattr__(self, key: str) -> Any:
+        """The entry of this key."""
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(key) from None
+
+
+class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
+    """The synchronous manager for DI-engine's task pipeline.
+
+    Trees (records, observations that are dicts) are treetensor's if that is installed, and ours,
+    which read the same, if it is not.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.adapters.ding import SubprocessEnvManagerV2
+        >>> manager = SubprocessEnvManagerV2([lambda: gym.make("CartPole-v1")] * 3)
+        >>> manager.launch()
+        >>> manager.ready_obs.shape
+        (3, 4)
+        >>> records = manager.step([0, 1, 0])
+        >>> [int(record.env_id) for record in records], float(records[0].reward)
+        ([0, 1, 2], 1.0)
+        >>> manager.close()
+    """
+
+    _shown: Sequence[int] | None = None  # the envs of the last ready_obs: actions are for these
+
+    @property
+    def ready_obs(self) -> Any:
+        """The next observations of all envs that are ready, stacked: ``(n, ...)``.
+
+        Waits as ``AsyncSubprocessEnvManager.ready_obs`` does; of no envs if none will be ready.
+        """
+        observations = [self._slots[env].observation for env in self._wait_for_ready()]
+        if not observations:
+            return create_empty_array(self.observation_space, 0)
+        return _stacked(observations)
+
+    def step(self, actions: Any) -> Any:
+        """Steps the envs whose observations ``ready_obs`` has returned last.
+
+        Args:
+            actions: One for each of them, in the order of ``ready_obs_id``: an array or a list.
+
+        Returns:
+            A record for each env: ``obs``, ``reward``, ``done``, ``info``, ``env_id``. In infos,
+            keys are made identifiers ("TimeLimit_truncated"), and texts are left out, as
+            DI-engine does.
+
+        Raises:
+            ValueError: There are more or fewer actions than envs. Nothing was sent.
+            Exception: As ``AsyncSubprocessEnvManager.step``.
+        """
+        self._open()
+        if isinstance(actions, Mapping):
+            raise TypeError("step() takes one action for each env that is ready, not a dict")
+        ready = self.ready_env
+        envs = ready if self._shown is None or not set(self._shown) <= set(ready) else self._shown
+        self._shown = None
+        actions = list(actions)
+        if len(actions) != len(envs):
+            raise ValueError(
+                f"there are {len(actions)} actions for the {len(envs)} envs that are ready, "
+                f"{list(envs)}. Nothing was sent to any env."
+            )
+        timesteps = super().step(dict(zip(envs, actions, strict=True)))
+        return [
+            _tree(dict(obs=obs, reward=reward, done=done, info=_readable(info), env_id=env))
+            for env, (obs, reward, done, info) in timesteps.items()
+        ]
+
+    def _wait_for_ready(self) -> list[int]:
+        self._shown = ready = super()._wait_for_ready()
+        return list(ready)
+
+
+def _tree(value: Any) -> Any:
+    """A dict, and all that are in it, as trees."""
+    if not isinstance(value, dict):
+        return value
+    tnp = _treetensor()
+    return Record({k: _tree(v) for k, v in value.items()}) if tnp is None else tnp.array(value)
+
+
+def _stacked(observations: Sequence[Any]) -> Any:
+    first = observations[0]
+    if isinstance(first, dict):
+        tnp = _treetensor()
+        if tnp is not None:
+            return tnp.stack([_tree(observation) for observation in observations])
+        return Record({key: _stacked([each[key] for each in observations]) for key in first})
+    if isinstance(first, tuple):
+        return tuple(_stacked(parts) for parts in zip(*observations, strict=True))
+    return np.stack(observations)
+
+
+def _readable(info: dict[str, Any]) -> dict[str, Any]:
+    """An info as DI-engine makes it: every key an identifier, no texts."""
+    return {
+        ("_" + key if key[:1].isdigit() else key).replace(".", "_"): value
+        for key, value in info.items()
+        if not isinstance(value, str)
+    }
+
 
 _MANAGERS: dict[str, type[AsyncSubprocessEnvManager]] = {
     "async_subprocess": AsyncSubprocessEnvManager,
@@ -74,3 +677,26 @@ def create_env_manager(
         (2, True)
     """
     return get_env_manager_cls(manager_cfg)(env_fn, manager_cfg)
+
+
+def _checked_envs(actions: Any, slots: Sequence[Slot]) -> list[int]:
+    """The envs to step.
+
+    Raises:
+        TypeError: It is no mapping, or an id is no integer.
+        ValueError: There is no such env.
+        EnvStateError: One cannot be stepped now.
+    """
+    if not isinstance(actions, Mapping):
+        raise TypeError(f"step() takes a dict {{env_id: action}}, got {type(actions).__name__}")
+    envs = [checked_env(env, len(slots)) for env in actions]
+    if not all(slots[env].ready for env in envs):
+        states = ", ".join(
+            f"{env}: {slots[env].state.name}" + (" (in flight)" if slots[env].in_flight else "")
+            for env in envs
+        )
+        raise EnvStateError(
+            f"current env states are: {{{states}}}, please check whether the requested env is "
+            "in reset or done. Nothing was sent to any env."
+        )
+    return envs

@@ -7,11 +7,11 @@ they are; it need not be installed for Gymnasium's.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-from shmvec.adapters.plangym.gymnasium_env import GymnasiumEnv
-from shmvec.adapters.plangym.installed import class_for
-from shmvec.adapters.plangym.parallel import ParallelEnv
+from shmvec.adapters.plangym._gymnasium_env import GymnasiumEnv
+from shmvec.adapters.plangym._parallel import ParallelEnv
 
 __all__ = ["GymnasiumEnv", "ParallelEnv", "make"]
 
@@ -45,7 +45,7 @@ def make(
         [2, 2, 2]
         >>> env.close()
     """
-    env_class = class_for(name, domain_name, state) or GymnasiumEnv
+    env_class = _class_for(name, domain_name, state) or GymnasiumEnv
     for key, value in (("domain_name", domain_name), ("state", state)):
         if value is not None:
             kwargs[key] = value
@@ -54,3 +54,17 @@ def make(
     if n_workers is not None:
         kwargs["n_workers"] = n_workers
     return ParallelEnv(env_class, name=name, **kwargs)
+
+
+def _class_for(name: str, domain_name: str | None, state: str | None) -> Any:
+    """The class that plangym has for an env; None if it has none, or is not installed."""
+    try:
+        registry = import_module("plangym.registry")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "plangym":
+            raise  # what plangym needs is missing
+        return None
+    found = registry.get_planenv_class(name, domain_name, state)
+    # Which it says of every name that it does not know.
+    stray = found.__name__ == "BalloonEnv" and not name.startswith("BalloonLearning")
+    return None if stray else found

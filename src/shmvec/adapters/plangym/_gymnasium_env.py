@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,11 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
-from shmvec.adapters.plangym.installed import count_among
 from shmvec.planning import StateAccess
 from shmvec.planning.batches import checked_dt
-
-__all__ = ["GymnasiumEnv", "given_states", "repeats"]
 
 _GREY = np.array([19595, 38470, 7471])  # parts of 65536: ITU-R 601, as Pillow has it
 
@@ -365,6 +363,19 @@ class GymnasiumEnv:
         if self.obs_type == "rgb":
             return image
         return ((image @ _GREY + 0x8000) >> 16).astype(np.uint8)
+
+
+def count_among(kind: type[Any], *names: str) -> None:
+    """Makes a class count as one of plangym's, for ``isinstance``, if these are imported.
+
+    Args:
+        kind: The class.
+        *names: Of abstract classes, as "module:class".
+    """
+    for name in names:
+        module, _, of_plangym = name.partition(":")
+        if module in sys.modules:
+            getattr(sys.modules[module], of_plangym).register(kind)
 
 
 def given_states(states: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The configuration of an env manager: its keys, their defaults, and what they may be."""
+"""What the caller of an env manager passes: the configuration, and arguments of its calls."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from shmvec.faults import FaultPolicy
+import numpy as np
 
-__all__ = ["EnvManagerConfig", "SyncEnvManagerConfig", "config_of", "integer"]
+from shmvec.faults import FaultPolicy
 
 log = logging.getLogger("shmvec")
 
@@ -194,3 +194,59 @@ def _check_seconds(name: str, seconds: Any, above_zero: bool = False) -> None:
     if not (value > 0 if above_zero else value >= 0):
         least = "positive" if above_zero else "not negative"
         raise ValueError(f"{name} must be {least}, got {seconds}")
+
+
+# ---- arguments of calls -------------------------------------------------------------------------
+
+
+def checked_env(env: Any, num_envs: int) -> int:
+    index = integer("env ids are ints", env)
+    if not 0 <= index < num_envs:
+        raise ValueError(f"there is no env {env}: there are {num_envs}")
+    return index
+
+
+def checked_params(reset_param: Any, num_envs: int) -> dict[int, dict[str, Any] | None]:
+    """Keyword arguments of resets, by env.
+
+    Raises:
+        TypeError: They are no mapping of mappings.
+        ValueError: There is no such env.
+    """
+    if not isinstance(reset_param, Mapping):
+        raise TypeError(
+            f"reset_param must be a dict {{env_id: kwargs}}, got {type(reset_param).__name__}"
+        )
+    params: dict[int, dict[str, Any] | None] = {}
+    for env, kwargs in reset_param.items():
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise TypeError(
+                f"the reset_param of env {env} must be a dict of keyword arguments or None, "
+                f"got {kwargs!r}"
+            )
+        params[checked_env(env, num_envs)] = None if kwargs is None else dict(kwargs)
+    return params
+
+
+def checked_seeds(seed: Any, num_envs: int) -> dict[int, int | None]:
+    """The seed of each env that gets one.
+
+    Raises:
+        TypeError: One is no integer.
+        ValueError: One is negative, there is no such env, or there are too many or too few.
+    """
+    if isinstance(seed, Mapping):
+        seeds = {checked_env(env, num_envs): value for env, value in seed.items()}
+    elif isinstance(seed, (list, tuple, np.ndarray)):
+        if len(seed) != num_envs:
+            raise ValueError(f"there are {len(seed)} seeds for {num_envs} envs")
+        seeds = dict(enumerate(seed))
+    else:
+        first = integer("seed must be an int, a list or a dict", seed)
+        seeds = {env: first + env for env in range(num_envs)}
+    for env, value in seeds.items():
+        if value is not None:
+            seeds[env] = integer(f"the seed of env {env} must be an int", value)
+            if value < 0:
+                raise ValueError(f"the seed of env {env} must not be negative, got {value}")
+    return seeds

@@ -4,31 +4,148 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from gymnasium.error import ClosedEnvironmentError
 
-from shmvec.adapters.ding.answers import Answer, Envs, StepResult
-from shmvec.adapters.ding.config import EnvManagerConfig
-from shmvec.adapters.ding.env import Note, Orders
-from shmvec.adapters.ding.states import BaseEnvTimestep, EnvState, Slot
-from shmvec.faults import EnvTimeoutError, Failure, Fault, WorkerCrashError, restart_seed
-
-__all__ = ["Machine"]
+from shmvec.adapters._shared import batched
+from shmvec.adapters.ding._config import EnvManagerConfig
+from shmvec.adapters.ding._env import NOTE, ManagedEnv, Note, Numbers, Orders
+from shmvec.exchange import AutoresetMode, Exchange, Told, given_once
+from shmvec.faults import (
+    EnvTimeoutError,
+    Failure,
+    Fault,
+    FaultPolicy,
+    WorkerCrashError,
+    restart_seed,
+)
+from shmvec.spaces import mapped, one_of
 
 log = logging.getLogger("shmvec")
 
 _NOW = -math.inf  # by the monotonic clock
 
 
+_PLAIN = Note()
+_DEFAULT = FaultPolicy()
+_FRAMES = 4  # copy_on_get=False: results of an env that there is room for,
+_HELD = 2  # and for how many further batches one is not written again
+
+# Observation, reward, terminated, truncated, and the info as the env returned it.
+StepResult: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
+# From an env: what it returned (a reset, too) or why that could not be read; what its wrapper says
+# besides; what the core says of its worker.
+Answer: TypeAlias = tuple[int, StepResult | Failure, Note, Told | None]
+
+
+class EnvState(IntEnum):
+    """What an env is doing. docs/coming-from/di-engine.md has a table of all transitions."""
+
+    VOID = 0  # there is none: the manager is closed
+    INIT = 1  # it is built
+    RUN = 2  # it can be stepped
+    RESET = 3  # it is being reset, or will be tried again
+    DONE = 4  # it has played its episodes
+    ERROR = 5  # it has failed: reset it
+    NEED_RESET = 6  # its episode is over, and auto_reset is off: reset it
+
+
+class BaseEnvTimestep(NamedTuple):
+    """What a step of one env returns.
+
+    Attributes:
+        obs: Its observation.
+        reward: float64; an array where the env returns one.
+        done: Whether its episode is over, terminated or truncated.
+        info: As the env returned it. If done, with "TimeLimit.truncated": whether it was truncated
+            and not terminated.
+    """
+
+    obs: Any
+    reward: Any
+    done: bool
+    info: dict[str, Any]
+
+
+class EnvStateError(RuntimeError, AssertionError):
+    """An env cannot do in its state what it was asked; DI-engine's managers assert it."""
+
+
+class ManagerClosedError(ClosedEnvironmentError, AssertionError):
+    """The env manager is not launched; DI-engine's managers assert it."""
+
+
+@dataclass
+class Slot:
+    """An env's place in the manager.
+
+    Attributes:
+        state: Its state.
+        episodes: How many it has played.
+        observation: The next one to act on.
+        reset_info: The info of its last reset.
+        param: Keyword arguments of its resets.
+        asked_at: When it was asked last, by the monotonic clock.
+        asked_generation: How often its worker had been restarted by then.
+        answered: When its last answer came, by the number of answers before it.
+        in_flight: Whether a step's result has not been returned yet.
+        attempts: How often its reset has failed in a row.
+        reset_at: In RESET: when it is to be asked, by the monotonic clock; None: it was.
+        late: The error, if the parent waits for its reset no longer.
+        seed: The last one that ``seed`` gave it.
+        seed_used: Whether a reset has used it.
+        dynamic_seed: What ``seed`` said with it.
+        generation: How often its worker had been restarted at its last reset with orders.
+        with_orders: Whether the reset that was asked last has some, the seed among them.
+        replay_path: Where it saves replays.
+    """
+
+    state: EnvState = EnvState.VOID
+    episodes: int = 0
+    observation: Any = None
+    reset_info: dict[str, Any] = field(default_factory=dict)
+    param: dict[str, Any] | None = None
+    asked_at: float = 0.0
+    asked_generation: int = 0
+    answered: int = 0
+    in_flight: bool = False
+    attempts: int = 0
+    reset_at: float | None = None
+    late: BaseException | None = None
+    seed: int | None = None
+    seed_used: bool = True
+    dynamic_seed: bool | None = None
+    generation: int = 0
+    with_orders: bool = False
+    replay_path: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be stepped."""
+        return self.state is EnvState.RUN and not self.in_flight
+
+    def launched(self) -> None:
+        """Begins anew, but for a seed that was not used."""
+        kept = ("seed", "seed_used", "dynamic_seed", "replay_path")
+        fresh = Slot(EnvState.INIT, **{name: getattr(self, name) for name in kept})
+        if self.seed_used:
+            fresh.seed = None
+        self.__dict__.update(fresh.__dict__)
+
+
 class Machine:
     """The envs of a manager from ``launch`` to ``close``.
 
     Attributes:
-        envs: What they are asked through.
-        exchange: Theirs.
+        exchange: Through which they are asked.
         slots: Their states, one a env.
         undelivered: What ``step`` has not returned, or raised, yet, in the order of arrival.
         reset_errors: What resets are to raise.
@@ -41,13 +158,12 @@ class Machine:
         slots: list[Slot],
     ) -> None:
         """Builds the envs: they are in INIT."""
-        self.envs = Envs(env_fns, config)
-        self.exchange = self.envs.exchange
+        self.exchange = _exchange(env_fns, config)
         self.slots = slots
         self.undelivered: dict[int, BaseEnvTimestep | BaseException] = {}
         self.reset_errors: dict[int, BaseException] = {}
         self._config = config
-        self._turns = 0
+        self._num_answers = 0
         for slot in slots:
             slot.launched()
 
@@ -82,8 +198,8 @@ class Machine:
             timeout = None if until == math.inf else max(0.0, until - now)
             asked = self.exchange.num_asked
             if asked:
-                for answer in self.envs.answers(min(count, asked), timeout):
-                    self._take(answer)
+                for answer in self._answers(min(count, asked), timeout):
+                    self._take(*answer)
             elif timeout is not None:
                 time.sleep(timeout)  # until a reset is tried again
             self._send_due(time.monotonic(), held)
@@ -139,9 +255,10 @@ class Machine:
     def ask_to_step(self, envs: list[int], actions: list[Any]) -> None:
         """Asks envs to step, with an action each: first those that were ready first."""
         # A worker goes by that order. In any other, some of its envs would always come last.
-        order = sorted(range(len(envs)), key=lambda i: self.slots[envs[i]].turn)
+        order = sorted(range(len(envs)), key=lambda i: self.slots[envs[i]].answered)
         try:
-            self.envs.step([envs[i] for i in order], [actions[i] for i in order])
+            ordered = [envs[i] for i in order]
+            self.exchange.ask(ordered, self._batch(ordered, [actions[i] for i in order]))
         finally:
             for env in self._asked(envs):
                 self.slots[env].in_flight = True
@@ -159,12 +276,25 @@ class Machine:
             self._drop(params)
         try:
             orders = [self._orders(env, params[env]) for env in envs] if told else None
-            self.envs.reset(envs, orders)
+            # A new process must not repeat what may have ended the old one before that was
+            # counted here: without orders it says that it is fresh.
+            self.exchange.ask_reset(envs, options=orders, repeat=False)
         finally:
             for env in self._asked(envs):
                 slot = self.slots[env]
                 slot.param, slot.with_orders = params[env], told
                 slot.state, slot.reset_at, slot.late = EnvState.RESET, None, None
+
+    def _batch(self, envs: Sequence[int], actions: Sequence[Any]) -> Any:
+        """Actions of these envs as the core takes them."""
+        space = self.exchange.single_action_space
+        if isinstance(space, Numbers):
+            return space.rows(actions)
+        try:
+            batch = batched(space, actions)
+        except ValueError as error:
+            raise ValueError(f"{error} (These are places among envs {list(envs)}.)") from None
+        return mapped(space, _with_numbers, space, batch)
 
     def _asked(self, envs: Iterable[int]) -> list[int]:
         """Notes that envs were asked: all of them, unless Ctrl-C came before some were."""
@@ -212,16 +342,42 @@ class Machine:
 
     # ---- answers -----------------------------------------------------------------------------
 
-    def _take(self, answer: Answer) -> None:
+    def _answers(self, count: int, timeout: float | None) -> list[Answer]:
+        """Waits for so many answers; those that are there, less when the time is up.
+
+        Args:
+            count: At most as many as were asked.
+            timeout: Seconds to wait. None: as long as it takes.
+
+        Raises:
+            WorkerCrashError: Processes could not be kept alive; all is closed.
+        """
+        try:
+            taken = self.exchange.take(count=self.exchange.num_envs, least=count, timeout=timeout)
+        except multiprocessing.TimeoutError:
+            return []
+        rows = taken.observations
+        if type(rows) is not np.ndarray:  # else its rows are views, too
+            space = self.exchange.single_observation_space
+            rows = [one_of(space, taken.observations, row) for row in range(len(taken.envs))]
+        found: list[Answer] = [(failure.env, failure, _PLAIN, None) for failure in taken.failures]
+        for row, env in enumerate(taken.envs.tolist()):
+            info = taken.infos[row]
+            note = info.pop(NOTE, _PLAIN)
+            reward = taken.rewards[row] if note.reward is None else note.reward
+            ended = bool(taken.terminations[row]), bool(taken.truncations[row])
+            found.append((env, (rows[row], reward, *ended, info), note, taken.told.get(env)))
+        return found
+
+    def _take(self, env: int, result: StepResult | Failure, note: Note, told: Told | None) -> None:
         """Acts on an answer."""
-        env, note, told = answer.env, answer.note, answer.told
         slot = self.slots[env]
-        self._turns += 1
-        slot.turn = self._turns
+        self._num_answers += 1
+        slot.answered = self._num_answers
         if slot.state is EnvState.RESET:
-            self._take_reset(slot, answer)
-        elif isinstance(answer.result, Failure):
-            self._abnormal(env, answer.result.summary)
+            self._take_reset(slot, env, result, note, told)
+        elif isinstance(result, Failure):
+            self._abnormal(env, result.summary)
         elif told is not None and told.cut_off:  # because of this env, or of another in its worker
             if self._is_of(slot, env, told.fault) and self._cure(told.fault.type) == "raise":
                 self._raise_later(env, self._exception(told.fault, env, "step"))
@@ -229,7 +385,7 @@ class Machine:
                 self._truncated(env, told.fault)
         elif note.abnormal is not None:
             slot.state = EnvState.ERROR
-            self.undelivered[env] = BaseEnvTimestep(*note.abnormal, answer.result[-1])
+            self.undelivered[env] = BaseEnvTimestep(*note.abnormal, result[-1])
         elif note.failure is not None and note.failure.operation == "step":
             cure = self._cure(note.failure.type)
             if cure == "raise":
@@ -240,7 +396,7 @@ class Machine:
                     self.exchange.restart([env])
                 self._truncated(env, fault)
         else:
-            self._take_step(slot, env, note, answer.result)
+            self._take_step(slot, env, note, result)
 
     def _take_step(self, slot: Slot, env: int, note: Note, result: StepResult) -> None:
         """A step that went well."""
@@ -275,7 +431,7 @@ class Machine:
         return fault.env == env or fault.type != EnvTimeoutError.__name__
 
     def _cure(self, error: str) -> str:
-        policy = self.envs.policy
+        policy = self._config.faults or _DEFAULT
         if error == EnvTimeoutError.__name__:
             return policy.on_timeout
         return policy.on_crash if error == WorkerCrashError.__name__ else policy.on_error
@@ -308,23 +464,25 @@ class Machine:
     def _raise_later(self, env: int, error: BaseException) -> None:
         self.slots[env].state = EnvState.ERROR
         self.undelivered[env] = error
-        self.envs.goes_on(env)
+        self._goes_on(env)
 
-    def _take_reset(self, slot: Slot, answer: Answer) -> None:
-        env, note, told = answer.env, answer.note, answer.told
+    def _take_reset(
+        self, slot: Slot, env: int, result: StepResult | Failure, note: Note, told: Told | None
+    ) -> None:
+        """Acts on the answer to a reset."""
         late, slot.late = slot.late, None
         if late is not None:
             self._fail(env, late)
-        elif isinstance(answer.result, Failure):
-            self._fail(env, answer.result.exception())
+        elif isinstance(result, Failure):
+            self._fail(env, result.exception())
         elif note.failure is not None:
             self._fail(env, note.failure.exception())
         elif not note.fresh:
             slot.state, slot.attempts = EnvState.RUN, 0
-            slot.observation, *_, slot.reset_info = answer.result
+            slot.observation, *_, slot.reset_info = result
             if slot.with_orders:
                 slot.seed_used, slot.generation = True, slot.asked_generation
-            self.envs.goes_on(env)
+            self._goes_on(env)
         elif told is not None and self._is_of(slot, env, told.fault):
             self._fail(env, self._exception(told.fault, env, "reset"))
         else:  # its process was replaced for another reason
@@ -346,7 +504,12 @@ class Machine:
         )
         error.__cause__ = cause
         self.reset_errors[env] = error
-        self.envs.goes_on(env)
+        self._goes_on(env)
+
+    def _goes_on(self, env: int) -> None:
+        """An env is well again, or the caller has been told that it is not: faults count anew."""
+        if self._config.faults is None:
+            self.exchange.forgive(env)
 
     def raise_reset_errors(self, envs: Iterable[int] | None = None) -> None:
         """Raises what the resets of these envs, or of any, have come to; once."""
@@ -377,3 +540,60 @@ def _first_of(errors: dict[int, BaseException], timesteps: dict[int, Any]) -> Ba
     except AttributeError:
         log.warning("%r takes no attribute: timesteps of envs %s are lost", error, [*timesteps])
     return error
+
+
+def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) -> Exchange:
+    """Starts the workers and builds the envs.
+
+    Raises:
+        ValueError: Time limits, or numbers of workers, that cannot be.
+        Exception: What an env_fn raises, and as ``Exchange``.
+    """
+    policy = config.faults or FaultPolicy()
+    step_timeout = given_once("step_timeout", config.step_timeout, policy.step_timeout)
+    reset_timeout = given_once("reset_timeout", config.reset_timeout, policy.reset_timeout)
+    limited = step_timeout is not None or reset_timeout is not None
+    num_workers = config.num_workers
+    if num_workers is None and (limited or config.retry_type == "renew"):
+        num_workers = len(env_fns)
+    # Nothing but a new process ends C code that hangs; a policy may try to interrupt first.
+    late = "reset" if policy.on_timeout == "reset" else "restart"
+    # What the core restarts anyway the manager may still raise. Resets are tried again by the
+    # manager, so the core's limit is for those that make no progress at all.
+    limits = FaultPolicy(max_restarts=10 + config.max_retry, window_s=math.inf, backoff_s=0.0)
+    core = replace(
+        limits if config.faults is None else policy,
+        on_crash="restart",
+        on_error="raise",
+        on_timeout=late if limited else "raise",
+        step_timeout=step_timeout,
+        reset_timeout=reset_timeout,
+    )
+    return Exchange(
+        [
+            partial(
+                ManagedEnv.made_by,
+                env_fn,
+                index=index,
+                reset_inplace=config.reset_inplace,
+                in_messages=not config.shared_memory,
+            )
+            for index, env_fn in enumerate(env_fns)
+        ],
+        name="SubprocessEnvManager",
+        shared_memory=config.shared_memory,
+        copy=config.copy_on_get,
+        context=config.context,
+        autoreset_mode=AutoresetMode.DISABLED,
+        num_workers=num_workers,
+        faults=core,
+        num_buffers=_FRAMES,
+        hold_batches=_HELD,
+    )
+
+
+def _with_numbers(space: Any, actions: Any) -> Any:
+    """Actions in which arrays of one, as DI-engine's policies give them, are numbers."""
+    if space.shape != ():
+        return actions
+    return [each[0] if getattr(each, "shape", None) == (1,) else each for each in actions]
