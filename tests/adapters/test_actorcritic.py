@@ -62,17 +62,6 @@ def test_create_subprocess_envs_builds_all_in_parallel(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2"}
 
 
-def test_a_failing_env_fn_raises_with_its_index_and_traceback():
-    def broken():
-        raise LookupError("no such game")
-
-    with pytest.raises(LookupError, match="no such game") as raised:
-        create_subprocess_envs([Counter, broken, Counter])
-    cause = str(raised.value.__cause__)
-    assert "env 1" in cause and "in broken" in cause
-    assert not multiprocessing.active_children()
-
-
 def test_a_runtime_error_of_an_env_fn_is_raised_too(tmp_path):
     def broken():
         with (tmp_path / "calls").open("a") as calls:
@@ -107,11 +96,6 @@ def test_handles_may_be_of_different_envs():
         with closing(env):
             assert env.observation_space.shape == (size,)
             assert env.reset()[0].shape == (size,)
-
-
-def test_spawned_processes_take_lambdas():
-    with multi_env([lambda: Counter(length=3)], context="spawn") as envs:
-        assert envs.reset()[0].shape == (4,)
 
 
 # ---- SubprocessEnv.start / initialize --------------------------------------------------------

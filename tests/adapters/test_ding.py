@@ -159,13 +159,6 @@ def test_create_env_manager_and_the_types():
         create_env_manager({"type": "base"}, obedient(2))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver", None])
-def test_context(context):
-    with manager(num_envs=2, context=context, num_workers=2) as envs:
-        envs.launch()
-        assert sorted(envs.step({0: 1, 1: 2})) == [0, 1]
-
-
 def test_shared_memory_off_takes_any_space():
     def make():
         env = Obedient()

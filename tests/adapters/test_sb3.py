@@ -4,7 +4,6 @@ What needs Stable-Baselines3 itself is in test_sb3_learning.py.
 """
 
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -97,14 +96,6 @@ def test_start_method_defaults_to_forkserver():
         assert env.reset().shape == (2, 4)
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
-def test_subproc_start_method(start_method):
-    with closing(ShmVecEnv([partial(Counter, 2)] * 2, start_method, num_workers=1)) as env:
-        env.reset()
-        assert env.processes[0]._start_method == start_method
-        assert [env.step([0, 0])[2].tolist() for _ in range(2)] == [[False] * 2, [True] * 2]
-
-
 def test_illegal_start_method():
     with pytest.raises(ValueError, match="cannot find context for 'illegal_method'"):
         ShmVecEnv([Counter], start_method="illegal_method")
@@ -145,15 +136,6 @@ def test_bad_env_fns():
         ShmVecEnv([])
     with pytest.raises(TypeError, match=r"env_fns\[1\] is a Counter"):
         ShmVecEnv([Counter, Counter()])
-
-
-def fail_to_build():
-    raise FileNotFoundError("no such robot")
-
-
-def test_an_env_fn_that_raises_raises_here():
-    with pytest.raises(FileNotFoundError, match="no such robot"):
-        vec_env([Counter, Counter, fail_to_build])
 
 
 def test_render_modes_must_be_the_same():
@@ -740,33 +722,7 @@ def test_close_raises_what_an_env_raises_after_all_are_closed(num_workers):
     env.close()
 
 
-def test_one_that_is_forgotten_says_where_it_was_made():
-    env = ShmVecEnv([Counter] * 2, "fork", num_workers=1)
-    env.reset()
-    with pytest.warns(ResourceWarning, match=r"unclosed ShmVecEnv, made at .*test_sb3\.py"):
-        del env
-
-
 # ---- faults of the original ------------------------------------------------------------------
-
-
-def test_a_killed_worker_does_not_hang_step():
-    """SB3 waits for ever for its answer."""
-    with vec_env(num_workers=NUM_ENVS) as env:
-        env.reset()
-        os.kill(env.processes[1].pid, signal.SIGKILL)
-        with pytest.raises(shmvec.WorkerCrashError, match="envs 1 to 1.*SIGKILL"):
-            env.step([0] * NUM_ENVS)
-        assert env.closed
-
-
-def test_a_worker_killed_in_its_step_does_not_hang_it():
-    fns = [Counter, partial(Failing, "step", "kill"), Counter]
-    with vec_env(fns, 3) as env:
-        env.reset()
-        env.step([0] * 3)
-        with pytest.raises(shmvec.WorkerCrashError, match="SIGKILL"):
-            env.step([0] * 3)
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])

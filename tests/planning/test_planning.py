@@ -531,11 +531,3 @@ def test_a_function_for_each_worker():
     with planning([Counter, lambda: Counter(offset=10)], None) as env:
         assert env.n_workers == 2
         assert env.step_batch([0, 0])[1].tolist() == [1, 11]
-
-
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_start_methods(context):
-    """plangym's, spawned, started itself for ever."""
-    with planning(context=context) as env:
-        state, *_ = env.reset(seed=0)
-        assert env.step_batch([0] * 5, [state] * 5)[1].shape == (5, 4)

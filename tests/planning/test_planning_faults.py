@@ -36,14 +36,6 @@ def test_exceptions_keep_type_and_traceback_and_name_the_row(n_workers):
         assert env.step_batch([1] * 5, [state] * 5)[1][:, 1].tolist() == [1] * 5
 
 
-def test_an_env_fn_that_raises():
-    def make():
-        raise LookupError("no such game")
-
-    with pytest.raises(LookupError, match="no such game"):
-        PlanningVectorEnv(make, 2)
-
-
 def test_a_worker_that_dies_is_replaced_and_its_rows_are_stepped_again():
     class Once(Counter):
         """Dies in its first step with action 3, in the first of its processes."""
@@ -98,17 +90,6 @@ def test_a_row_that_always_fails_is_truncated_alone(env, policy, kind):
         assert observations[good, 1].tolist() == [0] * 4 + [1] * 7
         assert observations[good, 0].tolist() == [1] * 11
         assert planner.step_batch([2] * 3, [state] * 3)[1][:, 1].tolist() == [2] * 3
-
-
-def test_a_worker_that_dies_without_a_policy_is_an_error():
-    from shmvec import WorkerCrashError
-
-    with planning(lambda: Raises(die=True)) as env:
-        env.reset(seed=0)
-        with pytest.raises(WorkerCrashError):
-            env.step_batch([0, 3, 0, 0])
-        with pytest.raises(ClosedEnvironmentError):
-            env.step_batch([0])
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])

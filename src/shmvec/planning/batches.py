@@ -93,6 +93,8 @@ class Batches:
                         f"their shape is {actions.shape}, for envs whose action has "
                         f"{space.shape}; expected one for each of the batch"
                     )
+                if len(actions) and not np.can_cast(actions.dtype, space.dtype, "same_kind"):
+                    raise TypeError(f"they are {actions.dtype}, not {space.dtype}")
             elif not isinstance(actions, (list, tuple, np.ndarray)):
                 raise ValueError(f"expected a list or tuple, got {type(actions).__name__}")
             counts.add(len(actions))
@@ -108,7 +110,8 @@ class Batches:
             if len(counts) != 1:
                 raise ValueError(f"their parts are of {sorted(counts)} actions")
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"wrong actions: {error}. Nothing was sent.") from error
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"wrong actions: {error}. Nothing was sent.") from error
         return actions, counts.pop()
 
     def _states(self, states: Any, count: int) -> Any:

@@ -1,0 +1,551 @@
+"""What all classes that stand on the Exchange promise alike: each test runs on every one of them.
+
+A ``System`` says how one is made, reset and stepped; all of them step two envs or three, each with
+an action of its own, and what comes back is a list with a row for each env.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import threading
+import time
+from contextlib import closing
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from envs import Counter, Failing
+from gymnasium.vector import SyncVectorEnv
+from processes import gone
+from sb3_stand_in import AgentVecEnv, ShmVecEnv
+from tianshou_or_stand_in import TianshouVectorEnv
+
+from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, WorkerCrashError
+from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
+from shmvec.adapters.baselines import SubprocVecEnv
+from shmvec.adapters.ding import (
+    AsyncSubprocessEnvManager,
+    SubprocessEnvManagerV2,
+    SyncSubprocessEnvManager,
+)
+from shmvec.adapters.pettingzoo import ParallelVectorEnv
+from shmvec.cluster import ClusterVectorEnv
+from shmvec.planning import PlanningVectorEnv
+
+DEADLINE_S = 20.0
+SLEEP = 3  # the action of a step that takes a while
+
+
+class Sleepy(Counter):
+    """Counts, and takes its time for one of its actions."""
+
+    spec = None
+
+    def __init__(self, length=99, offset=0, sleep_s=0.5):
+        super().__init__(length, offset)
+        self.sleep_s = sleep_s
+
+    def step(self, action):
+        if action == SLEEP:
+            time.sleep(self.sleep_s)
+        return super().step(action)
+
+
+class Process(gym.Env):
+    """Goes on and on, and observes how far it has come, in which process."""
+
+    observation_space = gym.spaces.Box(0, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+    spec = None
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self.observe(), 1.0, False, False, {}
+
+    def observe(self):
+        return np.array([self.count, os.getpid()], np.float64)
+
+
+class Alone:
+    """An env as the only agent of a parallel env."""
+
+    possible_agents = ("me",)
+    render_mode = None
+
+    def __init__(self, env_fn):
+        self.env, self.agents = env_fn(), ["me"]
+        self.unwrapped = self
+
+    def observation_space(self, agent):
+        return self.env.observation_space
+
+    def action_space(self, agent):
+        return self.env.action_space
+
+    def reset(self, seed=None, options=None):
+        observation, info = self.env.reset(seed=seed, options=options)
+        return {"me": observation}, {"me": info}
+
+    def step(self, actions):
+        return tuple({"me": value} for value in self.env.step(actions["me"]))
+
+    def close(self):
+        self.env.close()
+
+
+def rows_of(infos, count):
+    """One dict for each env, of Gymnasium's dict of arrays."""
+    return [
+        {key: infos[key][row] for key in infos if f"_{key}" in infos and infos[f"_{key}"][row]}
+        if not any(isinstance(value, dict) for value in infos.values())
+        else {key: True for key in infos if f"_{key}" in infos and infos[f"_{key}"][row]}
+        for row in range(count)
+    ]
+
+
+class System:
+    """A class, as this suite uses it: here, one whose steps return Gymnasium's five values."""
+
+    seeded = True  # whether envs can be given seeds
+    recycles = True  # whether it takes recycle_after=
+    refuses_threads = True  # whether another thread is refused; else nothing is said of threads
+    survives_ctrl_c = True  # whether it goes on after Ctrl-C
+    warns = True  # whether one that was forgotten says so
+    any_count = False  # whether a step may be of any number of actions
+    context = "context"  # the option that says how processes are started
+
+    def make(self, env_fns, **options):
+        options.setdefault("autoreset_mode", "SameStep")
+        return ShmVectorEnv(env_fns, **options)
+
+    def reset(self, envs, seed=None):
+        return list(envs.reset(seed=seed)[0])
+
+    def step(self, envs, actions):
+        observations, rewards, terminated, truncated, infos = envs.step(actions)
+        count = len(actions)
+        infos = infos if isinstance(infos, (list, tuple)) else rows_of(infos, count)
+        return list(zip(observations, rewards, terminated | truncated, infos, strict=True))
+
+    def pids(self, envs):
+        return [process.pid for process in envs.processes]
+
+    def settle(self, envs):
+        """Whatever the system wants done after a step that was broken off."""
+
+
+class SB3(System):
+    context = "start_method"
+
+    def make(self, env_fns, **options):
+        return ShmVecEnv(env_fns, **{"start_method": "fork", **options})
+
+    def reset(self, envs, seed=None):
+        if seed is not None:
+            envs.seed(seed)
+        return list(envs.reset())
+
+    def step(self, envs, actions):
+        return list(zip(*envs.step(actions), strict=True))
+
+
+class Baselines(System):
+    def make(self, env_fns, **options):
+        return SubprocVecEnv(env_fns, **{"context": "fork", **options})
+
+    def reset(self, envs, seed=None):
+        return list(envs.reset(seed=seed))
+
+    step = SB3.step
+
+    def pids(self, envs):
+        return [process.pid for process in envs.vector_env.processes]
+
+
+class Tianshou(System):
+    def __init__(self, **options):
+        self.options = options
+
+    def make(self, env_fns, **options):
+        return TianshouVectorEnv(env_fns, **self.options, **options)
+
+    def reset(self, envs, seed=None):
+        return list(
+            envs.reset(seed=None if seed is None else [seed + i for i in range(len(envs))])[0]
+        )
+
+    def step(self, envs, actions):
+        observations, rewards, terminated, truncated, infos = envs.step(actions)
+        dones = terminated | truncated
+        if dones.any():
+            observations[dones] = envs.reset(np.flatnonzero(dones))[0]
+        order = np.argsort([info["env_id"] for info in infos])
+        rows = list(zip(observations, rewards, dones, infos, strict=True))
+        return [rows[i] for i in order]
+
+    def pids(self, envs):
+        return [process.pid for process in envs.envs.processes]
+
+
+class PettingZoo(System):
+    def make(self, env_fns, **options):
+        options.setdefault("autoreset_mode", "SameStep")
+        return ParallelVectorEnv([partial(Alone, env_fn) for env_fn in env_fns], **options)
+
+    def reset(self, envs, seed=None):
+        return list(envs.reset(seed=seed)[0]["me"])
+
+    def step(self, envs, actions):
+        observations, rewards, terminated, truncated, infos = envs.step({"me": actions})
+        others = {key: value for key, value in infos.items() if key != "me"}
+        told = rows_of({**others, **infos["me"]}, len(actions))
+        dones = terminated["me"] | truncated["me"]
+        return list(zip(observations["me"].copy(), rewards["me"], dones, told, strict=True))
+
+
+class Rows(System):
+    def make(self, env_fns, **options):
+        return PettingZoo().make(env_fns, **options).as_rows()
+
+    def pids(self, envs):
+        return [process.pid for process in envs.parallel.processes]
+
+
+class SB3Rows(SB3):
+    context = "context"
+
+    def make(self, env_fns, **options):
+        return AgentVecEnv(Rows().make(env_fns, **options))
+
+    def pids(self, envs):
+        return Rows().pids(envs.rows)
+
+
+class ActorCritic(System):
+    def make(self, env_fns, **options):
+        options.setdefault("faults", FaultPolicy())
+        return MultiEnv(create_subprocess_envs(env_fns, **options))
+
+    def reset(self, envs, seed=None):
+        return envs.reset(seed=seed)
+
+    step = SB3.step
+
+    def pids(self, envs):
+        return [process.pid for process in envs.envs[0].group.exchange.processes]
+
+
+class Ding(System):
+    recycles = False
+    any_count = True
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def make(self, env_fns, **options):
+        envs = self.kind(env_fns, options)
+        envs.launch()
+        return envs
+
+    def reset(self, envs, seed=None):
+        if seed is not None:
+            envs.seed(seed)
+        envs.reset()
+        return [envs.ready_obs[env] for env in range(envs.env_num)]
+
+    def step(self, envs, actions):
+        found = {}
+        asked = dict(enumerate(actions))
+        while asked or len(found) < len(actions):
+            found.update(envs.step(asked))
+            asked = {}
+        return [tuple(found[env]) for env in range(len(actions))]
+
+    def pids(self, envs):
+        return [process.pid for process in envs._machine.exchange.processes]
+
+    def settle(self, envs):
+        while len(envs.ready_env) < envs.env_num:
+            envs.step({})
+
+
+class DingV2(Ding):
+    any_count = False
+
+    def reset(self, envs, seed=None):
+        if seed is not None:
+            envs.seed(seed)
+        envs.reset()
+        return list(envs.ready_obs)
+
+    def step(self, envs, actions):
+        envs.ready_obs_id  # noqa: B018
+        return [(each.obs, each.reward, each.done, each.info) for each in envs.step(actions)]
+
+    def settle(self, envs):
+        super(SubprocessEnvManagerV2, envs).step({})
+
+
+class Planning(System):
+    seeded = recycles = refuses_threads = False
+    any_count = True
+
+    def make(self, env_fns, num_workers=2, **options):
+        count = len(env_fns)
+        if num_workers == 0:  # one env for all rows
+            return PlanningVectorEnv(env_fns[0], 0, rows=count, **options)
+        return PlanningVectorEnv(env_fns, count, rows=count, **options)
+
+    def reset(self, envs, seed=None):
+        return list(envs.reset(False, range(max(1, envs.n_workers)))[0])
+
+    def step(self, envs, actions):
+        observations, rewards, ends, truncated, infos = envs.step_batch(actions)
+        told = rows_of(infos, len(actions))
+        return list(zip(observations, rewards, ends | truncated, told, strict=True))
+
+    def pids(self, envs):
+        return [process.pid for process in envs._workers._exchange.processes]
+
+
+class Cluster(System):
+    recycles = refuses_threads = survives_ctrl_c = warns = False
+
+    def make(self, env_fns, **options):
+        return ClusterVectorEnv(env_fns, local=True, num_hosts=1, **options)
+
+    def pids(self, envs):
+        return [process.pid for process in envs._hands[0].member._held._envs.processes]
+
+
+SYSTEMS = {
+    "gymnasium": System(),
+    "sb3": SB3(),
+    "baselines": Baselines(),
+    "tianshou": Tianshou(),
+    "tianshou async": Tianshou(wait_num=2),
+    "pettingzoo": PettingZoo(),
+    "rows": Rows(),
+    "sb3 rows": SB3Rows(),
+    "actorcritic": ActorCritic(),
+    "ding": Ding(SyncSubprocessEnvManager),
+    "ding async": Ding(AsyncSubprocessEnvManager),
+    "ding v2": DingV2(SubprocessEnvManagerV2),
+    "planning": Planning(),
+    "cluster": Cluster(),
+}
+EVERY = pytest.mark.parametrize("system", SYSTEMS.values(), ids=list(SYSTEMS))
+
+
+def fns(*makes, count=2):
+    return [*makes, *[Sleepy] * (count - len(makes))]
+
+
+@contextlib.contextmanager
+def interrupted(after_s):
+    """Ctrl-C after a while."""
+
+    def ctrl_c(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, ctrl_c)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_results_and_infos_are_those_of_sync_vector_env(system, num_workers):
+    makes = [partial(Sleepy, offset=10), partial(Sleepy, offset=20)]
+    if num_workers == 0 and isinstance(system, Planning):
+        pytest.skip("one env for all rows")
+    ours, theirs = system.make(makes, num_workers=num_workers), SyncVectorEnv(makes)
+    with closing(ours), closing(theirs):
+        columns = slice(None) if system.seeded else slice(2)  # the third one is random
+        seed = 3 if system.seeded else None
+        expected = theirs.reset(seed=seed)[0]
+        np.testing.assert_array_equal(
+            np.array(system.reset(ours, seed))[:, columns], expected[:, columns]
+        )
+        for actions in ([0, 1], [2, 0], [1, 1]):
+            expected, rewards, *_ = theirs.step(actions)
+            rows = system.step(ours, actions)
+            for row, (observation, reward, done, info) in enumerate(rows):
+                np.testing.assert_array_equal(observation[columns], expected[row, columns])
+                assert reward == rewards[row] and not done
+                assert info["action"] == actions[row] and "fault" not in info
+
+
+@EVERY
+def test_spawned_workers_do_the_same(system):
+    with closing(system.make([Sleepy] * 2, num_workers=2, **{system.context: "spawn"})) as envs:
+        system.reset(envs)
+        assert [row[0][:2].tolist() for row in system.step(envs, [0, 1])] == [[1, 0], [1, 1]]
+        assert os.getpid() not in system.pids(envs)
+
+
+# ---- bad input ---------------------------------------------------------------------------------
+
+
+@EVERY
+def test_bad_actions_are_refused_before_anything_is_sent(system):
+    wrong = [["a", "b"], [0.5, 0.5], [None, "a"]]
+    if not system.any_count:
+        wrong += [[1], [1, 1, 1]]
+    with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
+        system.reset(envs)
+        for actions in wrong:
+            with pytest.raises((TypeError, ValueError), match="Nothing was sent"):
+                system.step(envs, actions)
+        assert [row[0][:2].tolist() for row in system.step(envs, [0, 1])] == [[1, 0], [1, 1]]
+
+
+@EVERY
+def test_an_env_fn_that_raises_does_so_here_and_leaves_nothing(system):
+    def broken():
+        raise LookupError("no such level")
+
+    with pytest.raises(LookupError, match="no such level") as raised:
+        system.make(fns(Sleepy, broken), num_workers=2)
+    assert "env 1" in str(raised.value.__cause__) or isinstance(system, (Planning, Cluster))
+
+
+@EVERY
+def test_it_is_not_pickled(system):
+    with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
+        with pytest.raises((TypeError, pickle.PicklingError)):
+            pickle.dumps(envs)
+
+
+# ---- faults ------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_what_an_env_raises_is_raised_as_itself(system):
+    with closing(system.make(fns(Sleepy, partial(Failing, "step", LookupError("lost"))))) as envs:
+        system.reset(envs)
+        system.step(envs, [0, 0])
+        with pytest.raises(LookupError, match="lost") as raised:
+            system.step(envs, [0, 0])
+        assert "Traceback" in str(raised.value.__cause__)
+
+
+@EVERY
+def test_a_worker_that_dies_is_reported_as_that_one(system):
+    with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
+        system.reset(envs)
+        pids = system.pids(envs)
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(WorkerCrashError, match="SIGKILL") as raised:
+            system.step(envs, [0, 0])
+        assert raised.value.workers == (1,) and raised.value.envs == (1,)
+    assert gone(pids, DEADLINE_S)
+
+
+@EVERY
+def test_an_env_that_hangs_is_named_where_there_is_a_limit(system):
+    makes = [Sleepy, partial(Sleepy, sleep_s=1.5)]
+    with closing(system.make(makes, num_workers=2, step_timeout=0.3)) as envs:
+        system.reset(envs)
+        with pytest.raises(EnvTimeoutError, match=r"env 1\b"):
+            system.step(envs, [0, SLEEP])
+
+
+@EVERY
+def test_workers_are_replaced_after_so_many_steps(system):
+    if not system.recycles:
+        pytest.skip("it takes no recycle_after")
+    options = {"num_workers": 1, "recycle_after": 5}
+    if isinstance(system, ActorCritic):
+        options["faults"] = None
+    with closing(system.make([Process] * 2, **options)) as envs:
+        system.reset(envs)
+        seen = [system.step(envs, [1, 1]) for _ in range(20)]
+        pids = [int(rows[0][0][1]) for rows in seen]
+        replaced = [i for i in range(1, 20) if pids[i] != pids[i - 1]]
+        assert len(replaced) == 3
+        # The first step of a new worker says that the episode was broken off.
+        assert [
+            i for i, rows in enumerate(seen) if any("fault" in row[3] for row in rows)
+        ] == replaced
+        assert max(rows[0][0][0] for rows in seen) == 5
+
+
+# ---- Ctrl-C and threads ------------------------------------------------------------------------
+
+
+@EVERY
+def test_after_ctrl_c_the_next_call_returns_its_own_results(system):
+    if not system.survives_ctrl_c:
+        pytest.skip("it is closed then")
+    with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
+        system.reset(envs)
+        system.step(envs, [0, 0])
+        with interrupted(0.15):
+            system.step(envs, [SLEEP, SLEEP])
+        system.settle(envs)
+        assert [row[0][:2].tolist() for row in system.step(envs, [1, 2])] == [[3, 1], [3, 2]]
+        system.reset(envs)
+        assert [row[0][:2].tolist() for row in system.step(envs, [1, 2])] == [[1, 1], [1, 2]]
+
+
+@EVERY
+def test_another_threads_step_is_refused_and_this_one_gets_its_own(system):
+    if not system.refuses_threads:
+        pytest.skip("it is for one thread")
+    with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
+        system.reset(envs)
+        found = []
+        thread = threading.Thread(target=lambda: found.append(system.step(envs, [SLEEP, SLEEP])))
+        thread.start()
+        time.sleep(0.15)
+        with pytest.raises(RuntimeError):
+            system.step(envs, [1, 1])
+        thread.join(DEADLINE_S)
+        assert [row[0][:2].tolist() for row in found[0]] == [[1, SLEEP]] * 2
+        assert [row[0][:2].tolist() for row in system.step(envs, [1, 2])] == [[2, 1], [2, 2]]
+
+
+# ---- the end -----------------------------------------------------------------------------------
+
+
+@EVERY
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_close_ends_all_and_a_second_one_is_harmless(system, num_workers):
+    envs = system.make([Sleepy] * 2, num_workers=num_workers)
+    system.reset(envs)
+    pids = system.pids(envs)
+    assert len(pids) == num_workers
+    envs.close()
+    envs.close()
+    assert gone(pids, DEADLINE_S)
+    for use in (system.reset, partial(system.step, actions=[0, 0])):
+        with pytest.raises(Exception, match=r"(?i)close"):
+            use(envs)
+
+
+@EVERY
+def test_one_that_is_forgotten_says_so(system):
+    envs = system.make([Sleepy] * 2, num_workers=2)
+    system.reset(envs)
+    pids = system.pids(envs)
+    if not system.warns:
+        envs.close()
+        return
+    with pytest.warns(ResourceWarning, match=r"unclosed .*, made at .*test_contracts"):
+        del envs
+    assert gone(pids, DEADLINE_S)
