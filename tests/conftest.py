@@ -15,7 +15,7 @@ import pytest
 from shmvec._processes import fork_server
 
 DEADLINE_S = 300
-KEPT = ("resource_tracker", "forkserver", "shmvec._processes.interpreter as it; it.serve")
+KEPT = ("resource_tracker", "forkserver", "shmvec._processes.fork_server as it; it.serve")
 KINDS = ("socket:", "pipe:", "memfd:", "/dev/shm", "pidfd")  # of descriptors of vector envs
 
 

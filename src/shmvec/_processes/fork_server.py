@@ -1,4 +1,4 @@
-"""Fork servers, as their parent sees them: interpreters that have imported what workers need.
+"""Fork servers: interpreters that have imported what workers need, and fork them.
 
 A worker of theirs costs a fork of a small process without threads, whatever the parent has imported
 and started. There is one for each set of modules, environment variables and places where modules
@@ -7,35 +7,40 @@ are, kept for the next vector env that needs the same.
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
 import subprocess
 import sys
+import sysconfig
+import traceback
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from multiprocessing.util import Finalize
-from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.machinery import SourceFileLoader
+from multiprocessing import util
+from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, send_fds, socket, socketpair
+from typing import Any
 
-from shmvec._processes.interpreter import (
-    FORK,
-    GROUP,
-    IMPORT,
-    MOST_REQUESTED,
-    REAP,
-    STALE,
-    start_interpreter,
-)
-from shmvec._processes.worker_process import at_once
+from shmvec._processes.interpreter import become_worker, start_interpreter
+from shmvec._processes.libraries import fresh_openmp, loaded_openmp
+from shmvec._processes.preloading import import_ahead, num_threads
+from shmvec._processes.worker import Orphaned
+from shmvec._processes.worker_process import at_once, child_status, end_child_group
 
-__all__ = ["ForkServer", "fork_server", "servers"]
+__all__ = ["ForkServer", "fork_server", "serve", "servers"]
 
 _MOST_SERVERS = 4
 _VOLATILE = ("PYTEST_CURRENT_TEST",)  # says nothing to what is imported
 _STOP_S = 1.0
 _SLOW_S = 1.0  # without an answer: it imports, or was stopped
 _LONGEST = 64  # bytes of an answer
+
+_FORK, _IMPORT, _REAP, _GROUP, _STALE = b"fork", b"import", b"reap", b"group", b"stale"
+_MOST_REQUESTED = 100_000  # bytes of a request; a packet of 200 KiB is too large
+_MOST_DESCRIPTORS = 5  # that come with one: for the answer, of the channel, standard streams
 
 _servers: list[ForkServer] = []  # those that are kept, the one that was used last at the end
 _running: weakref.WeakSet[ForkServer] = weakref.WeakSet()
@@ -59,7 +64,7 @@ class ForkServer:
             try:
                 number = theirs.fileno()
                 arguments = (number, os.getpid(), list(modules))
-                server = start_interpreter("serve", arguments, [number], environ)
+                server = start_interpreter(serve, arguments, [number], environ)
             except BaseException:
                 mine.close()
                 raise
@@ -69,7 +74,7 @@ class ForkServer:
         self.usable = True
         self.modules, self.environ, self.path = set(modules), dict(environ), list(sys.path)
         # After the workers of vector envs that are open at exit have ended.
-        Finalize(self, _stop, (mine, server), exitpriority=-100)
+        util.Finalize(self, _stop, (mine, server), exitpriority=-100)
         _running.add(self)
 
     def fork(self, channel: int, numbers: list[int]) -> None:
@@ -80,8 +85,8 @@ class ForkServer:
             numbers: The worker's number is appended. If none is, this server will fork no more: it
                 has ended, or files that it has imported have changed since.
         """
-        answer = self._ask(FORK, [channel, 0, 1, 2])
-        self.usable = answer not in (b"", STALE)
+        answer = self._ask(_FORK, [channel, 0, 1, 2])
+        self.usable = answer not in (b"", _STALE)
         if not self.usable:
             _drop(self)  # it goes with the last of its workers
         else:
@@ -89,19 +94,19 @@ class ForkServer:
 
     def learn(self, modules: Sequence[str]) -> None:
         """Has it import modules before it forks once more; this does not wait."""
-        names = " ".join(modules).encode()[: MOST_REQUESTED - len(IMPORT)]
+        names = " ".join(modules).encode()[: _MOST_REQUESTED - len(_IMPORT)]
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended
-            self._socket.sendall(IMPORT + names)
+            self._socket.sendall(_IMPORT + names)
         self.modules.update(modules)
 
     def status(self, pid: int) -> int | None:
         """The exit code of a worker that has ended; its number is free then. None: unknown."""
-        answer = self._ask(REAP + str(pid).encode(), [])
+        answer = self._ask(_REAP + str(pid).encode(), [])
         return int(answer) if answer else None
 
     def end_group(self, pid: int) -> None:
         """Kills what is left of the process group of a worker that has ended."""
-        self._ask(GROUP + str(pid).encode(), [])
+        self._ask(_GROUP + str(pid).encode(), [])
 
     def fileno(self) -> int:
         """The descriptor of the socket to it."""
@@ -129,9 +134,9 @@ class ForkServer:
             at_once(os.read, answer, _LONGEST, found)
         except BaseException:
             # Broken off when the number was there: nobody else will hear of that worker.
-            if request == FORK and found and found[0].isdigit():
+            if request == _FORK and found and found[0].isdigit():
                 os.kill(int(found[0]), signal.SIGKILL)
-                self._ask(REAP + found[0], [])
+                self._ask(_REAP + found[0], [])
             raise
         finally:
             os.close(answer)
@@ -204,3 +209,143 @@ def _disown_all() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_all)
+
+
+# ---- in the server ----------------------------------------------------------------------------
+
+
+def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
+    """Imports modules, once, and forks workers that have them until the parent is gone.
+
+    A request is a packet with descriptors: a pipe for the answer first. What cannot be imported is
+    left to the workers; so is what starts threads, which no fork survives.
+
+    Args:
+        descriptor: A socket of packets.
+        parent: Process id of the parent.
+        modules: Their names.
+    """
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    # The program may ignore it, and that is inherited: nobody would learn how a worker has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with fresh_openmp():
+        files = _imported(modules, descriptor, quiet=False)
+        # What else it imports a worker has imported already, and said what is to be said.
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.close(nothing)
+        _serve(descriptor, parent, files)
+
+
+def _serve(descriptor: int, parent: int, files: dict[str, int]) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    with suppress(ProcessLookupError):
+        poll.register(os.pidfd_open(parent), select.POLLIN)
+    with socket(fileno=descriptor) as connection:
+        while [number for number, _ in poll.poll()] == [descriptor]:
+            request, descriptors, _, _ = recv_fds(connection, _MOST_REQUESTED, _MOST_DESCRIPTORS)
+            if not request:
+                return
+            if request.startswith(_IMPORT):
+                files |= _imported(request[len(_IMPORT) :].decode().split(), descriptor)
+                continue
+            reply, *others = descriptors
+            forked = 0
+            if request == _FORK and files == {name: _changed(name) for name in files}:
+                forked = _forked(reply, others, connection, parent)
+                answer = b"%d" % forked
+            elif request == _FORK:
+                answer = _STALE
+            elif request.startswith(_REAP):
+                status = child_status(int(request[len(_REAP) :]))
+                answer = b"" if status is None else b"%d" % status
+            else:
+                end_child_group(int(request[len(_GROUP) :]))
+                answer = _GROUP
+            try:
+                os.write(reply, answer)
+            except BrokenPipeError:  # nobody waits any more
+                if forked:  # nor will ask for its exit code
+                    os.kill(forked, signal.SIGKILL)
+                    child_status(forked)
+            for number in descriptors:
+                os.close(number)
+
+
+def _imported(modules: Collection[str], descriptor: int, quiet: bool = True) -> dict[str, int]:
+    """Imports modules; returns the files of all that there are, and when they were edited.
+
+    If one starts threads this process begins anew, without that one and without what it has been
+    asked for since it began.
+    """
+    refused = sys.argv[1:]
+    before = num_threads()
+    with _noting_sources() as read:
+        for name in modules:
+            if name in refused:
+                continue
+            import_ahead([name], quiet)
+            if num_threads() > before:
+                os.set_inheritable(descriptor, True)
+                os.execv(sys.executable, [*sys.orig_argv, name])
+    loaded_openmp()
+    util._flush_std_streams()  # type: ignore[attr-defined]  # or each worker would do so
+    gc.collect()
+    gc.freeze()  # collections in the workers must not touch, and so copy, the pages
+    return {name: read.get(name, changed) for name, changed in _sources()}
+
+
+@contextmanager
+def _noting_sources() -> Iterator[Mapping[str, int]]:
+    """Files of modules that are imported inside, and when they had been edited before that."""
+    read: dict[str, int] = {}
+    original = SourceFileLoader.path_stats
+
+    def path_stats(self: SourceFileLoader, path: str) -> Mapping[str, Any]:
+        read[path] = _changed(path)
+        return original(self, path)
+
+    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
+    try:
+        yield read
+    finally:
+        SourceFileLoader.path_stats = original  # type: ignore[method-assign]
+
+
+def _sources() -> Iterator[tuple[str, int]]:
+    """Files of modules that may be edited while this process runs, and when that was."""
+    paths = sysconfig.get_paths()
+    fixed = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(name, str) and not name.startswith(fixed):
+            yield name, _changed(name)
+
+
+def _changed(name: str) -> int:
+    try:
+        return os.stat(name).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _forked(reply: int, descriptors: Sequence[int], connection: socket, parent: int) -> int:
+    """Forks a worker; its number."""
+    pid = os.fork()
+    if pid > 0:
+        return pid
+    try:
+        connection.close()
+        os.close(reply)
+        channel, *streams = descriptors
+        for stream, number in enumerate(streams):
+            os.dup2(number, stream)
+            os.close(number)
+        become_worker(channel, parent).run_and_exit()
+    except Orphaned:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)

@@ -8,53 +8,33 @@ or standard input will do.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
-import select
-import signal
 import subprocess
 import sys
-import sysconfig
-import traceback
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from multiprocessing import process, resource_tracker, spawn, util
 from pickle import loads
-from socket import recv_fds, socket
 from typing import Any
 
 from shmvec._core import Channel
-from shmvec._processes.libraries import fresh_openmp, loaded_openmp
-from shmvec._processes.preloading import import_ahead, num_threads
 from shmvec._processes.worker import Orphaned, Parent, Task, run_worker, take_environ
-from shmvec._processes.worker_process import WorkerProcess, child_status, end_child_group
+from shmvec._processes.worker_process import WorkerProcess
 
 __all__ = [
-    "FORK",
-    "GROUP",
-    "IMPORT",
-    "MOST_REQUESTED",
-    "REAP",
-    "STALE",
     "Start",
+    "become_worker",
     "heritable",
     "inherited",
     "preparation",
-    "serve",
     "start_interpreter",
     "work",
 ]
-
-FORK, IMPORT, REAP, GROUP, STALE = b"fork", b"import", b"reap", b"group", b"stale"
-MOST_REQUESTED = 100_000  # bytes of a request; a packet of 200 KiB is too large
 
 # Descriptors that came with what was pickled for this worker; see ``_Carried`` in launcher.py.
 inherited: list[int] = []
 _LONGEST_VARIABLE = 100_000  # bytes; Linux lets no program start with one of 128 KiB
 _MOST_VARIABLES = 1_000_000  # bytes of all: likewise, of two million
-_MOST_DESCRIPTORS = 5  # that come with one: for the answer, of the channel, standard streams
 
 
 @dataclass
@@ -89,12 +69,15 @@ def heritable(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def start_interpreter(
-    function: str, arguments: Sequence[Any], descriptors: Sequence[int], environ: Mapping[str, str]
+    function: Callable[..., object],
+    arguments: Sequence[Any],
+    descriptors: Sequence[int],
+    environ: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """Starts an interpreter that runs a function of this module.
+    """Starts an interpreter that runs a function of a module of ours.
 
     Args:
-        function: Its name.
+        function: Which.
         arguments: With a ``repr`` that makes them again.
         descriptors: What it inherits, by the same numbers.
         environ: Its environment, heritable.
@@ -107,7 +90,7 @@ def start_interpreter(
     code = (
         f"import os, sys; os.setpgid(0, 0); sys.path[:] = {path!r}; "
         "import signal; signal.signal(signal.SIGINT, lambda *_: None); del os, signal, sys; "
-        f"import {__name__} as it; it.{function}({call})"
+        f"import {function.__module__} as it; it.{function.__name__}({call})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     # Of -X it knows some options only.
@@ -152,10 +135,10 @@ def work(descriptor: int, parent: int) -> None:
         parent: Process id of the parent.
     """
     with contextlib.suppress(Orphaned):
-        sys.exit(_told(descriptor, parent).run_here())
+        sys.exit(become_worker(descriptor, parent).run_here())
 
 
-def _told(descriptor: int, parent_pid: int) -> WorkerProcess:
+def become_worker(descriptor: int, parent_pid: int) -> WorkerProcess:
     """Waits for the parent to say which process this one is to become."""
     parent = Parent(parent_pid, Channel(descriptor))
     packed, descriptors = parent.receive(0)
@@ -169,143 +152,3 @@ def _told(descriptor: int, parent_pid: int) -> WorkerProcess:
     told = WorkerProcess(target=run_worker, args=(start.task, parent), name=start.name)
     told.__dict__.update(start.identity)
     return told
-
-
-# ---- the fork server ---------------------------------------------------------------------------
-
-
-def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
-    """Imports modules, once, and forks workers that have them until the parent is gone.
-
-    A request is a packet with descriptors: a pipe for the answer first. What cannot be imported is
-    left to the workers; so is what starts threads, which no fork survives.
-
-    Args:
-        descriptor: A socket of packets.
-        parent: Process id of the parent.
-        modules: Their names.
-    """
-    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    # The program may ignore it, and that is inherited: nobody would learn how a worker has ended.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with fresh_openmp():
-        files = _imported(modules, descriptor, quiet=False)
-        # What else it imports a worker has imported already, and said what is to be said.
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)
-        os.close(nothing)
-        _serve(descriptor, parent, files)
-
-
-def _serve(descriptor: int, parent: int, files: dict[str, int]) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    with contextlib.suppress(ProcessLookupError):
-        poll.register(os.pidfd_open(parent), select.POLLIN)
-    with socket(fileno=descriptor) as connection:
-        while [number for number, _ in poll.poll()] == [descriptor]:
-            request, descriptors, _, _ = recv_fds(connection, MOST_REQUESTED, _MOST_DESCRIPTORS)
-            if not request:
-                return
-            if request.startswith(IMPORT):
-                files |= _imported(request[len(IMPORT) :].decode().split(), descriptor)
-                continue
-            reply, *others = descriptors
-            forked = 0
-            if request == FORK and files == {name: _changed(name) for name in files}:
-                forked = _forked(reply, others, connection, parent)
-                answer = b"%d" % forked
-            elif request == FORK:
-                answer = STALE
-            elif request.startswith(REAP):
-                status = child_status(int(request[len(REAP) :]))
-                answer = b"" if status is None else b"%d" % status
-            else:
-                end_child_group(int(request[len(GROUP) :]))
-                answer = GROUP
-            try:
-                os.write(reply, answer)
-            except BrokenPipeError:  # nobody waits any more
-                if forked:  # nor will ask for its exit code
-                    os.kill(forked, signal.SIGKILL)
-                    child_status(forked)
-            for number in descriptors:
-                os.close(number)
-
-
-def _imported(modules: Collection[str], descriptor: int, quiet: bool = True) -> dict[str, int]:
-    """Imports modules; returns the files of all that there are, and when they were edited.
-
-    If one starts threads this process begins anew, without that one and without what it has been
-    asked for since it began.
-    """
-    refused = sys.argv[1:]
-    before = num_threads()
-    with _noting_sources() as read:
-        for name in modules:
-            if name in refused:
-                continue
-            import_ahead([name], quiet)
-            if num_threads() > before:
-                os.set_inheritable(descriptor, True)
-                os.execv(sys.executable, [*sys.orig_argv, name])
-    loaded_openmp()
-    util._flush_std_streams()  # type: ignore[attr-defined]  # or each worker would do so
-    gc.collect()
-    gc.freeze()  # collections in the workers must not touch, and so copy, the pages
-    return {name: read.get(name, changed) for name, changed in _sources()}
-
-
-@contextlib.contextmanager
-def _noting_sources() -> Iterator[Mapping[str, int]]:
-    """Files of modules that are imported inside, and when they had been edited before that."""
-    read: dict[str, int] = {}
-    original = SourceFileLoader.path_stats
-
-    def path_stats(self: SourceFileLoader, path: str) -> Mapping[str, Any]:
-        read[path] = _changed(path)
-        return original(self, path)
-
-    SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
-    try:
-        yield read
-    finally:
-        SourceFileLoader.path_stats = original  # type: ignore[method-assign]
-
-
-def _sources() -> Iterator[tuple[str, int]]:
-    """Files of modules that may be edited while this process runs, and when that was."""
-    paths = sysconfig.get_paths()
-    fixed = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__dict__", {}).get("__file__")
-        if isinstance(name, str) and not name.startswith(fixed):
-            yield name, _changed(name)
-
-
-def _changed(name: str) -> int:
-    try:
-        return os.stat(name).st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _forked(reply: int, descriptors: Sequence[int], connection: socket, parent: int) -> int:
-    """Forks a worker; its number."""
-    pid = os.fork()
-    if pid > 0:
-        return pid
-    try:
-        connection.close()
-        os.close(reply)
-        channel, *streams = descriptors
-        for stream, number in enumerate(streams):
-            os.dup2(number, stream)
-            os.close(number)
-        _told(channel, parent).run_and_exit()
-    except Orphaned:
-        pass
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)

@@ -24,7 +24,7 @@ from shmvec._options import Settings
 from shmvec._processes import interpreter
 from shmvec._processes.fork_server import ForkServer, fork_server
 from shmvec._processes.host import EnvFn
-from shmvec._processes.interpreter import Start, heritable, preparation, start_interpreter
+from shmvec._processes.interpreter import Start, heritable, preparation, start_interpreter, work
 from shmvec._processes.libraries import (
     packed_registry,
     state_of_generators,
@@ -215,7 +215,7 @@ def _occupy_streams() -> None:
 
 
 def _spawn(descriptor: int, environ: Mapping[str, str], numbers: list[int]) -> None:
-    spawned = start_interpreter("work", (descriptor, os.getpid()), [descriptor], environ)
+    spawned = start_interpreter(work, (descriptor, os.getpid()), [descriptor], environ)
     spawned.returncode = 0  # it is waited for here, not there
     numbers.append(spawned.pid)
 
