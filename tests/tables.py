@@ -5,9 +5,10 @@ import itertools
 import pytest
 
 
-def deep(*values):
-    """Values of one parameter that only ``-m deep`` tries."""
-    return [pytest.param(value, marks=pytest.mark.deep) for value in values]
+def deep(*rows):
+    """Rows that only ``-m deep`` tries: a tuple has a value for each of several parameters."""
+    rows = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*row, marks=pytest.mark.deep) for row in rows]
 
 
 def crossed(*columns):

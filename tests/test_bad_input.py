@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from envs import Counter, Failing, Infos, Spaces, TwoArguments, Unpicklable, Words
 from equality import same
+from tables import deep
 
 from shmvec import RemoteTraceback, ShmVectorEnv, WorkerCrashError
 from shmvec.exchange import HostedEnv
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(1)])
 
 
 def make_counter():

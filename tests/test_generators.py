@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from tables import deep
 
 from shmvec import FaultPolicy, ShmVectorEnv
 
@@ -45,7 +46,7 @@ def seeded(seed, make):
     return drawn(make())
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", *deep("spawn")])
 def test_each_worker_has_its_own_and_seeds_of_the_program_repeat_them(context):
     def make():
         return ShmVectorEnv([Draws] * 4, num_workers=2, context=context)

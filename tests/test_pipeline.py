@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_benchmark
+from tables import deep
 from test_partial import Fails, Story, stories
 from test_rollout import Nested, Speaks, at
 
@@ -345,7 +346,7 @@ def envs(request):
         (lambda rows: (np.zeros(len(rows), int), {}), ValueError, "extras"),
     ],
 )
-@pytest.mark.parametrize("how", ["collect", "iterate"])
+@pytest.mark.parametrize("how", ["collect", *deep("iterate")])
 def test_policies_that_answer_wrongly(envs, answer, error, message, how):
     calls = 0
     if how == "iterate" and message in ("extras", "'v' of"):
@@ -672,6 +673,7 @@ def test_tensors_need_torch(monkeypatch):
             Pipeline(envs, Chooser(), device="cpu")
 
 
+@pytest.mark.deep
 def test_its_benchmarks_run(tmp_path):
     arguments = ("--seconds", "0.1", "--rounds", "1")
     cells = ("--cell", "equal", "cartpole", "--workers", "1", "--us", "100")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import deep
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [
@@ -18,7 +19,7 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize("command", [["ruff", "check", "."], ["mypy"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("command", [["ruff", "check", "."], *deep(["mypy"])], ids=lambda c: c[0])
 def test_tool_is_content(command):
     if importlib.util.find_spec(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed (the dev extra has it)")

@@ -46,6 +46,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.deep
 def test_rows(run):
     systems = ["shmvec-n", "async", "torchrl"]
     shown, results = run("--method", "fork", "forkserver", "--made", "yes", "--system", *systems)

@@ -16,11 +16,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
+from tables import crossed, deep
 
 from shmvec import ShmVectorEnv
 
 DEADLINE_S = 60
-CONTEXTS = ["fork", "spawn", "forkserver", None]
+CONTEXTS = ["fork", "spawn", *deep("forkserver", None)]
 
 # A script as people write them: nothing is guarded, all is defined where it is used.
 SCRIPT = """
@@ -108,8 +109,10 @@ def test_a_script_without_a_main_guard(context, tmp_path):
     assert said(tmp_path / "script.py") == SAID
 
 
-@pytest.mark.parametrize("context", ["forkserver", "spawn"])
-@pytest.mark.parametrize("option", ["pycache_prefix=/tmp", "int_max_str_digits=700", "mine"])
+@pytest.mark.parametrize(
+    "option, context",
+    crossed(["pycache_prefix=/tmp", "int_max_str_digits=700", "mine"], ["forkserver", "spawn"]),
+)
 def test_options_of_the_interpreter(option, context):
     body = f"""
         import sys

@@ -2,6 +2,7 @@
 
 import pytest
 from scripts import succeeds
+from tables import deep
 
 # Observations that no ring holds, and actions that none holds but every pipe takes at once.
 BULKY = """
@@ -140,7 +141,7 @@ def test_ctrl_c_is_heeded_though_the_worker_reads_nothing():
     )
 
 
-@pytest.mark.parametrize("size", [1_000_000, 10_000_000])
+@pytest.mark.parametrize("size", [1_000_000, *deep(10_000_000)])
 def test_several_requests_of_one_worker_with_large_infos(size):
     """After a restart an env between two others is not stepped: they are asked one by one."""
     succeeds(
@@ -175,7 +176,7 @@ def test_several_requests_of_one_worker_with_large_infos(size):
     )
 
 
-@pytest.mark.parametrize("size", [30_000, 3_000_000])
+@pytest.mark.parametrize("size", [30_000, *deep(3_000_000)])
 def test_commands_and_results_of_any_size_both_ways(size):
     """The worker still sends the last result when it is sent the next value."""
     succeeds(

@@ -11,6 +11,7 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import AutoresetMode
 from scripts import succeeds
+from tables import deep
 from test_evaluation import Walk, act, one_after_the_other, rows
 
 import shmvec
@@ -194,23 +195,24 @@ OURS = """
 """
 
 
-def test_after_an_exception_at_any_moment_the_envs_can_be_used():
+@pytest.mark.parametrize("stride", [25, *deep(5)])
+def test_after_an_exception_at_any_moment_the_envs_can_be_used(stride):
     body = """
         FILES = "evaluation.py", "episodes.py", "policy.py", "vector_env.py", "exchange.py"
         envs = ShmVectorEnv([Walk] * 3, num_workers=2)
         expected = evaluate(envs, act, 3, seeds=3).returns.tolist()
-        moments, n = Ours(stride=5), 0
+        moments, n = Ours(STRIDE), 0
         while moments.interrupt(lambda: interrupted(envs, act, 2)):
             assert evaluate(envs, act, 3, seeds=3).returns.tolist() == expected
             envs.reset(seed=1)
             n += 1
-        assert n > 20, n
+        assert n > 100 / STRIDE, n
         envs.close()
     """
-    succeeds(OURS, body)
+    succeeds(OURS, body.replace("STRIDE", str(stride)))
 
 
-@pytest.mark.parametrize(("workers", "stride"), [(0, 5), (1, 13)])
+@pytest.mark.parametrize(("workers", "stride"), [(0, 25), *deep((0, 5), (1, 13))])
 def test_after_an_exception_at_any_moment_nothing_was_left_open(workers, stride):
     body = f"""
         FILES = "evaluation.py", "vector_env.py"  # others' moments are more, the longer they wait
@@ -220,6 +222,6 @@ def test_after_an_exception_at_any_moment_nothing_was_left_open(workers, stride)
         while moments.interrupt(lambda: interrupted(Walk, act, 1, num_workers={workers})):
             assert not any("unclosed" in each for each in told), (n, told)
             n += 1
-        assert n > 5, n
+        assert n > 25 / {stride}, n
     """
     succeeds(OURS, body)

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from echoing import Moments
+from tables import deep
 from test_partial import stories
 from test_pipeline import Chooser
 
@@ -19,15 +20,15 @@ def interrupted(call):
         assert "NumPy cannot read" in str(error) or "cannot be read" in str(error)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_it_is_broken_off_at_any_moment(groups):
+@pytest.mark.parametrize("groups, stride", [(1, 35), (2, 35), *deep((1, 7), (2, 7))])
+def test_it_is_broken_off_at_any_moment(groups, stride):
     envs = ShmVectorEnv(stories(4), num_workers=1)
     with closing(envs):
         pipeline = Pipeline(envs, Chooser(4), groups=groups)
         pipeline.reset(seed=0)
         pipeline.collect(2)  # whose memory is used again
         for call in (lambda: pipeline.collect(2), lambda: next(pipeline), pipeline.drop):
-            moments = Moments(stride=7)
+            moments = Moments(stride)
             while moments.interrupt(partial(interrupted, call)):
                 rollout = pipeline.collect(2)
                 assert envs.exchange.num_asked == 0

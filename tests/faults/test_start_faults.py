@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from envs import Counter
 from scripts import succeeds
-from tables import crossed
+from tables import crossed, deep
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._processes import supervisor
@@ -142,7 +142,7 @@ def start(context):
     return ShmVectorEnv([Counter] * 2, num_workers=2, context=context)
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", *deep("forkserver")])
 def test_broken_off_at_any_bytecode(context):
     """In a process of its own: a descriptor may be lost with the bytecode that opened it."""
     succeeds(f"import test_start_faults as it; it.break_off({context!r}, turns=25)")
@@ -297,6 +297,7 @@ def test_threads_that_start_by_the_same_server():
     assert not errors
 
 
+@pytest.mark.deep
 def test_a_fork_server_in_use_is_never_forgotten():
     """Whatever bytecode of its choice is broken off, no second one is started beside it."""
     succeeds("import test_start_faults as it; it.break_off_the_choice()")

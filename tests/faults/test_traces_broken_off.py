@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from echoing import Echo, Moments
+from tables import deep
 from timelines import Timeline
 
 from shmvec import FaultPolicy, ShmVectorEnv
@@ -36,7 +37,8 @@ def ctrl_c():
 
 # Between open() and `with` Python itself closes the file; which file, it says.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_ctrl_c_at_any_moment(tmp_path):
+@pytest.mark.parametrize("stride", [115, *deep(23)])
+def test_ctrl_c_at_any_moment(stride, tmp_path):
     def mapped():
         return Path(f"/proc/{envs.processes[0].pid}/maps").read_text().count("memfd:shmvec")
 
@@ -54,7 +56,7 @@ def test_ctrl_c_at_any_moment(tmp_path):
         traced()
         assert step() == [1] * 4
         usual = mapped()
-        moments = Moments(stride=23, by=ctrl_c)
+        moments = Moments(stride, by=ctrl_c)
         while moments.interrupt(traced):
             assert step() == [1] * 4
             Timeline(path)  # it is whole: this one's, or one's before it
