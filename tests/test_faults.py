@@ -1,6 +1,7 @@
 """What happens when processes die or waits are interrupted, on either side."""
 
 import copy
+import dataclasses
 import faulthandler
 import multiprocessing
 import os
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 from envs import Counter, Failing
 from processes import dozing, gone, run_script
+from tables import crossed
 
-from shmvec import ShmVectorEnv, WorkerCrashError
+from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 
 DEADLINE_S = 60
 
@@ -85,6 +87,47 @@ def test_ctrl_c_interrupts_a_step_and_its_results_are_dropped():
     observations, rewards, *_ = envs.step([1, 1])
     assert observations[:, :2].tolist() == [[2, 1], [2, 1]] and rewards.tolist() == [2, 2]
     envs.close()
+
+
+class Interrupted(Counter):
+    """Ctrl-C comes in the middle of an operation, once it is named."""
+
+    operation = None
+
+    def _interrupt(self, operation):
+        if self.operation == operation:
+            self.operation = None
+            signal.raise_signal(signal.SIGINT)
+
+    def reset(self, **arguments):
+        self._interrupt("reset")
+        return super().reset(**arguments)
+
+    def step(self, action):
+        self._interrupt("step")
+        return super().step(action)
+
+
+CALLS = {
+    "step": lambda envs: envs.step([1, 1]),
+    "step of some": lambda envs: envs.step([1, 1], mask=np.array([True, False])),
+    "recv": lambda envs: (envs.send([1, 1]), envs.recv()),
+    "reset": lambda envs: envs.reset(seed=1),
+}
+
+
+@pytest.mark.parametrize("what, on_error", crossed(CALLS, ["reset", "restart"]))
+def test_ctrl_c_in_an_env_in_this_process_is_not_mended(what, on_error):
+    policy = FaultPolicy(on_error=on_error, backoff_s=0)
+    envs = ShmVectorEnv([Interrupted] * 2, num_workers=0, faults=policy)
+    try:
+        envs.reset(seed=0)
+        envs.set_attr("operation", "reset" if what == "reset" else "step", env_id=[0])
+        with pytest.raises(KeyboardInterrupt):
+            CALLS[what](envs)
+        assert not any(dataclasses.astuple(envs.stats().faults))
+    finally:
+        envs.close(terminate=True)
 
 
 class Interrupting(Failing):

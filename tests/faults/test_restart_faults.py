@@ -187,30 +187,18 @@ def test_an_autoreset_in_a_rollout_that_was_lost_is_repeated(tmp_path):
 # ---- told --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reset", RESETS)
-def test_a_reset_tells_of_the_restart_that_it_makes_good(reset):
-    envs = ShmVectorEnv([Leveled] * 3, num_workers=2)
-    try:
-        envs.reset(seed=7)
-        envs.step([1] * 3)
-        envs.restart([0])
-        observations, infos = reset(envs, seed=3)
-        assert observations[:2, 2].tolist() == [first_draw(3), first_draw(4)]
-        assert told(infos, 3).tolist() == [True, True, False]
-        *_, truncations, infos = envs.step([1] * 3)
-        assert not truncations.any() and "fault" not in infos
-    finally:
-        envs.close()
-
-
-@pytest.mark.parametrize("reset", RESETS)
-def test_a_reset_tells_of_a_worker_that_died_in_a_call(reset):
+@pytest.mark.parametrize("reset, lost", crossed(RESETS, ["by restart()", "in a call"]))
+def test_a_reset_tells_of_the_restart_that_it_makes_good(reset, lost):
     envs = ShmVectorEnv([Leveled] * 3, num_workers=2, faults=RESTART)
     try:
         envs.reset(seed=7)
-        kill(envs, [0])
-        with pytest.raises(WorkerCrashError, match="set_attr"):
-            envs.set_attr("mark", 1)
+        envs.step([1] * 3)
+        if lost == "by restart()":
+            envs.restart([0])
+        else:
+            kill(envs, [0])
+            with pytest.raises(WorkerCrashError, match="set_attr"):
+                envs.set_attr("mark", 1)
         observations, infos = reset(envs, seed=3)
         assert observations[:2, 2].tolist() == [first_draw(3), first_draw(4)]
         assert told(infos, 3).tolist() == [True, True, False]

@@ -1,4 +1,13 @@
-"""What a program brings along: no pidfds, exit hooks and signal handlers of its own."""
+"""What surrounds a vector env: exit hooks, handlers, a terminal, limits, no pidfds."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from scripts import succeeds
@@ -141,3 +150,99 @@ def test_what_runs_after_the_exit_hooks_finds_it_closed(last, workers):
     )
     expected = ["True"] + ["ClosedEnvironmentError"] * last.startswith("step") + ["True"]
     assert out.split() == expected
+
+
+# ---- a terminal ----------------------------------------------------------------------------------
+
+TERMINAL = """
+import sys, termios
+sys.path.insert(0, {folder!r})
+from echoing import Echo
+from shmvec import ShmVectorEnv
+
+class Telling(Echo):
+    def step(self, action):
+        with open("/dev/tty", "w") as terminal:
+            termios.tcsetattr(terminal, termios.TCSANOW, termios.tcgetattr(terminal))
+            terminal.write("told ")
+        return super().step(action)
+
+envs = ShmVectorEnv([Telling] * 2, num_workers=2)
+envs.reset(seed=0)
+envs.step([1, 1])
+envs.close()
+print("all is well")
+"""
+
+
+def test_an_env_may_set_and_write_to_the_terminal():
+    body = TERMINAL.format(folder=str(Path(__file__).parent))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", body])
+    said, until = b"", time.monotonic() + 30
+    try:
+        while b"all is well" not in said:
+            assert time.monotonic() < until, said
+            if select.select([terminal], [], [], 0.1)[0]:
+                said += os.read(terminal, 1000)
+        assert said.count(b"told") == 2
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+
+
+# ---- a limit of memory ---------------------------------------------------------------------------
+
+
+def unshared(command):
+    """A shell's command in which mounts are its own."""
+    return ["unshare", "--map-root-user", "--mount", "sh", "-c", command]
+
+
+def may_mount():
+    try:
+        return subprocess.run(
+            unshared("mount -t tmpfs none /sys/fs/cgroup"), capture_output=True, timeout=20
+        )
+    except OSError:
+        return None
+
+
+@pytest.fixture
+def limited():
+    """Mounts of one's own in which all cgroups have a limit."""
+    done = may_mount()
+    if done is None or done.returncode != 0:
+        pytest.skip("there are no mounts of one's own here")
+
+
+def test_memory_beyond_the_cgroups_limit_is_an_error_with_the_numbers(limited):
+    succeeds("""
+        import os, subprocess
+        if "inside" not in os.environ:
+            limit = "echo 5000000 > max && echo 3000000 > current"
+            mount = "mount -t tmpfs none /sys/fs/cgroup && cd /sys/fs/cgroup"
+            names = "mv max memory.max && mv current memory.current"
+            again = 'exec "$@"'
+            command = f"{mount} && {limit} && {names} && cd / && {again}"
+            with open("/proc/self/cmdline") as line:
+                arguments = line.read().split("\\0")[:-1]
+            done = subprocess.run(
+                ["unshare", "--map-root-user", "--mount", "sh", "-c", command, "sh", *arguments],
+                env={**os.environ, "inside": "yes"},
+            )
+            sys.exit(done.returncode)
+
+        from echoing import Echo
+        from shmvec import ShmVectorEnv
+
+        ShmVectorEnv([Echo] * 2, num_workers=2).close()
+        try:
+            ShmVectorEnv([lambda: Echo(size=200_000)] * 2, num_workers=2)
+        except OSError as error:
+            assert "2,000,000" in str(error), error
+        else:
+            raise AssertionError("it would be killed")
+    """)
