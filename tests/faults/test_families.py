@@ -307,12 +307,12 @@ def test_thousands_of_short_lived_daemons_leave_no_zombies_and_the_envs_children
 
 @pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 def test_an_env_that_ignores_the_end_of_its_children(context):
-    """They leave no trace in the worker's accounts."""
+    """A shell that has ended has left no trace with the worker, but its command lives."""
     succeeds(
         FAMILIES,
         f"""
         class Ignoring(Starting):
-            ways = [in_another_session]
+            ways = [background]
 
             def __init__(self):
                 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
