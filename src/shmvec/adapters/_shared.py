@@ -115,15 +115,17 @@ class TwoCallSteps:
         Raises:
             NoAsyncCallError: None was.
         """
-        if not self.waiting:
-            self._exchange.check_open()
+        if not (self.waiting or self._exchange.closed):
             raise NoAsyncCallError("Calling `step_wait` without any prior `step_async`.", "step")
         self.waiting = False
         return delivered(self._exchange.take())
 
     def _reset_envs(self, seeds: Any, options: Any, envs: Any = None) -> Answers:
-        """Resets all envs or some, with a seed and options each; a step in flight is discarded."""
+        """Resets all envs or some, with a seed and options each; a step in flight is discarded.
+
+        Observations are of all envs, the last ones of those that are not reset.
+        """
         self.waiting = False
         self._exchange.drop()
         self._exchange.ask_reset(envs, seeds, options)
-        return delivered(self._exchange.take(envs))
+        return delivered(self._exchange.take(envs, everyone=True))

@@ -659,7 +659,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         answers = self._reset_envs(seeds, each, envs)
         for env, info in zip(answers.envs.tolist(), answers.infos, strict=True):
             infos[env] = info
-        told = self._exchange.observe()
+        told = answers.observations
         nothing, mask = np.zeros(parallel.num_envs, np.bool_), whole.any(1)
         rewards, _ = parallel._agents_told(told, nothing, nothing, None, slice(None), mask)
         self._ended[:, :, mask] = False
