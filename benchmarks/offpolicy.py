@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from learner import Clock, network
 from torch import nn
-
-from shmvec._commands.learner import Clock, network
 
 __all__ = ["DQN", "SAC", "OffPolicy"]
 

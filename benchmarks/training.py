@@ -45,12 +45,12 @@ from typing import Any
 import gymnasium as gym
 import torch
 from apart import Apart
+from learner import PARTS, Recipe, Threads, Training
 from offpolicy import DQN, SAC, OffPolicy
 from processes import cpu_s, descendants
 from workloads import WORKLOADS
 
 import shmvec
-from shmvec._commands.learner import PARTS, Recipe, Threads, Training
 from shmvec._commands.measuring import described, line, machine, spread, turns
 
 

@@ -1,29 +1,24 @@
-"""tune --train: it runs, its table is consistent, and the code it prints works."""
+"""benchmarks/tune_training.py: its table is consistent, and the code it prints works."""
 
-import importlib.util
-import json
 import re
-import sys
 from contextlib import closing
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+from processes import BENCHMARKS, run_benchmark
 
-import shmvec.__main__
-
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="needs torch (the examples extra)"
-)
+pytest.importorskip("torch", reason="the examples extra")
 
 
-@needs_torch
-def test_tune_train(tmp_path, capsys):
-    file = tmp_path / "results.json"
-    arguments = ["tune", "CartPole-v1", "--train", "--num-envs", "2", "--seconds", "0.02"]
-    assert shmvec.__main__.main([*arguments, "--json", str(file)]) == 0
-    shown = capsys.readouterr().out
-    (results,) = json.loads(file.read_text())
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+
+def test_it_runs(tmp_path):
+    arguments = ["CartPole-v1", "--num-envs", "2", "--seconds", "0.02"]
+    shown, (results,) = run_benchmark("tune_training.py", tmp_path, *arguments)
     rows = results["rows"]
     assert any(row["system"] == "SyncVectorEnv" for row in rows) and results["best"] in rows
     assert any(row["num_workers"] == 0 for row in rows)
@@ -39,10 +34,9 @@ def test_tune_train(tmp_path, capsys):
         assert envs.num_envs == 2
 
 
-@needs_torch
-def test_where_the_time_goes_is_not_where_others_had_their_turn():
-    from shmvec._commands.learner import Clock, Recipe
-    from shmvec._commands.tune_training import _Trained
+def test_where_the_time_goes_is_not_where_others_had_their_turn(benchmarks):
+    from learner import Clock, Recipe
+    from tune_training import _Trained
 
     clock = Clock()
     trained = _Trained.__new__(_Trained)
@@ -53,12 +47,13 @@ def test_where_the_time_goes_is_not_where_others_had_their_turn():
     assert clock.seconds["env"] < 500
 
 
-@needs_torch
 @pytest.mark.parametrize("fastest", ["park", "adaptive"])
-def test_the_best_with_each_wait_policy(fastest, monkeypatch):
+def test_the_best_with_each_wait_policy(fastest, benchmarks, monkeypatch):
     """The wait policies are tried with the best number of workers, beside SyncVectorEnv."""
-    from shmvec._commands import measuring, tune_training
-    from shmvec._commands.learner import PARTS
+    import tune_training
+    from learner import PARTS
+
+    from shmvec._commands import measuring
 
     asked = []
 
@@ -88,18 +83,3 @@ def test_the_best_with_each_wait_policy(fastest, monkeypatch):
     assert ("wait_policy='park'" in shown) == (fastest == "park")
     worth = "2.00" if fastest == "park" else "1.50"
     assert f"\nBest, {worth} × SyncVectorEnv, {worth} × the defaults" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--compute", "5"], "--compute does not go"), ([], "pip install 'shmvec[examples]'")],
-)
-def test_tune_train_says_what_it_cannot(arguments, message, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "shmvec._commands.learner", raising=False)
-    monkeypatch.delitem(sys.modules, "shmvec._commands.tune_training", raising=False)
-    monkeypatch.delattr("shmvec._commands.tune_training", raising=False)
-    with pytest.raises(SystemExit) as caught:
-        shmvec.__main__.main(["tune", "CartPole-v1", "--train", *arguments])
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err

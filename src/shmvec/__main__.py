@@ -21,7 +21,7 @@ from typing import Any
 from shmvec import __version__
 from shmvec._commands import bench, doctor, measuring, stacks, top, tune
 from shmvec._commands.machine import Machine, Prices
-from shmvec._commands.measuring import EnvFn, described
+from shmvec._commands.measuring import described
 from shmvec._commands.named import find_env, find_function
 from shmvec.evaluation import evaluate
 
@@ -62,12 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_env(command)
     _add_measuring(command, [8, 32, 128], 1.0)
     command.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
-    command.add_argument(
-        "--train",
-        action="store_true",
-        help="train by PPO (needs torch), and find the best numbers of workers and of torch's "
-        "threads where both share the cores",
-    )
     command.set_defaults(run=_tune)
 
     command = add(
@@ -267,8 +261,6 @@ def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         make, code = find_env(options.env, options.kwargs)
     except ValueError as error:
         parser.error(str(error))
-    if options.train:
-        return _tune_training(parser, options, make, code)
     results = tune.tune(
         make,
         options.num_envs,
@@ -347,26 +339,6 @@ def _top(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         prometheus=options.prometheus,
         interval=options.interval,
     )
-
-
-def _tune_training(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, make: EnvFn, code: str
-) -> int:
-    for name in ("compute", "plot"):
-        if getattr(options, name) is not None:
-            parser.error(f"--{name} does not go with --train")
-    try:
-        from shmvec._commands import tune_training
-    except ImportError as error:
-        parser.error(f"--train: {error}; pip install 'shmvec[examples]' brings torch")
-    found = []
-    for num_envs in options.num_envs:
-        results = tune_training.tune(make, num_envs, seconds=options.seconds, progress=sys.stderr)
-        print(tune_training.report(results, code))
-        found.append(results)
-        if options.json is not None:
-            options.json.write_text(json.dumps(found, indent=2) + "\n")
-    return 0
 
 
 def _arguments(text: str) -> dict[str, Any]:

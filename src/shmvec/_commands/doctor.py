@@ -209,7 +209,7 @@ def _threads(machine: Machine) -> Iterator[Finding]:
         change = (
             f"torch {machine.torch} computes on {machine.physical} threads in your program, which "
             "take the workers' cores: torch.set_num_threads(1) where networks are small "
-            "(python -m shmvec tune --train ENV measures it)"
+            "(docs/training.md measures it)"
         )
     yield Finding(
         "library threads", told or "no limit set; workers keep to their share of the cores", change

@@ -1,5 +1,8 @@
 """Finds the best workers and threads for an env whose learner shares the cores with it.
 
+    python benchmarks/tune_training.py CartPole-v1 --num-envs 8
+    python benchmarks/tune_training.py my_env.py:MyEnv --num-envs 16 --kwargs '{"level": 3}'
+
 PPO trains small networks by torch with ShmVectorEnv, the candidates by turns, in slices, in one
 run, SyncVectorEnv beside them: numbers of workers, each with several numbers of threads that torch
 uses within an operation while it collects and while it learns, and for the best of these the wait
@@ -10,16 +13,20 @@ at the wrong one. A candidate must be more than 3 % faster than a simpler one to
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any, TextIO
 
 from gymnasium.vector import SyncVectorEnv
+from learner import PARTS, Recipe, Threads, Training
 
-from shmvec._commands.learner import PARTS, Recipe, Threads, Training
 from shmvec._commands.measuring import (
     SIMPLER,
     EnvFn,
@@ -31,10 +38,9 @@ from shmvec._commands.measuring import (
     race,
     simplest,
 )
+from shmvec._commands.named import find_env
 from shmvec._cores import WAIT_POLICIES, usable_cores
 from shmvec.vector_env import ShmVectorEnv
-
-__all__ = ["report", "tune"]
 
 _ROUNDS = 5
 _SYNC = "SyncVectorEnv"
@@ -213,3 +219,28 @@ def _worth(results: dict[str, Any]) -> str:
         f"{best['times_sync']:.2f} × SyncVectorEnv, {best['times_sync'] / row['times_sync']:.2f} × "
         f"the defaults of shmvec and torch ({cores} threads)"
     )
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("env", metavar="ENV", help="as of python -m shmvec tune")
+    parser.add_argument("--kwargs", type=json.loads, default={}, metavar="JSON", help="of the env")
+    parser.add_argument("--num-envs", nargs="+", type=int, default=[8, 32, 128], metavar="N")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each candidate")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
+    options = parser.parse_args()
+    make, code = find_env(options.env, options.kwargs)
+    found = []
+    for num_envs in options.num_envs:
+        results = tune(make, num_envs, seconds=options.seconds, progress=sys.stderr)
+        print(report(results, code))
+        found.append(results)
+        if options.json is not None:
+            options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
