@@ -1,34 +1,42 @@
-"""What ``top`` draws on a terminal, with rich and without: the same facts, and what fits."""
+"""What ``top`` draws on a terminal: the facts of the text, and what fits."""
 
 import os
 import re
 import signal
 import sys
-import tempfile
 from dataclasses import replace
-from threading import Timer
+from io import BytesIO, TextIOWrapper
 from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("rich", reason="the top extra")
+
+from rich.console import Console
+from rich.screen import Screen
 from test_top import HERE, resize, stepped, terminal
 from test_verdicts import CASES, env, made
 
 from shmvec import _commands
-from shmvec._commands.picture import Look, picture, plain
-from shmvec._commands.screen import full_screen
+from shmvec.__main__ import main
+from shmvec._commands import top
+from shmvec._commands.attaching import Look
+from shmvec._commands.picture import Picture
 from shmvec.stats import Doing, FaultCounts, Process
 
 MS = 1e-3
+BAR = {"in", "reset", "waiting", "step"}
 HOSTILE = "[bold red]train[/] :smile: [link=x]y[/link] [/nothing]"
-BOTH = ["plain", "rich"]
 
 
-def renderer(name):
-    if name == "plain":
-        return plain
-    pytest.importorskip("rich", reason="the top extra")
-    assert picture() is not plain
-    return picture()
+def draw(looks, problems, encoding, columns, rows):
+    """The lines of a terminal."""
+    out = TextIOWrapper(BytesIO(), encoding, errors="replace")
+    console = Console(file=out, force_terminal=True, markup=False, emoji=False, highlight=False)
+    console.size = columns, rows
+    console.print(Screen(Picture(looks, problems)), end="")
+    out.flush()
+    return out.buffer.getvalue().decode(encoding).split("\n")
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +64,8 @@ def look(stats=None, command=HOSTILE, number=1):
 
 
 def shown(lines):
-    """Without colours."""
-    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    """Without colours, and the blanks up to the edge."""
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
 
 
 def styles(lines, word):
@@ -76,57 +84,53 @@ def facts(lines):
     return set(re.sub(r"[█▓×░]+", " ", " ".join(shown(lines))).split())
 
 
-def test_the_same_facts_with_rich_and_without():
-    drawn = [renderer(name)([look()], ["one is damaged"], "utf-8", 150, 50) for name in BOTH]
-    of_plain, of_rich = map(facts, drawn)
-    assert of_plain - of_rich == set()
-    assert of_rich - of_plain <= {"time", "no", "core", "in", "reset", "waiting", "step"}
-    assert {"4711", "process", "p99", "[bold", "crashes,", "12.5", "damaged"} <= of_plain
-    assert "█ in step" in "".join(shown(drawn[1]))
+def test_the_same_facts_as_in_the_text():
+    text = "\n".join([*look().heading(), str(look().recent)])
+    drawn = draw([look()], ["one is damaged"], "utf-8", 150, 50)
+    of_text, of_picture = set(text.split()), facts(drawn)
+    assert of_text - of_picture == set()
+    assert of_picture - of_text <= {"time", "no", "core", "one", "is", "damaged"} | BAR
+    assert {"4711", "process", "p99", "[bold", "crashes,", "12.5"} <= of_text
+    assert "█ in step" in "".join(shown(drawn))
 
 
 def cells(line):
     return sum(2 if character == "字" else 1 for character in line)
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_it_fits(name):
+def test_it_fits():
     """Whatever there is, and however little room for it."""
-    draw = renderer(name)
     nothing = look(made([], workers=1, waited=0.0))
     for columns, rows in ((1, 1), (1, 50), (9, 6), (20, 6), (40, 24), (80, 24), (300, 2)):
         for looks in ([look()], [look(), look(number=2)], [nothing]):
             lines = shown(draw(looks, [HOSTILE * 9], "utf-8", columns, rows))
             assert len(lines) <= rows and max(map(len, lines)) <= columns
         lines = shown(draw([look(command="字" * 300)], [], "utf-8", columns, rows))
-        assert name == "plain" or max(map(cells, lines)) <= columns  # the terminal cuts plain lines
+        assert max(map(cells, lines)) <= columns
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_what_matters_comes_first(name):
+def test_what_matters_comes_first():
     stats = look().recent
     kind = stats.verdict.kind
     for columns, rows in ((20, 6), (40, 6)):
-        lines = shown(renderer(name)([look()], [], "utf-8", columns, rows))
+        lines = shown(draw([look()], [], "utf-8", columns, rows))
         assert lines[0].startswith("process 4710") and kind in "\n".join(lines)
         assert re.fullmatch(r"\.\.\. and \d+ more", lines[-1])
-    lines = shown(renderer(name)([look()], [], "utf-8", 40, 24))
+    lines = shown(draw([look()], [], "utf-8", 40, 24))
     table = next(at for at, line in enumerate(lines) if line.startswith("worker "))
     assert lines[table].split() == ["worker", "now"] and "no process" in lines[table + 2]
     assert any(line.split()[:2] == ["any", "env's"] for line in lines)
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_what_others_say_is_shown_as_it_is(name):
+def test_what_others_say_is_shown_as_it_is():
     problem = "\x1b[2J\x07" + HOSTILE + "\u202e\r\n"
-    lines = renderer(name)([look()], [problem], "utf-8", 120, 40)
+    lines = draw([look()], [problem], "utf-8", 120, 40)
     told = "\n".join(shown(lines))
     assert f"process 4710: {HOSTILE}" in told and f"?[2J?{HOSTILE}???" in told
     assert not set("\x1b\x07\u202e\r") & set(told)
 
 
 def test_colours():
-    draw = renderer("rich")
     colours = {
         kind: styles(draw([look(stats)], [], "utf-8", 120, 40), kind)
         for stats, kind, _ in CASES.values()
@@ -148,7 +152,7 @@ def test_a_bar_says_what_the_time_went_into():
     stats = made(envs, workers=2, waited=9.0, starved_s=[0.0, 3.5], park_s=[2.0, 0.0])
     for encoding, letters in (("utf-8", "█▓×░"), ("ascii", "#+x.")):
         step, reset, lacking, waiting = letters
-        lines = shown(renderer("rich")([look(stats)], [], encoding, 150, 40))
+        lines = shown(draw([look(stats)], [], encoding, 150, 40))
         "\n".join(lines).replace("µ", "u").encode(encoding)
         first, second = [line for line in lines if step in line and "in step" not in line]
         bars = [[line.count(letter) for letter in letters] for line in (first, second)]
@@ -159,7 +163,7 @@ def test_a_bar_says_what_the_time_went_into():
 
 def test_no_colours(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    lines = renderer("rich")([look()], [], "utf-8", 120, 40)
+    lines = draw([look()], [], "utf-8", 120, 40)
     codes = {
         code
         for codes in re.findall(r"\x1b\[([0-9;]*)m", "".join(lines))
@@ -173,54 +177,37 @@ def resized(process, columns, rows):
     descriptor = os.open(f"/proc/{process.pid}/fd/1", os.O_RDWR | os.O_NOCTTY)
     resize(descriptor, columns, rows)
     os.close(descriptor)
-    process.send_signal(signal.SIGWINCH)  # what a terminal that it was started in does
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_it_follows_the_size_of_the_terminal(name):
-    """At once, however long until it looks again."""
-    renderer(name)
+def test_it_follows_the_size_of_the_terminal():
+    """Soon, however long until it looks again."""
     # It says nothing of its size first; variables are of the one that a container was entered by.
     options = {"columns": 0, "rows": 0, "COLUMNS": "200", "LINES": "50"}
-    options |= {"rich": name == "rich", "PYTHONIOENCODING": "ascii"}
+    options |= {"PYTHONIOENCODING": "ascii"}
     with (
         stepped(num_workers=2),
         terminal(HERE, "--interval", 600, **options) as (top, until),
     ):
-        drawn = 24
-        until(r"\x1b\[2K", times=drawn)
-        for columns, rows in ((150, 30), (40, 6), (100, 24)):
-            resized(top, columns, rows)
-            drawn += rows
-            text = until(r"\x1b\[2K", times=drawn)
-            lines = shown(text.split("\x1b[H")[-1].replace("\x1b[2K", "").split("\r\n"))
+        for columns, rows in ((80, 24), (150, 30), (40, 6), (100, 24)):
+            if columns != 80:
+                resized(top, columns, rows)
+            wanted = r"\x1b\[H(?=process)" + r"[^\n]*\n" * (rows - 1) + r"[^\n]*(?=\x1b\[H)"
+            text = re.findall(wanted, until(wanted))[-1]
+            lines = [line.strip("\r") for line in shown(text.removeprefix("\x1b[H").split("\n"))]
             assert len(lines) == rows and max(map(len, lines)) <= columns
-            assert lines[0].startswith("process ") and ("  now" in "\n".join(lines)) == (rows > 6)
+            assert lines[0].startswith("process ") and (" now" in "\n".join(lines)) == (rows > 6)
         top.send_signal(signal.SIGINT)
         assert top.wait(60) == 0
-        assert ("\x1b[1m" in text) == (name == "rich") and "????" not in text
+        assert "????" not in text
 
 
-def test_a_signal_as_the_wait_begins():
-    """Its handler runs only after that wait: another thread gets it here, so that none is ended."""
-    drawn = []
-
-    def lines(columns, rows):
-        if drawn:
-            raise EOFError  # it is drawn anew
-        drawn.append(columns)
-        other.start()
-        return []
-
-    other = Timer(0.1, lambda: signal.pthread_kill(other.ident, signal.SIGWINCH))
-    with tempfile.TemporaryFile("w") as out, full_screen(out) as screen:
-        with pytest.raises(EOFError):
-            screen.show(lines, 10)
-        other.join()
-
-
-def test_without_rich_it_is_plain(monkeypatch):
+def test_without_rich_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.delitem(sys.modules, "shmvec._commands.coloured", raising=False)
-    monkeypatch.delattr(_commands, "coloured", raising=False)
-    assert picture() is plain
+    monkeypatch.delitem(sys.modules, "shmvec._commands.picture")
+    monkeypatch.delattr(_commands, "picture")
+    monkeypatch.setattr(top, "_is_screen", lambda out: True)
+    assert main(["top", HERE]) == 2
+    assert "pip install 'shmvec[top]'" in capsys.readouterr().err
+    with stepped(num_workers=0):
+        for how in ("--json", "--prometheus"):
+            assert main(["top", HERE, how]) == 0 and capsys.readouterr().out

@@ -25,7 +25,7 @@ from processes import gone
 from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec.__main__ import main
 from shmvec._commands import top
-from shmvec._commands.attaching import find
+from shmvec._commands.attaching import Watch, find
 
 HERE = str(os.getpid())
 LONG = partial(Counter, 50)
@@ -179,7 +179,7 @@ def test_there_is_no_such_process(capsys):
 def test_a_worker_that_has_died(capsys):
     """Who has died has no memory, and is in no step; nor has who got his id later."""
     with stepped() as envs:
-        watch = top._Watch(int(HERE))
+        watch = Watch(int(HERE))
         (look,) = watch.look()
         first, second = envs.processes
         assert [each.pid for each in look.total.processes] == [first.pid, second.pid]
@@ -341,29 +341,33 @@ def resize(descriptor, columns, rows):
 
 
 @contextmanager
-def terminal(*arguments, columns=150, rows=50, rich=False, **environ):
+def terminal(*arguments, columns=150, rows=50, **environ):
     """A command on a terminal of its own, and what shows more of what it has written there."""
-    without = "" if rich else "import sys; sys.modules['rich'] = None"
+    pytest.importorskip("rich", reason="the top extra")
     ours, theirs = pty.openpty()
     resize(theirs, columns, rows)
     process = subprocess.Popen(
-        [sys.executable, "-c", without + IN_ITS_GROUP, "top", *map(str, arguments)],
+        [sys.executable, "-c", IN_ITS_GROUP, "top", *map(str, arguments)],
         stdin=theirs,
         stdout=theirs,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TERM": "xterm", **environ},
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", **environ},
     )
     os.close(theirs)
     written = bytearray()
 
+    def told():
+        """Without colours, and that the cursor is hidden."""
+        return re.sub(r"\x1b\[([0-9;]*m|\?25l)", "", written.decode(errors="replace"))
+
     def until(pattern, times=1):
         deadline = time.monotonic() + 60
-        while len(re.findall(pattern, written.decode(errors="replace"))) < times:
-            assert time.monotonic() < deadline, written.decode(errors="replace")
+        while len(re.findall(pattern, told())) < times:
+            assert time.monotonic() < deadline, told()
             if select.select([ours], [], [], 0.1)[0]:
                 with suppress(OSError):  # it has ended
                     written.extend(os.read(ours, 1 << 16))
-        return written.decode(errors="replace")
+        return told()
 
     try:
         yield process, until
@@ -389,9 +393,8 @@ def test_a_terminal_is_redrawn_until_ctrl_c():
 
 def first_picture(until):
     """The rows of a terminal, once all are drawn."""
-    _, drawn, *_ = until(r"\x1b\[H", times=2).split("\x1b[H")
-    assert drawn.startswith("\x1b[2K")
-    return drawn.removeprefix("\x1b[2K").split("\r\n\x1b[2K")
+    drawn = next(filter(None, until(r"\x1b\[Hprocess", times=2).split("\x1b[H")[1:]))
+    return [row.rstrip() for row in drawn.split("\r\n")]
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])

@@ -139,7 +139,7 @@ def main():
                     over.set()
                     thread.join()
             else:
-                watch = top._Watch(os.getpid())
+                watch = attaching.Watch(os.getpid())
                 assert len(watch.look()) == 1
                 try:
                     os.ftruncate(copy.descriptor, rng.choice((0, 100, 1000)))

@@ -17,6 +17,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from shmvec._core import Insight, Segment
@@ -24,10 +25,11 @@ from shmvec._cores import identity, processes, time_on_cores
 from shmvec._memory.segment import SEGMENT
 from shmvec.stats import Process, Stats
 
-__all__ = ["Seen", "UnfitError", "find"]
+__all__ = ["Look", "Seen", "UnfitError", "Watch", "find", "printable"]
 
 _NAME = re.compile(rf"(/dev/shm/{SEGMENT}-[0-9a-f]+|/memfd:{SEGMENT}) \(deleted\)")
 _HEAD_BYTES = 4096  # more than a header has
+_FIND_S = 5.0  # between two searches for others
 _MEMORY_S = 5.0  # between two looks at what memory a process has, which takes the kernel a while
 
 _File = tuple[int, int]  # device and inode
@@ -170,6 +172,93 @@ class Seen:
         return process
 
 
+@dataclass
+class Look:
+    """At one vector env.
+
+    Attributes:
+        seen: Which.
+        name: What it is called here: its process, and which of that one's it is.
+        total: Since it was made.
+        recent: Since the last look; the same, if there was none.
+        seconds: How long ago that was.
+    """
+
+    seen: Seen
+    name: tuple[int, int]
+    total: Stats
+    recent: Stats
+    seconds: float | None
+
+    def heading(self) -> list[str]:
+        """Which it is, and what it has done in all."""
+        pid, number = self.name
+        which = f", vector env {number}" if number > 1 else ""
+        told = [f"process {pid}{which}: {self.seen.command}"]
+        if self.seconds is not None:
+            total, counts = self.total, self.total.faults
+            steps = sum(worker.steps for worker in total.workers)
+            faults = counts.crashes + counts.errors + counts.timeouts
+            told.append(
+                f"ready for {_clock(total.elapsed_s)}: {steps:,} steps, {counts.restarts} "
+                f"restarts, {faults} faults; of that the last"
+            )
+        return told
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"
+
+
+class Watch:
+    """Looks at vector envs again and again."""
+
+    def __init__(self, pid: int | None) -> None:
+        """Will look at those of a process; None: at all."""
+        self.problems: list[str] = []
+        self._pid = pid
+        self._seen: list[Seen] = []
+        self._sought = -_FIND_S
+        self._last: dict[Seen, Stats] = {}
+
+    def look(self) -> list[Look]:
+        """At those that there are now.
+
+        Raises:
+            OSError: The process is gone, or may not be looked at.
+        """
+        if time.monotonic() - self._sought >= _FIND_S or not self._seen:
+            self._search()
+        looks: list[Look] = []
+        for seen in self._seen:
+            try:
+                if not seen.in_use:
+                    continue
+                total = seen.stats()
+            except UnfitError as error:
+                self.problems.append(f"a vector env of process {seen.pid}: {error}")
+                continue
+            before = self._last.get(seen)
+            number = seen.number
+            while (seen.pid, number) in [each.name for each in looks]:  # one of them is damaged
+                number += 1
+            recent = total if before is None else total - before
+            seconds = None if before is None else recent.elapsed_s
+            looks.append(Look(seen, (seen.pid, number), total, recent, seconds))
+        self._last = {look.seen: look.total for look in looks}
+        self._seen = list(self._last)
+        return looks
+
+    def _search(self) -> None:
+        """Looks who is there; who is known stays who he is."""
+        found, self.problems = find(self._pid)
+        known = {(seen.pid, seen.file): seen for seen in self._seen}
+        self._seen = [known.get((seen.pid, seen.file), seen) for seen in found]
+        self._sought = time.monotonic()
+
+
 def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
     """Vector envs that are in use.
 
@@ -293,6 +382,10 @@ def _command(pid: int) -> str:
     """A process's command line, as far as it can be shown."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        text = " ".join(word.decode("utf-8", "replace") for word in words)
-        return "".join(c if c.isprintable() else "?" for c in text)
+        return printable(" ".join(word.decode("utf-8", "replace") for word in words))
     return "?"
+
+
+def printable(said: str) -> str:
+    """What another process says, so that it cannot steer the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in said)

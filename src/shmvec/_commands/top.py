@@ -2,8 +2,9 @@
 
 It looks at their shared memory, read-only: nothing is stopped, asked or changed there. PID is the
 process that steps a vector env, or a worker of it; without one, all that are yours are shown. On a
-terminal it is drawn anew until Ctrl-C, with what has happened since the last picture; elsewhere it
-is printed once, with all that has happened since the vector env was made, or within --interval.
+terminal it is drawn (by rich: pip install 'shmvec[top]') anew until Ctrl-C, with what has happened
+since the last picture; elsewhere it is printed once, with all that has happened since the vector
+env was made, or within --interval.
 """
 
 from __future__ import annotations
@@ -17,65 +18,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import Field, asdict, fields
-from functools import partial
 from typing import IO, Any
 
-from shmvec._commands.attaching import Seen, UnfitError, find
-from shmvec._commands.picture import Look, as_text, picture
-from shmvec._commands.screen import encoding_of, full_screen
+from shmvec._commands.attaching import Look, Watch, printable
 from shmvec.stats import FaultCounts, Stats, Timing, Waits, WorkerStats
 
 __all__ = ["exposition", "run"]
 
 _INTERVAL_S = 1.0
-_FIND_S = 5.0  # between two searches for others
-
-
-class _Watch:
-    """Looks at vector envs again and again."""
-
-    def __init__(self, pid: int | None) -> None:
-        """Will look at those of a process, or at all."""
-        self.problems: list[str] = []
-        self._pid = pid
-        self._seen: list[Seen] = []
-        self._sought = -_FIND_S
-        self._last: dict[Seen, Stats] = {}
-
-    def look(self) -> list[Look]:
-        """At those that there are now.
-
-        Raises:
-            OSError: The process is gone, or may not be looked at.
-        """
-        if time.monotonic() - self._sought >= _FIND_S or not self._seen:
-            self._search()
-        looks: list[Look] = []
-        for seen in self._seen:
-            try:
-                if not seen.in_use:
-                    continue
-                total = seen.stats()
-            except UnfitError as error:
-                self.problems.append(f"a vector env of process {seen.pid}: {error}")
-                continue
-            before = self._last.get(seen)
-            number = seen.number
-            while (seen.pid, number) in [each.name for each in looks]:  # one of them is damaged
-                number += 1
-            recent = total if before is None else total - before
-            seconds = None if before is None else recent.elapsed_s
-            looks.append(Look(seen, (seen.pid, number), total, recent, seconds))
-        self._last = {look.seen: look.total for look in looks}
-        self._seen = list(self._last)
-        return looks
-
-    def _search(self) -> None:
-        """Looks who is there; who is known stays who he is."""
-        found, self.problems = find(self._pid)
-        known = {(seen.pid, seen.file): seen for seen in self._seen}
-        self._seen = [known.get((seen.pid, seen.file), seen) for seen in found]
-        self._sought = time.monotonic()
 
 
 def run(
@@ -99,7 +49,7 @@ def run(
         An exit status: 1 if there is no vector env, but 0 as Prometheus' text: it says so, too.
     """
     out = out or sys.stdout or io.StringIO()  # it may have been closed
-    watch = _Watch(pid)
+    watch = Watch(pid)
     try:
         if _is_screen(out) and not as_json and not prometheus:
             return _redrawn(watch, pid, interval or _INTERVAL_S, out)
@@ -121,7 +71,7 @@ def run(
             _complain(problem)
         return 0
     elif looks:
-        print(as_text(looks, watch.problems), file=out)
+        print(_as_text(looks, watch.problems), file=out)
     if not looks and not as_json:
         _complain(_none(pid, watch))
     return 0 if looks else 1
@@ -140,19 +90,23 @@ def _is_screen(out: IO[str]) -> bool:
     return out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not in_notebook
 
 
-def _redrawn(watch: _Watch, pid: int | None, interval: float, out: IO[str]) -> int:
+def _redrawn(watch: Watch, pid: int | None, interval: float, out: IO[str]) -> int:
     """Until Ctrl-C, or until there is nothing more to see; the last picture stays."""
+    try:
+        from shmvec._commands.picture import Picture, full_screen
+    except ImportError:
+        _complain("to draw on a terminal it needs rich: pip install 'shmvec[top]'")
+        return 2
     looks = watch.look()
     if not looks:
         _complain(_none(pid, watch))
         return 1
-    drawn, said = picture(), ""
-    with full_screen(out) as screen:
+    said = ""
+    with full_screen(out) as show:
         try:
             while looks:
-                said = as_text(looks, watch.problems)
-                lines = partial(drawn, looks, watch.problems, encoding_of(out))
-                screen.show(lines, interval)
+                said = _as_text(looks, watch.problems)
+                show(Picture(looks, watch.problems), interval)
                 looks = watch.look()
             said += "\n\nIt has ended, or was closed."
         except KeyboardInterrupt:
@@ -163,6 +117,12 @@ def _redrawn(watch: _Watch, pid: int | None, interval: float, out: IO[str]) -> i
     return 0
 
 
+def _as_text(looks: Sequence[Look], problems: Sequence[str]) -> str:
+    """All of them, one below the other."""
+    parts = ["\n".join([*look.heading(), str(look.recent)]) for look in looks]
+    return "\n\n".join([*parts, *map(printable, problems)])
+
+
 def _told(pid: int | None, error: OSError) -> str:
     if isinstance(error, (FileNotFoundError, ProcessLookupError)):
         return f"there is no process {pid}"
@@ -171,7 +131,7 @@ def _told(pid: int | None, error: OSError) -> str:
     return str(error)
 
 
-def _none(pid: int | None, watch: _Watch) -> str:
+def _none(pid: int | None, watch: Watch) -> str:
     """That there is none, and why."""
     who = "no process of yours has a" if pid is None else f"process {pid} has no"
     return "\n".join([f"{who} vector env in use", *watch.problems])
