@@ -102,6 +102,10 @@ class Printing(gym.Env):
         for line in range(1000):
             os.write(2, b"line %d: %s\n" % (line, b"x" * 300))
 
+    def a_long_line(self):
+        os.write(2, b"x" * 200_000 + b"\n")
+        open(self.until, "w").close()
+
     def close_stderr(self):
         os.close(2)
 

@@ -17,8 +17,7 @@ from printing import Printing
 from scripts import succeeds
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
-from shmvec._core import Tee
-from shmvec._processes.output import excerpt
+from shmvec._processes.output import WorkerStderr, copy_stderr, excerpt
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
 KINDS = ["pipe", "file", "terminal"]
@@ -438,18 +437,126 @@ def test_a_stderr_that_nobody_reads():
             assert [*said] == [f"env {n} in step 1" for n in range(8)], said
             envs.step([0] * 8)
         envs.close()
-        os.dup2(errors, 2)
-        os.close(shows)
         assert time.monotonic() - began < 15
         text = b""
-        while part := os.read(shown, 1 << 16):
-            text += part
+        while text.count(b"\\n") < 24:
+            text += os.read(shown, 1 << 16)
+        os.dup2(errors, 2)
         lines = text.lstrip(bytes(1)).decode().splitlines()
         assert sorted(lines) == sorted(f"env {n} in step 1" for n in range(8) for _ in range(3))
         print("all is well")
         """,
     )
     assert "all is well" in out
+
+
+def test_no_worker_waits_while_the_program_holds_the_gil(tmp_path):
+    succeeds(
+        START,
+        f"""
+        import ctypes, time
+        done = {str(tmp_path / "done")!r}
+        os.dup2(os.open({str(tmp_path / "stderr")!r}, os.O_RDWR | os.O_CREAT), 2)
+        envs = ShmVectorEnv([partial(Printing, step=["a_long_line"], until=done)], num_workers=1)
+        envs.reset(seed=0)
+        libc = ctypes.PyDLL(None)
+        sys.setswitchinterval(1000)  # or this thread would be asked for the GIL
+        envs.step_async([1])
+        deadline = time.monotonic() + 30
+        while libc.access(done.encode(), 0) != 0:
+            assert time.monotonic() < deadline
+            libc.usleep(1000)
+        envs.step_wait()
+        envs.close()
+        assert os.fstat(2).st_size == 200_001
+        """,
+    )
+
+
+class Given:
+    """A channel to a worker that is this process: has the end of the pipe that it was given."""
+
+    def put(self, sequence, content, descriptors):
+        self.end = os.dup(*descriptors)
+
+    def write(self, text):
+        while text:
+            text = text[os.write(self.end, text) :]
+
+
+@pytest.fixture
+def leads_to():
+    """Has this process's stderr lead elsewhere."""
+    kept = os.dup(2)
+    yield lambda descriptor: os.dup2(descriptor, 2)
+    os.dup2(kept, 2)
+    os.close(kept)
+
+
+def test_a_long_line_is_not_broken_into(leads_to):
+    """Nor does a fork of the program wait for who reads it."""
+    shown, shows = os.pipe()
+    leads_to(shows)
+    channels = [Given(), Given()]
+    stderrs = [WorkerStderr(channel) for channel in channels]
+    copy_stderr()
+    channels[0].write(b"x" * 200_000 + b"\n")
+    channels[1].write(b"y\n")
+    began = time.monotonic()
+    for _ in range(10):
+        assert stderrs[1].text() == "y"
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert time.monotonic() - began < 5
+    text = b""
+    while len(text) < 200_003:
+        text += os.read(shown, 1 << 16)
+    assert {line[:1]: len(line) for line in text.split(b"\n")} == {b"x": 200_000, b"y": 1, b"": 0}
+    for channel, stderr in zip(channels, stderrs, strict=True):
+        os.close(channel.end)
+        stderr.close()
+    os.close(shown)
+    os.close(shows)
+
+
+@pytest.mark.parametrize("what", ["closed", "not for writing", "read by nobody", "full"])
+def test_a_stderr_that_takes_nothing(what, leads_to):
+    """What comes is remembered, and who writes it does not wait."""
+    shown, shows = os.pipe()
+    os.close(shown)
+    others = {
+        "not for writing": os.open(os.devnull, os.O_RDONLY),
+        "read by nobody": shows,
+        "full": os.open("/dev/full", os.O_WRONLY),
+    }
+    leads_to(others.get(what, 2))
+    channel = Given()
+    stderr = WorkerStderr(channel)
+    copy_stderr()
+    if what == "closed":
+        os.close(2)
+    for number in range(10_000):
+        channel.write(b"line %d of those that are remembered\n" % number)
+    os.close(channel.end)
+    stderr.close()
+    assert not stderr.held
+    assert stderr.text().endswith("\nline 9999 of those that are remembered")
+    for descriptor in others.values():
+        os.close(descriptor)
+
+
+def test_one_that_is_broken_off_as_it_begins_leaves_nothing():
+    class Broken:
+        def put(self, *arguments):
+            raise KeyboardInterrupt
+
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(KeyboardInterrupt):
+        WorkerStderr(Broken())
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -500,26 +607,20 @@ def test_few_descriptors_and_one_thread():
     assert settled(before, known) == before
 
 
-def test_one_that_is_broken_off_as_it_begins_leaves_nothing():
-    known = {*os.listdir("/proc/self/task")}
-    before = descriptors_and_threads(known)
-    tee = Tee(2)  # and its end was not yet given away
-    assert descriptors_and_threads(known) != before
-    del tee
-    assert settled(before, known) == before
-
-
 def test_the_parent_forks_without_another_thread():
     succeeds(
-        "import os; os.environ['OPENBLAS_NUM_THREADS'] = '1'\n",
-        START,
         """
+        import os
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
         counts = []
 
         def threads():
             return len(os.listdir("/proc/self/task"))
 
         os.register_at_fork(before=lambda: counts.append(threads()))  # the first is run last
+        """,
+        START,
+        """
         envs = ShmVectorEnv([Printing] * 2, num_workers=2, context="fork")
         envs.reset(seed=0)
         assert threads() == 2

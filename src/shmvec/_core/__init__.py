@@ -18,7 +18,7 @@ _NAMES = {
     "links": "Links",
     "messages": "pickle_value",
     "probe": "clock_cost core_rates core_round_trip yield_cost",
-    "process": "Tee buffer_c_lines flush_c guard_handler is_unhandled mark_process "
+    "process": "buffer_c_lines flush_c guard_handler is_unhandled mark_process "
     "signal_marked start_watchdog stop_watchdog",
     "results": "Results",
     "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",

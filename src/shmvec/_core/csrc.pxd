@@ -254,20 +254,6 @@ cdef extern from "watchdog.h" nogil:
     void sv_watchdog_stop()
 
 
-cdef extern from "tee.h" nogil:
-    enum:
-        SV_TEE_LAST
-    ctypedef struct sv_tee:
-        pass
-    int sv_tee_open(int target, sv_tee **tee, int *end)
-    size_t sv_tee_last(sv_tee *tee, char *bytes, size_t most)
-    bint sv_tee_settle(sv_tee *tee, int64_t patience_ns)
-    void sv_tee_close(sv_tee *tee)
-    void sv_tee_pause()
-    void sv_tee_resume()
-    void sv_tee_forget()
-
-
 cdef extern from "fault.h" nogil:
     int sv_fault_point
     enum:

@@ -1,34 +1,23 @@
-"""What is done to processes by the operating system's means: csrc/watchdog.h, family.h, handler.h, tee.h.
+"""What is done to processes by the operating system's means: csrc/watchdog.h, family.h, handler.h.
 
 A watchdog ends a worker when its parent is gone, whatever its env is doing. A mark makes known which
-processes a worker has started. A guard goes around the signal handler of somebody else. A ``Tee``
-copies what a worker writes to its stderr.
+processes a worker has started. A guard goes around the signal handler of somebody else. C's stdout
+gets a buffer that passes on whole lines.
 
-While this process forks, the threads that watch and that copy are away: the fork is one of a process
-that has the program's own threads only. They go on in the parent; the child has none.
+While this process forks, the watchdog is away: the fork is one of a process that has the program's
+own threads only. It goes on in the parent; the child has none.
 """
 
-cimport cython
 from libc.signal cimport SIG_DFL
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdio cimport BUFSIZ, _IOLBF, fflush, setvbuf, stdout
 from libc.stdlib cimport free, malloc
 from posix.signal cimport sigaction, sigaction_t
-from posix.unistd cimport close as close_descriptor
 
 from shmvec._core.csrc cimport (
-    SV_TEE_LAST,
     sv_family_lead,
     sv_family_signal,
     sv_handler_guard,
-    sv_tee,
-    sv_tee_close,
-    sv_tee_forget,
-    sv_tee_last,
-    sv_tee_open,
-    sv_tee_pause,
-    sv_tee_resume,
-    sv_tee_settle,
     sv_watchdog_start,
     sv_watchdog_stop,
 )
@@ -51,7 +40,6 @@ cdef extern from *:
 cdef int _watched = -1          # the watchdog's pidfd; -1: there is no watchdog
 cdef uint64_t _mark = 0         # of the family that it ends, too
 cdef bint _follows = False      # forks, by hooks
-cdef object _opening = object() # one tee at a time is
 cdef char _lines[BUFSIZ]        # C's stdout has its buffer here for as long as the process lives
 
 
@@ -114,69 +102,6 @@ def guard_handler(int number, int descriptor):
 # ---- output ----------------------------------------------------------------------------------
 
 
-cdef class Tee:
-    cdef sv_tee *tee
-    cdef readonly int end
-    cdef int settling  # threads that wait within: the last of them closes it
-    cdef bint closed
-
-    def __cinit__(self):
-        self.end = -1
-
-    def __init__(self, int target):
-        if self.tee != NULL:
-            raise RuntimeError("it is open")
-        cdef int end
-        cdef int error
-        with cython.critical_section(_opening):
-            _follow_forks()
-            error = sv_tee_open(target, &self.tee, &end)
-        if error != 0:
-            raise OSError(error, f"cannot copy what a worker writes: {os.strerror(error)}")
-        self.end = end
-
-    def __dealloc__(self):
-        if self.end >= 0:  # or the copying would not come to its end
-            close_descriptor(self.end)
-        if self.tee != NULL:
-            sv_tee_close(self.tee)
-
-    def close_end(self):
-        if self.end >= 0:
-            close_descriptor(self.end)
-            self.end = -1
-
-    def last(self):
-        cdef char text[SV_TEE_LAST]
-        cdef size_t count = 0
-        with cython.critical_section(self):
-            if self.tee != NULL:
-                count = sv_tee_last(self.tee, text, SV_TEE_LAST)
-        return text[:count]
-
-    def settle(self, double patience):
-        cdef int64_t patience_ns = <int64_t>(1e9 * patience)
-        cdef bint settled = True
-        with cython.critical_section(self):
-            if self.tee == NULL:
-                return True
-            self.settling += 1
-        with nogil:
-            settled = sv_tee_settle(self.tee, patience_ns)
-        with cython.critical_section(self):
-            self.settling -= 1
-            if self.closed:
-                self.close()
-        return settled
-
-    def close(self):
-        with cython.critical_section(self):
-            self.closed = True
-            if self.tee != NULL and self.settling == 0:
-                sv_tee_close(self.tee)
-                self.tee = NULL
-
-
 def buffer_c_lines():
     fflush(stdout)
     # Its own, if it had none (python -u), has room for one byte.
@@ -192,12 +117,9 @@ def flush_c():
 
 def _before_fork():
     sv_watchdog_stop()
-    with nogil:
-        sv_tee_pause()
 
 
 def _after_fork_in_parent():
-    sv_tee_resume()
     if _watched >= 0:
         start_watchdog(_watched, _mark)
 
@@ -205,11 +127,10 @@ def _after_fork_in_parent():
 def _after_fork_in_child():
     global _watched
     _watched = -1
-    sv_tee_forget()
 
 
 cdef int _follow_forks() except -1:
-    """Has the above called; not before there are threads, as hooks of others' then run without them."""
+    """Has the above called; not before there is a watchdog, as hooks of others' then run without it."""
     global _follows
     if not _follows:
         os.register_at_fork(

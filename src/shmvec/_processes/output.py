@@ -1,25 +1,34 @@
-"""What a worker prints: line by line, whole, once; and to a stderr that the parent follows.
+"""What a worker prints: whole lines, each once; and the last of them, whatever the worker died of.
 
 Processes that write to the same pipe, file or terminal at the same time do not get into each
 other's lines if each writes a line at once. Python's own streams write a line at once to a terminal
-only, C's as well; so this makes all of them do it.
+only, C's as well; ``take_output`` makes all of them do it.
+
+A worker's stderr is a pipe to the parent. It is not a file in memory, which never blocks a writer:
+``echo > /dev/stderr`` empties a file, nobody can wait for what comes, and nothing limits it. It is
+read in the parent, which does not die with the worker: what is in the pipe then is still read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import io
 import os
 import re
+import select
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shmvec._core import Channel, Tee, buffer_c_lines, flush_c
+from shmvec._core import Channel, buffer_c_lines, flush_c
 from shmvec._processes.stacks import OURS, is_wanted
 
-__all__ = ["LastWords", "excerpt", "finish_output", "take_output"]
+__all__ = ["WorkerStderr", "copy_stderr", "excerpt", "finish_output", "take_output"]
 
 
 _LONGEST_LINE = 1 << 20  # that is kept until it is whole
@@ -116,7 +125,11 @@ def _redirect(descriptor: int) -> None:
     os.dup2(descriptor, 2)
 
 
+_PIPE_BYTES = 1 << 18  # that a worker may write before it waits for this process
+_LAST_BYTES = 1 << 16  # that are remembered
+_HOLD_S = 0.05  # that a piece of a line waits for the rest
 _PATIENCE_S = 1.0  # with a stderr that takes nothing
+_PAUSE_S = 0.001
 _MOST_LINES = 20
 _MOST_BYTES = 4096
 _LONGEST_SHOWN = 200
@@ -125,35 +138,258 @@ _UNENDED = re.compile(rf"(?<=[^\n]){_FATAL}: ")  # a line that it was written be
 _HEADS = ("Current thread 0x", "Stack (")  # not Python 3.14's "Current thread's C stack trace"
 
 
-class LastWords:
-    """Those of one worker process. Its stderr is a pipe; what comes out goes to this process's."""
+class WorkerStderr:
+    """The stderr of one worker: a pipe, whose end is remembered and passed on to this process's.
+
+    Attributes:
+        reader: The end of the pipe that is read; -1: all who could write to it are gone.
+        held: What is not passed on yet.
+    """
+
+    reader = _writer = -1
 
     def __init__(self, channel: Channel) -> None:
         """Sends the worker its end of the pipe."""
-        self._tee = Tee(2)
+        self.reader, self._writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        with contextlib.suppress(OSError):  # this user's pipes have much memory already
+            fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self.held = bytearray()
+        self._last = b""
+        self._moved_at = 0.0  # when it was last passed on, or began to be held
         try:
-            channel.put(0, b"", [self._tee.end])
+            channel.put(0, b"", [self._writer])
         finally:
-            self._tee.close_end()
-
-    _patience = _PATIENCE_S  # all write to the same stderr
+            os.close(self._writer)
+            self._writer = -1
+        with _copier.lock:
+            _copier.pipes.append(self)
 
     def text(self) -> str:
         """The last lines so far; empty if there are none."""
-        return excerpt(self._tee.last())
+        with _copier.lock:
+            self.read()
+            _copier.wake()
+        return excerpt(self._last)
 
     def close(self) -> None:
-        """The worker has ended: what it has written is on stderr, if that takes it.
+        """Waits until what the worker, which has ended, has written is on stderr, if that takes it.
 
         What it has started may go on writing.
         """
-        settled = self._tee.settle(LastWords._patience)
-        LastWords._patience = _PATIENCE_S if settled else 0.0
-        self._tee.close()
+        _copier.finish(self)
 
-    def disown(self) -> None:
-        """They are those of the parent's worker."""
-        self._tee.close()
+    def read(self) -> None:
+        """Takes what is in the pipe now."""
+        for _ in range(2):  # all that is there, and the pipe's end
+            if self.reader < 0:
+                return
+            try:
+                written = os.read(self.reader, _PIPE_BYTES)
+            except BlockingIOError:
+                return
+            if not written:
+                self.drop()
+                return
+            if not self.held:
+                self._moved_at = time.monotonic()
+            self.held += written
+            self._last = (self._last + written)[-_LAST_BYTES:]
+
+    def ready(self) -> bytes:
+        """What may be passed on: lines, and a piece of one that has waited."""
+        end = (
+            self.held.rfind(b"\n", 0, select.PIPE_BUF) + 1  # a pipe takes so much in one piece
+            or self.held.find(b"\n") + 1
+            or self.held.rfind(b"\r") + 1  # a bar that shows progress
+        )
+        waited = time.monotonic() - self._moved_at >= _HOLD_S
+        if not end and (waited or self.reader < 0 or len(self.held) >= _PIPE_BYTES):
+            end = len(self.held)
+        return bytes(self.held[:end])
+
+    def passed(self, count: int) -> None:
+        """Notes that so many bytes were passed on."""
+        del self.held[:count]
+        self._moved_at = time.monotonic()
+
+    def drop(self) -> None:
+        """Closes what is open of the pipe."""
+        if self._writer >= 0:
+            os.close(self._writer)
+        if self.reader >= 0:
+            os.close(self.reader)
+        self.reader = self._writer = -1
+
+    __del__ = drop
+
+
+class _Copier:
+    """A thread that copies what comes out of pipes to this process's stderr.
+
+    It runs while there are pipes, and not during a fork: what forks is then a process without a
+    thread of ours. It blocks all signals. A stderr that takes nothing makes it wait, without the
+    lock: so others read from the pipes themselves, and wait for it only with a deadline.
+
+    Attributes:
+        pipes: Those that someone may still write to, or of which something is held.
+        lock: Held by who uses the pipes. Nobody blocks who holds it.
+    """
+
+    def __init__(self) -> None:
+        """There is no thread yet."""
+        self._reset()
+        os.register_at_fork(
+            before=self._pause, after_in_parent=self._resume, after_in_child=self._forget
+        )
+
+    def _reset(self) -> None:
+        self.lock = threading.RLock()  # again: a signal's handler may close the vector env
+        self.pipes: list[WorkerStderr] = []
+        self._copied = 0  # bytes
+        self._patience_s = _PATIENCE_S
+        self._thread: threading.Thread | None = None  # the last one
+        self._alarm = -1  # an eventfd that wakes it; -1: it has ended
+        self._paused = False
+
+    def start(self) -> None:
+        """Starts the thread, or wakes it if it runs."""
+        with self.lock:
+            self._paused = False
+            if self._alarm >= 0 or not self.pipes:
+                self.wake()
+                return
+            self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._thread = threading.Thread(target=self._copy, name="shmvec stderr", daemon=True)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            try:
+                self._thread.start()  # it inherits the mask
+            except BaseException:
+                self._close_alarm()
+                raise
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def wake(self) -> None:
+        """Has the thread look at everything."""
+        if self._alarm >= 0:
+            os.eventfd_write(self._alarm, 1)
+
+    def finish(self, pipe: WorkerStderr) -> None:
+        """Takes what is in a pipe, and waits until it is passed on, while stderr takes anything."""
+        with self.lock:
+            pipe.read()
+            self._tidy()
+            self.start()
+        copied, deadline = self._copied, time.monotonic() + self._patience_s
+        # The thread, too, may run the __del__ of a vector env.
+        while self._is_busy_with(pipe) and threading.current_thread() is not self._thread:
+            if self._copied != copied:
+                copied, deadline = self._copied, time.monotonic() + self._patience_s
+            elif time.monotonic() > deadline:
+                self._patience_s = 0.0  # all write to the same stderr
+                return
+            time.sleep(_PAUSE_S)
+        self._patience_s = _PATIENCE_S
+
+    def _is_busy_with(self, pipe: WorkerStderr) -> bool:
+        """Whether some of it is held; after the last one the thread ends."""
+        return bool(pipe.held) or (not self.pipes and self._alarm >= 0)
+
+    def _tidy(self) -> None:
+        self.pipes = [each for each in self.pipes if each.reader >= 0 or each.held]
+
+    def _close_alarm(self) -> None:
+        alarm, self._alarm = self._alarm, -1
+        os.close(alarm)
+
+    def _copy(self) -> None:
+        while True:
+            with self.lock:
+                self._tidy()
+                if self._paused or not self.pipes:
+                    self._close_alarm()
+                    return
+                poll = select.poll()
+                poll.register(self._alarm, select.POLLIN)
+                for each in self.pipes:
+                    if each.reader >= 0:
+                        poll.register(each.reader, select.POLLIN)
+                holds = any(each.held for each in self.pipes)
+            readable = {number for number, _ in poll.poll(1000 * _HOLD_S if holds else None)}
+            with self.lock:
+                if self._alarm in readable:
+                    os.eventfd_read(self._alarm)
+                for each in self.pipes:
+                    if each.reader in readable:
+                        each.read()
+            for each in self.pipes:
+                self._pass_on(each)
+
+    def _pass_on(self, pipe: WorkerStderr) -> None:
+        while not self._paused:
+            with self.lock:
+                text = pipe.ready()
+            if not text:
+                return
+            count = self._write(text)
+            with self.lock:
+                pipe.passed(count)
+                self._copied += count
+                if count < len(text):  # the rest of the line is the first to be written
+                    self.pipes.sort(key=lambda each: each is not pipe)
+
+    def _write(self, text: bytes) -> int:
+        """Writes to stderr until a fork is about to come; returns how many bytes are done with."""
+        done = 0
+        poll = select.poll()
+        poll.register(2, select.POLLOUT)
+        poll.register(self._alarm, select.POLLIN)
+        while done < len(text) and not self._paused:
+            ready = {number for number, _ in poll.poll()}
+            if self._alarm in ready:
+                os.eventfd_read(self._alarm)
+            if 2 in ready:
+                try:
+                    # A pipe with room at all has room for so much: this does not block.
+                    done += os.write(2, text[done : done + select.PIPE_BUF])
+                except BlockingIOError:  # somebody has made it so, and writes to it, too
+                    continue
+                except OSError:  # nobody reads it any more, or the disk is full
+                    return len(text)
+        return done
+
+    def _pause(self) -> None:
+        """Before a fork: ends the thread, if it can."""
+        with self.lock:
+            thread, self._paused = self._thread, self._paused or self._alarm >= 0
+            self.wake()
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(_PATIENCE_S)
+        # The kernel counts it for a moment longer, and Python warns of forks by that count.
+        deadline = time.monotonic() + _PATIENCE_S
+        while not thread.is_alive() and os.path.exists(f"/proc/self/task/{thread.native_id}"):
+            if time.monotonic() > deadline:
+                break
+            os.sched_yield()
+
+    def _resume(self) -> None:
+        """After a fork."""
+        if self._paused:
+            self.start()
+
+    def _forget(self) -> None:
+        """In a fork: the pipes are its parent's."""
+        for each in self.pipes:
+            each.drop()
+        if self._alarm >= 0:
+            self._close_alarm()
+        self._reset()
+
+
+_copier = _Copier()
+copy_stderr = _copier.start
 
 
 def excerpt(written: bytes) -> str:

@@ -32,7 +32,7 @@ from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Imported, Late, Report, Resets
 from shmvec._processes.descendants import end_families, new_mark
-from shmvec._processes.output import LastWords
+from shmvec._processes.output import WorkerStderr, copy_stderr
 from shmvec._processes.signals import close_all
 from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of
 from shmvec.faults import Failure, crash, note_failures, told_last_words, told_stack
@@ -199,7 +199,7 @@ class Supervisor:
         self.ended = False
         self.changing = RLock()  # again: a signal's handler may end them in the middle
         self._begun = -1  # the worker that is just being started in place of another
-        self._words: list[LastWords] = []
+        self._stderrs: list[WorkerStderr] = []
         self._marks = [0] * len(self.ranges)  # of those that may have started something
         self._up = [False] * len(self.ranges)
         self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
@@ -216,9 +216,11 @@ class Supervisor:
         with self._launcher.ready():
             for index in range(len(self.ranges)):
                 self._launch(index, self._keep)
-                self._words.append(LastWords(self.channels[index]))
+                self._stderrs.append(WorkerStderr(self.channels[index]))
                 if index == 0 and len(self.ranges) > 1 and self._launcher.may_learn:
+                    copy_stderr()
                     self._learn_from_first()
+        copy_stderr()  # now: a thread is in the way of forks
 
     def _keep(self, process: Any, channel: Channel) -> None:
         self.channels.append(channel)
@@ -319,7 +321,8 @@ class Supervisor:
         self._begun = index
         try:
             self._launch(index, keep)
-            self._words[index] = LastWords(self.channels[index])
+            self._stderrs[index] = WorkerStderr(self.channels[index])
+            copy_stderr()
         finally:
             self._begun = -1
         if self.stopped:  # by a signal's handler, meanwhile: `stop` may not have seen this one
@@ -433,7 +436,7 @@ class Supervisor:
 
     def last_words(self, index: int) -> str:
         """The last lines that a worker has written to stderr so far."""
-        return self._words[index].text()
+        return self._stderrs[index].text()
 
     def stack(self, index: int) -> str:
         """Where in Python a worker is, read without its help."""
@@ -491,8 +494,8 @@ class Supervisor:
     def _release(self, index: int) -> None:
         """Closes what belongs to a process that has ended."""
         self.channels[index].close()
-        for words in self._words[index : index + 1]:  # there are none if there was no room
-            words.close()
+        for stderr in self._stderrs[index : index + 1]:  # there is none if there was no room
+            stderr.close()
         self.processes[index].release()
 
     def dismiss(self) -> None:
@@ -583,8 +586,6 @@ class Supervisor:
         self.stopped = self.ended = True
         for channel in self.channels:
             channel.close()
-        for words in self._words:
-            words.disown()
         self._close_descriptors()
         # Or multiprocessing would terminate daemonic ones when this process ends.
         mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]
