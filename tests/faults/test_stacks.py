@@ -23,7 +23,6 @@ from processes import gone
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv
 from shmvec.__main__ import main
 from shmvec._processes import stacks
-from shmvec._processes import stacks as py_spy
 from shmvec._processes.stacks import offer_of, offers_of, stack_of
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
@@ -69,11 +68,6 @@ def until_there(envs, where):
     while not all(where in stack_of(process.pid) for process in envs.processes):
         assert time.monotonic() < until, [stack_of(process.pid) for process in envs.processes]
         time.sleep(0.02)
-
-
-@pytest.fixture(autouse=True)
-def without_py_spy(monkeypatch):
-    monkeypatch.setattr(stacks, "dumped", lambda pid: "")
 
 
 @pytest.fixture
@@ -219,55 +213,6 @@ def test_a_file_of_the_env_in_the_descriptors_place_is_left_alone(gate, tmp_path
         assert "does not offer it" in stack_of(os.getpid())
         file.seek(0)
         assert file.read() == "what the env has written"
-
-
-THREADS = """[
-    {"pid": 1, "thread_id": 2, "thread_name": null, "frames": [
-        {"name": "run", "filename": "/other.py", "line": 9}]},
-    {"pid": 1, "thread_id": 1, "thread_name": "MainThread", "frames": [
-        {"name": "Env.look", "filename": "/env.py", "line": 7},
-        {"name": "Env.step", "filename": "/env.py", "line": 3},
-        {"name": "_serve", "filename": "/x/shmvec/_processes/worker.py", "line": 1}]}
-]"""
-BY_IT = '  File "/env.py", line 7 in look\n  File "/env.py", line 3 in step'
-UNREAD = "its stack cannot be read: its main thread blocks the signal"
-
-
-@pytest.fixture
-def spy(tmp_path, monkeypatch):
-    """Has a shell script be py-spy."""
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(py_spy, "_PATIENCE_S", 0.3)
-    monkeypatch.setattr(stacks, "dumped", py_spy.dumped)
-    monkeypatch.setattr(stacks, "_BLOCKED_S", 0.05)
-
-    def write(script):
-        file = tmp_path / "py-spy"
-        file.write_text(f"#!/bin/sh\n{script}\n")
-        file.chmod(0o700)
-
-    return write
-
-
-def test_py_spy_is_asked_where_the_worker_does_not_answer(gate, spy, capsys):
-    with vector_env(gate, how="deaf") as envs:
-        spy("exit 1")
-        pid = hanging(envs, "blocks the signal")
-        for script in (
-            f"echo '{THREADS}'; exit 1",
-            "echo nothing of the kind",
-            "echo '[{}]'",
-            "exec sleep 60",
-            "exec 2>&-; kill $$",
-        ):
-            spy(script)
-            assert stack_of(pid) == f"({UNREAD})", script
-        spy(f"[ \"$*\" = 'dump --nonblocking --json --pid {pid}' ] && echo '{THREADS}'")
-        assert stack_of(pid) == f"(its main thread blocks the signal; this is by py-spy)\n{BY_IT}"
-        assert main(["stacks", str(pid)]) == 0
-        other = "Thread 0x0000000000000002 (most recent call first):"
-        whole = f'{BY_IT}\n{other}\n  File "/other.py", line 9 in run\n'
-        assert whole in capsys.readouterr().out
 
 
 def test_a_stranger_prints_them_all(gate):

@@ -12,23 +12,17 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
-import json
 import logging
 import os
 import re
 import select
-import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
-from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
 from shmvec._core import guard_handler, is_unhandled
 from shmvec._cores import identity, processes
@@ -39,7 +33,6 @@ __all__ = [
     "Hangs",
     "Offer",
     "Watch",
-    "dumped",
     "is_wanted",
     "offer_of",
     "offer_stacks",
@@ -169,19 +162,16 @@ def stack_of(pid: int, whole: bool = False) -> str:
 
     Args:
         pid: Its process.
-        whole: With all frames, and all threads that are known of; else as much as fits a message.
+        whole: With all frames; else as many as fit a message.
 
     Returns:
-        Lines as faulthandler writes them; in parentheses, why there are none, or are py-spy's.
+        Lines as faulthandler writes them; in parentheses, why there are none.
     """
     try:
         return _excerpt(_written(pid, monotonic() + _PATIENCE_S), whole)
     except ProcessLookupError:
         return "(the process has ended)"
     except (OSError, ValueError, _NoStackError) as error:
-        spied = dumped(pid)
-        if spied:
-            return f"({error}; this is by py-spy)\n{_excerpt(_printable(spied), whole)}"
         return f"(its stack cannot be read: {error})"
 
 
@@ -303,66 +293,16 @@ def _mask(status: bytes, name: str) -> int:
 
 
 def _excerpt(written: str, whole: bool) -> str:
-    """The stack of the main thread, and of the others that there are if it is to be whole.
-
-    As far as they are in code of an env's.
-    """
-    main, *others = written.strip("\n").split("\n\n")
-    lines = _theirs(main, whole)
-    for other in others if whole else ():
-        theirs = _theirs(other, whole)
-        lines += [other.partition("\n")[0], *theirs] if theirs else []
-    return "\n".join(lines) or "(it runs no code of an env's)"
-
-
-def _theirs(stack: str, whole: bool) -> list[str]:
     """The frames of an env, and of what that calls."""
-    frames = stack.splitlines()[1:]
+    frames = written.strip("\n").splitlines()[1:]
     ends = [number for number, line in enumerate(frames) if OURS in line]
     theirs = frames[: ends[0]] if ends else frames
     if len(theirs) > _MOST_LINES and not whole:
         theirs = [*theirs[: _MOST_LINES - 1], f"  and {len(theirs) - _MOST_LINES + 1} more"]
-    return [
+    lines = [
         line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…" for line in theirs
     ]
-
-
-_MAIN = "MainThread"
-
-
-def dumped(pid: int) -> str:
-    """The stacks of a process's threads, its main thread's first, as faulthandler writes them.
-
-    Empty where there is no py-spy, or it says nothing: it has no right to trace, say. The process
-    is not paused: it runs on whatever becomes of py-spy, which may read something wrong meanwhile.
-    """
-    beside = str(Path(sys.executable).parent)  # of a virtual environment that is not activated
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), beside])
-    program = shutil.which("py-spy", path=path)
-    if program is None:
-        return ""
-    with suppress(
-        OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError, AttributeError
-    ):
-        done = subprocess.run(
-            [program, "dump", "--nonblocking", "--json", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_PATIENCE_S,
-            check=True,
-        )
-        threads = sorted(json.loads(done.stdout), key=lambda each: each["thread_name"] != _MAIN)
-        return "\n\n".join(map(_as_faulthandler, threads))
-    return ""
-
-
-def _as_faulthandler(thread: Mapping[str, Any]) -> str:
-    frames = [
-        f'  File "{frame["filename"]}", line {frame["line"]} in {frame["name"].rpartition(".")[2]}'
-        for frame in thread["frames"]
-    ]
-    return "\n".join([f"Thread 0x{thread['thread_id']:016x} (most recent call first):", *frames])
+    return "\n".join(lines) or "(it runs no code of an env's)"
 
 
 log = logging.getLogger("shmvec")
