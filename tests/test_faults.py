@@ -1,5 +1,6 @@
 """What happens when processes die or waits are interrupted, on either side."""
 
+import contextlib
 import copy
 import dataclasses
 import faulthandler
@@ -9,13 +10,13 @@ import pickle
 import signal
 import threading
 import time
-from contextlib import contextmanager
 
 import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Failing
+from gymnasium.error import AlreadyPendingCallError
 from processes import dozing, gone, run_script
 from tables import crossed
 
@@ -250,7 +251,7 @@ def test_two_threads():
         while not envs.exchange.waiting:
             assert time.monotonic() < until
         for call in (lambda: envs.step([0]), envs.reset, lambda: envs.get_attr("n"), envs.recv):
-            with pytest.raises(RuntimeError, match="another thread waits for this vector env"):
+            with pytest.raises(AlreadyPendingCallError, match="one thread at a time"):
                 call()
         gate.set()
         stepping.join(DEADLINE_S)
@@ -260,7 +261,7 @@ def test_two_threads():
         envs.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def finishes(seconds=DEADLINE_S):
     """Ends the process, with all stacks, if what is inside hangs."""
     faulthandler.dump_traceback_later(seconds, exit=True)
@@ -270,25 +271,21 @@ def finishes(seconds=DEADLINE_S):
         faulthandler.cancel_dump_traceback_later()
 
 
-def test_ctrl_c_as_those_who_doze_are_roused():
-    """It comes when the bell has rung and the alarms have not: nobody rings again by itself."""
-    envs = ShmVectorEnv([make_counter] * 2, num_workers=2)
+def test_ctrl_c_as_those_who_doze_are_roused(monkeypatch):
+    """The bell has rung, and an env that was replaced is to be answered for."""
+    policy = FaultPolicy(on_crash="restart", backoff_s=0)
+    envs = ShmVectorEnv([make_counter] * 2, num_workers=2, faults=policy)
     try:
         with finishes():
             envs.reset()
+            envs.restart([0])
             dozing(envs)
-            rouse, calls = envs.exchange._links.rouse, []
-
-            def interrupted(mask):
-                calls.append(1)
-                if len(calls) == 1:
-                    raise KeyboardInterrupt
-                rouse(mask)
-
-            envs.exchange._links.rouse = interrupted
-            with pytest.raises(KeyboardInterrupt):
-                envs.step([0, 0])
-            assert envs.step([0, 0])[0][:, 0].tolist() == [2, 2]
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "eventfd_write", lambda *_: signal.raise_signal(signal.SIGINT))
+                with contextlib.suppress(KeyboardInterrupt):
+                    envs.step([0, 0])
+            envs.reset()
+            assert envs.step([0, 0])[0][:, 0].tolist() == [1, 1]
     finally:
         envs.close()
 

@@ -53,7 +53,7 @@ inline post()
     od
 }
 
-/* supervisor.py: rouse */
+/* links.pyx: rouse */
 inline rouse(mask)
 {
     do
@@ -159,7 +159,7 @@ inline take_answer()
     d_step { out[unit] = false; results[unit] = 0; open--; unit = 0; number = 0 }
 }
 
-/* ledger.pyx: take_regular, and ledger.pyx: pop, which may find none of some workers. */
+/* ledger.pyx: take_all, and ledger.pyx: pop, which may find none of some workers. */
 inline collect()
 {
     do

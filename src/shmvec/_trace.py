@@ -22,11 +22,11 @@ from gymnasium.error import ClosedEnvironmentError
 from shmvec._arguments import checked_count
 from shmvec._core import (
     TRACE_KINDS,
+    Guard,
     Links,
     MappedMemory,
     Recorder,
     TraceSwitch,
-    Turn,
     read_trace,
     trace_bytes,
 )
@@ -47,9 +47,9 @@ _MESSAGE_MOST = 500  # characters of an error's that are written
 class Tracing:
     """Those parts of an exchange that are traced, and the trace that is being recorded, if any."""
 
-    def __init__(self, turn: Turn, workers: Workers, links: Links, recovery: Recovery) -> None:
+    def __init__(self, guard: Guard, workers: Workers, links: Links, recovery: Recovery) -> None:
         """Takes the parts."""
-        self.turn = turn
+        self.guard = guard
         self.workers = workers
         self.links = links
         self.recovery = recovery
@@ -104,20 +104,22 @@ class Trace:
             RuntimeError: Another trace is being recorded; a worker has not even come to many that
                 were begun before; another thread is in a call of the vector env.
         """
+        self._tracing.guard.beside(self._start)
+
+    def _start(self) -> None:
         tracing = self._tracing
-        with tracing.turn.aside():
-            if tracing.links.closed:
-                raise ClosedEnvironmentError("Trying to begin a trace after a call to `close()`.")
-            if tracing.current is not None:
-                raise RuntimeError(
-                    f"a trace is being recorded already, to {tracing.current.path}: one at a time"
-                )
-            try:
-                with uninterrupted():
-                    self._begin()
-            except BaseException:  # also Ctrl-C, by which the caller never learns that it has begun
-                self._drop()
-                raise
+        if tracing.links.closed:
+            raise ClosedEnvironmentError("Trying to begin a trace after a call to `close()`.")
+        if tracing.current is not None:
+            raise RuntimeError(
+                f"a trace is being recorded already, to {tracing.current.path}: one at a time"
+            )
+        try:
+            with uninterrupted():
+                self._begin()
+        except BaseException:  # also Ctrl-C, by which the caller never learns that it has begun
+            self._drop()
+            raise
 
     def _begin(self) -> None:
         """Has everyone record."""
@@ -148,13 +150,17 @@ class Trace:
         """
         if self._memory is None or self._owner != os.getpid():  # a fork, whose parent goes on
             return
-        recorded = None
+        recorded: list[Recorded] = []
+
+        def end() -> None:
+            with uninterrupted():
+                recorded.append(self._end())
+
         try:
-            with self._tracing.turn.aside(), uninterrupted():
-                recorded = self._end()
+            self._tracing.guard.beside(end)
         finally:
-            if recorded is not None:
-                _save(self.path, recorded)
+            if recorded:
+                _save(self.path, recorded[0])
 
     def _end(self) -> Recorded:
         """Has nobody record any more; returns what there is."""

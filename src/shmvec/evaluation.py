@@ -301,7 +301,7 @@ def evaluate(
         size = vector.num_envs if batch == "ready" else max(1, vector.num_envs // 2)
         if batch_size is not None:
             size = checked_count("batch_size", batch_size)
-        with vector.lend("evaluate", settle=False) as exchange:
+        with vector.exchange.lend("evaluate", settle=False) as exchange:
             player = EpisodePlayer(
                 exchange,
                 policy,

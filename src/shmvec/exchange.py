@@ -2,14 +2,17 @@
 
 The seam of this package: ``ShmVectorEnv``, planning and the adapters to other systems are
 translations of their contracts to it, and so may yours be. It asks envs (``ask``, ``ask_reset``,
-``command``), takes what they answer (``take``), and knows of each whether it is out. What it was
-asked it either does as a whole or not at all; an exception at any moment (Ctrl-C, a time limit)
-leaves envs *out*: take their answers later, or ``drop`` them.
+``command``), takes what they answer (``take``), and knows of each whether it is in flight. What it
+was asked it either does as a whole or not at all. A ``take`` that is left by an exception (Ctrl-C,
+a time limit) leaves envs in flight, or idle with their results lost. A call that asks and takes at
+once (``step``, ``reset``, ``call``, ``set_attr``) abandons what it has asked: the next call waits
+for that, and discards it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy as copying
 import multiprocessing
 import os
 import sys
@@ -20,11 +23,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 
 from shmvec._arguments import (
     Options,
@@ -36,7 +40,18 @@ from shmvec._arguments import (
     existing_env_ids,
 )
 from shmvec._autoreset import Autoreset, AutoresetMode
-from shmvec._core import Batch, Frames, Lease, Ledger, Told, Turn
+from shmvec._core import (
+    DONE,
+    TIME_UP,
+    Batch,
+    Frames,
+    Guard,
+    Ledger,
+    Loan,
+    Told,
+    exclusive,
+    whole,
+)
 from shmvec._cores import split_evenly, time_on_cores, usable_cores
 from shmvec._memory.layout import ActionRows
 from shmvec._memory.leases import Leases
@@ -60,6 +75,7 @@ from shmvec.faults import (
     FaultPolicy,
     TooManyFaultsError,
     WorkerCrashError,
+    raise_as_gymnasium_does,
     raise_failures,
 )
 from shmvec.stats import Stats
@@ -106,7 +122,7 @@ class Exchange:
         metadata: The first env's.
         render_mode: The first env's.
         layout: What lies in shared memory.
-        turn: ``with exchange.turn:`` refuses other threads during what belongs together.
+        guard: Refuses a call while another one is under way.
         closed: Whether it was closed.
         tracing: What :meth:`shmvec.ShmVectorEnv.trace` records; not there once it was closed.
 
@@ -177,10 +193,10 @@ class Exchange:
             may_step_over = self.autoreset.by_worker
         self._manners = num_buffers, bool(may_step_over), in_ranges
         self._leases = Leases(hold_batches)
-        self._in_hand: tuple[Taken, ...] = ()
-        self.turn = Turn()
+        self.guard = Guard()
+        self._held: Callable[[], None] | None = None  # a request that waits for an abandoned call
+        self._called: Envs | None = None  # of the call that is pending; None: all
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
-        self._resets = np.zeros(self.num_envs, np.int64)
         self._gatherer = Batch(self.num_envs)
 
         self._workers = workers_for(functions, settings, name)
@@ -234,21 +250,19 @@ class Exchange:
         self.single_observation_space, self.observation_space = agreement.spaces[:2]
         self.single_action_space, self.action_space = agreement.spaces[2:]
         self.metadata, self.render_mode = agreement.metadata, agreement.render_mode
-        made = assemble(workers, self._settings, agreement, may_step_over, in_ranges)
+        made = assemble(workers, self._settings, agreement, self.guard, may_step_over, in_ranges)
         self.layout = agreement.layout
-        made.links.turn = self.turn
         self._links, self._frames, self._ledger = made.links, made.frames, made.ledger
         self._recovery = Recovery(
             self.policy,
             self._settings.recycle_after,
             made.ledger,
             workers,
-            self.num_envs,
             # No cycle: an exchange that is forgotten goes at once.
             partial(Exchange._fetch_from, weakref.proxy(self)),
             made.links.count_fault,
         )
-        self.tracing = Tracing(self.turn, workers, made.links, self._recovery)
+        self.tracing = Tracing(self.guard, workers, made.links, self._recovery)
 
     @property
     def processes(self) -> list[Any]:
@@ -257,6 +271,7 @@ class Exchange:
 
     # ---- asking ------------------------------------------------------------------------------
 
+    @exclusive
     def ask(
         self,
         envs: npt.ArrayLike | None,
@@ -275,22 +290,21 @@ class Exchange:
 
         Raises:
             ClosedEnvironmentError: It is closed.
-            ValueError: There is no such env, it is named twice, or is out; the number or shape of
-                the actions is wrong. Nothing was sent.
+            AlreadyPendingCallError: Another call is under way.
+            ValueError: There is no such env, it is named twice, or is in flight; the number or
+                shape of the actions is wrong. Nothing was sent.
             TypeError: The dtype of the actions or of ``envs`` is wrong. Nothing was sent.
             BufferError: All frames of an env are held. Nothing was sent.
         """
-        ledger, workers = self._ready()
+        ledger, workers = self._settled()
         workers.doing = "step"
-        if envs is None and not self._in_hand:
+        if envs is None:
             ledger.step_all(actions, workers.pack, frame)
             return
-        with self.turn:
-            chosen = self._chosen(envs)
-            self._check(ledger, chosen)
-            if len(chosen):
-                at = None if frame < 0 else frame
-                ledger.step(chosen, actions, workers.pack, at, together)
+        chosen = self._chosen(envs)
+        if len(chosen):
+            at = None if frame < 0 else frame
+            ledger.step(chosen, actions, workers.pack, at, together)
 
     def _ready(self) -> tuple[Ledger, Workers]:
         """The ledger and the workers, all of them alive as far as is known."""
@@ -298,19 +312,16 @@ class Exchange:
         if ledger is None or workers is None:
             ledger, workers = self._open()
         if self._recovery.down:  # a replacement was broken off: what is sent now would be lost
-            with self.turn, self._closing():
+            with self._closing():
                 self._recovery.mend()
         return ledger, workers
 
-    def _holds(self, envs: Collection[int]) -> bool:
-        """Whether the answer of one of these envs was taken, and not returned."""
-        return any(not set(each.answers.envs.tolist()).isdisjoint(envs) for each in self._in_hand)
-
-    def _check(self, ledger: Ledger, envs: Envs) -> None:
-        """Raises ValueError unless each of these is an env, once, and may be asked something."""
-        ledger.check(envs)
-        if self._in_hand and self._holds(envs.tolist()):
-            raise ValueError("a take() was broken off: take its answers first. Nothing was sent.")
+    def _settled(self) -> tuple[Ledger, Workers]:
+        """The same, once what was abandoned is discarded."""
+        ledger, workers = self._ready()
+        if self.guard.abandoned:
+            self._discard(ledger)
+        return ledger, workers
 
     def _chosen(self, envs: npt.ArrayLike | None) -> Envs:
         """Indices of envs, as an array: all if it is None; it may be empty."""
@@ -321,6 +332,7 @@ class Exchange:
             return self._everyone[:0]
         return checked_env_ids(envs, self.num_envs)
 
+    @exclusive
     def ask_reset(
         self,
         envs: npt.ArrayLike | None = None,
@@ -340,26 +352,38 @@ class Exchange:
 
         Raises:
             ClosedEnvironmentError: It is closed.
-            ValueError: There is no such env, it is named twice, or is out. Nothing was sent.
+            AlreadyPendingCallError: Another call is under way.
+            ValueError: There is no such env, it is named twice, or is in flight. Nothing was sent.
             TypeError: ``envs`` is not of integers. Nothing was sent.
         """
-        ledger, workers = self._ready()
-        with self.turn:
-            chosen = self._chosen(envs)
-            self._check(ledger, chosen)
-            if not len(chosen):
-                return
-            packed = None
-            if seeds is not None or options is not None:
-                packed = packed_reset(workers, chosen.tolist(), seeds, options)
-            self._recovery.remember(chosen.tolist(), seeds, options, repeat)
-            self._resets[chosen] += 1
-            workers.doing = "reset"
-            if packed is None:
-                ledger.reset(chosen)
-            else:
-                ledger.command(np.sort(chosen), packed, True)
+        self._settled()
+        self._ask_reset(envs, seeds, options, repeat)
 
+    def _ask_reset(
+        self,
+        envs: npt.ArrayLike | None = None,
+        seeds: Sequence[int | None] | None = None,
+        options: Sequence[Any] | None = None,
+        repeat: bool = True,
+    ) -> None:
+        ledger, workers = self._open()
+        chosen = self._chosen(envs)
+        if not len(chosen):
+            return
+        workers.doing = "reset"
+        if seeds is None and options is None:
+            ledger.reset(chosen)
+            return
+        ledger.check(chosen)
+        packed = packed_reset(workers, chosen.tolist(), seeds, options)
+        order = np.argsort(chosen)
+        arguments = [
+            (None if seeds is None else seeds[row], None if options is None else options[row])
+            for row in order.tolist()
+        ]
+        ledger.command(chosen[order], packed, arguments, repeat=repeat)
+
+    @exclusive
     def command(self, name: str, payload: Any, envs: npt.ArrayLike | None = None) -> None:
         """Has workers do something with envs, and does not wait.
 
@@ -371,21 +395,26 @@ class Exchange:
 
         Raises:
             ClosedEnvironmentError: It is closed.
-            ValueError: There is no such env, it is named twice, or is out. Nothing was sent.
+            AlreadyPendingCallError: Another call is under way.
+            ValueError: There is no such env, it is named twice, or is in flight. Nothing was sent.
             Exception: What cannot be pickled. Nothing was sent.
         """
-        ledger, workers = self._ready()
-        with self.turn:
-            chosen = self._chosen(envs)
-            self._check(ledger, chosen)
-            if not len(chosen):
-                return
-            packed = packed_command(workers, chosen.tolist(), name, payload, ledger.is_out)
-            workers.doing = name
-            ledger.command(np.sort(chosen), packed, False)
+        self._settled()
+        self._command(name, payload, envs)
+
+    def _command(self, name: str, payload: Any, envs: npt.ArrayLike | None) -> None:
+        ledger, workers = self._open()
+        chosen = self._chosen(envs)
+        if not len(chosen):
+            return
+        ledger.check(chosen)
+        packed = packed_command(workers, chosen.tolist(), name, payload, ledger.is_out)
+        workers.doing = name
+        ledger.command(np.sort(chosen), packed)
 
     # ---- answers -----------------------------------------------------------------------------
 
+    @exclusive
     def take(
         self,
         envs: npt.ArrayLike | None = None,
@@ -413,89 +442,52 @@ class Exchange:
 
         Raises:
             ClosedEnvironmentError: It is closed.
+            AlreadyPendingCallError: Another call is under way.
             NoAsyncCallError: So many envs have not been asked.
             multiprocessing.TimeoutError: The time is up. Nothing was taken.
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker died, and the policy does not restart it.
         """
-        ledger, _ = self._ready()
+        ledger, _ = self._settled()
         if gather is True:
             gather = self._gatherer
-        plain = envs is None and count is None and timeout is None
-        if plain and ledger.lockstep and not self._in_hand:
-            with self.turn:
-                regular = self.take_regular(gather, arrays, commit=False)
-                if regular is not None:
-                    answers = Answers(self._everyone, *regular)
-                    self._in_hand = (Taken(answers),)
-                    ledger.commit(self._everyone)
-            if regular is not None:
-                self._in_hand = ()  # nothing may come between this and the return
-                return answers
-        with self.turn:
-            taken = next((each for each in self._in_hand if self._is_wanted(each, envs)), None)
-            if taken is None:
-                chosen, among = self._waited_for(ledger, envs, count, least, timeout)
-                made = ledger.gather(chosen, gather, everyone, arrays, among)
-                taken = self._answers(ledger, *made)
-                self._in_hand = taken, *self._in_hand
-            ledger.commit(taken.answers.envs, taken.answers.failures)
-            if self._leases.limited and not taken.counted:
-                taken.counted = True
-                self._leases.add(taken.lease)
-            rest = tuple([each for each in self._in_hand if each is not taken])
-        self._in_hand = rest  # nothing may come between this and the return
-        return taken.answers
+        if envs is None and count is None and timeout is None:
+            return self._take_all(ledger, gather, everyone, arrays)
+        chosen, among = self._waited_for(ledger, envs, count, least, timeout)
+        return self._taken(ledger, chosen, gather, everyone, arrays, among)
 
-    def take_soonest(
-        self, count: int, gather: Any, envs: Envs | None = None, arrays: bool = True
-    ) -> Answers | None:
-        """The same for so many envs, or all of these, with no limit of time, if all is as usual.
+    def _take_all(
+        self, ledger: Ledger, gather: Any, everyone: bool = True, arrays: bool = True
+    ) -> Answers:
+        """What all that were asked have answered."""
+        results = self._lockstep_results(ledger, gather, arrays)
+        if results is not None:
+            return Answers(self._everyone, *results)
+        self._wait(ledger)
+        return self._taken(ledger, ledger.ready(), gather, everyone, arrays, None)
 
-        Returns:
-            What ``take(count=count, gather=True)`` or ``take(envs)`` does; None: :meth:`take` them.
-
-        Raises:
-            Exception: As :meth:`take`.
-        """
-        ledger, _ = self._ready()
-        if self._in_hand or self._leases.limited:
-            return None
-        with self.turn:
-            try:
-                made = ledger.take_soonest(count, gather, envs, arrays)
-            except (WorkerCrashError, EnvTimeoutError) as error:
-                self._recover(error)
-                return None
-            if made is None:
-                return None
-            answers = Answers(*made)
-            self._in_hand = (Taken(answers),)
-            ledger.commit(answers.envs)
-        self._in_hand = ()  # nothing may come between this and the return
-        return answers
-
-    def take_regular(
-        self, gather: Any, arrays: bool = True, *, commit: bool = True
-    ) -> tuple[Any, ...] | None:
-        """What all envs have answered that were asked at once, if all is as usual.
-
-        Returns:
-            Observations, rewards, terminations, truncations and infos; None: :meth:`take` them.
-
-        Raises:
-            Exception: As :meth:`take`.
-        """
-        ledger, _ = self._ready()
+    def _lockstep_results(self, ledger: Ledger, gather: Any, arrays: bool) -> Any:
+        """Four arrays and infos of all, which were asked at once, if all is as usual; or None."""
         try:
-            return ledger.take_regular(gather, arrays, commit)
+            return ledger.take_all(gather, arrays)
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
         return None
 
-    def _is_wanted(self, taken: Taken, envs: npt.ArrayLike | None) -> bool:
-        """Whether answers that a call was broken off with are those that are asked for now."""
-        return envs is None or np.array_equal(taken.answers.envs, self._chosen(envs))
+    def _taken(
+        self,
+        ledger: Ledger,
+        envs: Envs,
+        gather: Any,
+        everyone: bool,
+        arrays: bool,
+        among: Collection[int] | None,
+    ) -> Answers:
+        """Takes envs that are ready."""
+        envs, results, lease, *rest = ledger.take(envs, gather, everyone, arrays, among)
+        if self._leases.limited:
+            self._leases.add(lease)
+        return Answers(envs, *results, *rest)
 
     def _waited_for(
         self,
@@ -508,13 +500,10 @@ class Exchange:
         """Waits for envs: those that are ready, and those whose failures are told with them."""
         if count is None:
             if envs is None:
-                if timeout is not None or not self._is_regular(ledger, ledger.num_asked):
-                    self._wait(lambda: ledger.num_out == 0, lambda: ledger.num_out, timeout)
+                self._wait(ledger, timeout=timeout)
                 return ledger.ready(), None
             these = self._chosen(envs)
-            if timeout is not None or not self._is_regular(ledger, 0, these):
-                missing = partial(ledger.num_missing, these)
-                self._wait(lambda: missing() == 0, missing, timeout)
+            self._wait(ledger, 0, these, timeout)
             return ledger.those_ready(these), set(these.tolist())
         wanted = count if least is None else least
         if ledger.num_asked < wanted and not ledger.raised:
@@ -527,14 +516,8 @@ class Exchange:
             ledger.look_if_due()  # also where others leave nothing to wait for
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
-        if timeout is None and self._is_regular(ledger, wanted):
-            return ledger.oldest(count), ()
         try:
-            self._wait(
-                lambda: ledger.num_ready >= wanted or bool(ledger.raised),
-                lambda: wanted - ledger.num_ready,
-                timeout,
-            )
+            self._wait(ledger, wanted, timeout=timeout)
         except EnvTimeoutError:
             raise
         except multiprocessing.TimeoutError:
@@ -547,66 +530,149 @@ class Exchange:
             return self._everyone[:0], None
         return ledger.oldest(count), ()
 
-    def _is_regular(self, ledger: Ledger, wanted: int, envs: Envs | None = None) -> bool:
-        """Waits until so many, or these, are ready; False if something is to be seen to."""
-        try:
-            return ledger.wait_regular(wanted, envs)
-        except (WorkerCrashError, EnvTimeoutError) as error:
-            self._recover(error)
-        return False
-
+    @exclusive
     def first_ready(self, groups: Sequence[Envs]) -> int:
         """Waits until all envs of one of these groups have answered; returns the group's index.
 
         Raises:
             Exception: As :meth:`take`.
         """
-        ledger, _ = self._open()
+        ledger, _ = self._settled()
+        while True:
+            missing = [ledger.num_missing(group) for group in groups]
+            if 0 in missing:
+                return missing.index(0)
+            self._wait(ledger, ledger.num_ready + min(missing))
 
-        def missing() -> int:
-            return min(map(ledger.num_missing, groups))
-
-        with self.turn:
-            self._wait(lambda: missing() == 0, missing, None)
-        return [ledger.num_missing(group) for group in groups].index(0)
-
+    @exclusive
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until all that were asked have answered; False: the time is up first.
 
         Raises:
             Exception: As :meth:`take`.
         """
-        ledger, _ = self._open()
+        return self._have_answered(self._ready()[0], timeout)
+
+    def _have_answered(self, ledger: Ledger, timeout: float | None) -> bool:
         try:
-            with self.turn:
-                self._wait(lambda: ledger.num_out == 0, lambda: ledger.num_out, timeout)
+            self._wait(ledger, timeout=timeout)
         except EnvTimeoutError:
             raise
         except multiprocessing.TimeoutError:
             return False
         return True
 
-    def _answers(
-        self,
-        ledger: Ledger,
-        envs: Envs,
-        results: tuple[Any, ...],
-        lease: Lease | None,
-        told: dict[int, Told],
-        failures: list[Failure],
-    ) -> Taken:
-        """What the ledger has gathered, for whoever has waited for it."""
-        assert self._workers is not None
-        answers = Answers(envs, *results)
-        answers.told, answers.failures = told, failures
-        if ledger.unanswered:
-            answers.unanswered = list(ledger.unanswered)
-        if ledger.results:
-            answers.results = {
-                env: ledger.results[env].open() for env in envs.tolist() if env in ledger.results
-            }
-        return Taken(answers, lease)
+    @exclusive
+    def drop(self) -> None:
+        """Waits for all that were asked, and discards what they answer.
 
+        Faults that they would have told are told by their next answers.
+
+        Raises:
+            Exception: As :meth:`take`.
+        """
+        if self._ledger is not None:
+            self._discard(self._ledger)
+
+    def _discard(self, ledger: Ledger) -> None:
+        self._wait(ledger)
+        ledger.forget()
+        self.guard.settled()
+
+    # ---- calls that ask envs and take their answers ------------------------------------------
+
+    @whole
+    def step(
+        self,
+        actions: Any,
+        envs: Envs | None = None,
+        *,
+        gather: Any = None,
+        frame: int = -1,
+        last: bool = False,
+        arrays: bool = True,
+        meanwhile: Callable[[], object] | None = None,
+        within: Any = None,
+    ) -> tuple[Any, ...]:
+        """Steps all envs, or some, none of which may be in flight.
+
+        Args:
+            actions: As for :meth:`ask`.
+            envs: Which. None: all.
+            gather: As for :meth:`take`.
+            frame: Of a rollout, into which results go; -1: none.
+            last: Whether that is the rollout's last one.
+            arrays: Whether results other than infos are wanted at all.
+            meanwhile: Is called while they step.
+            within: The loan in which this is done.
+
+        Returns:
+            Observations, rewards, terminations and truncations of all envs, and infos.
+
+        Raises:
+            AlreadyPendingCallError: Another call is under way, or its results are to be taken.
+            Exception: As :meth:`ask` and :meth:`take`, and what envs raise.
+        """
+        ledger, workers = self._begin("step_async", within)
+        workers.doing = "step"
+        if envs is None:
+            ledger.step_all(actions, workers.pack, frame)
+        elif len(envs):
+            ledger.step(envs, actions, workers.pack)
+        if meanwhile is not None:
+            meanwhile()
+        results = self._step_results(ledger, gather, arrays)
+        if last:
+            self._frames.end_rollout()
+        return results
+
+    def _step_results(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
+        results: Any = self._lockstep_results(ledger, gather, arrays)
+        if results is None:
+            answers = self._take_all(ledger, gather, arrays=arrays)
+            if answers.failures:
+                raise_as_gymnasium_does(answers.failures)
+            flags = answers.terminations, answers.truncations
+            results = answers.observations, answers.rewards, *flags, answers.infos
+        if self._settings.recycle_after is not None:
+            with self._closing():
+                self._recovery.recycle(None)
+        return results  # type: ignore[no-any-return]
+
+    @whole
+    def reset(
+        self,
+        envs: npt.ArrayLike | None = None,
+        seeds: Sequence[int | None] | None = None,
+        options: Sequence[Any] | None = None,
+        *,
+        gather: Any = None,
+    ) -> tuple[Any, Any]:
+        """Resets envs.
+
+        Args:
+            envs: As for :meth:`ask_reset`.
+            seeds: Likewise.
+            options: Likewise.
+            gather: As for :meth:`take`.
+
+        Returns:
+            The last observations of all envs, and infos.
+
+        Raises:
+            Exception: As :meth:`step`.
+        """
+        self._begin("reset_async")
+        self._ask_reset(envs, seeds, options)
+        return self._reset_results(self._open()[0], gather)
+
+    def _reset_results(self, ledger: Ledger, gather: Any) -> tuple[Any, Any]:
+        answers = self._take_all(ledger, gather, arrays=False)
+        if answers.failures:
+            raise_as_gymnasium_does(answers.failures)
+        return self._frames.observe(), answers.infos
+
+    @whole
     def call(
         self,
         name: str,
@@ -620,19 +686,23 @@ class Exchange:
             WorkerCrashError: A worker died; if it was restarted, this can be used.
             Exception: Whatever an env raises; and as :meth:`command`.
         """
-        self.command("call", (name, args, dict(kwargs or {})), envs)
-        return self.returned(envs)
+        self._settled()
+        self._command("call", (name, args, dict(kwargs or {})), envs)
+        return self._returned(envs)
 
+    @whole
     def set_attr(self, name: str, values: Mapping[int, Any]) -> None:
         """Sets an attribute of envs, by env.
 
         Raises:
             Exception: As :meth:`call`.
         """
+        self._settled()
         envs = list(values)
-        self.command("set_attr", (name, dict(values)), envs)
-        self.returned(envs)
+        self._command("set_attr", (name, dict(values)), envs)
+        self._returned(envs)
 
+    @exclusive
     def returned(
         self, envs: npt.ArrayLike | None = None, timeout: float | None = None
     ) -> list[Any]:
@@ -642,42 +712,195 @@ class Exchange:
             multiprocessing.TimeoutError: The time is up.
             Exception: As :meth:`call`.
         """
+        self._settled()
+        return self._returned(envs, timeout)
+
+    def _returned(
+        self, envs: npt.ArrayLike | None = None, timeout: float | None = None
+    ) -> list[Any]:
+        ledger, workers = self._open()
         order = self._chosen(envs)
-        answers = self.take(order, timeout=timeout, arrays=False)
+        self._wait(ledger, 0, order, timeout)
+        ready, among = ledger.those_ready(order), set(order.tolist())
+        answers = self._taken(ledger, ready, None, False, False, among)
         raise_failures(answers.failures)
         if answers.unanswered:
-            assert self._workers is not None
             raise WorkerCrashError(
-                f"The worker of envs {answers.unanswered} died in {self._workers.doing!r}, and was "
+                f"The worker of envs {answers.unanswered} died in {workers.doing!r}, and was "
                 "restarted: there is no result. The vector env can be used; these envs' next step "
                 "truncates."
             )
         return [answers.results[env] for env in order.tolist()]
 
-    def drop(self) -> None:
-        """Waits for all that were asked, and forgets what they answer.
+    # ---- calls in two parts ------------------------------------------------------------------
 
-        Faults that they would have told are told by their next answers.
+    @property
+    def pending(self) -> Any:
+        """The first part of a call whose second part is to come, or the loan; None: nothing."""
+        return self.guard.pending
+
+    @exclusive
+    def check_pending(self, name: str, *, alone: bool = False) -> None:
+        """Raises AlreadyPendingCallError if the call ``name`` would mix with another one.
+
+        Args:
+            name: Of a method.
+            alone: Whether no env may be in flight.
+        """
+        self._check_pending(name, alone=alone)
+
+    def _check_pending(self, name: str, within: Any = None, *, alone: bool = False) -> None:
+        self.check_open()
+        pending = self.guard.pending
+        if pending is not None and pending is not within:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `{pending.value}` to "
+                "complete.",
+                str(pending.value),
+            )
+        if alone and self.num_asked and not self.guard.abandoned:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while envs are in flight: take the results of all that were "
+                "asked to step or reset, with `recv`, or `drop()` the Pipeline that has asked "
+                "them, first.",
+                "recv",
+            )
+
+    def _begin(self, name: str, within: Any = None) -> tuple[Ledger, Workers]:
+        """The ledger and the workers, for a call that asks envs, none of which is in flight."""
+        self._check_pending(name, within, alone=True)
+        return self._settled()
+
+    @whole
+    def begin(self, pending: Any, *arguments: Any) -> None:
+        """Asks all envs for what :meth:`finish` takes; later, if an abandoned call is not over.
+
+        Args:
+            pending: What is begun: its ``value`` is "step", "reset" or "call".
+            *arguments: Of the step: actions. Of the reset: envs, seeds and options. Of the call: a
+                payload as for :meth:`command`, and envs.
 
         Raises:
-            Exception: As :meth:`take`.
+            AlreadyPendingCallError: Another call is under way, or its results are to be taken.
+            Exception: As :meth:`ask`, :meth:`ask_reset` and :meth:`command`.
         """
-        ledger = self._ledger
-        if ledger is None:
-            return
-        with self.turn:
-            self._wait(lambda: ledger.num_out == 0, lambda: ledger.num_out, None)
-            self._in_hand = ()
-            ledger.forget()
+        self._check_pending(f"{pending.value}_async", alone=True)
+        ledger, _ = self._ready()
+        if self.guard.abandoned and not self._have_answered(ledger, 0.0):
+            if pending.value == "step":  # with the actions as they are now
+                arguments = copying.deepcopy(arguments)
+            self._held = partial(self._ask_for, pending.value, *arguments)
+        else:
+            self._settled()
+            self._ask_for(pending.value, *arguments)
+        self.guard.leave_pending(pending)
+
+    def _ask_for(self, operation: str, *arguments: Any) -> None:
+        ledger, workers = self._open()
+        if operation == "step":
+            workers.doing = "step"
+            ledger.step_all(arguments[0], workers.pack)
+        elif operation == "reset":
+            self._ask_reset(*arguments)
+        else:
+            payload, self._called = arguments
+            self._command("call", payload, self._called)
+
+    @whole
+    def finish(self, pending: Any, timeout: float | None = None, gather: Any = None) -> Any:
+        """Takes what :meth:`begin` has asked for.
+
+        Args:
+            pending: What was begun.
+            timeout: Seconds to wait. None: as long as it takes.
+            gather: As for :meth:`take`.
+
+        Returns:
+            As :meth:`step`, :meth:`reset` or :meth:`call`.
+
+        Raises:
+            NoAsyncCallError: Nothing of that kind was begun.
+            multiprocessing.TimeoutError: The time is up. What was asked is abandoned.
+            Exception: As :meth:`step`.
+        """
+        self.check_open()
+        operation = pending.value
+        if not self.guard.claim(pending):
+            raise NoAsyncCallError(
+                f"Calling `{operation}_wait` without any prior call to `{operation}_async`.",
+                operation,
+            )
+        ledger, _ = self._ready()
+        held, self._held = self._held, None
+        if timeout is not None or held is not None:
+            self._wait_until_sent(ledger, held, operation, timeout)
+        if operation == "step":
+            return self._step_results(ledger, gather)
+        return (
+            self._reset_results(ledger, gather)
+            if operation == "reset"
+            else self._returned(self._called)
+        )
+
+    def _wait_until_sent(
+        self,
+        ledger: Ledger,
+        held: Callable[[], None] | None,
+        operation: str,
+        timeout: float | None,
+    ) -> None:
+        """Waits for all envs, asked now if an abandoned call was in the way."""
+        begin = time.monotonic()
+        done = self._have_answered(ledger, timeout)
+        if done and held is not None:
+            self._discard(ledger)
+            held()
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
+            done = self._have_answered(ledger, left)
+        if not done:
+            raise multiprocessing.TimeoutError(
+                f"The call to `{operation}_wait` has timed out after {timeout} second(s)."
+            )
+
+    def lend(
+        self, name: str, *, settle: bool = True, in_flight: bool = False, keeps: bool = False
+    ) -> Loan[Exchange]:
+        """Lends this to what asks envs in an order of its own, in a ``with`` block.
+
+        Meanwhile calls that ask and take at once are refused, but ``within`` the loan. It lapses
+        with its borrower. What is in flight at its end is abandoned.
+
+        Args:
+            name: Of what it is lent to, for messages.
+            settle: Whether to wait for what an abandoned call has left; else discard that first.
+            in_flight: Whether envs may be in flight.
+            keeps: Whether what is in flight at its end stays so, if no exception ends it.
+
+        Raises:
+            ClosedEnvironmentError: It is closed.
+            AlreadyPendingCallError: Another call is under way, or its results are to be taken.
+        """
+
+        def begin() -> Exchange:
+            self._check_pending(name, alone=not in_flight)
+            if settle:
+                self._settled()
+            return self
+
+        return Loan(self.guard, begin, SimpleNamespace(value=name), keeps)
+
+    def abandon(self) -> None:
+        """Abandons what is in flight: the next call waits for that, and discards it."""
+        if self.num_asked:
+            self.guard.abandon()
 
     # ---- questions ---------------------------------------------------------------------------
 
     @property
     def num_asked(self) -> int:
         """How many envs were asked and have not been taken."""
-        in_hand = sum([len(each.answers.envs) for each in self._in_hand]) if self._in_hand else 0
         ledger = self._ledger
-        return 0 if ledger is None else ledger.num_asked + in_hand
+        return 0 if ledger is None else ledger.num_asked
 
     @property
     def waiting(self) -> bool:
@@ -688,7 +911,7 @@ class Exchange:
     def is_out(self, env: int) -> bool:
         """Whether an env was asked and its answer was not taken."""
         ledger = self._ledger
-        return ledger is not None and (ledger.is_out(env) or self._holds([env]))
+        return ledger is not None and ledger.is_out(env)
 
     def is_over(self, env: int) -> bool:
         """Whether an env's last step has ended an episode."""
@@ -707,9 +930,9 @@ class Exchange:
 
         They are others once envs of its worker have stepped, or it was asked to reset.
         """
-        self._open()
+        ledger, _ = self._open()
         steps = [self._links.steps_of(worker) for worker in range(len(self.ranges))]
-        return np.stack([np.repeat(steps, list(map(len, self.ranges))), self._resets])
+        return np.stack([np.repeat(steps, list(map(len, self.ranges))), ledger.resets])
 
     def observe(self) -> Any:
         """The last observations of all envs, as ``copy`` says."""
@@ -724,22 +947,25 @@ class Exchange:
 
     # ---- faults ------------------------------------------------------------------------------
 
+    @exclusive
     def restart(self, envs: npt.ArrayLike | None = None) -> None:
         """Restarts the workers of some envs; see :meth:`shmvec.ShmVectorEnv.restart`."""
         self._open()
-        with self.turn, self._closing():
+        with self._closing():
             self._recovery.restart(self._chosen(envs).tolist())
 
     def is_worn(self, env: int) -> bool:
         """Whether an env's worker has made as many steps as ``recycle_after`` says."""
         return self._recovery.is_worn(env)
 
+    @exclusive
     def recycle(self, envs: Collection[int] | None = None) -> None:
         """Restarts such workers that have no other envs than these, of which none is out."""
         if self._settings.recycle_after is not None:
-            with self.turn, self._closing():
+            with self._closing():
                 self._recovery.recycle(envs)
 
+    @exclusive
     def count_fault(self, failure: Failure, cure: str) -> Fault:
         """Counts what an env has raised, and what somebody else has done about it.
 
@@ -750,7 +976,7 @@ class Exchange:
         Raises:
             TooManyFaultsError: There were more than the policy allows; this is closed.
         """
-        with self.turn, self._closing():
+        with self._closing():
             fault = self._recovery.count(failure, cure)
         return fault
 
@@ -758,15 +984,15 @@ class Exchange:
         """Forgets the faults of an env's worker: they count no more towards ``max_restarts``."""
         self._recovery.forgive(env)
 
+    @exclusive
     def end_workers(self, envs: npt.ArrayLike) -> None:
         """Ends the workers of some envs, whatever they are doing; nobody may ask these again."""
         ledger, workers = self._open()
         chosen = set(self._chosen(envs).tolist())
-        with self.turn:
-            for index, owned in enumerate(workers.ranges):
-                if chosen.intersection(owned):
-                    workers.end(index)
-                    ledger.retire(index)
+        for index, owned in enumerate(workers.ranges):
+            if chosen.intersection(owned):
+                workers.end(index)
+                ledger.retire(index)
 
     # ---- rollouts ----------------------------------------------------------------------------
 
@@ -776,65 +1002,67 @@ class Exchange:
         self._open()
         return self._frames
 
+    @whole
     def share_rollouts(self, descriptor: int, nbytes: int, num_frames: int) -> None:
         """Hands memory for rollouts to all workers.
 
         Raises:
             Exception: As :meth:`take`.
         """
-        ledger, workers = self._ready()
+        ledger, workers = self._settled()
         ledger.check(self._everyone)
         size = nbytes, num_frames
         packed = dict.fromkeys(range(len(workers.ranges)), workers.pack(("rollouts", size)))
         workers.kept.put("rollouts", size, descriptor)
         workers.doing = "rollout"
-        ledger.command(self._everyone, packed, False, [descriptor])
+        ledger.command(self._everyone, packed, None, [descriptor])
         # Who died instead has got it as it was restarted.
-        raise_failures(self.take(arrays=False, everyone=True).failures)
+        raise_failures(self._take_all(ledger, None, arrays=False).failures)
 
     # ---- waiting -----------------------------------------------------------------------------
 
     def _wait(
-        self, done: Callable[[], bool], missing: Callable[[], int], timeout: float | None
+        self,
+        ledger: Ledger,
+        wanted: int = -1,
+        envs: Envs | None = None,
+        timeout: float | None = None,
     ) -> None:
-        """Takes answers until it is done, whatever happens to workers meanwhile.
+        """Waits until so many envs are ready, or these have answered, whatever befalls workers.
 
         Args:
-            done: Whether it is.
-            missing: How many answers are to be waited for until it may be.
+            ledger: The ledger.
+            wanted: How many, or until one has raised; -1: all that are in flight.
+            envs: Which must have answered, whatever is ``wanted``.
             timeout: Seconds to wait.
 
         Raises:
             multiprocessing.TimeoutError: The time is up.
             Exception: As :meth:`take`.
         """
-        ledger, workers = self._open()
         deadline = None if timeout is None else time.monotonic() + timeout
-        waited = False
         while True:
             try:
-                ledger.pop()
-                if ledger.owing:
-                    self._fetch(ledger)
                 if self._recovery.is_due:
                     with self._closing():
                         self._recovery.mend()
-                    continue
-                if done():
-                    return
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if left == 0.0 and waited:
-                    raise multiprocessing.TimeoutError(f"timed out after {timeout} second(s)")
-                waited = True
+                became = ledger.wait_ready(wanted, envs, left)
+                if became == DONE:
+                    return
                 if ledger.owing:
-                    workers.listen(ledger.owing, _SLICE_S if left is None else left)
+                    self._fetch(ledger)
+                if became == TIME_UP or (left == 0.0 and ledger.owing):
+                    raise multiprocessing.TimeoutError(f"timed out after {timeout} second(s)")
+                if ledger.owing:
+                    assert self._workers is not None
+                    self._workers.listen(ledger.owing, _SLICE_S if left is None else left)
                     ledger.look_around()
-                else:
-                    ledger.wait(max(1, missing()), left)
             except TooManyFaultsError:
                 raise
             except (WorkerCrashError, EnvTimeoutError) as error:
                 self._recover(error)
+            self.check_open()
 
     def _fetch(self, ledger: Ledger) -> None:
         """Takes the messages that have come, and that answers wait for."""
@@ -929,7 +1157,7 @@ class Exchange:
         if ledger is not None:
             ledger.links.closed = True
             ledger.frames.end()
-        self._ledger, self._in_hand = None, ()
+        self._ledger = None
         gone: Any = _Gone()
         self._links = self._frames = self._recovery = self.tracing = gone
 
@@ -1024,15 +1252,6 @@ class Answers:
     failures: list[Failure] = field(default_factory=list)
     results: dict[int, Any] = field(default_factory=dict)
     unanswered: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Taken:
-    """Answers that were taken, until they are returned."""
-
-    answers: Answers
-    lease: Lease | None = None
-    counted: bool = False  # among the batches that are held
 
 
 # Those that are open in this process.

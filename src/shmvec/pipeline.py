@@ -9,7 +9,6 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, overload
@@ -235,12 +234,14 @@ class Pipeline:
         mirror = None if tensors is None else Mirror(tensors, rollout, self._seen, self._acted)
         self._ended[:] = rollout.terminations[0] | rollout.truncations[0]
         try:
-            self._asking = self._midway = True
-            while rollout.steps < rollout.length:
-                self._fill_some(rollout, mirror)
-            if mirror is not None:
-                mirror.finish()
-            self._moves = self._exchange.moves()
+            with self._exchange.lend("Pipeline") as exchange:
+                rollout.begin(exchange.pending)
+                self._asking = self._midway = True
+                while rollout.steps < rollout.length:
+                    self._fill_some(rollout, mirror)
+                if mirror is not None:
+                    mirror.finish()
+                self._moves = exchange.moves()
         except BaseException as error:
             rollout.release()  # who keeps the error keeps this frame: nobody else has it
             self._break_off(error)
@@ -339,41 +340,46 @@ class Pipeline:
         Raises:
             Exception: As :meth:`collect`.
         """
-        try:
-            if self._midway:
+        with self._exchange.lend(
+            "Pipeline", settle=not self._asking, in_flight=self._asking, keeps=True
+        ):
+            try:
+                return self._next_transitions()
+            except BaseException as error:
+                self._break_off(error)
+                raise
+
+    def _next_transitions(self) -> Transitions:
+        if self._midway:
+            self._break_off()
+        if not self._out:
+            self._settle()
+            self._start()
+        self._midway = True
+        while True:
+            group = self._next()
+            begins = self._ended[group.envs]
+            before = group.observations, group.actions, group.extras
+            try:
+                answers = self._take(group)
+            except _TakenError:
                 self._break_off()
-            if not self._out:
-                self._settle()
                 self._start()
-            self._midway = True
-            while True:
-                group = self._next()
-                begins = self._ended[group.envs]
-                before = group.observations, group.actions, group.extras
-                try:
-                    answers = self._take(group)
-                except _TakenError:
-                    self._break_off()
-                    self._start()
-                    self._midway = True
-                    continue
-                self._note(group.part, answers.terminations | answers.truncations)
-                group.observations = self._moved(answers.observations)
-                found = self._transitions(answers, group.observations, before, begins)
-                self._held.append(group)
-                self._go_on(self._ask)
-                if found.valid.any():
-                    self._midway = False
-                    return found
-        except BaseException as error:
-            self._break_off(error)
-            raise
+                self._midway = True
+                continue
+            self._note(group.part, answers.terminations | answers.truncations)
+            group.observations = self._moved(answers.observations)
+            found = self._transitions(answers, group.observations, before, begins)
+            self._held.append(group)
+            self._go_on(self._ask)
+            if found.valid.any():
+                self._midway = False
+                return found
 
     def _start(self) -> None:
         """Asks about all groups."""
-        with self.envs.lend("Pipeline") as exchange:
-            last = exchange.take(everyone=True)  # nobody was asked: the last results
-            self._notice()
+        last = self._exchange.take(everyone=True)  # none is in flight: the last results
+        self._notice()
         self._ended[:] = last.terminations | last.truncations
         for group in self._groups:
             group.observations = self._moved(self._some(self._seen, last.observations, group.envs))
@@ -453,9 +459,7 @@ class Pipeline:
     def __del__(self) -> None:
         """Leaves what it has asked for to the envs' next call, which drops it."""
         if getattr(self, "_out", None):
-            # They are being used, or were closed: then nobody needs to be told.
-            with suppress(Exception), self.envs.lend("Pipeline", settle=False, out=True):
-                pass
+            self._exchange.abandon()
 
     # ---- groups ------------------------------------------------------------------------------
 
@@ -488,9 +492,7 @@ class Pipeline:
             _TakenError: Others have taken what it was asked for, by ``recv`` after a loop was left.
         """
         envs, exchange = group.envs, self._exchange
-        answers = exchange.take_soonest(len(envs), None, envs, arrays)
-        if answers is None:
-            answers = exchange.take(envs, arrays=arrays)
+        answers = exchange.take(envs, arrays=arrays)
         if answers.failures:
             raise_as_gymnasium_does(answers.failures)
         if len(answers.envs) < len(group.envs):
@@ -548,10 +550,10 @@ class Pipeline:
         self._held.clear()
         self._begun[:] = True
         if self._asking and not self._exchange.closed:
-            with self.envs.lend("Pipeline", settle=False, out=True) as exchange:
-                self._asking = False
-                if waits and not isinstance(error, EnvTimeoutError):
-                    exchange.drop()
+            self._exchange.abandon()
+            self._asking = False
+            if waits and not isinstance(error, EnvTimeoutError):
+                self._exchange.drop()
         self._asking = self._midway = False
 
     @staticmethod
@@ -766,6 +768,10 @@ class Collected:
         """Asks some envs for a step; see :meth:`shmvec._memory.rollout.Rollout.ask`."""
         self._rollout.ask(envs, part, index, actions)
         self.keep_extras(index, part, extras)
+
+    def begin(self, loan: Any) -> None:
+        """Has its steps be made within a loan."""
+        self._rollout.within = loan
 
     def meet(self, steps: int) -> None:
         """Says that all envs have made so many steps, by :meth:`ask`."""

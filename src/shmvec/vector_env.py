@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import copy as copying
-import inspect
-import multiprocessing
 import os
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
@@ -31,13 +24,12 @@ from shmvec._arguments import (
     reset_arguments,
 )
 from shmvec._autoreset import AutoresetMode
-from shmvec._core import Loan
 from shmvec._memory.leases import release
 from shmvec._memory.rollout import Rollout, Rollouts
 from shmvec._options import Settings, VectorEnvOptions, signed_as
 from shmvec._processes.worker_function import FunctionEnv
 from shmvec._trace import Trace
-from shmvec.exchange import Answers, Envs, Exchange
+from shmvec.exchange import Exchange
 from shmvec.faults import raise_as_gymnasium_does
 from shmvec.stats import Stats
 
@@ -47,210 +39,19 @@ if TYPE_CHECKING:
 __all__ = ["ShmVectorEnv", "StepResults", "Trace"]
 
 
-# Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
-_NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
-
-
-DEFAULT = AsyncState.DEFAULT
-STEP = AsyncState.WAITING_STEP
-RESET = AsyncState.WAITING_RESET
-CALL = AsyncState.WAITING_CALL
+# What is pending between the two parts of a call.
+_STEP, _RESET, _CALL = AsyncState.WAITING_STEP, AsyncState.WAITING_RESET, AsyncState.WAITING_CALL
 
 # Observations, rewards, terminations, truncations, infos.
 StepResults: TypeAlias = tuple[
     Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
 ]
 
-
-class Halves:
-    """A vector env's exchange, and the call of which answers are still to be taken.
-
-    Attributes:
-        exchange: What asks the envs.
-    """
-
-    # Of the class: close() and __del__ must work whatever fails in __init__.
-    _exchange: Exchange | None = None
-    _state: AsyncState | SimpleNamespace = DEFAULT
-    _held: Callable[[], object] | None = None
-    _in_call = False  # what is out is of a call that was broken off, and is dropped
-
-    @property
-    def exchange(self) -> Exchange:
-        """What this is a translation to: envs asked and answered for one by one, and more."""
-        assert self._exchange is not None
-        return self._exchange
-
-    def _assert_is_running(self) -> None:
-        """Raises ClosedEnvironmentError after ``close``; wrappers of Gymnasium's call it."""
-        self.exchange.check_open()
-
-    def _ready(
-        self, name: str, asking: bool = False, settle: bool = True, depth: int = 1
-    ) -> Exchange:
-        """The exchange, for a call to the method ``name``, unless another one is pending.
-
-        Envs may still be out if the call is ``asking`` them, too. Answers to a call that was broken
-        off are waited for and dropped, if it is to ``settle`` that: of one that is not under way,
-        which is told by how often this one has taken its turn, ``depth``. One that has not taken
-        it yet (0) goes on in another call of this vector env in no case.
-        """
-        exchange = self._exchange
-        assert exchange is not None
-        if exchange.closed:
-            exchange.check_open()
-        if self._state is not DEFAULT:
-            raise AlreadyPendingCallError(
-                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to "
-                "complete.",
-                str(self._state.value),
-            )
-        if self._in_call or not depth:
-            if exchange.turn.depth > depth:
-                self._check_depth(exchange, depth, f"Calling `{name}` of a vector env")
-            if self._in_call and settle:
-                self._settle(exchange)
-        elif not asking and exchange.num_asked:
-            raise AlreadyPendingCallError(
-                f"Calling `{name}` while envs are out: take the results of all that were asked to "
-                "step or reset, with `recv`, or `drop()` the Pipeline that has asked them, first.",
-                "recv",
-            )
-        return exchange
-
-    def _check_depth(self, exchange: Exchange, depth: int, what: str) -> None:
-        """Raises AlreadyPendingCallError in the middle of a call that has taken the turn before."""
-        if self._is_in(inspect.currentframe()):
-            exchange.turn.refuse(what)
-        # Python 3.14 looks for signals between a call of `__enter__` and the block of its `with`:
-        # what a handler has raised there has left a turn that nobody gives back. Where no call was
-        # broken off it is the user's, or of a subclass's method.
-        if self._in_call:
-            exchange.turn.give_back(depth)
-
-    def _is_in(self, frame: FrameType | None) -> bool:
-        """Whether a call goes on below those that are on top of the stack.
-
-        What a subclass's half does once it has its results goes on in none.
-        """
-        others, at_once = False, Halves._at_once.__code__
-        while frame is not None and (self._in_call or frame.f_code is not at_once):
-            whose = frame.f_locals.get("self")
-            ours = whose is self or whose is self._exchange
-            if ours and not self._in_call:
-                ours = str(frame.f_globals.get("__name__")).startswith("shmvec.")
-            if ours and others:
-                return True
-            others = others or not ours
-            frame = frame.f_back
-        return False
-
-    def _settle(self, exchange: Exchange) -> None:
-        """Waits for results that nobody wants any more: of a call that was broken off."""
-        exchange.drop()
-        self._in_call = False
-
-    def _at_once(self, begin: Callable[[], object], finish: Callable[[], Any]) -> Any:
-        """Both halves of a call; if it is broken off, no half of it is pending."""
-        exchange = self.exchange
-        with exchange.turn:
-            pending = self._state is not DEFAULT  # another's half, which stays
-            if self._in_call and not pending and exchange.turn.depth > 1:
-                self._check_depth(exchange, 1, "Using a vector env")
-            try:
-                begin()
-                results = finish()
-            except BaseException:
-                if not pending:
-                    self._state, self._held = DEFAULT, None
-                raise
-        return results
-
-    def _begin(self, state: AsyncState, ask: Callable[[], object]) -> None:
-        """Sends a request; later, if results of a call that timed out are still to come."""
-        exchange = self.exchange
-        if self._in_call:
-            if not exchange.wait(0.0):
-                self._held, self._state = ask, state
-                return
-            self._settle(exchange)
-        self._in_call = True
-        ask()
-        self._state = state
-
-    def _check_state(self, state: AsyncState) -> None:
-        """Raises unless such a call is pending."""
-        self._assert_is_running()
-        if self._state is not state:
-            raise NoAsyncCallError(
-                f"Calling `{state.value}_wait` without any prior call to `{state.value}_async`.",
-                state.value,
-            )
-
-    def _finish(self, state: AsyncState, timeout: float | None) -> Answers:
-        """Waits for the answers to a request; of a reset, with the observations of all envs."""
-        exchange = self.exchange
-        with exchange.turn:
-            if exchange.closed or self._state is not state:
-                self._check_state(state)
-            self._state = DEFAULT
-            if timeout is not None or self._held is not None:
-                self._wait_until_sent(exchange, state, timeout)
-            answers = self._answers(exchange, arrays=state is STEP, observe=state is RESET)
-            if state is STEP:
-                exchange.recycle()
-            return answers
-
-    def _wait_until_sent(
-        self, exchange: Exchange, state: AsyncState, timeout: float | None
-    ) -> None:
-        """Waits for all; raises TimeoutError, with the results left to be dropped, at the end."""
-        held, self._held = self._held, None
-        begin = time.monotonic()
-        done = exchange.wait(timeout)
-        if done and held is not None:
-            self._settle(exchange)  # of a call that timed out
-            self._in_call = True
-            held()
-            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
-            done = exchange.wait(left)
-        if not done:
-            raise multiprocessing.TimeoutError(
-                f"The call to `{state.value}_wait` has timed out after {timeout} second(s)."
-            )
-
-    def _taken(self, exchange: Exchange, arrays: bool = True) -> StepResults:
-        """The results of this call."""
-        taken: Any = exchange.take_regular(self, arrays)
-        if taken is None:
-            return results_of(self._answers(exchange, arrays))
-        self._in_call = False
-        return taken  # type: ignore[no-any-return]
-
-    def _answers(self, exchange: Exchange, arrays: bool = True, observe: bool = False) -> Answers:
-        """Takes the answers of all that were asked by this call; raises what envs have raised.
-
-        Args:
-            exchange: Where from.
-            arrays: Whether they have arrays.
-            observe: Whether they have the last observations of all envs.
-        """
-        answers = exchange.take(gather=self, everyone=True, arrays=arrays)
-        if observe and not answers.failures:
-            answers.observations = exchange.observe()
-        self._in_call = False
-        if answers.failures:
-            raise_as_gymnasium_does(answers.failures)
-        return answers
+# Names that `call` refuses; the last two are commands of AsyncVectorEnv's worker.
+_NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
 
 
-def results_of(answers: Answers) -> StepResults:
-    """Answers, as what Gymnasium's ``step`` returns."""
-    flags = answers.terminations, answers.truncations
-    return answers.observations, answers.rewards, *flags, answers.infos
-
-
-class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
+class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     """Steps ordinary Gymnasium envs in parallel worker processes, through shared memory.
 
     A drop-in for :class:`gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, results
@@ -284,7 +85,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
-    _called: Envs | None = None  # those of the call that is pending; None: all
+    # Of the class: close() and __del__ must work whatever fails in __init__.
+    _exchange: Exchange | None = None
 
     @signed_as(VectorEnvOptions)
     def __init__(self, env_fns: list[Any], settings: Settings) -> None:
@@ -303,9 +105,6 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
         super().__init__()
-        self._state, self._in_call = DEFAULT, False  # each step looks at them: found sooner here
-        kinds = type(self), ShmVectorEnv
-        self._halves_are_mine = len({(kind.step_async, kind.step_wait) for kind in kinds}) == 1
         self._recycles = settings.recycle_after is not None
 
         self.env_fns = env_fns
@@ -350,8 +149,31 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.single_action_space = exchange.single_action_space
         self.action_space = exchange.action_space
         # No cycle: an env that is forgotten goes at once.
-        step = partial(type(self)._step_rollout, weakref.proxy(self))
+        step = weakref.WeakMethod(self._step_rollout)
         self._rollouts = Rollouts(exchange, step)
+
+    @property
+    def exchange(self) -> Exchange:
+        """What this is a translation to: envs asked and answered for one by one, and more."""
+        assert self._exchange is not None
+        return self._exchange
+
+    @property
+    def _state(self) -> Any:
+        """As of AsyncVectorEnv: what is pending."""
+        pending = None if self._exchange is None else self._exchange.pending
+        return AsyncState.DEFAULT if pending is None else pending
+
+    def _assert_is_running(self) -> None:
+        """Raises ClosedEnvironmentError after ``close``; wrappers of Gymnasium's call it."""
+        self.exchange.check_open()
+
+    def _overrides(self, *names: str) -> bool:
+        """Whether a subclass has one of these methods of its own."""
+        kind = type(self)
+        if kind is ShmVectorEnv:
+            return False
+        return any(getattr(kind, name) is not getattr(ShmVectorEnv, name) for name in names)
 
     @property
     def closed(self) -> bool:
@@ -409,14 +231,17 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             self.async_reset(seed, options)
             observations, *_, infos = self.recv()
             return observations, infos
-        if isinstance(options, dict) and "reset_mask" in options:
-            with self.lend("reset") as exchange:
-                exchange.ask_reset(*reset_arguments(self.num_envs, seed, options))
-                answers = self._answers(exchange, arrays=False, observe=True)
-                return answers.observations, answers.infos
-        begin = partial(self.reset_async, seed, options)
-        results: tuple[Any, dict[str, Any]] = self._at_once(begin, self.reset_wait)
-        return results
+        if self._overrides("reset_async", "reset_wait"):
+            if not (isinstance(options, dict) and "reset_mask" in options):
+                begin = partial(self.reset_async, seed, options)
+                halves: tuple[Any, dict[str, Any]] = self._both(begin, self.reset_wait)
+                return halves
+        arguments = reset_arguments(self.num_envs, seed, options)
+        return self.exchange.reset(*arguments, gather=self)
+
+    def _both(self, begin: Callable[[], object], finish: Callable[[], Any]) -> Any:
+        """Calls both parts of a call, of which a subclass has one of its own."""
+        return self.exchange.guard.both(begin, finish)
 
     def reset_async(
         self,
@@ -428,10 +253,9 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             AlreadyPendingCallError: Another call waits for its results.
         """
-        with self.exchange.turn:
-            exchange = self._ready("reset_async", settle=False, depth=2)
-            arguments = reset_arguments(self.num_envs, seed, options)
-            self._begin(RESET, partial(exchange.ask_reset, *arguments))
+        exchange = self.exchange
+        exchange.check_pending("reset_async")
+        exchange.begin(_RESET, *reset_arguments(self.num_envs, seed, options))
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Waits for what :meth:`reset_async` started.
@@ -447,8 +271,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        answers = self._finish(RESET, timeout)
-        return answers.observations, answers.infos
+        results: tuple[Any, dict[str, Any]] = self.exchange.finish(_RESET, timeout, self)
+        return results
 
     # ---- steps -------------------------------------------------------------------------------
 
@@ -484,30 +308,19 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         if mask is not None:
             if env_id is not None:
                 raise ValueError("step() takes a mask (or None actions) or env_id, not both")
+            exchange = self.exchange
+            exchange.check_pending("step_async", alone=True)
             envs = masked_env_ids(mask, self.num_envs, "`mask`")
-            with self.exchange.turn:
-                exchange = self._ready("step")
-                actions = actions_of(envs, self.single_action_space, actions, self.num_envs)
-                self._in_call = True
-                exchange.ask(envs, actions)
-                results = self._taken(exchange)
-            return results
+            actions = actions_of(envs, self.single_action_space, actions, self.num_envs)
+            return exchange.step(actions, envs, gather=self)
         if env_id is not None or self.batch_size is not None:
             envs = checked_env_ids(env_id, self.num_envs)
             self.send(actions, envs)
             return self._recv(self.batch_size or len(envs), None, None)
-        if not self._halves_are_mine:
-            halves: StepResults = self._at_once(partial(self.step_async, actions), self.step_wait)
-            return halves
-        exchange = self.exchange
-        with exchange.turn:
-            self._ready("step_async")
-            self._in_call = True
-            exchange.ask(None, actions)
-            results = self._taken(exchange)
-        if self._recycles:
-            exchange.recycle()
-        return results
+        if self._overrides("step_async", "step_wait"):
+            parts: StepResults = self._both(partial(self.step_async, actions), self.step_wait)
+            return parts
+        return self.exchange.step(actions, gather=self)
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all envs and does not wait; see :meth:`step`.
@@ -515,14 +328,7 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             AlreadyPendingCallError: Another call waits for its results.
         """
-        with self.exchange.turn:
-            exchange = self._ready("step_async", settle=False, depth=2)
-            if self._in_call:  # not now: then with the actions as they are now
-                self._begin(STEP, partial(exchange.ask, None, copying.deepcopy(actions)))
-                return
-            self._in_call = True
-            exchange.ask(None, actions)
-            self._state = STEP
+        self.exchange.begin(_STEP, actions)
 
     def step_wait(self, timeout: float | None = None) -> StepResults:
         """Waits for what :meth:`step_async` started.
@@ -538,7 +344,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        return results_of(self._finish(STEP, timeout))
+        results: StepResults = self.exchange.finish(_STEP, timeout, self)
+        return results
 
     # ---- calls -------------------------------------------------------------------------------
 
@@ -558,9 +365,20 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             ValueError: For "reset", "step" and "close": use the method of that name.
             Exception: Whatever an env raises, AttributeError included.
         """
-        begin = partial(self.call_async, name, *args, **kwargs)
-        results: tuple[Any, ...] = self._at_once(begin, self.call_wait)
-        return results
+        if self._overrides("call_async", "call_wait"):
+            begin = partial(self.call_async, name, *args, **kwargs)
+            parts: tuple[Any, ...] = self._both(begin, self.call_wait)
+            return parts
+        self._check_call("call_async", name)
+        return tuple(self.exchange.call(name, args, kwargs))
+
+    def _check_call(self, method: str, name: str) -> None:
+        """Raises unless ``name`` may be called, by this method, of envs that are not in flight."""
+        self.exchange.check_pending(method, alone=True)
+        if name in _NOT_CALLED:
+            raise ValueError(
+                f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
+            )
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Starts what :meth:`call` does and does not wait.
@@ -568,7 +386,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             AlreadyPendingCallError: Another call waits for its results.
         """
-        self._call("call_async", None, name, args, kwargs)
+        self._check_call("call_async", name)
+        self.exchange.begin(_CALL, (name, args, kwargs), None)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Waits for what :meth:`call_async` started.
@@ -584,14 +403,7 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
                 the next call waits for them first.
         """
-        exchange = self.exchange
-        with exchange.turn:
-            self._check_state(CALL)
-            self._state = DEFAULT
-            self._wait_until_sent(exchange, CALL, timeout)
-            results = exchange.returned(self._called)
-            self._in_call = False
-        return tuple(results)
+        return tuple(self.exchange.finish(_CALL, timeout))
 
     def call_some(
         self, env_id: npt.ArrayLike, name: str, /, *args: Any, **kwargs: Any
@@ -612,22 +424,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             TypeError: ``env_id`` is not of integers.
         """
         envs = existing_env_ids(env_id, self.num_envs)
-        begin = partial(self._call, "call_some", envs, name, args, kwargs)
-        results: tuple[Any, ...] = self._at_once(begin, self.call_wait)
-        return results
-
-    def _call(
-        self, method: str, envs: Envs | None, name: str, args: tuple[Any, ...], kwargs: Any
-    ) -> None:
-        """Sends a call of a method of some envs; None: of all."""
-        with self.exchange.turn:
-            exchange = self._ready(method, settle=False, depth=2)
-            if name in _NOT_CALLED:
-                raise ValueError(
-                    f"Trying to call function `{name}` with `call`, use `{name}` directly instead."
-                )
-            self._called = envs
-            self._begin(CALL, partial(exchange.command, "call", (name, args, kwargs), envs))
+        self._check_call("call_some", name)
+        return tuple(self.exchange.call(name, args, kwargs, envs))
 
     def get_attr(self, name: str, env_id: npt.ArrayLike | None = None) -> tuple[Any, ...]:
         """The attribute of every env, or of those in ``env_id``, as a tuple; see :meth:`call`."""
@@ -648,9 +446,9 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             AlreadyPendingCallError: Another call waits for its results.
             Exception: Whatever an env raises.
         """
-        with self.lend("set_attr") as exchange:
-            envs = existing_env_ids(env_id, self.num_envs).tolist()
-            exchange.set_attr(name, one_each(values, envs))
+        self.exchange.check_pending("set_attr", alone=True)
+        envs = existing_env_ids(env_id, self.num_envs).tolist()
+        self.exchange.set_attr(name, one_each(values, envs))
 
     def render(self) -> tuple[Any, ...]:
         """What every env's ``render`` returns, as a tuple."""
@@ -698,7 +496,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 seeds, options or mask are wrong. Nothing was sent.
             TypeError: A seed is no integer, or the mask no array of bools. Nothing was sent.
         """
-        exchange = self._ready("async_reset", asking=True, depth=0)
+        exchange = self.exchange
+        exchange.check_pending("async_reset")
         exchange.ask_reset(*reset_arguments(self.num_envs, seed, options, env_id))
 
     def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
@@ -720,7 +519,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             BufferError: With ``copy=False``: all buffers of an env are held. Nothing was sent.
         """
         envs = checked_env_ids(env_id, self.num_envs)
-        self._ready("send", asking=True, depth=0).ask(envs, actions)
+        self.exchange.check_pending("send")
+        self.exchange.ask(envs, actions)
 
     def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
         """Waits for a batch of envs: those that have been ready for longest.
@@ -772,22 +572,19 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         return self._recv(size, min_envs, timeout)
 
     def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
-        exchange = self._ready("recv", asking=True, depth=0)
+        exchange = self.exchange
+        exchange.check_pending("recv")
         if self._recycles:
             exchange.recycle()
-        answers = None
         if self._replay is not None:
             answers = exchange.take(self._replay.batch(exchange), timeout=timeout, gather=self)
             self._replay.batches += 1
-        elif min_envs is None and timeout is None:
-            answers = exchange.take_soonest(count, self)
-        if answers is None:
+        else:
             answers = exchange.take(count=count, least=min_envs, timeout=timeout, gather=self)
         if answers.failures:
             raise_as_gymnasium_does(answers.failures)
-        # No call from here on: a signal's handler that raises in one would lose the batch.
         if self._record is not None:
-            self._record += [answers.envs + 0]
+            self._record.append(answers.envs.copy())
         answers.infos["env_id"] = answers.envs
         flags = answers.terminations, answers.truncations
         return answers.observations, answers.rewards, *flags, answers.infos
@@ -841,22 +638,13 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             ((9, 4, 4), array([8., 8., 8., 8.]))
             >>> envs.close()
         """
-        with self.lend("rollout"):
+        with self.exchange.lend("rollout"):
             return self._rollouts.begin(length, pin)
 
-    def _step_rollout(
-        self, actions: Any, frame: int, meanwhile: Callable[[], None]
-    ) -> dict[str, Any]:
+    def _step_rollout(self, actions: Any, **how: Any) -> dict[str, Any]:
         """Steps all envs; the results go to a frame of the rollouts."""
-        with self.exchange.turn:
-            exchange = self._ready("step", depth=2)
-            self._in_call = True
-            exchange.ask(None, actions, frame=frame)
-            meanwhile()
-            infos = self._taken(exchange, arrays=False)[4]
-            if self._recycles:
-                exchange.recycle()
-            return infos
+        infos: dict[str, Any] = self.exchange.step(actions, gather=self, arrays=False, **how)[-1]
+        return infos
 
     def trace(self, path: str | os.PathLike[str], *, size: int = 65_536) -> Trace:  # noqa: D417
         """Records a timeline of parent and workers, env by env, while a ``with`` block runs.
@@ -910,27 +698,8 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
             WorkerCrashError: A new worker died while it built its envs.
         """
         envs = existing_env_ids(env_id, self.num_envs)
-        self._ready("restart", asking=True, settle=False, depth=0).restart(envs)
-
-    def lend(
-        self, name: str, settle: bool = True, out: bool = False
-    ) -> AbstractContextManager[Exchange]:
-        """Lends the exchange to what asks envs in an order of its own, as ``evaluate`` does.
-
-        Meanwhile calls of this one's methods are refused, and so are other threads. What is asked
-        then and not taken is dropped when it comes: the next call waits for it first.
-
-        Args:
-            name: Of what it is lent to, for messages.
-            settle: Whether to wait for what a broken-off call has left; else ``drop`` that first.
-            out: Whether envs may be out: for who has asked them.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            AlreadyPendingCallError: Another call waits for its results.
-        """
-        begin = partial(self._ready, name, asking=out, settle=settle)
-        return Loan(self.exchange.turn, begin, self, SimpleNamespace(value=name))
+        self.exchange.check_pending("restart")
+        self.exchange.restart(envs)
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -959,11 +728,11 @@ class ShmVectorEnv(Halves, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             Exception: What an env's ``close`` raises, after everything else is closed.
         """
-        state, self._state = self._state, DEFAULT
+        pending = None if self._exchange is None else self._exchange.pending
         try:
-            if state is not DEFAULT:
+            if pending is not None:
                 logger.warn(
-                    f"Calling `close` while waiting for a pending call to `{state.value}` to "
+                    f"Calling `close` while waiting for a pending call to `{pending.value}` to "
                     "complete."
                 )
         finally:  # warnings may be errors

@@ -113,7 +113,8 @@ class Moments:
         return self._left < 0
 
     def _enter(self, frame, event, arg):
-        if frame.f_code.co_name == "gc_callback":  # Hypothesis's: what is raised there is lost
+        # What is raised there is lost: in Hypothesis's callback, and in one of a weak reference.
+        if frame.f_code.co_name in ("gc_callback", "remove"):
             return None
         code, previous = frame.f_code.co_code, ""
 

@@ -85,11 +85,13 @@ def test_a_rollout_is_not_gone_on_with_after_another_that_was_broken_off(monkeyp
         rollout = envs.rollout(8)
         rollout.step([1] * 3)
 
-        def interrupted(**arguments):
+        def interrupted(*memory):
+            share(*memory)
             raise KeyboardInterrupt
 
+        share = envs.exchange.share_rollouts
         with monkeypatch.context() as patch:
-            patch.setattr(envs.exchange, "take", interrupted)
+            patch.setattr(envs.exchange, "share_rollouts", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 envs.rollout(4)  # the workers have its memory by now
         with pytest.raises(RuntimeError, match="cannot be gone on with"):

@@ -4,15 +4,14 @@ It is refused what would mix with the call that it came in, as AsyncVectorEnv re
 waits, and that call goes on as if nothing had been.
 """
 
+import contextlib
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -188,7 +187,16 @@ def _rolled(envs):
     return rollout.observations[1][:, 0].copy().tolist()
 
 
+def _received(envs):
+    try:
+        envs.send([1] * 2)
+    except ValueError as error:  # the other call has asked them
+        raise AlreadyPendingCallError(str(error), "send") from error
+    return envs.recv()[0][:, 0].tolist()
+
+
 CALLS = {
+    "recv": _received,
     "step": lambda envs: envs.step([1] * 2)[0][:, 0].tolist(),
     "masked": lambda envs: envs.step([1] * 2, mask=np.ones(2, bool))[0][:, 0].tolist(),
     "rollout": _rolled,
@@ -206,6 +214,7 @@ class Increased(Counter):
     "outer, kind, inner",
     [
         *((outer, ShmVectorEnv, "step") for outer in CALLS),
+        ("recv", ShmVectorEnv, "recv"),
         *(("step", kind, inner) for kind in (ShmVectorEnv, Halved) for inner in ("masked", "call")),
         ("call", Halved, "step"),
     ],
@@ -254,20 +263,38 @@ def test_at_any_line_of_a_call_another_is_refused_or_comes_before_or_after_it(ou
         envs.close()
 
 
-def test_a_turn_that_nobody_gives_back_is_in_nobodys_way():
-    """Python 3.14 leaves one: a handler raises between `__enter__` and the block of a `with`."""
-    envs = ShmVectorEnv([partial(Counter, 99)] * 2, num_workers=2)
+@pytest.mark.parametrize("masked", [False, True])
+def test_at_any_line_of_a_reset_what_it_returns_is_of_the_reset(masked):
+    package = os.path.dirname(shmvec.__file__)
+    options = {"reset_mask": np.array([True, True])} if masked else None
+    envs = ShmVectorEnv([partial(Counter, 10**6)] * 2, num_workers=1)
+    line = at = 0
+
+    def trace(frame, event, _):
+        nonlocal line
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        if event == "line":
+            line += 1
+            if line == at:
+                sys.settrace(None)
+                with contextlib.suppress(AlreadyPendingCallError):
+                    envs.step([1] * 2)
+        return trace
+
+    usual = sys.gettrace()
     try:
         envs.reset(seed=1)
-        envs.step_async([1] * 2)
-        with pytest.raises(multiprocessing.TimeoutError):
-            while True:
-                envs.step_wait(timeout=0)
-                envs.step_async([1] * 2)
-        envs.exchange.turn.__enter__()
-        count = envs.call("count")[0]
-        assert envs.step([1] * 2)[0][:, 0].tolist() == [count + 1] * 2
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(envs.step, [1] * 2).result()[0][:, 0].tolist() == [count + 2] * 2
+        while line >= at:  # the last call had as many lines
+            at, line = at + 1, 0
+            sys.settrace(trace)
+            try:
+                observations, _ = envs.reset(options=options)
+            finally:
+                sys.settrace(usual)
+            assert observations[:, 0].tolist() == [0, 0]
+            assert envs.step([1] * 2)[0][0, 0] in (1, 2)
+        assert at > 10
     finally:
+        sys.settrace(usual)
         envs.close()

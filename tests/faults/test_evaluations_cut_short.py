@@ -126,14 +126,14 @@ def test_whoever_uses_the_envs_meanwhile_is_refused():
     def in_a_thread():
         try:
             evaluate(envs, act, 2)
-        except RuntimeError as error:
+        except AlreadyPendingCallError as error:
             refused.append(str(error))
 
     refused = []
     with closing(ShmVectorEnv([Walk] * 3, num_workers=2)) as envs:
         result = evaluate(envs, policy, 9, seeds=0)
         assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(9))]
-        assert len(refused) > 3 and set(refused) == {refused[0]} and "thread" in refused[0]
+        assert len(refused) > 3 and set(refused) == {refused[0]} and "`evaluate`" in refused[0]
         check(envs)
 
 

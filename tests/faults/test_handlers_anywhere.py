@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import sys
-import threading
 import time
 from contextlib import closing, contextmanager
 from functools import partial
@@ -144,19 +143,44 @@ def made(num_workers):
     return closing(ShmVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=num_workers))
 
 
+class Signalling(Counter):
+    """Sends a signal to the caller as it is asked something, and waits for the handler."""
+
+    def __init__(self, folder, caller):
+        super().__init__(99)
+        self.folder, self.caller = folder, caller
+
+    def signal_the_caller(self):
+        if not (self.folder / "handled").exists():
+            os.kill(self.caller, signal.SIGUSR1)
+            until = time.monotonic() + DEADLINE_S
+            while not (self.folder / "handled").exists() and time.monotonic() < until:
+                time.sleep(0.001)
+
+    def reset(self, **arguments):
+        self.signal_the_caller()
+        return super().reset(**arguments)
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("outer", ["reset", "call"])
-def test_a_refusal_that_comes_up_through_a_call_leaves_nothing_pending(outer, num_workers):
-    with made(num_workers) as envs:
-        envs.reset(seed=1)
-        before = signal.signal(signal.SIGUSR1, lambda *_: envs.step([0, 1]))
-        try:
-            with pytest.raises(AlreadyPendingCallError), signalled(f"{outer}_wait"):
-                envs.reset(seed=1) if outer == "reset" else envs.get_attr("spec")
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+def test_a_refusal_that_comes_up_through_a_call_leaves_nothing_pending(
+    outer, num_workers, tmp_path
+):
+    def handler(*_):
+        (tmp_path / "handled").touch()
         envs.step([0, 1])
-        envs.reset(seed=1)
+
+    env_fns = [partial(Signalling, tmp_path, os.getpid()), partial(Counter, 99)]
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with closing(ShmVectorEnv(env_fns, num_workers=num_workers, context="fork")) as envs:
+            with pytest.raises(AlreadyPendingCallError):
+                envs.reset() if outer == "reset" else envs.call_some([0], "signal_the_caller")
+            assert envs.reset(seed=1)[0][:, 0].tolist() == [0, 0]
+            assert envs.step([0, 1])[0][:, 0].tolist() == [1, 1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_who_has_two_halves_is_told_of_another_call():
@@ -166,46 +190,6 @@ def test_who_has_two_halves_is_told_of_another_call():
         with pytest.raises(AlreadyPendingCallError):
             envs.get_attr("spec")
         envs.reset_wait()
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_no_batch_is_received_twice(num_workers):
-    with made(num_workers) as envs:
-        envs.async_reset(seed=1)
-        with handled(lambda: envs.recv()) as became:
-            with signalled("take_soonest", "ledger.commit(answers.envs)"):
-                taken = envs.recv()[-1]["env_id"]
-        (refused,) = became
-        assert isinstance(refused, AlreadyPendingCallError), refused
-        assert sorted(taken) == [0, 1]
-        envs.step([0, 1])
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("inner", ["send", "async_reset"])
-def test_no_env_is_asked_twice(inner, num_workers):
-    with made(num_workers) as envs:
-        envs.reset(seed=1)
-        within = partial(envs.send, [1, 1]) if inner == "send" else envs.async_reset
-        with handled(within) as became, signalled("ask", "ledger.step(chosen, actions"):
-            envs.send([0, 0])
-        (refused,) = became
-        assert isinstance(refused, AlreadyPendingCallError), refused
-        envs.recv()
-        envs.step([0, 1])
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("masked", [False, True])
-def test_what_a_reset_returns_is_of_the_reset(masked, num_workers):
-    envs = ShmVectorEnv([partial(Counter, 99)] * 2, num_workers=num_workers)
-    options = {"reset_mask": np.array([True, True])} if masked else None
-    with closing(envs):
-        envs.reset()
-        with handled(lambda: envs.step([0, 1])) as became, signalled("observe"):
-            assert envs.reset(options=options)[0][:, 0].tolist() == [0, 0]
-        assert isinstance(became[0], AlreadyPendingCallError), became
-        assert envs.step([0, 1])[0][:, 0].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -223,48 +207,6 @@ def test_it_is_closed_in_the_middle(num_workers, name, use):
             with pytest.raises(ClosedEnvironmentError):
                 use(envs)
         assert became == [None]
-
-
-class Afterwards(ShmVectorEnv):
-    """Asks something more once it has its step's results."""
-
-    def step_wait(self, timeout=None):
-        results = super().step_wait(timeout)
-        self.call("length")
-        self.shut = refused(self)
-        return results
-
-
-def refused(envs):
-    """Whether another thread is."""
-    raised = []
-
-    def use():
-        try:
-            envs.get_attr("length")
-        except RuntimeError as error:
-            raised.append(str(error))
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    thread.join()
-    return bool(raised)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_turn_that_others_hold_stays_theirs(num_workers):
-    with closing(Afterwards([partial(Counter, 99)] * 2, num_workers=num_workers)) as envs:
-        envs.reset()
-        for _ in range(3):
-            envs.step([0, 0])
-            assert envs.shut
-        with envs.exchange.turn:
-            envs.call("length")
-            envs.send([0, 0])
-            envs.recv()
-            envs.restart([0])
-            assert refused(envs)
-        assert not refused(envs)
 
 
 def decorated(method):

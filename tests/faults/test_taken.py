@@ -1,4 +1,4 @@
-"""A take that is broken off at its last moment, and answers that raise as they are taken."""
+"""Answers that raise as they are taken: once, and nothing else is lost by it."""
 
 import contextlib
 import contextvars
@@ -7,14 +7,11 @@ import signal
 import threading
 import time
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
 
 from shmvec import ShmVectorEnv
-from shmvec._memory.leases import Leases
-from shmvec.exchange import Exchange
 from shmvec.faults import Failure
 
 
@@ -71,32 +68,6 @@ def counters(count):
     return [lambda: Counter(99)] * count
 
 
-class Interrupted:
-    """A turn at whose end Ctrl-C comes: its answers were taken, and nobody has them."""
-
-    def __init__(self, turn):
-        self.turn = turn
-        self.armed = True
-
-    def __enter__(self):
-        self.turn.__enter__()
-
-    def __exit__(self, *error):
-        self.turn.__exit__(*error)
-        if self.armed and error[0] is None:
-            self.armed = False
-            raise KeyboardInterrupt
-
-    def __getattr__(self, name):
-        return getattr(self.turn, name)
-
-
-def broken_off(exchange, call):
-    exchange.turn = Interrupted(exchange.turn)
-    with pytest.raises(KeyboardInterrupt):
-        call()
-
-
 def test_ctrl_c_while_the_cores_are_looked_at(monkeypatch):
     envs = ShmVectorEnv(counters(2), num_workers=2)
     try:
@@ -114,118 +85,6 @@ def test_ctrl_c_while_the_cores_are_looked_at(monkeypatch):
                 envs.step([0, 0])
         envs.reset(seed=1)
         assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
-    finally:
-        envs.close()
-
-
-@WORKERS
-def test_a_batch_that_was_taken_is_the_next_one(workers):
-    envs = ShmVectorEnv(counters(2), num_workers=workers)
-    try:
-        envs.reset(seed=1)
-        envs.send([1, 2])
-        broken_off(envs.exchange, envs.recv)
-        assert envs.exchange.num_asked == 2 and envs.exchange.is_out(0)
-        for call in (envs.reset, lambda: envs.step([0, 0]), lambda: envs.call("count")):
-            with pytest.raises(gym.error.AlreadyPendingCallError):
-                call()
-        with pytest.raises(ValueError, match="take its answers first"):
-            envs.send([0], [1])
-        assert envs.recv()[0][:, 1].tolist() == [1, 2]
-        assert envs.reset(seed=1)[0][:, 0].tolist() == [0, 0]
-        envs.send([3, 4])
-        assert envs.recv()[0][:, 1].tolist() == [3, 4]
-    finally:
-        envs.close()
-
-
-@WORKERS
-def test_a_masked_step_after_one_that_was_broken_off(workers):
-    envs = ShmVectorEnv(counters(2), num_workers=workers)
-    try:
-        envs.reset(seed=1)
-        mask = np.array([True, False])
-        broken_off(envs.exchange, lambda: envs.step([5, 5], mask=mask))
-        assert envs.step([1, 2], mask=mask)[0][:, :2].tolist() == [[2, 1], [0, -1]]
-        envs.send([3, 4])
-        assert envs.recv()[0][:, :2].tolist() == [[3, 3], [1, 4]]
-    finally:
-        envs.close()
-
-
-def test_others_are_taken_beside_a_batch_in_hand():
-    exchange = Exchange(counters(4), num_workers=1)
-    try:
-        exchange.ask_reset()
-        exchange.take()
-        exchange.ask([0, 1, 2, 3], [1, 2, 3, 0])
-        broken_off(exchange, lambda: exchange.take([0, 1]))
-        assert exchange.take([3, 2]).observations[:, 1].tolist() == [0, 3]
-        assert exchange.take().observations[:, 1].tolist() == [1, 2]
-        assert exchange.num_asked == 0
-    finally:
-        exchange.close()
-
-
-def test_a_take_of_all_that_is_broken_off_is_taken_again(monkeypatch):
-    exchange = Exchange(counters(2), num_workers=2, shared_memory=False)
-    try:
-        exchange.ask_reset()
-        exchange.take()
-        exchange.ask(None, [1, 2])
-        with monkeypatch.context() as patch:
-
-            def interrupted(*arguments):
-                raise KeyboardInterrupt
-
-            patch.setattr("shmvec.exchange.Answers", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                exchange.take()
-        assert exchange.num_asked == 2
-        assert [each[1] for each in exchange.take().observations] == [1, 2]
-        assert exchange.num_asked == 0
-    finally:
-        exchange.close()
-
-
-def test_a_replayed_batch_that_was_taken_is_the_next_one():
-    envs = ShmVectorEnv(counters(2), num_workers=1, replay_order=[[0, 1], [1, 0]])
-    try:
-        envs.reset(seed=1)
-        envs.send([1, 2])
-        broken_off(envs.exchange, envs.recv)
-        assert envs.recv()[0][:, 1].tolist() == [1, 2]
-        envs.send([3, 4])
-        assert envs.recv()[0][:, 1].tolist() == [4, 3]
-    finally:
-        envs.close()
-
-
-def test_a_copied_batch_that_is_broken_off_counts_once_among_those_held(monkeypatch):
-    envs = ShmVectorEnv(
-        counters(4), num_workers=2, batch_size=2, copy=False, hold_batches=2, num_buffers=8
-    )
-    try:
-        envs.async_reset()
-        envs.recv(), envs.recv()
-        envs.send([0, 0], [0, 1])
-        held = envs.recv()
-        envs.send([3, 3], [1, 3])  # of two workers: a copy
-        add = Leases.add
-
-        def once(leases, lease):
-            monkeypatch.setattr(Leases, "add", add)
-            add(leases, lease)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(Leases, "add", once)
-        with pytest.raises(KeyboardInterrupt):
-            envs.recv()
-        envs.recv()
-        owner = held[1]
-        while isinstance(owner, (np.ndarray, memoryview)):
-            owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-        assert not owner.released
     finally:
         envs.close()
 

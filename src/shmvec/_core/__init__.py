@@ -8,14 +8,14 @@ from importlib import import_module
 from importlib.util import find_spec
 
 _NAMES = {
-    "again": "raises_again",
     "arrays": "Lease Pool",
     "channel": "Channel ChannelMessage",
     "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
     "OtherShapeError TextCodec TupleCodec",
     "frames": "Frames",
-    "ledger": "Ledger",
-    "links": "Links",
+    "guard": "Guard Loan exclusive raises_by_itself whole",
+    "ledger": "DONE SEE_TO TIME_UP Ledger",
+    "links": "Alarms Links",
     "messages": "pickle_value",
     "probe": "clock_cost core_rates core_round_trip yield_cost",
     "process": "buffer_c_lines flush_c guard_handler is_unhandled mark_process "
@@ -24,7 +24,6 @@ _NAMES = {
     "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",
     "told": "Batch Told",
     "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",
-    "turn": "Loan Turn",
     "worker": "FAULT_POINTS WorkerLoop die_at end_forks watch_forks",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -1,6 +1,5 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -558,21 +557,28 @@ class WorkerLoop:
 
 # The parent's side
 
+class Alarms:
+    """Descriptors that wake workers which doze, one each."""
+
+    def __init__(self, count: int = 0) -> None: ...
+    def __getitem__(self, index: int) -> int: ...
+    def close(self) -> None:
+        """Closes them; who rouses workers does nothing from then on."""
+
 class Links:
     """The parent's ends of the rings and channels of all workers."""
 
     waiting: bool
-    turn: Turn
     closed: bool
-    rouse: Callable[[int], None]
 
     def __init__(
         self,
         segment: Segment,
         ranges: Sequence[range],
         channels: list[Any],
+        guard: Guard,
         look: Callable[[], None],
-        rouse: Callable[[int], None],
+        alarms: Alarms,
         budgets: Callable[[], Any],
         limits: tuple[float | None, float | None] = (None, None),
         inline: Callable[[], None] | None = None,
@@ -585,8 +591,9 @@ class Links:
             segment: Where they are.
             ranges: The envs of each worker.
             channels: The control channel of each worker; the list may change.
+            guard: Of the calls that ask, take or wait.
             look: Raises if a worker has ended; called in every slice of a wait.
-            rouse: Wakes workers that doze, of these bits of the bell.
+            alarms: They wake workers that doze.
             budgets: Says how to wait.
             limits: Seconds that a step and a reset of one env may take.
             inline: Serves what was asked where there are no processes.
@@ -640,6 +647,10 @@ class Links:
 
 Envs = npt.NDArray[np.intp]
 
+DONE: int
+SEE_TO: int
+TIME_UP: int
+
 class Ledger:
     """What was asked of each env, and what has come back."""
 
@@ -655,6 +666,9 @@ class Ledger:
     results: dict[int, Any]
     told: dict[int, Told]
     lockstep: bool
+    resets: npt.NDArray[np.int64]
+    asked_with: list[tuple[int | None, Any]]
+    last_seeds: list[int | None]
 
     def __init__(
         self,
@@ -702,9 +716,22 @@ class Ledger:
     def reset(self, envs: Envs) -> None:
         """Asks each of these envs to reset, without seed or options."""
     def command(
-        self, envs: Envs, packed: dict[int, Any], resets: bool, descriptors: Sequence[int] = ()
+        self,
+        envs: Envs,
+        packed: dict[int, Any],
+        resets: list[tuple[int | None, Any]] | None = None,
+        descriptors: Sequence[int] = (),
+        repeat: bool = True,
     ) -> None:
-        """Asks the workers of these envs to carry out a command."""
+        """Asks the workers of these envs to carry out a command.
+
+        Args:
+            envs: Which, in order.
+            packed: The message of each worker whose envs these are.
+            resets: (seed, options) of each, of a command that resets them; None: it has results.
+            descriptors: That go with each message.
+            repeat: Whether a reset that is lost is repeated with its seed and options.
+        """
     def close(self) -> None:
         """Asks all workers to close their envs and end.
 
@@ -715,20 +742,20 @@ class Ledger:
         """Waits until all requests are answered; False: the time is up first."""
     def wait(self, wanted: int, timeout: float | None, requests: bool = False) -> bool:
         """Waits until so many more may have answered; False: the time is up first."""
-    def wait_regular(self, wanted: int, envs: Envs | None = None) -> bool:
-        """Waits until so many, or these, are ready; False if anything else happens before."""
+    def wait_ready(
+        self, wanted: int, envs: Envs | None = None, timeout: float | None = None
+    ) -> int:
+        """Waits until so many envs are ready (-1: all in flight), or these have answered.
+
+        Returns:
+            DONE; TIME_UP; or SEE_TO: a message must be read, or an env has raised.
+        """
     def look_around(self) -> None:
         """Looks after signals, channels, workers and limits."""
     def look_if_due(self) -> None:
         """The same, if that was a slice ago."""
-    def take_regular(
-        self, vector_env: Any, arrays: bool = True, commit: bool = True
-    ) -> tuple[Any, ...] | None:
-        """Four arrays and infos of all; None if something is not as usual."""
-    def take_soonest(
-        self, count: int, vector_env: Any, envs: Envs | None = None, arrays: bool = True
-    ) -> tuple[Any, ...] | None:
-        """Envs, four arrays and infos, not committed; None if something is not as usual."""
+    def take_all(self, vector_env: Any, arrays: bool = True) -> tuple[Any, ...] | None:
+        """Takes four arrays and infos of all, asked at once; None if something is not as usual."""
     def pop(self) -> None:
         """Takes the answers that are there."""
     def owed_by(self, worker: int) -> int:
@@ -743,6 +770,10 @@ class Ledger:
         """Takes the message that must come next."""
     def lose(self, worker: int) -> None:
         """Notes that a worker is dead; what it has answered in whole holds."""
+    def is_lost(self, worker: int) -> bool:
+        """Whether it is dead, and has no successor."""
+    def passed_over(self, failure: Failure) -> None:
+        """Notes that nothing is to be done about what an env has raised."""
     def retire(self, worker: int) -> None:
         """Notes that a worker is dead and gets no successor: nobody waits for its envs."""
     def lost_resets(self, worker: int) -> list[int]:
@@ -761,17 +792,28 @@ class Ledger:
         """Those of these envs that are ready."""
     def ready(self) -> Envs:
         """All envs that are ready, by index."""
-    def gather(
+    def take(
         self,
         envs: Envs,
         vector_env: Any,
         everyone: bool,
         arrays: bool,
         among: Collection[int] | None,
-    ) -> tuple[Envs, tuple[Any, ...], Lease | None, dict[int, Told], list[Failure]]:
-        """Envs that are ready: they, four arrays and infos, the lease, what is told, failures."""
-    def commit(self, envs: Envs, failures: Collection[Failure] = ()) -> None:
-        """Takes the envs that were gathered: they may be asked again."""
+    ) -> tuple[
+        Envs,
+        tuple[Any, ...],
+        Lease | None,
+        dict[int, Told],
+        list[Failure],
+        dict[int, Any],
+        list[int],
+    ]:
+        """Takes envs that are ready.
+
+        Returns:
+            They; four arrays and infos; the lease; what is told; failures; results of a command;
+            envs whose command was lost.
+        """
 
 class Told:
     """What an env's answer tells of its worker.
@@ -796,44 +838,52 @@ class Batch(VectorEnv[Any, Any, Any]):
 
 _T = TypeVar("_T")
 
-class Turn:
-    """Held during a call, by one thread: another one is refused with a RuntimeError.
+class Guard:
+    """Refuses a call while another one is under way; knows what is pending and abandoned."""
 
-    So is the same one in the middle of a wait, with an AlreadyPendingCallError.
-    """
+    pending: Any
+    abandoned: bool
 
-    def __enter__(self) -> None: ...
-    def __exit__(self, *error: object) -> None: ...
-    @property
-    def depth(self) -> int:
-        """How often this thread has taken it, and not given it back."""
+    def beside(self, function: Callable[[], _T]) -> _T:
+        """Calls a function, in the middle of a call of this thread's, too; refuses others."""
 
-    def give_back(self, left: int) -> None:
-        """Gives back what nobody else will, until it is taken so often."""
+    def leave_pending(self, pending: object) -> None:
+        """Notes what was begun, for another call to take."""
 
-    def refuse(self, what: str) -> NoReturn:
-        """Raises an AlreadyPendingCallError: this was tried in the middle of a call."""
+    def claim(self, pending: object) -> bool:
+        """Whether that is pending; then the call that is under way takes it, or abandons it."""
 
-    def aside(self) -> AbstractContextManager[None]:
-        """A turn that this thread may take in the middle of a wait, too: nothing is asked in it."""
+    def abandon(self) -> None:
+        """What is in flight is to be discarded by the next call."""
 
-    def hold(self) -> AbstractContextManager[None]:
-        """In its turn: until the end others' code may run, whose calls are refused as in a wait."""
+    def settled(self) -> None:
+        """That was discarded."""
+
+    def both(self, begin: Callable[[], object], finish: Callable[[], _T]) -> _T:
+        """Calls one after the other; if one raises, what was asked is abandoned."""
 
     def record(self, recorder: Recorder | None) -> None:
-        """Has a trace told when it ends: from then on the caller is at work; None: not any more."""
+        """Has a trace note when a call ends: from then on the caller is at work; None: no more."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+def exclusive(method: _Method) -> _Method:
+    """A method of what has a ``guard``: refused while another one is under way."""
+
+def whole(method: _Method) -> _Method:
+    """The same; if it raises, what it has asked and not taken is abandoned."""
+
+def raises_by_itself(attempt: Callable[..., object], *arguments: object) -> bool:
+    """Whether what has raised does so once more: else a signal's handler has raised it."""
 
 class Loan(Generic[_T]):
-    """A turn in which ``begin()`` is lent, and the owner's ``_state`` is another."""
+    """Lends what ``begin()`` returns, in a ``with`` block; ``pending`` is the guard's meanwhile."""
 
-    def __init__(self, turn: Turn, begin: Callable[[], _T], owner: Any, state: object) -> None: ...
+    def __init__(
+        self, guard: Guard, begin: Callable[[], _T], pending: object, keeps: bool
+    ) -> None: ...
     def __enter__(self) -> _T: ...
     def __exit__(self, *error: object) -> None: ...
-
-def raises_again(attempt: Callable[..., object], *arguments: object) -> bool:
-    """Whether what has raised does so again while no signal's handler can run."""
-
-# The process
 
 def start_watchdog(descriptor: int, mark: int) -> None:
     """Has this process killed when the process of a pidfd is gone, with its family.

@@ -35,7 +35,7 @@ import numpy as np
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from shmvec._core.again import raises_again
+from shmvec._core.guard import raises_by_itself
 
 cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
@@ -672,7 +672,7 @@ cdef class MessageCodec(Codec):
         try:
             return concatenate(self.space, values, arrays)
         except Exception as error:
-            if not raises_again(concatenate, self.space, values, arrays):
+            if not raises_by_itself(concatenate, self.space, values, arrays):
                 raise
             odd, explained = self.explain(envs, values, error)
             explained.odd = list(envs) if odd is None else [odd]

@@ -25,12 +25,12 @@ cdef extern from "pages.h" nogil:
     void sv_pages_give_back(void *start, size_t bytes)
 
 
-cdef extern from "turn.h" nogil:
-    ctypedef struct sv_turn:
+cdef extern from "guard.h" nogil:
+    ctypedef struct sv_guard:
         uint32_t depth
-    bint sv_turn_take(sv_turn *turn, uint64_t me)
-    uint32_t sv_turn_depth(const sv_turn *turn, uint64_t me)
-    void sv_turn_give(sv_turn *turn)
+    bint sv_guard_enter(sv_guard *guard, uint64_t me)
+    bint sv_guard_is_mine(const sv_guard *guard, uint64_t me)
+    void sv_guard_leave(sv_guard *guard)
 
 
 cdef extern from "hold.h" nogil:

@@ -34,7 +34,9 @@ cdef class Frames:
     cdef Py_ssize_t first_row(self)
     cdef bint over(self, Py_ssize_t env)
     cdef bint was_over(self, Py_ssize_t env)
-    cdef object truncate(self, Py_ssize_t env)
+    cdef int check_away(self) except -1
+    cdef int truncate(self, Py_ssize_t env) except -1
+    cdef object last_observation(self, Py_ssize_t env, bint before)
     cdef int mark_truncated(self, Py_ssize_t env) except -1
     cdef tuple all(self, bint usual)
     cdef tuple some(self, object envs)

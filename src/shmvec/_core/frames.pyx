@@ -92,27 +92,34 @@ cdef class Frames:
     cdef Py_ssize_t aim_all(self, Py_ssize_t rollout_frame) except -1:
         """The frame for new results of all envs: this one of the rollouts, or one at home."""
         cdef Py_ssize_t frame = 0
-        self.block = -1
         if rollout_frame >= 0:
+            self.block = -1
             self.meet(rollout_frame)
             return self.beyond + rollout_frame
         if self.away >= 0 and self.keep_last:
             self.come_home()  # the last results are needed
-        self.meet(-1)
         if self.several:
             frame = self.choose(self.everyone)
+        # Nothing from here on raises.
+        self.block = -1
+        self.meet(-1)
+        if self.several:
             self.aim(self.everyone, frame)
         if self.pool is not None:
             self.block = self.pool.unheld()
             frame += (1 + self.block) * self.home.num_frames
         return frame
 
-    cdef int aim_some(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
-        """Says that the results of these envs will be in a frame of a rollout."""
-        cdef Py_ssize_t i
+    cdef int check_away(self) except -1:
+        """Raises unless the last results are in a rollout."""
         if self.away < 0:
             raise RuntimeError(
                 "the last results are in no rollout. Nothing was sent to any env.")
+        return 0
+
+    cdef int aim_some(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
+        """Says that the results of these envs will be in a frame of a rollout."""
+        cdef Py_ssize_t i
         self.block = -1
         self.uneven = True
         for i in range(envs.shape[0]):
@@ -206,7 +213,7 @@ cdef class Frames:
         cdef Results results = self.where(env, &row, &last)
         return row != last and (results.terminated_of[last] or results.truncated_of[last])
 
-    cdef object truncate(self, Py_ssize_t env):
+    cdef int truncate(self, Py_ssize_t env) except -1:
         """Makes the env's results its last observation, reward 0 and a truncation."""
         cdef Py_ssize_t row
         cdef Py_ssize_t last
@@ -216,7 +223,14 @@ cdef class Frames:
         results.reward_of[row] = 0
         results.terminated_of[row] = False
         results.truncated_of[row] = True
-        return results.observations.get(row)
+        return 0
+
+    cdef object last_observation(self, Py_ssize_t env, bint before):
+        """An env's last observation; or the one before, whose step it was asked for is lost."""
+        cdef Py_ssize_t row
+        cdef Py_ssize_t last
+        cdef Results results = self.where(env, &row, &last)
+        return results.observations.get(last if before else row)
 
     cdef int mark_truncated(self, Py_ssize_t env) except -1:
         cdef Py_ssize_t row

@@ -15,7 +15,7 @@ from shmvec._core.protocol cimport MESSAGES, OBSERVATION
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from shmvec._core.again import raises_again
+from shmvec._core.guard import raises_by_itself
 
 cdef object _plain_add_info = VectorEnv._add_info
 
@@ -182,7 +182,7 @@ cdef class Inbox:
             try:
                 infos = vector_env._add_info(infos, info, row)
             except Exception:
-                if raises_again(vector_env._add_info, infos, info, row):
+                if raises_by_itself(vector_env._add_info, infos, info, row):
                     self.held[env] = [each for each in held if each is not info]
                     if len(self.held[env]) == len(held):  # it was the last, what is told
                         del told[env]

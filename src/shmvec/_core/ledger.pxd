@@ -54,15 +54,21 @@ cdef class Ledger:
     cdef readonly dict told       # env: Told, by its answer
     cdef dict after               # env: (fault, whether it breaks the episode), by the next one
     cdef Py_ssize_t num_broken
+    cdef readonly object resets   # int64: how often each env was asked to reset
+    cdef readonly list asked_with # (seed, options) of each env's last reset of the user's
+    cdef readonly list last_seeds # the last seed that each env was given
+    cdef uint8_t[::1] lost_workers  # those that are dead, and have no successor yet
+    cdef int commit(self, const Py_ssize_t[::1] envs, failures) except -1
     cdef int renew(self, uint32_t worker) except -1
     cdef int check_exists(self, Py_ssize_t env) except -1
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
-    cdef int ask_all(self, actions, pack, Py_ssize_t rollout_frame) except -1
-    cdef object take_all(self, vector_env, bint arrays, bint commit)
+    cdef int send(self, dict late, uint32_t sequence) except -1
+    cdef dict last_of_broken(self, const Py_ssize_t[::1] envs)
+    cdef int note_reset(self, const Py_ssize_t[::1] envs, list arguments, bint repeat) except -1
     cdef int post_all(self, uint32_t operation, uint32_t sequence, Py_ssize_t frame,
                       dict late) except -1
     cdef int post(self, const Py_ssize_t[::1] envs, uint32_t operation, uint32_t sequence,
-                  dict late) except -1
+                  dict late, dict lasts) except -1
     cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin)
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1
     cdef int aim(self, Py_ssize_t env) except -1
@@ -75,10 +81,12 @@ cdef class Ledger:
     cdef int settle_owed(self, uint32_t worker) except -1
     cdef int make_all_ready(self, Py_ssize_t first, Py_ssize_t count,
                             uint32_t sequence) except -1
-    cdef int cut(self, Py_ssize_t env, fault) except -1
-    cdef int again(self, Py_ssize_t env) except -1
+    cdef object last_of_lost(self, Py_ssize_t env)
+    cdef int decided(self, failure) except -1
+    cdef int cut(self, Py_ssize_t env, fault, dict lasts) except -1
+    cdef int ask_reset_instead(self, Py_ssize_t env) except -1
     cdef int break_later(self, Py_ssize_t env, fault) except -1
-    cdef int answer_lost(self, Py_ssize_t env, fault) except -1
+    cdef int answer_lost(self, Py_ssize_t env, fault, dict lasts) except -1
     cdef int pop_all(self) except -1
     cdef int disregard(self, error) except -1
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays)

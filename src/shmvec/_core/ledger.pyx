@@ -1,8 +1,10 @@
 """The ledger of a vector env: which env was asked what, and which has answered.
 
-Nothing about that is kept anywhere else. Every call either does all it says or nothing, and runs no
-Python code of others in between, so that an exception at any moment leaves the ledger true: envs
-that were asked are *out*, whoever has given up waiting for them.
+Nothing about that is kept anywhere else. A call has three parts. It *prepares*: whatever may raise,
+be refused or run Python code of others changes nothing that another call can see. It *commits*: what
+was asked or taken is noted, and requests are put on rings, without a call of Python code. It
+*publishes*: the bell is rung, results are returned. So an exception at any moment, of a signal's
+handler for instance, leaves the ledger true: envs that were asked are in flight.
 
 *Lockstep* is the fast path: all envs asked at once, one request a worker, and nothing done here for
 each env. What is not as usual (a fault, a message through a channel, a time limit) is first written
@@ -27,7 +29,7 @@ from shmvec._core.csrc cimport (
 )
 from shmvec._core.inbox cimport Inbox
 from shmvec._core.outbox cimport Outbox
-from shmvec._core.protocol cimport COMMAND, LATE, MESSAGES
+from shmvec._core.protocol cimport COMMAND, LATE, MESSAGES, OBSERVATION
 from shmvec._core.protocol cimport RESET, STEP, TOGETHER
 from shmvec._core.told cimport Told, tell
 
@@ -37,10 +39,15 @@ from gymnasium.vector import VectorEnv
 from shmvec._core.told import Batch
 
 cdef object _plain_add_info = VectorEnv._add_info
+cdef tuple NOTHING = (None, None)  # the seed and the options of a reset that has neither
+
+DONE, SEE_TO, TIME_UP = range(3)
+
+cdef double FOR_EVER_S = 1e9
 
 cdef enum State:
     IDLE    # nothing was asked of it, or its answer was taken; broken, if `after` says so
-    OUT     # asked, and has not answered
+    OUT     # in flight: asked, and has not answered
     READY   # it has answered: it is in the queue
     LOST    # asked, and its worker has died
     FAILED  # asked, and has raised
@@ -91,6 +98,10 @@ cdef class Ledger:
         self.unanswered = []
         self.told = {}
         self.after = {}
+        self.resets = np.zeros(self.num_envs, np.int64)
+        self.asked_with = [NOTHING] * self.num_envs
+        self.last_seeds = [None] * self.num_envs
+        self.lost_workers = np.zeros(links.num_workers, np.uint8)
 
     cdef int renew(self, uint32_t worker) except -1:
         """Begins to read and write a worker's rings of messages from their start."""
@@ -175,21 +186,14 @@ cdef class Ledger:
             )
         return 0
 
-    def step_all(self, actions, pack, rollout_frame=-1):
-        """Writes actions and asks every env to step, none of which may be out.
+    def step_all(self, actions, pack, Py_ssize_t rollout_frame=-1):
+        """Writes actions and asks every env to step, none of which may be in flight.
 
         Args:
             actions: Batched as their space says.
             pack: Makes the message of the actions of a worker that do not fit its ring.
             rollout_frame: Where the results go; -1: home.
         """
-        self.links.turn.take()
-        try:
-            self.ask_all(actions, pack, rollout_frame)
-        finally:
-            self.links.turn.give()
-
-    cdef int ask_all(self, actions, pack, Py_ssize_t rollout_frame) except -1:
         cdef Py_ssize_t frame
         cdef dict late
         cdef uint32_t sequence
@@ -200,12 +204,22 @@ cdef class Ledger:
             self.check_none_over(self.everyone)
         if self.num_broken > 0:
             self.step(self.everyone, actions, pack, rollout_frame)
-            return 0
+            return
         self.links.sequence += 1
         sequence = self.links.sequence
         late = self.outbox.put_all(self.everyone, actions, pack, sequence, rollout_frame < 0)
+        self.send(late, sequence)
         frame = self.frames.aim_all(rollout_frame)
-        return self.post_all(STEP, sequence, frame, late)
+        self.post_all(STEP, sequence, frame, late)
+
+    cdef int send(self, dict late, uint32_t sequence) except -1:
+        """Puts the messages of a request into channels; one that no request follows is dropped."""
+        cdef uint32_t worker
+        if late:
+            for worker in late:
+                self.links.channels[worker].put(sequence, late[worker])
+            self.links.talking = True
+        return 0
 
     cdef int post_all(self, uint32_t operation, uint32_t sequence, Py_ssize_t frame,
                       dict late) except -1:
@@ -214,10 +228,6 @@ cdef class Ledger:
         cdef uint32_t worker
         cdef uint32_t flag
         cdef uint32_t together = 0
-        if late:  # first: a message that no request follows is dropped
-            for worker in late:
-                links.channels[worker].put(sequence, late[worker])
-            links.talking = True
         if links.lingering:
             together = TOGETHER
             sv_completion_issue(links.completion, links.issued + links.num_workers)
@@ -228,6 +238,7 @@ cdef class Ledger:
         self.lockstep = True
         self.lock_operation = operation
         self.lock_sequence = sequence
+        links.guard.note_asked()
         if self.after:
             self.spread()
         return links.ring(SV_EVERYONE)
@@ -236,37 +247,76 @@ cdef class Ledger:
         """Writes actions and asks each of these envs, which were checked, to step."""
         cdef uint32_t base = self.links.sequence
         cdef dict late
+        cdef dict lasts
+        cdef Py_ssize_t i
         self.links.enter(SV_TRACE_SEND)
+        self.check(envs)
         self.ranging = together or self.in_ranges
         if not self.may_step_over:
             self.check_none_over(envs)
         if rollout_frame is None:
             self.frames.come_home(self.asked)
             self.choose_frames(envs, False)
+        elif envs.shape[0] < self.num_envs:
+            self.frames.check_away()
         self.links.sequence += <uint32_t>envs.shape[0]  # what fails below was of no later one
         late = self.outbox.put(
             envs, actions, pack, base + 1, rollout_frame is None or rollout_frame < 0)
+        lasts = self.last_of_broken(envs)
+        if late:
+            for i in range(envs.shape[0]):
+                if envs[i] in late:
+                    self.links.channels[self.workers[envs[i]]].put(
+                        base + 1 + <uint32_t>i, late[envs[i]])
+            self.links.talking = True
         if rollout_frame is not None:
             if envs.shape[0] == self.num_envs:
                 self.frames.aim_all(rollout_frame)
             else:
                 self.frames.aim_some(envs, rollout_frame)
             self.chosen[:] = -1
-        self.post(envs, STEP, base + 1, late)
+        self.post(envs, STEP, base + 1, late, lasts)
+
+    cdef dict last_of_broken(self, const Py_ssize_t[::1] envs):
+        """The last observations of those of these envs whose episode ends as they are asked to step."""
+        cdef Py_ssize_t i
+        cdef dict lasts = {}
+        if self.num_broken > 0 and self.resets_in_step:
+            for i in range(envs.shape[0]):
+                if envs[i] in self.after and self.after[envs[i]][1]:
+                    lasts[envs[i]] = self.frames.last_observation(envs[i], False)
+        return lasts
 
     def reset(self, const Py_ssize_t[::1] envs):
-        """Asks each of these envs, which were checked, to reset, without seed or options."""
+        """Asks each of these envs to reset, without seed or options."""
         cdef uint32_t base = self.links.sequence
         self.links.enter(SV_TRACE_SEND)
+        self.check(envs)
         self.ranging = self.in_ranges
         self.frames.come_home(self.asked)
         self.choose_frames(envs, False)
         self.links.sequence += <uint32_t>envs.shape[0]
-        self.post(envs, RESET, base + 1, None)
+        self.note_reset(envs, None, True)
+        self.post(envs, RESET, base + 1, None, None)
+
+    cdef int note_reset(self, const Py_ssize_t[::1] envs, list arguments, bint repeat) except -1:
+        """Notes with which (seed, options) envs are reset, so that a reset that is lost is repeated.
+
+        Part of a commit: by the ledger's own memory alone.
+        """
+        cdef Py_ssize_t i
+        cdef Py_ssize_t env
+        for i in range(envs.shape[0]):
+            env = envs[i]
+            self.resets[env] += 1
+            self.asked_with[env] = arguments[i] if repeat and arguments is not None else NOTHING
+            if arguments is not None and (<tuple>arguments[i])[0] is not None:
+                self.last_seeds[env] = (<tuple>arguments[i])[0]
+        return 0
 
     cdef int post(self, const Py_ssize_t[::1] envs, uint32_t operation, uint32_t sequence,
-                  dict late) except -1:
-        """Posts a request for each of these envs, or for neighbours together."""
+                  dict late, dict lasts) except -1:
+        """Commits a request for each of these envs, or for neighbours together, and rings."""
         cdef Links links = self.links
         cdef Py_ssize_t i = 0
         cdef Py_ssize_t j
@@ -274,19 +324,13 @@ cdef class Ledger:
         cdef Py_ssize_t count
         cdef list broken = []
         cdef uint32_t mask = self.mask_of(envs)
-        if late:
-            for env in late:
-                for i in range(envs.shape[0]):
-                    if envs[i] == env:
-                        links.channels[self.workers[env]].put(sequence + <uint32_t>i, late[env])
-            links.talking = True
-            i = 0
+        links.guard.note_asked()
         while i < envs.shape[0]:
             env = envs[i]
             count = 1 if late or self.num_broken > 0 else self.together(envs, i)
             for j in range(i, i + count):
                 self.aim(envs[j])
-            if operation == STEP and env in self.after and self.after[env][1]:
+            if operation == STEP and env in self.after and self.after[env][1]:  # it is not stepped
                 broken.append(env)
                 self.enter(env, operation, sequence + <uint32_t>i)
             else:
@@ -299,10 +343,9 @@ cdef class Ledger:
                     self.enter(envs[j], operation, sequence + <uint32_t>i)
                 self.ranges_out |= count > 1
             i += count
-        links.ring(mask)
-        for env in broken:  # it is not stepped
-            self.cut(env, self.told[env].fault)
-        return 0
+        for env in broken:  # after the others: what these are asked has later numbers
+            self.cut(env, self.told[env].fault, lasts)
+        return links.ring(SV_EVERYONE if broken else mask)
 
     cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
         """How many envs one request can be for: then they answer at once.
@@ -324,21 +367,25 @@ cdef class Ledger:
             return count
         return all_of_it if count == all_of_it else 1
 
-    def command(self, const Py_ssize_t[::1] envs, dict packed, bint resets, descriptors=()):
-        """Asks the workers of these envs, which were checked, to carry out a command.
+    def command(self, const Py_ssize_t[::1] envs, dict packed, list resets=None, descriptors=(),
+                bint repeat=True):
+        """Asks the workers of these envs to carry out a command.
 
         Args:
             envs: Which, in order.
             packed: Each worker's message, of workers whose envs these are.
-            resets: Whether it resets these envs; else it has results.
+            resets: (seed, options) of each, of a command that resets them; None: it has results.
             descriptors: That go with each message.
+            repeat: Whether a reset that is lost is repeated with its seed and options.
         """
         cdef Links links = self.links
         cdef uint32_t worker
         cdef Py_ssize_t i
+        cdef Py_ssize_t frame
         cdef uint32_t sequence
         links.enter(SV_TRACE_SEND)
-        if resets:
+        self.check(envs)
+        if resets is not None:
             self.frames.come_home(self.asked)
             self.choose_frames(envs, True)
         links.sequence += 1
@@ -346,17 +393,20 @@ cdef class Ledger:
         for worker in packed:  # first: a message that no request follows is dropped
             links.channels[worker].put(sequence, packed[worker], descriptors)
         links.talking = True
-        named = {}
+        links.guard.note_asked()
+        if resets is not None:
+            self.note_reset(envs, resets, repeat)
         for i in range(envs.shape[0]):
-            if resets:
+            if resets is not None:
                 self.aim(envs[i])
-            named[self.workers[envs[i]]] = self.frames.frame_of(envs[i]) if resets else 0
-        for worker, frame in named.items():
-            links.request(worker, sequence, COMMAND, links.firsts[worker], links.counts[worker],
-                          frame)
-            self.open_requests += 1
+            worker = self.workers[envs[i]]
+            if i + 1 == envs.shape[0] or self.workers[envs[i + 1]] != worker:
+                frame = self.frames.frame_of(envs[i]) if resets is not None else 0
+                links.request(worker, sequence, COMMAND, links.firsts[worker],
+                              links.counts[worker], frame)
+                self.open_requests += 1
         for i in range(envs.shape[0]):
-            self.enter(envs[i], RESET if resets else COMMAND, sequence)
+            self.enter(envs[i], COMMAND if resets is None else RESET, sequence)
         self.ranges_out = True
         links.ring(self.mask_of(envs))
 
@@ -468,19 +518,39 @@ cdef class Ledger:
         finally:
             links.waiter.budget = usual
 
-    def wait_regular(self, Py_ssize_t wanted, envs=None):
-        """Waits until so many, or these, envs are ready; False if anything else happens before."""
+    def wait_ready(self, Py_ssize_t wanted, envs=None, timeout=None):
+        """Waits until so many envs are ready, or these have answered.
+
+        Args:
+            wanted: How many, or until one has raised; -1: all that are in flight.
+            envs: Which must have answered, whatever is ``wanted``.
+            timeout: Seconds to wait. None: as long as it takes.
+
+        Returns:
+            DONE; TIME_UP; or SEE_TO: a message must be read, or an env has raised.
+        """
         cdef Py_ssize_t missing
+        cdef int64_t deadline = -1
+        if timeout is not None and timeout < FOR_EVER_S:
+            deadline = sv_now_ns() + <int64_t>(timeout * 1e9)
         while True:
             self.pop()
-            if self.num_owed > 0 or self.failures or self.raised:
-                return False
-            missing = wanted - self.num_ready if envs is None else self.num_missing(envs)
+            if self.num_owed > 0 or self.failures:
+                return SEE_TO
+            if envs is not None:
+                missing = self.num_missing(envs)
+            elif wanted < 0:
+                missing = self.num_out
+            elif self.raised:
+                return DONE
+            else:
+                missing = wanted - self.num_ready
             if missing <= 0:
-                return True
-            if self.open_requests == 0:
-                return False
-            self.wait(missing, None, envs is not None)
+                return DONE
+            if deadline >= 0:
+                timeout = 1e-9 * max(deadline - sv_now_ns(), <int64_t>0)
+            if not self.wait(missing, timeout, envs is not None):
+                return TIME_UP
 
     def look_around(self):
         """Looks after signals, channels, workers and limits, as a wait does after each slice."""
@@ -513,35 +583,22 @@ cdef class Ledger:
                 self.settle(worker, &self.lock_answers[worker])
         return 0
 
-    def take_regular(self, vector_env, arrays=True, commit=True):
-        """Waits for all that were asked, and takes them: four arrays and infos, of all envs.
+    def take_all(self, vector_env, bint arrays=True):
+        """Waits for all that were asked at once, and takes them: four arrays and infos.
 
-        None if something is not as usual: then it is for `pop` and `gather`.
+        None if something is not as usual, or they were asked one by one: then it is for
+        `wait_ready` and `take`.
 
         Args:
             vector_env: Gathers the infos; None: one dict an env.
             arrays: Whether arrays are wanted at all.
-            commit: Whether to note at once that they were taken.
         """
-        self.links.turn.take()
-        try:
-            return self.take_all(vector_env, arrays, commit)
-        finally:
-            self.links.turn.give()
-
-    cdef object take_all(self, vector_env, bint arrays, bint commit):
         cdef Links links = self.links
         cdef uint32_t worker
         cdef list sending = None
         infos, results = {}, (None, None, None, None)
         if not self.lockstep:
-            if not self.wait_regular(self.asked):
-                return None
-            ready = self.ready()
-            results = self.results_of(ready, vector_env, True, arrays)[0][1:]
-            if commit:
-                self.commit(ready)
-            return results
+            return None
         links.enter(SV_TRACE_TAKE)
         links.follow_if_due()
         if not self.popped:
@@ -570,9 +627,9 @@ cdef class Ledger:
                 self.spread()
                 self.disregard(error)
                 raise
-        if commit:
-            self.commit(self.everyone)
-        return (*results, infos)
+        results = (*results, infos)
+        self.commit(self.everyone, ())
+        return results
 
     cdef int pop_all(self) except -1:
         """Takes the answers to what was asked in lockstep, which are all there."""
@@ -648,12 +705,20 @@ cdef class Ledger:
     def deliver(self, uint32_t worker, list messages, list failures, results):
         """Takes the message that must come next: (kind, env, message), failures and results."""
         cdef Py_ssize_t env
-        sequence, first, count, _ = self.owed[worker].pop(0)
-        self.num_owed -= 1
+        cdef dict held = {}
+        sequence, first, count, _ = self.owed[worker][0]
         for kind, env, message in messages:
-            if self.sequences[env] == sequence:
-                self.inbox.put(env, kind, message)
+            if self.sequences[env] != sequence:
+                continue
+            if kind == OBSERVATION:
+                self.inbox.observations.write(env, message[""])
+            else:
+                held.setdefault(env, []).append(message)
         failed = {failure.env for failure in failures}
+        # The commit.
+        del self.owed[worker][0]
+        self.num_owed -= 1
+        self.inbox.held.update(held)
         for env in range(first, first + count):
             if self.states[env] == OUT and self.sequences[env] == sequence:
                 if env in failed:
@@ -668,7 +733,10 @@ cdef class Ledger:
     # ---- faults ------------------------------------------------------------------------------
 
     def lose(self, uint32_t worker):
-        """Notes that a worker is dead; what it has answered in whole holds."""
+        """Notes that a worker is dead; what it has answered in whole holds.
+
+        A second call goes on with one that was interrupted.
+        """
         cdef Links links = self.links
         cdef sv_record answer
         cdef Py_ssize_t i
@@ -687,12 +755,18 @@ cdef class Ledger:
             env = self.queue[(self.head + i) % self.num_envs]
             if self.workers[env] == worker:
                 self.inbox.hold(env)
+        # The commit.
         for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
             if self.states[env] == OUT:
                 self.states[env] = LOST
         self.open_requests -= links.outstanding[worker]
         links.renew(worker)
         self.renew(worker)
+        self.lost_workers[worker] = True
+
+    def is_lost(self, uint32_t worker):
+        """Whether a worker is dead, and has no successor."""
+        return bool(self.lost_workers[worker])
 
     def retire(self, uint32_t worker):
         """Notes that a worker is dead and gets no successor: nobody waits for its envs."""
@@ -712,30 +786,59 @@ cdef class Ledger:
                 if self.states[env] in (LOST, FAILED) and self.by_user[env]]
 
     def revive(self, uint32_t worker, fault):
-        """Notes that a worker has a successor: asks or answers again what was lost."""
+        """Notes that a worker has a successor: asks or answers for what was lost."""
         cdef Links links = self.links
         cdef Py_ssize_t env
-        for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+        cdef Py_ssize_t first = links.firsts[worker]
+        cdef Py_ssize_t end = first + links.counts[worker]
+        cdef dict lasts = {env: self.last_of_lost(env) for env in range(first, end)}
+        # The commit.
+        self.lost_workers[worker] = False
+        for env in range(first, end):
             if self.states[env] == LOST or self.states[env] == FAILED:
-                self.answer_lost(env, fault)
+                self.answer_lost(env, fault, lasts)
             else:
                 self.break_later(env, fault)
+        links.ring(SV_EVERYONE)
+
+    cdef object last_of_lost(self, Py_ssize_t env):
+        """The observation with which the episode of an env ends whose step is lost."""
+        if self.resets_in_step and self.operations[env] == STEP and (
+                self.states[env] == LOST or self.states[env] == FAILED):
+            return self.frames.last_observation(env, True)
+        return None
 
     def has_failed(self, Py_ssize_t env):
         """Whether an env has raised, and was not answered for."""
         return self.states[env] == FAILED
 
     def mend(self, failure, fault):
-        """Answers for an env that has raised."""
-        self.answer_lost(failure.env, fault)
+        """Answers for an env that has raised, about which nothing else is to be decided."""
+        cdef dict lasts = {failure.env: self.last_of_lost(failure.env)}
+        self.answer_lost(failure.env, fault, lasts)
+        self.decided(failure)
+        self.links.ring(SV_EVERYONE)
+
+    cdef int decided(self, failure) except -1:
+        cdef Py_ssize_t i
+        for i in range(len(self.failures)):
+            if self.failures[i] is failure:
+                del self.failures[i]
+                break
+        return 0
+
+    def passed_over(self, failure):
+        """Notes that nothing is to be done about what an env has raised: its worker was replaced."""
+        self.decided(failure)
 
     def give_up(self, failure):
         """Leaves it to the caller what an env has raised."""
         if self.states[failure.env] == FAILED:
             self.leave(failure.env, IDLE)
         self.raised.append(failure)
+        self.decided(failure)
 
-    cdef int answer_lost(self, Py_ssize_t env, fault) except -1:
+    cdef int answer_lost(self, Py_ssize_t env, fault, dict lasts) except -1:
         cdef Told told = self.told.get(env)
         if self.operations[env] == COMMAND:
             self.leave(env, IDLE)
@@ -743,12 +846,12 @@ cdef class Ledger:
             return self.break_later(env, fault)
         if self.operations[env] == STEP and not (
                 self.resets_in_next_step and self.frames.was_over(env)):
-            return self.cut(env, fault)
+            return self.cut(env, fault, lasts)
         if told is not None:  # it may be because of a fault that it was being reset
             self.told[env] = tell(fault, told.cut_off, told.last)
         else:
             self.told[env] = tell(fault, False, None)
-        return self.again(env)
+        return self.ask_reset_instead(env)
 
     cdef int break_later(self, Py_ssize_t env, fault) except -1:
         """The env's next answer tells a fault; it is a truncation unless the episode is over."""
@@ -759,19 +862,19 @@ cdef class Ledger:
         self.num_broken += breaks
         return 0
 
-    cdef int cut(self, Py_ssize_t env, fault) except -1:
+    cdef int cut(self, Py_ssize_t env, fault, dict lasts) except -1:
         """Answers for an env by a truncation, after which it is reset as its mode says."""
-        last = self.frames.truncate(env)
+        self.frames.truncate(env)
         self.flags[env] = 0
         if self.resets_in_step:
-            self.told[env] = tell(fault, True, [last])
+            self.told[env] = tell(fault, True, [lasts[env]])
             self.by_user[env] = False
-            return self.again(env)
+            return self.ask_reset_instead(env)
         self.told[env] = tell(fault, True, None)
         return self.make_ready(env)
 
-    cdef int again(self, Py_ssize_t env) except -1:
-        """Asks an env to reset in place of what it was asked."""
+    cdef int ask_reset_instead(self, Py_ssize_t env) except -1:
+        """Asks an env to reset in place of what it was asked; its caller rings."""
         cdef Links links = self.links
         links.sequence += 1
         links.request(self.workers[env], links.sequence, RESET, <uint32_t>env, 1,
@@ -780,7 +883,7 @@ cdef class Ledger:
         self.sequences[env] = links.sequence
         self.operations[env] = RESET
         self.states[env] = OUT
-        return links.ring(SV_EVERYONE)
+        return 0
 
     def forget(self):
         """Drops all answers, none of which is still to come; the next ones tell their faults."""
@@ -827,19 +930,6 @@ cdef class Ledger:
                 count += 1
         return envs
 
-    def take_soonest(self, Py_ssize_t count, vector_env, envs=None, arrays=True):
-        """Waits for so many envs, these or those that are ready first, and gathers them.
-
-        None if something is not as usual: then it is for `pop` and `gather`.
-        """
-        self.look_if_due()  # also where others leave nothing to wait for
-        if count > self.asked or not self.wait_regular(count, envs):
-            return None
-        envs = self.oldest(count) if envs is None else self.those_ready(envs)
-        if len(envs) < count or (vector_env is None and self.told):
-            return None
-        return self.results_of(envs, vector_env, False, arrays)[0]
-
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays):
         """(Envs that are ready, four arrays of theirs or of all, infos), the lease of views.
 
@@ -884,8 +974,8 @@ cdef class Ledger:
             self.flags[env] &= ~<uint32_t>MESSAGES
         return 0
 
-    def gather(self, envs, vector_env, everyone, arrays, among):
-        """The results of envs that are ready, which `commit` takes.
+    def take(self, envs, vector_env, everyone, arrays, among):
+        """Takes envs that are ready: they may be asked again.
 
         Args:
             envs: Which.
@@ -895,21 +985,21 @@ cdef class Ledger:
             among: Envs of whose failures the results tell; None: of all.
 
         Returns:
-            The envs; four arrays and infos; the lease if these are views; {env: Told}; failures.
+            The envs; four arrays and infos; the lease if these are views; {env: Told}; failures;
+            results of a command, by env; envs whose command was lost.
         """
         results, lease = self.results_of(envs, vector_env, everyone, arrays)
         telling = {env: self.told[env] for env in envs.tolist() if env in self.told} \
             if self.told else {}
         failures = [failure for failure in self.raised if among is None or failure.env in among]
-        return envs, results[1:], lease, telling, failures
+        values = {env: self.results[env].open() for env in envs.tolist() if env in self.results} \
+            if self.results else {}
+        taken = (envs, results[1:], lease, telling, failures, values, self.unanswered)
+        self.commit(envs, failures)
+        return taken
 
-    def commit(self, const Py_ssize_t[::1] envs, failures=()):
-        """Takes envs that were gathered, those that are still ready: they may be asked again.
-
-        Args:
-            envs: Which.
-            failures: That were told with them.
-        """
+    cdef int commit(self, const Py_ssize_t[::1] envs, failures) except -1:
+        """Notes that these envs were taken, with these failures."""
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef Py_ssize_t kept = 0
@@ -921,7 +1011,7 @@ cdef class Ledger:
             self.inbox.give_back()
         if self.popped:
             self.popped = self.lockstep = False
-            return
+            return 0
         for i in range(envs.shape[0]):
             env = envs[i]
             if self.states[env] != READY:
@@ -941,3 +1031,4 @@ cdef class Ledger:
         self.num_ready = kept
         if self.unanswered:
             self.unanswered = []
+        return 0

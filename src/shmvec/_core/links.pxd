@@ -1,9 +1,16 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from shmvec._core.csrc cimport sv_bell, sv_completion, sv_counts, sv_notice, sv_record, sv_ring, sv_waiter
+from shmvec._core.guard cimport Guard
 from shmvec._core.segment cimport Segment
 from shmvec._core.trace cimport Recorder
-from shmvec._core.turn cimport Turn
+
+
+cdef class Alarms:
+    cdef int *descriptors
+    cdef uint32_t count
+    cdef void close_all(self) noexcept
+    cdef void rouse(self, uint32_t mask) noexcept
 
 
 cdef class Links:
@@ -23,7 +30,7 @@ cdef class Links:
     cdef sv_counts tally          # of its waits; a wake: ringing the bell took a system call
     cdef Recorder recorder        # of what this side does when; None: nobody wants to know
     cdef readonly bint waiting    # a thread is in a wait
-    cdef public Turn turn         # of whoever asks all, takes from all, or waits
+    cdef readonly Guard guard     # of the calls that ask, take or wait
     cdef bint _closed             # another thread has closed the vector env meanwhile
     cdef bint calling             # commands of the user's are out, which may take their time
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
@@ -31,7 +38,7 @@ cdef class Links:
     cdef list channels
     cdef readonly object owner    # the process whose this is
     cdef object look
-    cdef public object rouse
+    cdef Alarms alarms            # of workers that doze
     cdef object budgets
     cdef object inline
     cdef int64_t followed_at

@@ -2,14 +2,16 @@
 
 ``Links`` speaks the protocol and knows nothing of processes and of what envs are asked: whoever
 owns the processes passes ``look``, called at least every 50 ms of waiting, which raises when a
-worker is gone, ``rouse``, which wakes workers that doze, and ``budgets``, called every second,
+worker is gone, ``alarms``, which wake workers that doze, and ``budgets``, called every second,
 which says how to wait. While it waits, it reads and writes the control channels, so that no side
 ever waits for the other to read.
 """
 
 cimport cython
+from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from posix.unistd cimport close as close_descriptor, write
 
 from shmvec._core.csrc cimport (
     SV_EVERYONE,
@@ -93,8 +95,58 @@ cdef int64_t BEGIN_NS = 1_000_000_000   # in which a worker should begin what it
 cdef int64_t FOLLOW_NS = 1_000_000_000  # between two looks at the cores
 cdef int64_t ABSENT_NS = 200_000_000    # who was away for so long may have been stopped
 
+cdef extern from "<sys/eventfd.h>" nogil:
+    enum:
+        EFD_CLOEXEC
+        EFD_NONBLOCK
+    int eventfd(unsigned int initval, int flags)
+
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
+
+
+cdef class Alarms:
+    """Descriptors that wake workers which doze; see csrc/bell.h."""
+
+    def __cinit__(self, uint32_t count=0):
+        cdef uint32_t index
+        self.descriptors = <int *>calloc(max(count, 1), sizeof(int))
+        if self.descriptors is NULL:
+            raise MemoryError
+        for index in range(count):
+            self.descriptors[index] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+            if self.descriptors[index] < 0:
+                raise OSError(errno, f"no descriptor to wake a worker by: {os.strerror(errno)}")
+            self.count = index + 1
+
+    def __dealloc__(self):
+        if self.descriptors is not NULL:
+            self.close_all()
+            free(self.descriptors)
+
+    def __getitem__(self, uint32_t index):
+        if index >= self.count:
+            raise IndexError(index)
+        return self.descriptors[index]
+
+    def close(self):
+        self.close_all()
+
+    @cython.critical_section
+    cdef void close_all(self) noexcept:
+        cdef uint32_t index
+        for index in range(self.count):
+            close_descriptor(self.descriptors[index])
+        self.count = 0
+
+    @cython.critical_section
+    cdef void rouse(self, uint32_t mask) noexcept:
+        """Wakes the workers of these bits of the bell."""
+        cdef uint32_t index
+        cdef uint64_t one = 1
+        for index in range(self.count):
+            if mask & sv_bell_mask(index):
+                write(self.descriptors[index], &one, sizeof(one))  # full: it has not even looked
 
 
 cdef class Links:
@@ -133,12 +185,12 @@ cdef class Links:
         free(self.counts)
         free(self.outstanding)
 
-    def __init__(self, segment, ranges, channels, look, rouse, budgets, limits=(None, None),
+    def __init__(self, segment, ranges, channels, Guard guard, look, Alarms alarms, budgets, limits=(None, None),
                  inline=None, hang_after=None, hung=None):
         self.channels = channels
-        self.turn = Turn()
+        self.guard = guard
         self.look = look
-        self.rouse = rouse
+        self.alarms = alarms
         self.budgets = budgets
         self.inline = inline
         self.hung = hung
@@ -226,7 +278,7 @@ cdef class Links:
         if self.inline is None and sv_bell_ring(self.bell, mask):
             self.tally.wakes += 1
             if sv_bell_has_dozers(self.bell):
-                self.rouse(mask)
+                self.alarms.rouse(mask)
         self.enter(SV_TRACE_CALLER)
         return 0
 
@@ -236,8 +288,7 @@ cdef class Links:
         with cython.critical_section(self):
             for worker in range(self.num_workers):
                 sv_ring_announce(&self.requests[worker])
-        if self.inline is None:
-            self.rouse(SV_EVERYONE)
+        self.alarms.rouse(SV_EVERYONE)
         return 0
 
     def remind(self):
@@ -282,16 +333,12 @@ cdef class Links:
     cdef bint wait_until(self, uint32_t target, timeout) except -1:
         """The same. The count of those that are done says when to look at the rings; they say
         whether they are."""
-        if self.waiting:
-            raise RuntimeError("another thread waits for this vector env: use it in one at a time")
         if self.inline is not None:
             self.enter(SV_TRACE_HERE)
             self.waiting = True
-            self.turn.waits += 1
             try:
                 self.inline()
             finally:
-                self.turn.waits -= 1
                 self.waiting = False
             if not sv_completion_reached(self.answered(), target):
                 raise RuntimeError("the segment is damaged: a request or its answer is lost")
@@ -363,16 +410,12 @@ cdef class Links:
             self.counted_from = now
             self.idle_since[:] = 0
         self.looked_at = now
-        self.turn.waits += 1
-        try:
-            PyErr_CheckSignals()
-            self.check_open()
-            self.pump()
-            self.look()
-            if self.step_limit >= 0 or self.reset_limit >= 0 or self.hang_ns >= 0:
-                self.check_limits(now)
-        finally:
-            self.turn.waits -= 1
+        PyErr_CheckSignals()
+        self.check_open()
+        self.pump()
+        self.look()
+        if self.step_limit >= 0 or self.reset_limit >= 0 or self.hang_ns >= 0:
+            self.check_limits(now)
         return 0
 
     cdef uint32_t answered(self):
@@ -517,7 +560,7 @@ cdef class Links:
         self.waiter.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder
         self.enter(SV_TRACE_CALLER)
-        self.turn.record(recorder)
+        self.guard.record(recorder)
 
     # ---- workers -----------------------------------------------------------------------------
 

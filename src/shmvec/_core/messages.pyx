@@ -63,7 +63,7 @@ from pickle import dumps as pickled_as_known
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from shmvec._core.again import raises_again
+from shmvec._core.guard import raises_by_itself
 from shmvec._pickling import dumps as pickled_by_value  # bound here: an env may patch the module
 
 cdef extern from "Python.h":
@@ -700,7 +700,7 @@ cdef class InfoDecoder(Decoder):
             return self.take_once(infos, vector_env)
         except Exception:
             self.cursor = self.start
-            if raises_again(self.take_once, infos, vector_env):
+            if raises_by_itself(self.take_once, infos, vector_env):
                 self.spoil()
             raise
 

@@ -37,9 +37,6 @@ _CANNOT_GO_ON = (
     "without it, or its last step failed. Begin another one with rollout()"
 )
 
-# Sends actions for a frame, calls the function while the workers step, returns the infos.
-_Step = Callable[[Any, int, Callable[[], None]], dict[str, Any]]
-
 
 class Rollout:
     """``length`` steps of all envs, which workers write as :meth:`step` makes them.
@@ -57,6 +54,7 @@ class Rollout:
             ended at ``t`` is reset by the next step, which ignores ``actions[t]``.
         actions: ``(length, num_envs, ...)``, in the dtype of the action space.
         steps: Number of steps made so far.
+        within: The loan in which its steps are made; None: in none.
     """
 
     def __init__(
@@ -75,6 +73,7 @@ class Rollout:
         self.observations, self.rewards, self.terminations, self.truncations = arrays
         self.actions = actions
         self.steps = 0
+        self.within: Any = None
         self._lease = lease
         self._action_space = action_space
         self._step, self._ask, self._meet = step, ask, meet
@@ -147,13 +146,13 @@ class Rollouts:
     def __init__(
         self,
         exchange: Exchange,
-        step: _Step,
+        step: Callable[[], Callable[..., dict[str, Any]] | None],
     ) -> None:
         """Prepares for rollouts.
 
         Args:
             exchange: Asks the envs.
-            step: Steps all envs.
+            step: Returns what steps all envs, while that is there.
         """
         self._exchange = exchange
         self._layout = exchange.layout
@@ -286,13 +285,6 @@ class Rollouts:
         self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]
     ) -> dict[str, Any]:
         """Makes the next step of a rollout."""
-        with self._exchange.turn:  # until the last results are where the next call looks for them
-            infos = self._made_step(rollout, actions, meanwhile)
-        return infos
-
-    def _made_step(
-        self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]
-    ) -> dict[str, Any]:
         if rollout.steps >= rollout.length:
             raise RuntimeError(
                 f"all {rollout.length} steps of this rollout are made: begin the next one with "
@@ -304,10 +296,15 @@ class Rollouts:
         last = None if self._current is None else self._current()
         if last is not rollout or self._exchange.frames.away != frame:
             raise RuntimeError(_CANNOT_GO_ON)
-        infos = self._step_all(actions, frame + 1, meanwhile)
-        if rollout.steps == rollout.length - 1:
-            self._exchange.frames.end_rollout()  # the last row is the user's, to change as well
-        return infos
+        step = self._step_all()
+        assert step is not None
+        return step(
+            actions,
+            frame=frame + 1,
+            last=rollout.steps == rollout.length - 1,  # its row is the user's, to change as well
+            meanwhile=meanwhile,
+            within=rollout.within,
+        )
 
 
 def _check_arrays(space: gym.Space[Any], name: str) -> None:

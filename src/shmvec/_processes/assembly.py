@@ -12,7 +12,16 @@ import gymnasium as gym
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from shmvec._core import Frames, Ledger, Links, MappedMemory, Pool, Segment, segment_bytes
+from shmvec._core import (
+    Frames,
+    Guard,
+    Ledger,
+    Links,
+    MappedMemory,
+    Pool,
+    Segment,
+    segment_bytes,
+)
 from shmvec._cores import current_budgets, split_evenly
 from shmvec._memory.layout import Layout, check_shared_memory, has_fixed_size
 from shmvec._memory.segment import reserve_segment
@@ -109,7 +118,12 @@ def _num_blocks(nbytes: int) -> int:
 
 
 def assemble(
-    workers: Workers, settings: Settings, agreement: Agreement, may_step_over: bool, in_ranges: bool
+    workers: Workers,
+    settings: Settings,
+    agreement: Agreement,
+    guard: Guard,
+    may_step_over: bool,
+    in_ranges: bool,
 ) -> Assembly:
     """Makes the segment, hands it to the workers, and takes the parent's ends of all.
 
@@ -139,11 +153,10 @@ def assemble(
         segment,
         workers.ranges,
         workers.channels,
-        look=workers.look,
-        rouse=workers.rouse,
-        budgets=partial(
-            current_budgets, settings.wait_policy, settings.num_workers, workers.processes
-        ),
+        guard,
+        workers.look,
+        workers.alarms,
+        partial(current_budgets, settings.wait_policy, settings.num_workers, workers.processes),
         limits=settings.limits,
         inline=workers.inline,
         hang_after=settings.hang_warning_s,

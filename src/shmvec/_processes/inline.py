@@ -11,7 +11,7 @@ from typing import Any
 
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec._core import Segment, WorkerLoop
+from shmvec._core import Alarms, Segment, WorkerLoop
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Report, Resets
 from shmvec._processes.host import EnvFn, EnvHost
@@ -119,10 +119,12 @@ class InlineWorker:
         self.channels: list[Any] = [self._channel]
         self._env_fns = env_fns
         self._host = EnvHost(0, 0, self._channel)
+        self.generation: Any = self._host
         self._loop: WorkerLoop | None = None
         self._attached: tuple[Segment, Attachment] | None = None
         self._descriptor = -1
         self.kept = Kept()
+        self.alarms = Alarms()
 
     pack = staticmethod(_InlineChannel().pack)
     unpack = pack
@@ -152,6 +154,7 @@ class InlineWorker:
     def begin(self, index: int) -> None:
         """Prepares for envs in place of those that were ended."""
         self._host = EnvHost(0, 0, self._channel)
+        self.generation = self._host
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
         """Builds the envs again; returns what that raised, or None."""
@@ -185,9 +188,6 @@ class InlineWorker:
 
     def interrupt(self, index: int) -> None:
         """Nobody can: there are no time limits here."""
-
-    def rouse(self, mask: int) -> None:
-        """Nobody dozes."""
 
     def inline(self) -> None:
         """Serves what was posted."""

@@ -1,8 +1,9 @@
 """What is done about faults, as the policy says: workers restarted, envs reset, all of it counted.
 
 It acts on the ledger, which says of each env what was lost and what its next answer must tell. A
-worker that is *down* is being replaced; that is state, so that whoever breaks a replacement off
-(Ctrl-C) leaves it to the next call to go on with it.
+worker that is *down* is being replaced. Each step of that is idempotent, and finds out from
+processes and ledger what is left to do: the next call goes on with a replacement that Ctrl-C has
+interrupted.
 """
 
 from __future__ import annotations
@@ -51,7 +52,6 @@ class Recovery:
         recycle_after: int | None,
         ledger: Ledger,
         workers: Workers,
-        num_envs: int,
         fetch: Callable[[int], None],
         counted: Callable[..., None],
     ) -> None:
@@ -62,7 +62,6 @@ class Recovery:
             recycle_after: Steps after which a worker is replaced.
             ledger: What was asked of each env.
             workers: The workers.
-            num_envs: Number of envs.
             fetch: Takes the messages that a worker has sent.
             counted: Is told of each fault, by the names of ``FaultCounts``, and how many at once.
         """
@@ -73,32 +72,14 @@ class Recovery:
         self._fetch = fetch
         self._counted = counted
         self._worker_of = [w for w, envs in enumerate(workers.ranges) for _ in envs]
-        # What the last reset of each env was asked with, and the last seed that it was given.
-        self._asked: list[tuple[int | None, Any]] = [(None, None)] * num_envs
-        self._last_seeds: list[int | None] = [None] * num_envs
         self._restarts = [0] * len(workers.ranges)
         self._recent: list[deque[Fault]] = [deque() for _ in workers.ranges]
         self.down: dict[int, Fault] = {}  # workers that are being replaced
-        self._lost: set[int] = set()  # those of them of which the ledger knows
+        self._replaced: dict[int, Any] = {}  # the process in whose place each of them is started
         self._interrupted: dict[int, tuple[int, float]] = {}  # worker: (what began when, until)
         self.heard: Callable[[Fault], object] | None = None  # is told of each fault
 
-    # ---- what is asked and told --------------------------------------------------------------
-
-    def remember(
-        self,
-        envs: Iterable[int],
-        seeds: Sequence[int | None] | None,
-        options: Sequence[Any] | None,
-        repeat: bool,
-    ) -> None:
-        """Envs are about to be reset: so a reset that a worker has lost is repeated."""
-        for row, env in enumerate(envs):
-            seed = None if seeds is None else seeds[row]
-            if seed is not None:
-                self._last_seeds[env] = seed
-            given = None if options is None else options[row]
-            self._asked[env] = (seed, given) if repeat else (None, None)
+    # ---- questions ---------------------------------------------------------------------------
 
     def restarts_of(self, env: int) -> int:
         """How often an env's worker has been restarted."""
@@ -157,23 +138,21 @@ class Recovery:
         """
         if self.down:
             self._rebuild()
-        failures = self._ledger.failures
-        while failures:
-            failure = failures[0]
+        while self._ledger.failures:
+            failure = self._ledger.failures[0]
             cure = self._cure(failure)
             if cure == "raise":
                 self._ledger.give_up(failure)
+                continue
+            late = failure.type == EnvTimeoutError.__name__
+            self._counted("timeouts" if late else "errors")
+            if not self._ledger.has_failed(failure.env):  # its worker was replaced
+                self._ledger.passed_over(failure)
+            elif cure == "restart":
+                self._replace({failure.worker: failure}, failure.env)
+                self._ledger.passed_over(failure)
             else:
-                late = failure.type == EnvTimeoutError.__name__
-                self._counted("timeouts" if late else "errors")
-                if not self._ledger.has_failed(failure.env):
-                    pass  # its worker was replaced because of another env
-                elif cure == "restart":
-                    self._replace({failure.worker: failure}, failure.env)
-                else:
-                    self._ledger.mend(failure, self._note(failure, "reset"))
-            if failures and failures[0] is failure:
-                del failures[0]
+                self._ledger.mend(failure, self._note(failure, "reset"))
 
     def _cure(self, failure: Failure) -> str:
         if failure.operation not in ("step", "reset", "info"):
@@ -221,15 +200,21 @@ class Recovery:
         for worker, cause in causes.items():
             self._interrupted.pop(worker, None)
             first = self._workers.ranges[worker].start if env is None else env
-            self.down[worker] = self._note_restart(cause, worker, first)
+            fault = self._note_restart(cause, worker, first)
+            self._replaced[worker] = self._process(worker)
+            self.down[worker] = fault
         self._rebuild()
 
-    def _rebuild(self) -> None:
-        """Starts those that are down, and tries again those that fail, until all are up."""
-        with self._ledger.links.turn.hold():  # another call would begin the same meanwhile
-            self._until_all_are_up()
+    def _process(self, worker: int) -> Any:
+        """What a worker is now; where there are no processes, a name for what was never ended."""
+        processes = self._workers.processes
+        return processes[worker] if processes else self._workers.generation
 
-    def _until_all_are_up(self) -> None:
+    def _is_replaced(self, worker: int) -> bool:
+        return self._workers.is_up(worker) and self._process(worker) is not self._replaced[worker]
+
+    def _rebuild(self) -> None:
+        """Starts those that are down, once more those that fail, until all are up."""
         while self.down:
             with self._workers.changing:
                 self._check_open()
@@ -240,9 +225,9 @@ class Recovery:
             with self._workers.changing:
                 self._check_open()
                 self._start_those_that_are_down()
-            for worker in [w for w in self.down if self._workers.is_up(w)]:
-                self._lost.discard(worker)
-                self._ledger.revive(worker, self.down[worker])
+            for worker in [each for each in self.down if self._is_replaced(each)]:
+                if self._ledger.is_lost(worker):
+                    self._ledger.revive(worker, self.down[worker])
                 del self.down[worker]
 
     def _check_open(self) -> None:
@@ -252,11 +237,10 @@ class Recovery:
     def _lose_those_that_are_down(self) -> None:
         """Has them be dead before anything of theirs is touched, and what is late can write."""
         for worker in self.down:
-            if worker not in self._lost:
+            if not self._ledger.is_lost(worker) and not self._is_replaced(worker):
                 self._fetch(worker)
                 self._workers.end(worker)
                 self._ledger.lose(worker)
-                self._lost.add(worker)
 
     def _start_those_that_are_down(self) -> None:
         """Starts others in their places; those that fail stay down."""
@@ -293,9 +277,9 @@ class Recovery:
         lost = set(self._ledger.lost_resets(worker))
         resets: list[tuple[int | None, Any] | None] = []
         for env in self._workers.ranges[worker]:
-            seed, options = self._asked[env] if env in lost else (None, None)
+            seed, options = self._ledger.asked_with[env] if env in lost else (None, None)
             if seed is None:
-                seed = restart_seed(self._last_seeds[env], self._restarts[worker])
+                seed = restart_seed(self._ledger.last_seeds[env], self._restarts[worker])
             resets.append(None if seed is None and options is None else (seed, options))
         return resets
 

@@ -26,14 +26,13 @@ from typing import Any, Protocol
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec import _pickling as _classes
-from shmvec._core import Channel, Segment, raises_again
+from shmvec._core import Alarms, Channel, Segment, raises_by_itself
 from shmvec._cores import time_on_cores
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Imported, Late, Report, Resets
 from shmvec._processes.descendants import end_families, new_mark
 from shmvec._processes.output import WorkerStderr, copy_stderr
-from shmvec._processes.signals import close_all
 from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of
 from shmvec.faults import Failure, crash, note_failures, told_last_words, told_stack
 
@@ -95,6 +94,8 @@ class Workers(Protocol):
         ended: Whether nothing of them is left.
         inline: Serves requests where there is no process; None where there are.
         kept: Memory for workers that are started later, besides the segment.
+        alarms: Wake workers that have dozed off.
+        generation: Where there are no processes: another one after each replacement.
     """
 
     ranges: list[range]
@@ -104,6 +105,8 @@ class Workers(Protocol):
     stopped: bool
     ended: bool
     kept: Kept
+    alarms: Alarms
+    generation: Any
 
     @property
     def changing(self) -> AbstractContextManager[Any]:
@@ -154,9 +157,6 @@ class Workers(Protocol):
     def interrupt(self, index: int) -> None:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
 
-    def rouse(self, mask: int) -> None:
-        """Wakes workers that have dozed off: those of these bits of the bell."""
-
     def look(self) -> None:
         """Raises WorkerCrashError if one has ended."""
 
@@ -179,6 +179,7 @@ class Supervisor:
     """The worker processes of one vector env; see ``Workers``."""
 
     inline = None
+    generation: Any = None
     # Bound here: somebody may patch the modules.
     pack = staticmethod(_classes.dumps)
     unpack = staticmethod(loads)
@@ -202,7 +203,7 @@ class Supervisor:
         self._stderrs: list[WorkerStderr] = []
         self._marks = [0] * len(self.ranges)  # of those that may have started something
         self._up = [False] * len(self.ranges)
-        self._alarms: list[int] = []  # written to when workers doze; see csrc/bell.h
+        self.alarms = Alarms()
         # What a worker that is started later needs, too.
         self._depots: list[Depot] = []
         self._attachment: Attachment | None = None
@@ -293,8 +294,8 @@ class Supervisor:
         """Hands the segment to the workers and waits until all have attached."""
         self._attachment = attachment
         self._descriptor = os.dup(descriptor)
+        self.alarms = Alarms(len(self.ranges))
         for _ in self.ranges:
-            self._alarms.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
             self._depots.append(Depot.create())
         for index in range(len(self.ranges)):
             self._hand_over(index, attachment)
@@ -304,7 +305,7 @@ class Supervisor:
 
     def _hand_over(self, index: int, attachment: Attachment) -> None:
         """Sends a worker what it needs to attach."""
-        descriptors = [self._descriptor, self._alarms[index], self._depots[index].descriptor]
+        descriptors = [self._descriptor, self.alarms[index], self._depots[index].descriptor]
         attachment = replace(attachment, kept=self.kept.sizes)
         self.channels[index].put(0, self.pack(attachment), [*descriptors, *self.kept.descriptors])
 
@@ -453,13 +454,6 @@ class Supervisor:
         """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
         self.processes[index].send_signal(signal.SIGUSR1)
 
-    def rouse(self, mask: int) -> None:
-        """Wakes workers that have dozed off: those of these bits of the bell."""
-        for index, alarm in enumerate(self._alarms):
-            if mask >> index % 32 & 1:
-                with contextlib.suppress(BlockingIOError):  # full: it has not even looked
-                    os.eventfd_write(alarm, 1)
-
     # ---- ending ------------------------------------------------------------------------------
 
     def end(self, index: int) -> None:
@@ -573,7 +567,7 @@ class Supervisor:
         return failures
 
     def _close_descriptors(self) -> None:
-        close_all(self._alarms)
+        self.alarms.close()
         for depot in self._depots:
             depot.close()
         descriptor, self._descriptor = self._descriptor, -1
@@ -692,6 +686,6 @@ def _tried(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
     try:
         return read(), None
     except Exception as error:
-        if raises_again(read):
+        if raises_by_itself(read):
             return None, error
         raise

@@ -1,12 +1,12 @@
-/* test_turn.c — of threads that take their turn at once one is inside, and sees what others did there. */
-#include "turn.h"
+/* test_guard.c — of threads that enter at once one is inside, and sees what others did there. */
+#include "guard.h"
 
 #include "check.h"
 
 #define NUM_THREADS 4
 
 struct shared {
-    sv_turn turn;
+    sv_guard guard;
     pthread_barrier_t begin;
     uint32_t rounds;
     uint64_t inside; /* no atomic: what is guarded */
@@ -19,36 +19,33 @@ struct thread {
 
 static void test_one(void)
 {
-    sv_turn turn = {0};
-    CHECK(sv_turn_take(&turn, 1) && !sv_turn_take(&turn, 2));
-    CHECK(sv_turn_take(&turn, 1));
-    sv_turn_give(&turn);
-    CHECK(!sv_turn_take(&turn, 2));
-    sv_turn_give(&turn);
-    CHECK(sv_turn_take(&turn, 2) && !sv_turn_take(&turn, 1));
-    sv_turn_give(&turn);
-    CHECK(sv_turn_take(&turn, 1));
+    sv_guard guard = {0};
+    CHECK(sv_guard_enter(&guard, 1) && !sv_guard_enter(&guard, 2));
+    CHECK(!sv_guard_enter(&guard, 1));
+    CHECK(sv_guard_is_mine(&guard, 1) && !sv_guard_is_mine(&guard, 2));
+    sv_guard_leave(&guard);
+    CHECK(sv_guard_enter(&guard, 2) && !sv_guard_enter(&guard, 1));
+    sv_guard_leave(&guard);
+    CHECK(!sv_guard_is_mine(&guard, 2) && sv_guard_enter(&guard, 1));
 }
 
-static void take_turns(void *argument)
+static void enter_and_leave(void *argument)
 {
     struct thread *self = argument;
     struct shared *shared = self->shared;
     pthread_barrier_wait(&shared->begin);
     for (uint32_t round = 0; round < shared->rounds;) {
-        if (!sv_turn_take(&shared->turn, self->name)) {
+        if (!sv_guard_enter(&shared->guard, self->name)) {
             self->refused++;
             sv_yield();
             continue;
         }
         round++;
         shared->inside++;
-        CHECK(sv_turn_take(&shared->turn, self->name));
+        CHECK(!sv_guard_enter(&shared->guard, self->name));
         shared->inside++;
-        sv_turn_give(&shared->turn);
-        shared->inside++;
-        self->done += 3;
-        sv_turn_give(&shared->turn);
+        self->done += 2;
+        sv_guard_leave(&shared->guard);
     }
 }
 
@@ -61,14 +58,14 @@ static void test_threads(uint32_t rounds)
     CHECK(pthread_barrier_init(&shared.begin, NULL, NUM_THREADS) == 0);
     for (uint32_t i = 0; i < NUM_THREADS; i++) {
         threads[i] = (struct thread){.shared = &shared, .name = i + 1};
-        run(&runners[i], false, take_turns, &threads[i]);
+        run(&runners[i], false, enter_and_leave, &threads[i]);
     }
     for (uint32_t i = 0; i < NUM_THREADS; i++) {
         join(&runners[i]);
         done += threads[i].done;
     }
     pthread_barrier_destroy(&shared.begin);
-    CHECK(shared.inside == done && done == (uint64_t)3 * NUM_THREADS * rounds);
+    CHECK(shared.inside == done && done == (uint64_t)2 * NUM_THREADS * rounds);
 }
 
 int main(int argc, char **argv)

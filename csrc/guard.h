@@ -1,0 +1,42 @@
+/* guard.h — one call at a time: another one is refused at once, and does not wait.
+ *
+ * One word says which thread is inside.  Who finds another thread's name there, or its own, is refused:
+ * a call that comes from a handler of a signal, in the middle of another call of the same thread, is
+ * one too many as well.  What a call did inside is seen by the next one.
+ *
+ * Private to a process, and to be used by threads that know each other's names: 0 is none's.
+ */
+#ifndef SHMVEC_GUARD_H
+#define SHMVEC_GUARD_H
+
+#include "platform.h"
+
+typedef struct {
+    _Atomic uint64_t owner; /* the thread that is inside; 0: none */
+} sv_guard;
+
+/* Returns false: a call is under way. */
+static inline bool sv_guard_enter(sv_guard *guard, uint64_t me)
+{
+    uint64_t none = 0;
+    /* acquire: pairs with the release of sv_guard_leave: what was done inside is seen.  relaxed: a
+     * call that is refused looks at nothing. */
+    return atomic_compare_exchange_strong_explicit(&guard->owner, &none, me, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+/* Whether the call that is under way is this thread's. */
+static inline bool sv_guard_is_mine(const sv_guard *guard, uint64_t me)
+{
+    /* relaxed: a thread finds its own name only if it has put it there itself. */
+    return atomic_load_explicit(&guard->owner, memory_order_relaxed) == me;
+}
+
+/* Precondition: the caller has entered. */
+static inline void sv_guard_leave(sv_guard *guard)
+{
+    /* release: pairs with the acquire of sv_guard_enter. */
+    atomic_store_explicit(&guard->owner, 0, memory_order_release);
+}
+
+#endif

@@ -1,0 +1,172 @@
+"""One call at a time: another thread's, or one out of a signal's handler, is refused (csrc/guard.h).
+
+The calls that ask envs, take their answers or replace workers enter a guard and leave it in C, where
+no signal's handler can raise between the two. So a call that is left by an exception, whatever it was
+and wherever it came from, has left the guard, and has abandoned what it asked and did not take.
+"""
+
+cimport cython
+
+from shmvec._core.csrc cimport (
+    SV_TRACE_CALLER,
+    sv_guard_enter,
+    sv_guard_is_mine,
+    sv_guard_leave,
+    sv_now_ns,
+    sv_trace_enter,
+)
+
+from functools import wraps
+
+from gymnasium.error import AlreadyPendingCallError
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
+
+
+@cython.final
+cdef class Guard:
+    cdef int enter(self) except -1:
+        if not sv_guard_enter(&self.guard, PyThread_get_thread_ident()):
+            self.refuse()
+        return 0
+
+    cdef void leave(self) noexcept:
+        if self.trace is not NULL:  # however the call has ended
+            sv_trace_enter(self.trace, SV_TRACE_CALLER, sv_now_ns())
+        sv_guard_leave(&self.guard)
+
+    def refuse(self):
+        raise AlreadyPendingCallError(
+            "another call of this vector env is under way: of another thread, or the one that this "
+            "handler of a signal or of log records has interrupted. Use it in one thread at a time, "
+            "when that call has returned.",
+            "step",
+        )
+
+    def beside(self, function):
+        cdef bint entered = sv_guard_enter(&self.guard, PyThread_get_thread_ident())
+        if not entered and not sv_guard_is_mine(&self.guard, PyThread_get_thread_ident()):
+            self.refuse()
+        try:
+            return function()
+        finally:
+            if entered:
+                self.leave()
+
+    def record(self, Recorder recorder):
+        self.trace = NULL if recorder is None else &recorder.trace
+        self.recorder = recorder
+
+    # ---- what is in flight, and whose that is ------------------------------------------------
+
+    cdef void note_asked(self) noexcept:
+        self.asked += 1
+        self.asker = PyThread_get_thread_ident()
+
+    cdef void abandon_own(self, uint64_t asked) noexcept:
+        """Abandons what this thread has asked since it was asked so often."""
+        if self.asked != asked and self.asker == PyThread_get_thread_ident():
+            self.pending = None
+            self.abandoned = True
+
+    def leave_pending(self, name):
+        self.pending = name
+
+    def claim(self, name):
+        if self.pending is not name:
+            return False
+        self.pending = None
+        self.claimed = True
+        return True
+
+    def abandon(self):
+        self.abandoned = True
+
+    def settled(self):
+        self.abandoned = False
+
+    def both(self, begin, finish):
+        cdef uint64_t asked = self.asked
+        cdef object pending = self.pending
+        try:
+            begin()
+            return finish()
+        except BaseException:
+            if pending is None:
+                self.abandon_own(asked)
+            raise
+
+
+def raises_by_itself(attempt, *arguments):
+    """Whether what has raised an Exception does so once more: else a signal's handler has raised it."""
+    try:
+        attempt(*arguments)
+    except Exception:
+        return True
+    return False
+
+
+def exclusive(method):
+    @wraps(method)
+    def call(self, *args, **kwargs):
+        cdef Guard guard = self.guard
+        guard.enter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            guard.leave()
+    return call
+
+
+def whole(method):
+    @wraps(method)
+    def call(self, *args, **kwargs):
+        cdef Guard guard = self.guard
+        cdef uint64_t asked
+        guard.enter()
+        asked = guard.asked
+        guard.claimed = False
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException:
+            if guard.claimed:
+                guard.abandoned = True
+            guard.abandon_own(asked)
+            raise
+        finally:
+            guard.leave()
+    return call
+
+
+@cython.final
+cdef class Loan:
+    def __init__(self, Guard guard, begin, pending, bint keeps):
+        self.guard = guard
+        self.begin = begin
+        self.pending = pending
+        self.keeps = keeps
+
+    def __enter__(self):
+        cdef Guard guard = self.guard
+        guard.enter()
+        try:
+            lent = self.begin()
+            guard.pending = self.pending
+        finally:
+            guard.leave()
+        return lent
+
+    def __exit__(self, kind, error, traceback):
+        self.end(self.keeps and kind is None)
+
+    def __del__(self):
+        # Its borrower is gone, by an exception between `__enter__` and the block of its `with`.
+        self.end(False)
+
+    cdef int end(self, bint keeps) except -1:
+        if self.guard.pending is self.pending:
+            self.guard.pending = None
+            if not keeps:
+                self.guard.abandoned = True  # what is in flight, if anything is
+        return 0
