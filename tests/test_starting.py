@@ -21,7 +21,8 @@ from tables import crossed, deep
 from shmvec import ShmVectorEnv
 
 DEADLINE_S = 60
-CONTEXTS = ["fork", "spawn", *deep("forkserver", None)]
+CONTEXTS = ["fork", "spawn", "forkserver", None]
+IN_CONTEXTS = pytest.mark.parametrize("context", [*CONTEXTS[:2], *deep(*CONTEXTS[2:])])
 
 # A script as people write them: nothing is guarded, all is defined where it is used.
 SCRIPT = """
@@ -103,7 +104,7 @@ def said(*command, **options):
     return done.stdout
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@IN_CONTEXTS
 def test_a_script_without_a_main_guard(context, tmp_path):
     (tmp_path / "script.py").write_text(script(context))
     assert said(tmp_path / "script.py") == SAID
@@ -145,13 +146,13 @@ def test_a_program_that_is_inspected_when_it_ends(context, monkeypatch):
     assert out == SAID
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@IN_CONTEXTS
 def test_a_command_and_standard_input(context):
     assert said("-c", script(context)) == SAID
     assert said("-", input=script(context)) == SAID
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@IN_CONTEXTS
 def test_a_module_that_is_run(context, tmp_path):
     package = tmp_path / "package"
     package.mkdir()
@@ -165,7 +166,7 @@ def test_a_module_that_is_run(context, tmp_path):
     assert said("-m", "package.run", cwd=tmp_path) == SAID
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@IN_CONTEXTS
 def test_a_zipped_app(context, tmp_path):
     with zipfile.ZipFile(tmp_path / "app.zip", "w") as app:
         app.writestr("beside.py", "start = 5.0\n")
@@ -174,7 +175,7 @@ def test_a_zipped_app(context, tmp_path):
     assert said(tmp_path / "app.zip", cwd="/") == SAID
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@IN_CONTEXTS
 def test_a_thread(context, tmp_path):
     text = textwrap.indent(script(context), "    ").replace(
         "class Mine", "global Mine, Told\n    class Mine"
@@ -197,7 +198,7 @@ def test_a_thread(context, tmp_path):
     assert said("-c", text) == SAID
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@IN_CONTEXTS
 def test_a_process_that_multiprocessing_has_spawned(context, tmp_path):
     """There the script is __mp_main__, which no worker knows."""
     text = script(context).replace('print("the script runs", flush=True)', "")
