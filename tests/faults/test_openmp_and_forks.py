@@ -127,7 +127,9 @@ def test_a_library_that_is_first_loaded_for_the_workers(options, tmp_path, monke
     )
     with contextlib.closing(envs):
         assert envs.reset()[0] == COUNT
-        sys.modules["sums"].library.sum()  # now this process has threads of it
+        import sums
+
+        sums.library.sum()  # now this process has threads of it
         envs.restart([0])
         assert envs.reset()[0] == 1
     """
