@@ -293,14 +293,14 @@ def test_a_restart_does_not_wait_for_what_it_ends(tmp_path):
 
 def test_the_exchange_is_lent():
     def meanwhile():
-        with pytest.raises(AlreadyPendingCallError), envs.exchange.lend("another loop"):
+        with pytest.raises(AlreadyPendingCallError), envs.lend("another loop"):
             pass
         refused.set()
 
     refused = threading.Event()
     with closing(ShmVectorEnv([Counter] * 3, num_workers=2)) as envs:
         envs.reset()
-        with envs.exchange.lend("a loop") as exchange:
+        with envs.lend("a loop") as exchange:
             exchange.ask([1, 2], [5, 6])
             exchange.take(count=1)
             for call in (envs.reset, partial(envs.step, [0] * 3), partial(envs.call, "render")):
@@ -313,7 +313,7 @@ def test_the_exchange_is_lent():
         observations, rewards, *_ = envs.step([7, 8, 9])  # what was not taken is dropped
         assert observations[:, 1].tolist() == [7, 8, 9] and rewards.tolist() == [1, 2, 2]
         envs.send([1], [1])
-        loan = envs.exchange.lend("a loop")
+        loan = envs.lend("a loop")
         with pytest.raises(AlreadyPendingCallError, match="Calling `a loop`"), loan:
             pass
         envs.recv(min_envs=1)

@@ -75,3 +75,35 @@ def test_an_order_of_ones_own_is_waited_for_and_nobody_else(tmp_path):
             (tmp_path / "go").touch()
             assert exchange.take(arrays=False).envs.tolist() == [3]
             (tmp_path / "go").unlink()
+
+
+class Gated(Counter):
+    """Its step waits for a file; its method raises."""
+
+    def __init__(self, gate):
+        super().__init__(99)
+        self.gate = gate
+
+    def step(self, action):
+        until = time.monotonic() + 60
+        while action == 7 and not self.gate.exists() and time.monotonic() < until:
+            time.sleep(0.001)
+        return super().step(action)
+
+    def fails(self):
+        raise LookupError("as asked")
+
+
+def test_what_a_call_raises_leaves_others_in_flight(tmp_path):
+    gate = tmp_path / "gate"
+    with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
+        exchange.ask_reset()
+        exchange.take()
+        exchange.ask([0], [7])
+        with pytest.raises(LookupError):
+            exchange.call("fails", envs=[1])
+        assert exchange.is_out(0) and not exchange.is_out(1)
+        exchange.ask([1], [3])
+        assert exchange.take([1]).observations[:, :2].tolist() == [[1, 3]]
+        gate.touch()
+        assert exchange.take([0]).observations[:, :2].tolist() == [[1, 7]]

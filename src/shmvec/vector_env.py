@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -700,6 +701,21 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         envs = existing_env_ids(env_id, self.num_envs)
         self.exchange.check_pending("restart")
         self.exchange.restart(envs)
+
+    def lend(self, name: str) -> AbstractContextManager[Exchange]:
+        """Lends the exchange to a loop of your own, in a ``with`` block.
+
+        Meanwhile calls of this one's methods are refused. What is in flight at its end is discarded
+        by the next call.
+
+        Args:
+            name: Of the loop, for messages.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            AlreadyPendingCallError: Another call is under way, or its results are to be taken.
+        """
+        return self.exchange.lend(name)
 
     # ---- the end -----------------------------------------------------------------------------
 

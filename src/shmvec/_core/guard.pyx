@@ -62,11 +62,12 @@ cdef class Guard:
 
     cdef void note_asked(self) noexcept:
         self.asked += 1
+        self.owing = True
         self.asker = PyThread_get_thread_ident()
 
     cdef void abandon_own(self, uint64_t asked) noexcept:
-        """Abandons what this thread has asked since it was asked so often."""
-        if self.asked != asked and self.asker == PyThread_get_thread_ident():
+        """Abandons what this thread has asked since it was asked so often, and has not taken."""
+        if self.owing and self.asked != asked and self.asker == PyThread_get_thread_ident():
             self.pending = None
             self.abandoned = True
 
@@ -130,7 +131,7 @@ def whole(method):
         try:
             return method(self, *args, **kwargs)
         except BaseException:
-            if guard.claimed:
+            if guard.claimed and guard.owing:
                 guard.abandoned = True
             guard.abandon_own(asked)
             raise

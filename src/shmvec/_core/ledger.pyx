@@ -1003,6 +1003,7 @@ cdef class Ledger:
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef Py_ssize_t kept = 0
+        self.links.guard.owing = False
         self.links.enter(SV_TRACE_CALLER)
         if failures:
             told = {id(failure) for failure in failures}
