@@ -1,10 +1,10 @@
 """Running vector envs, found and looked at from outside: read-only, without their help.
 
 The segment of a vector env has no name: the process that steps it has it open, as ``/proc/PID/fd``
-shows, and its workers have it mapped, as ``/proc/PID/maps`` does. Who may look there is for the
-kernel to say, as of ptrace: processes of the same user. The file is opened for reading alone. What
-is in it may be damaged, or not be shmvec's at all: so it is believed no more than the parent
-believes it, and a mapping of it must not be cut short under the reader.
+shows, and its workers have it mapped, as ``/proc/PID/maps`` does. The kernel decides which
+processes may look there, as for ptrace: those of the same user. The file is opened for reading
+alone. What is in it may be damaged, or not be shmvec's at all: so it is believed no more than the
+parent believes it, and a mapping of it must not be cut short under the reader.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _File = tuple[int, int]  # device and inode
 
 
 class UnfitError(ValueError):
-    """It is no segment, or a damaged one."""
+    """A file is no segment, or a damaged one."""
 
 
 class _View:
@@ -49,7 +49,7 @@ class _View:
             UnfitError: It is none.
             OSError: It is gone, or may not be read.
         """
-        # A pipe of that name must not hold who opens it.
+        # A pipe of that name must not block the reader that opens it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(descriptor)
@@ -92,7 +92,7 @@ class _View:
 
 
 def _is_sealed(descriptor: int) -> bool:
-    """Whether nobody can make the file shorter."""
+    """Whether no process can make the file shorter."""
     with contextlib.suppress(OSError):
         return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     return False
@@ -174,7 +174,7 @@ class Seen:
 
 @dataclass
 class Look:
-    """At one vector env.
+    """What a look at one vector env has shown.
 
     Attributes:
         seen: Which.
@@ -191,7 +191,7 @@ class Look:
     seconds: float | None
 
     def heading(self) -> list[str]:
-        """Which it is, and what it has done in all."""
+        """Lines that say which vector env it is, and what it has done in all."""
         pid, number = self.name
         which = f", vector env {number}" if number > 1 else ""
         told = [f"process {pid}{which}: {self.seen.command}"]
@@ -213,10 +213,10 @@ def _clock(seconds: float) -> str:
 
 
 class Watch:
-    """Looks at vector envs again and again."""
+    """Looks at vector envs repeatedly."""
 
     def __init__(self, pid: int | None) -> None:
-        """Will look at those of a process; None: at all."""
+        """Prepares to look at the vector envs of a process; None: at all."""
         self.problems: list[str] = []
         self._pid = pid
         self._seen: list[Seen] = []
@@ -224,7 +224,7 @@ class Watch:
         self._last: dict[Seen, Stats] = {}
 
     def look(self) -> list[Look]:
-        """At those that there are now.
+        """Looks at the vector envs that there are now.
 
         Raises:
             OSError: The process is gone, or may not be looked at.
@@ -252,7 +252,7 @@ class Watch:
         return looks
 
     def _search(self) -> None:
-        """Looks who is there; who is known stays who he is."""
+        """Searches for vector envs; those already known keep their object."""
         found, self.problems = find(self._pid)
         known = {(seen.pid, seen.file): seen for seen in self._seen}
         self._seen = [known.get((seen.pid, seen.file), seen) for seen in found]
@@ -267,7 +267,7 @@ def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
             may look at.
 
     Returns:
-        The vector envs, and what is to be said of those that cannot be looked at.
+        The vector envs, and a message for each that cannot be looked at.
 
     Raises:
         OSError: There is no such process, or it may not be looked at.
@@ -350,7 +350,7 @@ def _outside(inside: int, beside: int) -> int | None:
 
 
 def _has_our_clock(pid: int) -> bool:
-    """Whether the times that it notes down are ours."""
+    """Whether the process has the same clock as this one."""
     with contextlib.suppress(OSError):  # a system without such namespaces
         return os.readlink(f"/proc/{pid}/ns/time") == os.readlink("/proc/self/ns/time")
     return True

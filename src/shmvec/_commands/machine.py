@@ -78,7 +78,7 @@ class Machine:
 
     @classmethod
     def read(cls) -> Machine:
-        """Reads it; what the system does not tell is left out."""
+        """Reads the machine; what the system does not report is left out."""
         cores = tuple(sorted(allowed_cores()))
         variables = [*thread_variables(1), "SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"]
         variables += [name for name in sorted(os.environ) if name.startswith("SHMVEC_")]

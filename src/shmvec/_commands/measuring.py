@@ -139,7 +139,7 @@ def simplest(rows: Iterable[Mapping[str, Any]], factor: float) -> Any:
 def turns(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
     """The order of each round.
 
-    It changes from round to round, the same in each race: nobody always follows another.
+    It changes from round to round, the same in each race, so that none always follows another.
     """
     everybody = list(names)
     for number in range(rounds):
@@ -164,7 +164,7 @@ def race(
         rounds: In how many turns.
         limit: What makes the envs of the limit, which takes part as LIMIT.
         left_out: Takes the names of those that are not installed, and why. None: that is an error.
-        say: Is told what is being done.
+        say: Is called with what is being done.
         started: Is called with all contenders before their first turn.
 
     Returns:
@@ -324,7 +324,7 @@ class Limit:
 
 
 def _free_run(packed: bytes, pipe: Connection) -> None:
-    """Steps envs for as long as told, again and again; answers with the steps a second."""
+    """Steps envs for as long as each request says; answers with the steps a second."""
     envs = [make() for make in cloudpickle.loads(packed)]
     envs[0].action_space.seed(0)
     actions = [envs[0].action_space.sample() for _ in range(64)]

@@ -157,7 +157,7 @@ class _Pen:
 
 
 def _verdict(verdict: Verdict) -> Text:
-    """What limits it, by how bad that is."""
+    """What limits a vector env, in a colour for how bad that is."""
     kind, told = verdict.kind, str(verdict)
     if kind == "idle":
         style = "bold"
@@ -174,7 +174,7 @@ def _verdict(verdict: Verdict) -> Text:
 
 
 def _style(name: str, index: int, look: Look) -> str:
-    """Of a worker's cell."""
+    """The style of a worker's cell."""
     stats = look.recent
     if name == "now":
         return _style_of(stats.doing[index], look.total) if stats.doing else ""
@@ -185,7 +185,7 @@ def _style(name: str, index: int, look: Look) -> str:
 
 
 def _style_of(now: Doing | None, stats: Stats) -> str:
-    """Of what a worker does: whether it takes longer than that has taken so far."""
+    """The style of what a worker does: bold where it takes longer than it used to."""
     if now is None:
         return "dim"
     timing = stats.step if now.operation == "step" else stats.reset

@@ -91,7 +91,7 @@ def _is_screen(out: IO[str]) -> bool:
 
 
 def _redrawn(watch: Watch, pid: int | None, interval: float, out: IO[str]) -> int:
-    """Until Ctrl-C, or until there is nothing more to see; the last picture stays."""
+    """Redraws until Ctrl-C, or until there is nothing more to see; the last picture stays."""
     try:
         from shmvec._commands.picture import Picture, full_screen
     except ImportError:
@@ -118,7 +118,7 @@ def _redrawn(watch: Watch, pid: int | None, interval: float, out: IO[str]) -> in
 
 
 def _as_text(looks: Sequence[Look], problems: Sequence[str]) -> str:
-    """All of them, one below the other."""
+    """All looks as text, one below the other."""
     parts = ["\n".join([*look.heading(), str(look.recent)]) for look in looks]
     return "\n\n".join([*parts, *map(printable, problems)])
 
@@ -132,7 +132,7 @@ def _told(pid: int | None, error: OSError) -> str:
 
 
 def _none(pid: int | None, watch: Watch) -> str:
-    """That there is none, and why."""
+    """The message that there is no vector env, and why."""
     who = "no process of yours has a" if pid is None else f"process {pid} has no"
     return "\n".join([f"{who} vector env in use", *watch.problems])
 

@@ -39,7 +39,7 @@ class Job:
         self._bell = bell
 
     def run(self) -> None:
-        """Does it, in its thread."""
+        """Runs the call, in the job's thread."""
         self._begun = True  # before it looks whether it is cancelled
         _local.job = self
         try:
@@ -131,7 +131,7 @@ class Meeting:
         return jobs
 
     def _asking(self) -> list[Job]:
-        """Waits until each job asks for something or is done; those that ask."""
+        """Waits until each job asks for something or is done; returns those that ask."""
         while not all([job.is_asking or job.is_done for job in self._jobs]):
             self._bell.get()
         return [job for job in self._jobs if job.is_asking]

@@ -1,6 +1,6 @@
 """Envs that are asked one by one; what a worker's crash has cut off is repeated.
 
-The core truncates an episode that a dead worker has broken off. Here a new one begins instead: the
+The core truncates an episode that a worker's death cut off. Here a new one begins instead: the
 env is reset, the step is made once more, and its info says so. A step after an episode's end resets
 the env first, in the worker and in the same request. So the core must not know of ends, in whose
 modes such a step is a reset or an error: they travel in infos, which costs nothing where there is
@@ -278,7 +278,7 @@ class RepeatingEnvs:
         except WorkerCrashError:
             if self.exchange.closed:
                 raise
-        except WaitTimeoutError:  # nobody must wait for these any more
+        except WaitTimeoutError:  # no later call may wait for these
             for owned in self.exchange.ranges:
                 if not set(envs).isdisjoint(owned):
                     left = self._open.isdisjoint(owned)

@@ -30,7 +30,7 @@ class SB3Env(HostedEnv):
     def reset(self, *, options: Any = None, **seed: Any) -> Any:
         """Resets the env; it is given no options where there are none: it may know of none.
 
-        Its info lies under one key, out of the way of what the core tells of the last episode.
+        Its info lies under one key, out of the way of what the core reports of the last episode.
         """
         result = self.env.reset(options=options, **seed) if options else self.env.reset(**seed)
         if isinstance(result, tuple) and len(result) == 2 and result[1]:

@@ -145,27 +145,27 @@ class SubprocessEnv(gym.Env[Any, Any]):
 
     @property
     def observation_space(self) -> gym.Space[Any]:  # type: ignore[override]
-        """That of the env."""
+        """Observation space of the env."""
         return self.ready_for("observation_space").exchange.single_observation_space
 
     @property
     def action_space(self) -> gym.Space[Any]:  # type: ignore[override]
-        """That of the env."""
+        """Action space of the env."""
         return self.ready_for("action_space").exchange.single_action_space
 
     @property
     def metadata(self) -> dict[str, Any]:  # type: ignore[override]
-        """That of the env; empty before it is initialized, and after it was closed."""
+        """Metadata of the env; empty before it is initialized, and after it was closed."""
         return dict(self._fetched("metadata") or {})
 
     @property
     def render_mode(self) -> str | None:  # type: ignore[override]
-        """That of the env; None before it is initialized, and after it was closed."""
+        """Render mode of the env; None before it is initialized, and after it was closed."""
         return self._fetched("render_mode")  # type: ignore[no-any-return]
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
-        """That of the env; None before it is initialized, and after it was closed."""
+        """Spec of the env; None before it is initialized, and after it was closed."""
         return self._fetched("spec")
 
     def _fetched(self, name: str) -> Any:
@@ -325,12 +325,12 @@ class MultiEnv:
 
     @property
     def observation_space(self) -> gym.Space[Any]:
-        """That of each env."""
+        """Observation space of each env."""
         return self._envs[0].observation_space
 
     @property
     def action_space(self) -> gym.Space[Any]:
-        """That of each env."""
+        """Action space of each env."""
         return self._envs[0].action_space
 
     def reset(

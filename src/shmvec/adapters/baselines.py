@@ -49,7 +49,7 @@ class AlreadySteppingError(Exception):
         """Says so.
 
         Args:
-            name: Of the method that was called.
+            name: The method that was called.
         """
         super().__init__(f"already running an async step: call step_wait() before {name}()")
 
@@ -333,7 +333,7 @@ class SubprocVecEnv(TwoCallSteps):
                 self._exchange.take(timeout=timeout)
         except multiprocessing.TimeoutError:
             late = True
-        except Exception:  # of a step that nobody wants any more
+        except Exception:  # raised by a step whose results are discarded
             pass
         finally:
             self.vector_env.close(timeout=timeout, terminate=late)
@@ -372,7 +372,7 @@ def _check_spaces(spaces: Any) -> None:
 
 
 def _register_with_baselines() -> None:
-    """Where baselines is in use, ``isinstance(env, VecEnv)`` is what it asks: the answer is yes."""
+    """Makes ``isinstance(env, VecEnv)`` true for baselines, if it is imported."""
     theirs = sys.modules.get("baselines.common.vec_env")
     base = getattr(theirs, "VecEnv", None)
     if base is not None and hasattr(base, "register"):

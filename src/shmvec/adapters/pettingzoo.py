@@ -50,11 +50,11 @@ class ParallelVectorEnv:
     PettingZoo need not be installed.
 
     An agent that is not there in an env, because it is dead or not yet born, has an observation of
-    zeros, reward 0, and is neither terminated nor truncated: what is nobody's is told by ``alive``.
+    zeros, reward 0, and is neither terminated nor truncated: ``alive`` says which agents act.
     In the step in which it dies it has its last observation and reward, and is terminated or
     truncated. Its actions are ignored from then on, and need not be given.
 
-    An episode is over when nobody is left. What follows is as for ``ShmVectorEnv``, by
+    An episode is over when no agent is left. What follows is as for ``ShmVectorEnv``, by
     ``autoreset_mode``: the next step resets the env (NEXT_STEP), this step has reset it already
     (SAME_STEP; last observations are in ``infos[agent]["final_obs"]``), or you do (DISABLED).
 
@@ -154,7 +154,7 @@ class ParallelVectorEnv:
 
     @property
     def agents(self) -> list[Any]:
-        """All of ``possible_agents``: who lives where is told by ``alive``."""
+        """All of ``possible_agents``; ``alive`` says which of them live in which env."""
         return self.possible_agents
 
     @property
@@ -408,7 +408,7 @@ class ParallelVectorEnv:
     # ---- results -----------------------------------------------------------------------------
 
     def _taken_apart(self, results: Any, mask: Any) -> StepResults:
-        """By agent, what the core returns of envs that were asked; the others' state is kept."""
+        """What the core returned for the asked envs, by agent; the state of others is kept."""
         told, _, over, broken, infos = results
         envs, finals = infos.get("env_id"), infos.get("final_obs")
         rows = slice(None) if envs is None else envs
@@ -436,11 +436,11 @@ class ParallelVectorEnv:
             flags[:, :, left_out] = False
             flags[ALIVE][:, left_out] = before[:, left_out]
             over, broken = over & mask, broken & mask
-        if self._same_step and over.any():  # what these have told is of the next episode
+        if self._same_step and over.any():  # their results are of the next episode
             for row in np.flatnonzero(over):
                 rewards[:, row] = finals[row][REWARDS]
                 flags[:ALIVE, :, row] = finals[row][FLAGS][:ALIVE]
-        if broken.any():  # a fault: the env has told nothing
+        if broken.any():  # a fault: the env returned nothing
             rewards[:, broken] = 0.0
             flags[TERMINATED][:, broken] = False
             flags[TRUNCATED][:, broken] = before[:, broken]
@@ -474,7 +474,7 @@ class ParallelVectorEnv:
 
 @dataclass
 class RowResults:
-    """What rows are told by a step or a reset.
+    """What a step or a reset returns for rows.
 
     Attributes:
         observations: Batched as the observation space says for so many rows.
@@ -492,13 +492,13 @@ class RowResults:
 
 
 class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
-    """Agents as rows: that of agent ``a`` in env ``e`` is ``e * num_agents + a``.
+    """Agents as rows: agent ``a`` of env ``e`` has row ``e * num_agents + a``.
 
     What SuperSuit's ``pettingzoo_env_to_vec_env_v1`` and ``concat_vec_envs_v1`` make of a parallel
     env, made by :meth:`ParallelVectorEnv.as_rows`. All rows of an env begin and end an episode
-    together. Who dies before the others, or is not born yet, is told zeros and reward 0 until all
-    are gone (SuperSuit's ``black_death``); then the row is terminated or truncated as its agent
-    was, and terminated if there was none. ``alive`` says which rows were told something.
+    together. An agent that dies before the others, or is not born yet, gets zeros and reward 0
+    until all are gone (SuperSuit's ``black_death``); then its row is terminated or truncated as the
+    agent was, and terminated if there was none. ``alive`` says which rows have an agent that acts.
 
     Attributes:
         parallel: The :class:`ParallelVectorEnv` behind it.
@@ -531,7 +531,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = parallel.metadata
         self.render_mode = parallel.render_mode
-        # What agents were told of their end, until that of the others.
+        # How agents ended, kept until the others of their env have ended, too.
         self._ended = np.zeros((2, parallel.num_agents, parallel.num_envs), np.bool_)
 
     @property
@@ -676,7 +676,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         self.parallel.close(**kwargs)
 
     def __del__(self) -> None:
-        """The envs live on: they are not its own."""
+        """Leaves the envs open: they belong to ``parallel``."""
 
     def _observed(self, told: Any) -> Any:
         parts = [told[AGENTS][key] for key in self.parallel._keys.values()]
@@ -721,7 +721,7 @@ def _rows_of(space: Space, batch: Any, rows: slice, number: int) -> Any:
 
 
 def _interleaved(space: Space, parts: list[Any]) -> Any:
-    """Batches of agents as one, in which those of an env follow each other."""
+    """Batches of agents as one batch, in which the agents of an env follow each other."""
     if isinstance(space, spaces.Dict):
         return {key: _interleaved(part, [one[key] for one in parts]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -782,7 +782,7 @@ def _wrong(agent: Any, kind: type[Exception], what: str, shape: tuple[int, ...])
 
 
 class Team(HostedEnv):
-    """A parallel env as one that the core can step: what all agents are told is its observation."""
+    """A parallel env as the core steps it: what all agents receive is its one observation."""
 
     def __init__(self, index: int, env_fn: Callable[[], Any]) -> None:
         """Builds the env."""
@@ -827,7 +827,7 @@ class Team(HostedEnv):
         return self._told(observations, {}, {}, {}), self._infos(infos)
 
     def step(self, actions: dict[str, Any]) -> Any:
-        """Steps the env, with actions of those who are alive."""
+        """Steps the env, with actions of the agents that are alive."""
         acting = {agent: actions[key] for agent, key in self._acting}
         *results, infos = self.env.step(acting)
         if len(results) != 4:
@@ -850,7 +850,7 @@ class Team(HostedEnv):
         terminations: Mapping[Any, Any],
         truncations: Mapping[Any, Any],
     ) -> dict[str, Any]:
-        """What all agents are told; and notes who acts next."""
+        """What all agents receive, as one observation; notes which agents act next."""
         keys, indices, count = self._keys, self._indices, len(self.agents)
         told = self._nothing.copy()
         pay = [0.0] * count
@@ -865,7 +865,7 @@ class Team(HostedEnv):
             for agent, flag in truncations.items():
                 truncated[indices[agent]] = bool(flag)
             acting = []
-            # Without the list, who is told something goes on.
+            # An env without the list goes on with the agents that it gave an observation.
             for agent in getattr(self.env, "agents", observations):
                 index = indices[agent]
                 if terminated[index] or truncated[index]:
@@ -898,7 +898,7 @@ class Team(HostedEnv):
         )
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """What the env has, or all its agents."""
+        """An attribute of the env; as ``shmvec_agents``, the list of all its agents."""
         return self.agents if name == "shmvec_agents" else getattr(self.env, name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
@@ -910,7 +910,7 @@ class Team(HostedEnv):
 
 
 def _nothing(space: Space) -> Any:
-    """What an agent observes that is not there: zeros, as far as the space has them."""
+    """What an absent agent observes: zeros, as far as the space has them."""
     if isinstance(space, spaces.Dict):
         return {key: _nothing(part) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):

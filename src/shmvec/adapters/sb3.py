@@ -191,7 +191,7 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
     def reset(self) -> VecEnvObs:
         """Resets all envs, with the seeds and options that wait for this reset.
 
-        A step that was begun and not waited for is finished first; its results are dropped.
+        A step that was begun and not waited for is finished first; its results are discarded.
 
         Returns:
             Observations, each array ``(num_envs, ...)``; infos are in ``reset_infos``.
@@ -264,7 +264,7 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
         return answers.observations, answers.rewards.astype(np.float32), dones, infos
 
     def close(self) -> None:
-        """Closes the envs and ends the workers. May be called twice, and while a step is out.
+        """Closes the envs and ends the workers. May be called twice, and while a step is in flight.
 
         Where an env is over its time limit, it and the others get two seconds, and their
         processes are then terminated.
@@ -404,7 +404,7 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
 
 
 def _reset_info(returned: dict[str, Any]) -> dict[str, Any]:
-    """The info of a reset, out of what ``SB3Env`` returned, and what the core adds of a fault."""
+    """The info of a reset, from what ``SB3Env`` returned and what the core adds of a fault."""
     info: dict[str, Any] = returned.pop(RESET_INFO, {})
     info.update(returned)
     return info
@@ -513,7 +513,7 @@ class AgentVecEnv(VecEnv):
         return self._asked(indices, method_name, *method_args, **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
-        """None is: wrappers of Gymnasium's are not around envs of many agents."""
+        """False for each row: envs of many agents have no wrappers of Gymnasium's."""
         return [False] * len(self._envs_of(indices))
 
     def get_images(self) -> Sequence[Any]:

@@ -45,7 +45,7 @@ class TianshouVectorEnv(BaseVectorEnv):
 
     In place of ``SubprocVectorEnv`` and ``ShmemVectorEnv``, whose names are here as well, with
     their defaults: the same methods and results, for ``Collector`` and, with ``wait_num`` or
-    ``timeout``, for ``AsyncCollector``. Nobody resets an env at the end of its episode but you,
+    ``timeout``, for ``AsyncCollector``. An env is reset at the end of its episode by you alone,
     with ``reset(env_id)``, as Tianshou has it.
 
     Attributes:
@@ -73,8 +73,8 @@ class TianshouVectorEnv(BaseVectorEnv):
         >>> envs.close()
     """
 
-    # Of the base class nothing is used: its constructor makes workers of its own, and its
-    # __getattribute__ asks these for spaces. That it is the base is what collectors look at.
+    # Nothing of the base class is used: its constructor makes workers of its own, and its
+    # __getattribute__ asks these for spaces. It is the base because collectors check for it.
     __getattribute__ = object.__getattribute__
 
     def __init__(
@@ -248,7 +248,7 @@ class TianshouVectorEnv(BaseVectorEnv):
 
         Args:
             action: One for each of these envs: an array, a tensor or a list. None, if async: step
-                nobody, take results.
+                no env, take results.
             id: Which envs, ready ones; None: all. With ``action=None`` and ``id`` it is the results
                 of these envs that are waited for.
 
@@ -259,11 +259,11 @@ class TianshouVectorEnv(BaseVectorEnv):
 
         Raises:
             AssertionError: After ``close``, one of these envs is stepping, or its episode is over
-                and nobody has reset it. Nothing was sent.
+                and it was not reset. Nothing was sent.
             ValueError: There is no such env, it is named twice, the number or shape of the
                 actions is wrong, or there are none. Nothing was sent.
             TypeError: ``id`` or the dtype of the actions is wrong. Nothing was sent.
-            NoAsyncCallError: ``action`` is None and nobody is stepping.
+            NoAsyncCallError: ``action`` is None and no env is stepping.
             EnvTimeoutError: An env takes longer than ``step_timeout``. Without that a step takes
                 as long as its env does.
             WorkerCrashError: A worker process died.
@@ -371,7 +371,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         return np.empty(0, np.intp) if ids.size == 0 else existing_env_ids(ids, self.env_num)
 
     def _asked(self, envs: Envs) -> Envs | None:
-        """Envs as the exchange is told of them: None, in lockstep, if it is everyone."""
+        """Envs as the exchange takes them: None for all of them in lockstep."""
         everyone = len(envs) == self.env_num and (envs == np.arange(self.env_num)).all()
         return None if everyone and not self.is_async else envs
 
@@ -383,7 +383,7 @@ class TianshouVectorEnv(BaseVectorEnv):
 
     def _check_ready(self, envs: Envs) -> None:
         if self._exchange.num_asked > len(self.waiting_id):
-            # Of a call that was broken off: what became of it nobody wants to know.
+            # An interrupted call left them in flight: their results are discarded.
             self._exchange.take([env for env in self.ready_id if self._exchange.is_out(env)])
         stepping = [env for env in envs.tolist() if env in self.waiting_id]
         if stepping:

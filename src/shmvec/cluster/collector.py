@@ -63,7 +63,7 @@ class RunnerStats:
 
     @property
     def steps_per_second(self) -> float:
-        """While it made fragments."""
+        """Steps a second, while it made fragments."""
         return self.steps / self.seconds if self.seconds else 0.0
 
 
@@ -75,7 +75,7 @@ class CollectorStats:
         fragments: How many the learner was given.
         steps: Env steps that they hold.
         nbytes: What their arrays take.
-        version: Of the weights that are set.
+        version: The version of the weights that are set.
         lag: As a runner's, of all fragments.
         lost: Runners that were lost, with the fragments that they had under way.
         started: Runners that were started, the first ones included.
@@ -600,7 +600,7 @@ class Collector:
         self._ready.clear()
         self._turn.clear()
         self._places, self._served = [], None
-        self._weights, self._made = None, ()  # whoever keeps this keeps none of it
+        self._weights, self._made = None, ()  # so that a closed collector holds none
         return dismiss(
             self._crew, [(each.member, None if each.starting else each.asked) for each in runners]
         )

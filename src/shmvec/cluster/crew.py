@@ -1,7 +1,7 @@
-"""A crew: objects that do what they are asked, in this process or, in Ray's actors, on nodes.
+"""A crew: objects that carry out calls, in this process or, as Ray's actors, on nodes.
 
-What asks them does not know which. Here is what both have in common, and the crew of this process,
-which does everything when its answer is wanted: in an order that does not depend on time.
+The caller does not know which. Here is what both have in common, and the crew of this process,
+which makes a call when its answer is wanted: in an order that does not depend on time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Node:
 
 
 class Ticket(ABC):
-    """Something that a member was asked."""
+    """A call that a member was asked to make."""
 
     @abstractmethod
     def result(self) -> Any:
@@ -69,11 +69,11 @@ class Ticket(ABC):
 
 
 class Member(ABC):
-    """An object, somewhere."""
+    """An object of the crew, in this process or on a node."""
 
     @abstractmethod
     def where(self) -> str:
-        """On which node, for people."""
+        """The node that it is on, for people."""
 
     @abstractmethod
     def node(self) -> str:
@@ -249,7 +249,7 @@ class LocalMember(Member):
         return LocalCrew.HERE.id
 
     def ask(self, method: str, *args: Any) -> Ticket:
-        """Notes what is to be done."""
+        """Notes a call for later."""
         return self.asked(lambda: getattr(self._held, method)(*map(_opened, args)))
 
     def asked(self, call: Callable[[], Any]) -> LocalTicket:
@@ -272,7 +272,7 @@ class LocalMember(Member):
         return self.asked(held.close)
 
     def end(self) -> None:
-        """Closes the object, if nobody has."""
+        """Closes the object, if it is open."""
         if self._held is not None:
             held, self._held = self._held, None
             held.close()

@@ -42,11 +42,11 @@ class Fragment:
         runner: The number of the runner that has made it. A number is never used again.
         index: How many fragments this runner had made before.
         seed: With which its envs were reset, once: env ``i`` with ``seed + i``.
-        version: Of the weights that it was made with: what ``set_weights`` has returned; 0: those
+        version: The weights that it was made with: what ``set_weights`` has returned; 0: those
             that ``make_policy`` gave it.
         steps: Env steps that it holds; resets are none.
         seconds: What it took to make it.
-        autoreset_mode: Of the envs.
+        autoreset_mode: The autoreset mode of the envs.
     """
 
     observations: Any
@@ -92,7 +92,7 @@ def _nbytes(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Report:
-    """What a runner says of itself when it has started."""
+    """What a runner reports when it has started."""
 
     single_observation_space: gym.Space[Any]
     single_action_space: gym.Space[Any]
@@ -138,7 +138,7 @@ def cores_of(share: int, count: int, folder: Path = Path("/sys/devices/system/no
     Args:
         share: Which, from 0.
         count: How many cores each has.
-        folder: Where the system tells of NUMA nodes.
+        folder: Where the system lists NUMA nodes.
 
     Raises:
         ValueError: There are not so many.
@@ -191,14 +191,14 @@ class Runner:
             make_policy: Pickled: returns the policy, given a seed.
             length: Of fragments.
             number: Its own.
-            seed: Of the first env, and of the policy.
+            seed: The seed of the first env, and of the policy.
             share: It is bound to so many cores (the second number), behind those of so many others
                 on its node. None: it is not bound.
 
         Raises:
             TypeError: What was made is no ShmVectorEnv, or no policy; its values are no arrays.
             ValueError: Episodes that are over are not reset (AutoresetMode.DISABLED).
-            Exception: What the functions raise, or whoever unpickles them.
+            Exception: What the functions raise, or unpickling them raises.
         """
         if share is not None:
             os.sched_setaffinity(0, cores_of(*share))
@@ -241,7 +241,7 @@ class Runner:
         """Makes a fragment.
 
         Args:
-            version: Of the weights to be used.
+            version: The version of the weights to use.
             weights: These, if the last one was made with others.
 
         Returns:
@@ -251,7 +251,7 @@ class Runner:
             Exception: What the envs and the policy raise.
         """
         begin = time.perf_counter()
-        index, self._index = self._index, self._index + 1  # where this is broken off, too
+        index, self._index = self._index, self._index + 1  # counts an interrupted call, too
         if version != self._version:
             self._policy.set_weights(weights)
             self._version = version

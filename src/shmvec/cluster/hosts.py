@@ -1,4 +1,4 @@
-"""What envs on other nodes answer: asked for in one message a node, and put together here."""
+"""Answers of envs on other nodes: asked for in one message a node, and put together here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rows: TypeAlias = npt.NDArray[np.intp]
 
 @dataclass
 class Ask:
-    """Something that envs of a host are asked: to reset, if there are no actions.
+    """A request to envs of a host: to step, or to reset if there are no actions.
 
     Attributes:
         envs: Which, by their numbers there.
@@ -119,7 +119,7 @@ class Host:
         return Piece(there, each, rewards, terminations, truncations, infos)
 
     def call(self, name: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Of each env, what a method returns."""
+        """What a method of each env returns."""
         return self._envs.call(name, *args, **kwargs)
 
     def set_attr(self, name: str, values: list[Any]) -> None:

@@ -145,10 +145,10 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._options = {**options, "autoreset_mode": self.autoreset_mode, "faults": faults}
         self._timeout = start_timeout
         self.restarts = 0
-        self._within = False  # whether it asks, or notes answers: then it is not to be broken off
+        self._within = False  # whether it asks, or notes answers: an interruption then closes all
         self._in_vain = 0.0  # seconds that were waited for nothing but room for lost hosts
-        # Of each env: whether it is out and what it was asked, whether its process has not been
-        # reset since it was started, what its next step tells of a fault, how it stands.
+        # For each env: what it was asked while it is in flight, whether its process has not been
+        # reset since it was started, what its next step reports of a fault, how it stands.
         self._asked: dict[int, Ask] = {}
         self._fresh: set[int] = set()
         self._told: dict[int, dict[str, Any]] = {}
@@ -278,7 +278,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             How many.
 
         Raises:
-            AlreadyPendingCallError: Envs are out.
+            AlreadyPendingCallError: Envs are in flight.
             ValueError: Seeds, options or mask are wrong.
         """
         count = self._resets(seed, options)
@@ -286,7 +286,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         return count
 
     def _resets(self, seed: int | Sequence[int | None] | None, options: Options) -> int:
-        """Notes whom to reset; returns how many."""
+        """Notes which envs to reset; returns how many."""
         self._check_idle()
         envs = np.arange(self.num_envs)
         seeds = checked_seeds(seed, self.num_envs)
@@ -323,15 +323,15 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Starts to step some envs; :meth:`recv` returns those that are ready first.
 
         Raises:
-            ValueError: There is no such env, it is out, or the number or shape of the actions is
-                wrong. Nothing was sent.
+            ValueError: There is no such env, it is in flight, or the number or shape of the actions
+                is wrong. Nothing was sent.
             TypeError: Their dtype is. Nothing was sent.
         """
         self._steps(actions, env_id)
         self._begin()
 
     def _steps(self, actions: Any, env_id: npt.ArrayLike | None) -> None:
-        """Notes whom to step."""
+        """Notes which envs to step."""
         self._check_open()
         envs = existing_env_ids(env_id, self.num_envs)
         given = self._actions.of(envs, actions)
@@ -417,7 +417,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                     hand.begun.append(hand.member.ask("begin", self._sent(hand)))
 
     def _send(self, hand: _Hand, least: int) -> None:
-        """One message to a host that is not busy: all that its envs are to be asked."""
+        """Sends a host that is not busy one message: all requests for its envs."""
         if hand.starting is not None or hand.awaited is not None:
             return
         if not hand.asks and not hand.out:
@@ -433,7 +433,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     @contextmanager
     def _whole(self, within: bool = True) -> Iterator[None]:
-        """What is broken off within this closes all: it is not known then who was asked what."""
+        """Closes all if the block ends early: what each env was asked is unknown then."""
         self._within = within
         try:
             yield
@@ -445,7 +445,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             self._within = False
 
     def _taken(self, count: int, least: int) -> list[Piece]:
-        """So many answers, those that have come first."""
+        """Takes so many answers, those that have come first."""
         self._check_open()
         there = sum(len(piece.envs) for piece in self._pieces)
         if there + len(self._asked) < count:

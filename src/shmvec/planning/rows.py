@@ -1,7 +1,7 @@
 """The rows of a batch, in a worker: each stands for an env, and all of a worker share one env.
 
-A row's action holds what is to be done: set a state or not, step so many times, say the state that
-came of it or not. Its observation holds the observation, the state, and how the step ended: the
+A row's action says what to do: set a state or not, step so many times, return the state that came
+of it or not. Its observation holds the observation, the state, and how the step ended: the
 core sees rows whose episodes never end, so it never resets one by itself.
 """
 
@@ -18,7 +18,7 @@ from shmvec.states import StateAccess
 __all__ = ["DT", "INDEX", "NUM_ORDERS", "SET", "WANTED", "Row", "SharedEnv"]
 
 # Columns of a row's orders: steps to make (0: none), whether to set the state first, whether to
-# tell the one after it, and the row's index in the user's batch, for messages.
+# return the one after it, and the row's index in the user's batch, for messages.
 DT, SET, WANTED, INDEX, NUM_ORDERS = range(5)
 
 

@@ -184,17 +184,17 @@ class PlanningVectorEnv:
 
     @property
     def observation_space(self) -> gym.Space[Any]:
-        """Of one env."""
+        """Observation space of one env."""
         return self._running().batches.observation_space
 
     @property
     def action_space(self) -> gym.Space[Any]:
-        """Of one env."""
+        """Action space of one env."""
         return self._running().batches.action_space
 
     @property
     def state_space(self) -> gym.Space[Any]:
-        """Of states."""
+        """The space of states."""
         return self._running().batches.state_space
 
     # ---- batches -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the workers are to do: works, one after another, each with a promise of its result."""
+"""The workers and their works, done one after another, each with a promise of its result."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Promise(Generic[Result]):
 
 
 class Workers:
-    """The rows of all workers, and the works that are to be done with them.
+    """The rows of all workers, and the queue of works to do with them.
 
     The first work is under way. An error of an env ends the work that it happened in, and no other.
 
@@ -99,7 +99,7 @@ class Workers:
             name="PlanningVectorEnv",
             num_workers=num_workers,
             autoreset_mode=AutoresetMode.DISABLED,
-            in_ranges=True,  # a worker's rows of a round: nobody waits for single ones
+            in_ranges=True,  # a worker's rows of a round: no caller waits for single ones
             **options,
         )
         self.batches = Batches(

@@ -186,7 +186,7 @@ class AsyncSubprocessEnvManager:
         return self._reference
 
     def _described(self) -> Any:
-        """That env and its spaces; if these do not exist yet, it is reset, and closed again."""
+        """``env_ref`` and its spaces; an env without spaces is reset to get them, then closed."""
         reference = [self.env_ref]
         return HostedEnv.made_by(lambda: reference.pop() if reference else self._env_fn[0]())
 
@@ -288,7 +288,7 @@ class AsyncSubprocessEnvManager:
     def reset(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
         """Resets envs, in parallel, and waits for them.
 
-        Those in flight are waited for first; what their steps return is dropped.
+        Those in flight are waited for first; what their steps return is discarded.
 
         Args:
             reset_param: Which envs, and keyword arguments of their ``reset``, which automatic
@@ -431,7 +431,7 @@ class AsyncSubprocessEnvManager:
         return timesteps
 
     def _patience(self) -> tuple[float, float]:
-        """Of how many envs a step returns results, and after how many seconds of less."""
+        """Number of envs whose results a step waits for, and seconds after which fewer will do."""
         timeout = self._config.step_wait_timeout
         return self._config.wait_num, math.inf if timeout is None else timeout
 

@@ -1,4 +1,4 @@
-"""What runs in a worker: an env that is reset as a manager says, and tells what went wrong.
+"""The env as it runs in a worker: it resets as its manager says, and reports what went wrong.
 
 Whatever an env raises travels as a value, so that one that fails disturbs no other. Values that the
 slabs cannot hold travel in a note, which is an entry of the info.
@@ -54,7 +54,7 @@ class Note:
     """What a manager must know besides observation, reward, flags and info.
 
     Attributes:
-        fresh: The env was never told how to reset: its process is a new one.
+        fresh: The env has no orders for resets yet: its process is a new one.
         failure: What it has raised.
         abnormal: The timestep (observation, reward, done) that its info calls abnormal.
         ended: Of an episode that was followed by a reset in the same step: terminated, truncated,
@@ -245,12 +245,12 @@ class ManagedEnv(HostedEnv):
         self._recording = path
 
     def _failed(self, error: BaseException, operation: str, reward: Any = None) -> dict[str, Any]:
-        """An info that tells of an exception."""
+        """An info that reports an exception."""
         return {NOTE: Note(failure=Failure.of(error, self._index, -1, operation), reward=reward)}
 
     @functools.cached_property
     def _nothing(self) -> Any:
-        """What lies in the slab where an env has given no observation; nobody gets to see it."""
+        """What lies in the slab where an env has given no observation; no caller sees it."""
         space = deepcopy(self.observation_space)
         space.seed(0)
         return space.sample()

@@ -168,7 +168,7 @@ class Machine:
             slot.launched()
 
     def end(self) -> None:
-        """There are no envs any more."""
+        """Notes that there are no envs any more."""
         for slot in self.slots:
             slot.state, slot.in_flight, slot.reset_at = EnvState.VOID, False, None
         self.undelivered.clear()
@@ -211,7 +211,7 @@ class Machine:
             raise
 
     def _find_lost(self) -> None:
-        """What was interrupted (Ctrl-C) may have taken an env's answer and not acted on it."""
+        """Makes up for answers that an interrupted call (Ctrl-C) took without acting on them."""
         for env, slot in enumerate(self.slots):
             if self.exchange.is_out(env):
                 continue
@@ -269,7 +269,7 @@ class Machine:
         told: bool,
         params: Mapping[int, dict[str, Any] | None] | None = None,
     ) -> None:
-        """Asks envs to reset, and tells them how unless they know."""
+        """Asks envs to reset; with ``told``, sends them orders how to."""
         if params is None:
             params = {env: self.slots[env].param for env in envs}
         else:
@@ -399,7 +399,7 @@ class Machine:
             self._take_step(slot, env, note, result)
 
     def _take_step(self, slot: Slot, env: int, note: Note, result: StepResult) -> None:
-        """A step that went well."""
+        """Acts on a step that went well."""
         observation, reward, terminated, truncated, info = result
         if note.ended is not None:
             terminated, truncated, info["final_obs"], slot.reset_info = note.ended
@@ -489,7 +489,7 @@ class Machine:
             slot.reset_at = _NOW
 
     def _fail(self, env: int, cause: BaseException) -> None:
-        """A reset has failed: tries again later, or gives up."""
+        """Handles a reset that has failed: retries it later, or gives up."""
         slot = self.slots[env]
         slot.attempts += 1
         tries = max(1, self._config.max_retry)
@@ -507,7 +507,7 @@ class Machine:
         self._goes_on(env)
 
     def _goes_on(self, env: int) -> None:
-        """An env is well again, or the caller has been told that it is not: faults count anew."""
+        """Counts an env's faults anew: it has recovered, or its failure is reported."""
         if self._config.faults is None:
             self.exchange.forgive(env)
 

@@ -19,7 +19,7 @@ _GREY = np.array([19595, 38470, 7471])  # parts of 65536: ITU-R 601, as Pillow h
 
 
 class GymnasiumEnv:
-    """A Gymnasium env with plangym's interface, for whoever has no class of plangym's for it.
+    """A Gymnasium env with plangym's interface, where plangym has no class for it.
 
     Its states are those of ``shmvec.planning.PlanningVectorEnv``.
 
@@ -190,7 +190,7 @@ class GymnasiumEnv:
 
     @property
     def observation_space(self) -> Any:
-        """Of what is observed."""
+        """The space of what is observed."""
         if self.obs_type == "coords":
             return self.gym_env.observation_space
         if self._observation_space is None:
@@ -205,19 +205,19 @@ class GymnasiumEnv:
 
     @property
     def obs_shape(self) -> tuple[int, ...] | None:
-        """Of observations."""
+        """The shape of observations."""
         shape: tuple[int, ...] | None = self.observation_space.shape
         return shape
 
     @property
     def action_shape(self) -> tuple[int, ...] | None:
-        """Of actions."""
+        """The shape of actions."""
         shape: tuple[int, ...] | None = self.action_space.shape
         return shape
 
     @property
     def img_shape(self) -> tuple[int, ...] | None:
-        """Of pictures; None if the env shows none."""
+        """The shape of pictures; None if the env shows none."""
         try:
             return self.get_image().shape
         except Exception:  # whatever keeps it from being drawn

@@ -290,7 +290,7 @@ class ParallelEnv:
                 local.close()
 
     def __del__(self) -> None:
-        """Closes what was not: plangym's programs need not."""
+        """Closes the envs, where a program, as plangym's may, has not called ``close``."""
         self.close(terminate=True)
 
 
