@@ -1,6 +1,6 @@
-"""The envs of one worker, and what is done with them besides stepping.
+"""Builds and closes the envs of one worker, and carries out commands on them.
 
-The same in a worker process and, for ``num_workers=0``, in the calling one: ``mailbox`` is what
+A worker process uses it and, for ``num_workers=0``, the calling process does; only the ``mailbox``
 differs.
 """
 
@@ -30,26 +30,26 @@ _SPACES = ("observation_space", "action_space")
 
 
 class Mailbox(Protocol):
-    """The worker's end of a control channel, at which it may wait."""
+    """The worker's end of a control channel."""
 
     def pack(self, message: Any) -> Any:
-        """The message ready to send; what cannot be pickled raises here."""
+        """Makes a message ready to send; raises if it cannot be pickled."""
 
     def unpack(self, packed: Any) -> Any:
-        """The message that was packed."""
+        """Returns the message that was packed."""
 
     def packer(self, lent: bool) -> Callable[[Any], Any]:
-        """What packs the results of a request; whether the depot is lent to it."""
+        """A function that packs the results of a request; ``lent``: into the depot, if it can."""
 
     def send(self, sequence: int, packed: Any) -> None:
         """Sends a message of a request."""
 
     def receive(self, sequence: int) -> tuple[Any, list[int]]:
-        """Waits for the message of a request, and the descriptors that come with it."""
+        """Waits for the message of a request and the descriptors that come with it."""
 
 
 class EnvHost:
-    """Builds the envs of a worker, answers commands, tells what does not fit the rings."""
+    """Builds the envs of a worker, carries out commands, and sends what does not fit the rings."""
 
     def __init__(self, index: int, first_env: int, mailbox: Mailbox) -> None:
         """Prepares a host for the envs ``first_env`` and up.
@@ -72,7 +72,7 @@ class EnvHost:
         """Builds the envs. After a failure those that were built are closed again.
 
         Args:
-            env_fns: They make the envs.
+            env_fns: The functions that make the envs.
             first_built: Called once the first env is built.
         """
         seen: dict[int, tuple[int, Any]] = {}
@@ -126,14 +126,14 @@ class EnvHost:
                     "envs of which a process can hold only one (emulators, simulators with global "
                     "state) need num_workers=num_envs."
                 )
-                # As add_note does, which Python 3.10 has not.
+                # As add_note does, which Python 3.10 lacks.
                 error.__notes__ = [*getattr(error, "__notes__", ()), note]
             raise
 
     def loop(
         self, segment: Segment, attachment: Attachment, descriptors: Sequence[int] = ()
     ) -> WorkerLoop:
-        """The hot loop over these envs, with the memory that is kept."""
+        """Makes the step loop over these envs; maps the memory that comes with the descriptors."""
         self._layout = attachment.layout
         self._loop = WorkerLoop(
             segment,
@@ -152,7 +152,7 @@ class EnvHost:
         return self._loop
 
     def command(self, sequence: int) -> tuple[ResetArguments | None, list[Any] | None]:
-        """Takes a command from the mailbox and carries it out, resets excepted."""
+        """Receives a command and carries it out; returns the arguments of a reset to the loop."""
         packed, descriptors = self.mailbox.receive(sequence)
         name, payload = self.mailbox.unpack(packed)
         if name == "reset":
@@ -178,7 +178,7 @@ class EnvHost:
         return None, self._for_each(assign, f"set_attr({attribute!r})", False, values)
 
     def interrupt(self, limits: tuple[float | None, float | None]) -> None:
-        """Raises EnvTimeoutError, inside an env's step or reset, if that takes too long."""
+        """Raises EnvTimeoutError inside an env's step or reset that takes too long."""
         busy = self._loop.busy() if self._loop is not None else None
         if busy is not None:
             env, operation, elapsed = busy
@@ -187,15 +187,15 @@ class EnvHost:
                 raise EnvTimeoutError(env, operation, limit)
 
     def trace(self, sequence: int) -> None:
-        """Takes memory to record into from the mailbox; where there is no room, goes without."""
+        """Receives memory for a trace; without room for it, nothing is recorded."""
         packed, descriptors = self.mailbox.receive(sequence)
-        if not descriptors:  # too many files are open here: the kernel has dropped it
+        if not descriptors:  # too many files are open here: the kernel has discarded it
             return
         with contextlib.suppress(OSError):
             self._take("trace", self.mailbox.unpack(packed), descriptors[0])
 
     def _take(self, name: str, size: tuple[int, ...], descriptor: int) -> None:
-        """Maps memory, and has the loop write there."""
+        """Maps memory and has the loop write there."""
         nbytes, *parts = size
         try:
             memory = MappedMemory(descriptor, nbytes)
@@ -214,7 +214,7 @@ class EnvHost:
         lent: bool,
         chosen: Container[int] | None,
     ) -> list[Any]:
-        """One packed result, or the Failure, an env; None of those not chosen."""
+        """Runs a function on the chosen envs; returns a packed result or a Failure for each env."""
         assert self._loop is not None
         pack = self.mailbox.packer(lent)
         results: list[Any] = [None] * len(self.envs)
@@ -233,12 +233,12 @@ class EnvHost:
         return results
 
     def misfit(self, env: int, observation: Any, error: Exception) -> Exception:
-        """What to raise for an observation that could not be put where it belongs."""
+        """The error for an observation that does not fit its space."""
         assert self._layout is not None
         return misfit(env, self._layout.observation_space, observation, error)
 
     def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
-        """Takes from the mailbox the actions (env, action) that did not fit the ring."""
+        """Receives the actions (env, action) that did not fit the ring."""
         packed, _ = self.mailbox.receive(sequence)
         actions: list[tuple[int, Any]] = self.mailbox.unpack(packed)
         return actions
@@ -281,16 +281,16 @@ class EnvHost:
 
 
 def _unwrapped(env: Any) -> Any:
-    """The env without its wrappers; itself if it does not say."""
+    """The env without its wrappers; the env itself if it does not say."""
     try:
         itself = env.unwrapped
-    except Exception:  # it need not be Gymnasium's
+    except Exception:  # the env need not be Gymnasium's
         itself = None
     return env if itself is None else itself
 
 
 def _what_is_wrong(env: Any) -> str:
-    """Why something is no env that can be stepped; empty if it is one."""
+    """Why an object is no env that can be stepped; empty if it is one."""
     kind = type(env).__name__
     needed = ("reset", "step", *_SPACES)
     missing = [name for name in needed if getattr(env, name, None) is None]
@@ -315,33 +315,33 @@ def _what_is_wrong(env: Any) -> str:
 
 
 class HostedEnv:
-    """Is stepped by the core in the place of an env, to which it hands everything on.
+    """An env of another interface, wrapped so that a worker can step it.
 
-    Adapters whose system's envs are not Gymnasium's, or who must know what happens in the worker,
-    derive from it and override what they do otherwise. Instances are made by the ``env_fns`` and
-    never leave their worker.
+    It passes every call on to the env. Adapters for envs that are not Gymnasium's, or that must see
+    what happens in the worker, derive from it and override what they change. The ``env_fns`` make
+    its instances, which never leave their worker.
 
     Attributes:
         env: The env.
-        observation_space: That of what the core is told.
-        action_space: That of what the core is given.
+        observation_space: The space of the observations that it returns.
+        action_space: The space of the actions that it takes.
         metadata: The env's; ``{}`` where it has none.
         render_mode: The env's; None where it has none.
     """
 
     @classmethod
     def made_by(cls, env_fn: Callable[[], Any], **arguments: Any) -> Any:
-        """Stands for an env whose spaces may exist only after its first reset.
+        """Wraps an env whose spaces may exist only after its first reset.
 
-        If they do not exist before it, one env is reset to learn them, and closed; what is stepped
-        is another one, which the core finds as it was made.
+        If they do not exist before, one env is reset to learn them, and closed; the worker steps
+        another one, which has not been reset.
 
         Args:
-            env_fn: Makes the env.
-            **arguments: Of this class.
+            env_fn: The function that makes the env.
+            **arguments: Further arguments for this class.
 
         Returns:
-            An instance; or the env itself if it is none, of which the core says what is wrong.
+            An instance; or the object itself if it is no env, which the worker then refuses.
 
         Raises:
             ValueError: The env_fn made no other env.
@@ -382,7 +382,7 @@ class HostedEnv:
         return cls(env, observation_space=spaces[0], action_space=spaces[1], **arguments)
 
     def __init__(self, env: Any, observation_space: Any = None, action_space: Any = None) -> None:
-        """Takes the env, and spaces if they are not those of the env."""
+        """Takes the env, and the spaces where they are not the env's own."""
         self.env = env
         self.observation_space = (
             env.observation_space if observation_space is None else observation_space
@@ -393,7 +393,7 @@ class HostedEnv:
 
     @property
     def unwrapped(self) -> Any:
-        """What a worker may not have twice: the env, without its wrappers."""
+        """The env without its wrappers, which a worker may not have twice."""
         return getattr(self.env, "unwrapped", self.env)
 
     def reset(self, **arguments: Any) -> Any:
@@ -405,7 +405,7 @@ class HostedEnv:
         return self.env.step(action)
 
     def render(self) -> Any:
-        """What the env renders."""
+        """Renders the env."""
         return self.env.render()
 
     def close(self) -> None:
@@ -413,16 +413,16 @@ class HostedEnv:
         self.env.close()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """What ``call`` and ``get_attr`` find."""
+        """Finds what ``call`` and ``get_attr`` ask for."""
         return self.env.get_wrapper_attr(name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> Any:
-        """What ``set_attr`` does."""
+        """Sets an attribute for ``set_attr``."""
         return self.env.set_wrapper_attr(name, value)
 
 
 def _spaces_of(env: Any) -> tuple[Any, Any]:
-    """The spaces of an env; None for one that it does not have yet, however it says so."""
+    """The spaces of an env; None for one that it does not have yet."""
     found = []
     for name in ("observation_space", "action_space"):
         try:

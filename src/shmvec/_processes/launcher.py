@@ -1,4 +1,4 @@
-"""Starts worker processes: by a fork, by a fork of a server's, or in a fresh interpreter."""
+"""Starts worker processes: by fork, through a fork server, or in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from shmvec._processes.worker_process import WorkerProcess
 
 __all__ = ["Launcher"]
 
-# MPI's, which a process that is none of its ranks must not see; and what would have an interpreter
-# ask the user for more, in place of its end.
+# Variables of MPI, which only its ranks may see; and one that makes an interpreter prompt the user
+# at its end.
 _NOT_FOR_WORKERS = ("OMPI_", "PMI_", "PYTHONINSPECT")
 _STDERR = 2
-_TRIES = 3  # to find a fork server that lives
+_TRIES = 3  # to find a live fork server
 
 
 class Launcher:
-    """What it takes to start the worker processes of one vector env, also once more.
+    """Starts, and restarts, the worker processes of one vector env.
 
     Attributes:
-        may_learn: Whether the first worker says what it imports, for those started after it.
+        may_learn: Whether the first worker reports what it imports, for those started after it.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Launcher:
         """Prepares to start a process for each range of envs.
 
         Args:
-            env_fns: One for each env.
+            env_fns: One function for each env.
             ranges: The envs of each worker.
-            settings: How workers are to run.
+            settings: How the workers run.
             name: Part of the processes' names.
 
         Raises:
@@ -70,7 +70,7 @@ class Launcher:
         self._settings = settings
         self._method = settings.method
         self._name = name
-        # What is to see a worker's own variables must not be imported before these are set.
+        # With variables of its own, a worker must not inherit imports made before they are set.
         self.may_learn = settings.method != "spawn" and not any(settings.worker_environ)
         self._state = state_of_generators()
         self._starts = [0] * len(ranges)
@@ -88,13 +88,13 @@ class Launcher:
             self._registry = packed_registry()
 
     def ready(self) -> AbstractContextManager[None]:
-        """To start all processes in."""
+        """The context in which all processes are started."""
         if self._method == "fork":
             return ready_to_fork(self._settings.preload)
         return nullcontext()
 
     def learn(self, modules: Sequence[str]) -> None:
-        """Has modules imported by what forks workers."""
+        """Has the process that forks workers import modules."""
         if not modules:
             return
         if self._method == "fork":
@@ -106,8 +106,8 @@ class Launcher:
         """Starts the process of a worker.
 
         Args:
-            index: The worker's.
-            mark: By which what it starts is known.
+            index: The worker's index.
+            mark: Identifies the processes that it starts.
             keep: Takes the process, before it runs, and the parent's end of its channel.
         """
         task = Task(
@@ -134,7 +134,7 @@ class Launcher:
                 args=(task, theirs.fileno(), os.getpid()),
                 daemon=self._settings.daemon,
             )
-            vars(process)["_start_method"] = self._method  # what env's own processes are started by
+            vars(process)["_start_method"] = self._method  # which envs' own processes use
             keep(process, channel)
             environ = {**self._environ(), **self._settings.worker_environ[index]}
             if self._method == "fork":
@@ -156,7 +156,7 @@ class Launcher:
             theirs.close()
 
     def _environ(self) -> dict[str, str]:
-        """The environment variables of workers, but for their own."""
+        """The environment variables that all workers share."""
         mine = {
             name: value
             for name, value in os.environ.items()
@@ -165,7 +165,7 @@ class Launcher:
         return {**thread_variables(self._settings.threads_per_worker), **mine}
 
     def _tell(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
-        """Sends what becomes a worker what it needs for that."""
+        """Sends a new process what it needs to become a worker."""
         start = Start(
             task=task,
             name=process.name,
@@ -183,7 +183,7 @@ class Launcher:
         channel.put(0, dumps(start), [tracker, *self._carried.descriptors])
 
     def _serve(self, process: WorkerProcess, descriptor: int) -> Mapping[str, str]:
-        """Has a server fork a process; returns the environment variables that it has."""
+        """Has a server fork a process; returns the environment variables of that process."""
         for _ in range(_TRIES):
             if self._server is None or not self._server.usable:
                 environ = heritable(self._environ())
@@ -197,33 +197,33 @@ class Launcher:
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
-    """What to set, and (None) what to remove."""
+    """The variables to set, and (None) those to remove."""
     changed: dict[str, str | None] = dict(after.items() - before.items())
     return {**changed, **dict.fromkeys(before.keys() - after.keys())}
 
 
 def _occupy_streams() -> None:
-    """Where the program has closed a standard stream, its number is not for what is opened here.
+    """Opens /dev/null in place of each standard stream that the program has closed.
 
-    What is printed would be written into that. So it is /dev/null's, as with any daemon.
+    Else a file opened here would take its number, and prints would be written into that file.
     """
     for number in range(_STDERR + 1):
         try:
             os.fstat(number)
-        except OSError:  # none is opened that would have to be closed: Ctrl-C could come before
+        except OSError:  # nothing opened here must be closed: Ctrl-C could come first
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _spawn(descriptor: int, environ: Mapping[str, str], numbers: list[int]) -> None:
     spawned = start_interpreter(work, (descriptor, os.getpid()), [descriptor], environ)
-    spawned.returncode = 0  # it is waited for here, not there
+    spawned.returncode = 0  # its exit is waited for by WorkerProcess
     numbers.append(spawned.pid)
 
 
 class _Carried:
-    """What is pickled inside may be multiprocessing's: queues, locks, pipes.
+    """A context in which objects of multiprocessing can be pickled: queues, locks, pipes.
 
-    It stands for the process that is started, whom they ask to take their descriptors along.
+    It stands in for the process that is started, which they ask to inherit their descriptors.
     """
 
     def __init__(self) -> None:
@@ -240,23 +240,23 @@ class _Carried:
         close_all(self.descriptors)
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Takes a descriptor along; its place among those."""
+        """Notes a descriptor to send; returns its place among those."""
         self.descriptors.append(os.dup(descriptor))
         return len(self.descriptors) - 1
 
     def DupFd(self, place: int) -> _Inherited:  # noqa: N802
-        """Finds it in the worker."""
+        """A handle by which the worker finds the descriptor."""
         return _Inherited(place)
 
 
 class _Inherited:
-    """A descriptor that came with what was pickled."""
+    """A descriptor that was sent with a pickle."""
 
     def __init__(self, place: int) -> None:
         self._place = place
 
     def detach(self) -> int:
-        """The descriptor, in the worker."""
+        """Returns a copy of the descriptor, in the worker."""
         return os.dup(interpreter.inherited[self._place])
 
 
@@ -287,7 +287,7 @@ def _pickled_init(init: Callable[[int], object]) -> bytes:
 
 
 class _Pickler(_classes.Pickler):
-    """Knows what multiprocessing's own pickler knows: connections, shared values."""
+    """A pickler that also takes what multiprocessing's own takes: connections, shared values."""
 
     dispatch_table = ChainMap(
         cloudpickle.Pickler.dispatch_table,
@@ -296,7 +296,7 @@ class _Pickler(_classes.Pickler):
 
 
 def _by_value(payload: Any) -> bytes:
-    """Pickles it, and with it what it uses of the program's main module, which no worker has."""
+    """Pickles a payload with what it uses of the program's main module, which no worker has."""
     # The name of that module in a process that multiprocessing has spawned.
     alias = sys.modules.get("__mp_main__")
     if alias is not None and getattr(alias, "__name__", None) == "__mp_main__":

@@ -1,9 +1,9 @@
-"""What is done about faults, as the policy says: workers restarted, envs reset, all of it counted.
+"""Handles faults as the policy says: restarts workers, resets envs, counts and logs each fault.
 
-It acts on the ledger, which says of each env what was lost and what its next answer must tell. A
-worker that is *down* is being replaced. Each step of that is idempotent, and finds out from
-processes and ledger what is left to do: the next call goes on with a replacement that Ctrl-C has
-interrupted.
+Recovery acts on the ledger, which holds for each env what was lost and what its next answer must
+report. A worker that is *down* is being replaced. Each step of a replacement is idempotent, and
+learns from processes and ledger what is left to do: the next call goes on with a replacement that
+Ctrl-C has interrupted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["Recovery"]
 
 log = logging.getLogger("shmvec")
 
-_HEED_S = 1.0  # what an env gets to heed an interruption
+_HEED_S = 1.0  # for an env to heed an interruption
 _BACKOFF_MOST_S = 30.0
-_SLICE_S = 0.05  # between two looks whether all is closed
+_SLICE_S = 0.05  # between two checks whether the vector env was closed
 
-# Why a worker is replaced: an error, or the user's words.
+# Why a worker is replaced: an error, or the reason as it is logged.
 Cause = BaseException | Failure | str
 
 
@@ -55,15 +55,15 @@ class Recovery:
         fetch: Callable[[int], None],
         counted: Callable[..., None],
     ) -> None:
-        """Takes the policy, what it works on, and what it calls.
+        """Takes the policy, what it is applied to, and what it calls.
 
         Args:
-            policy: What is to be done.
+            policy: What to do about each kind of fault.
             recycle_after: Steps after which a worker is replaced.
-            ledger: What was asked of each env.
+            ledger: The state of each env.
             workers: The workers.
             fetch: Takes the messages that a worker has sent.
-            counted: Is told of each fault, by the names of ``FaultCounts``, and how many at once.
+            counted: Called for each fault, with a name of ``FaultCounts`` and how many at once.
         """
         self.policy = policy
         self._recycle_after = recycle_after
@@ -75,9 +75,9 @@ class Recovery:
         self._restarts = [0] * len(workers.ranges)
         self._recent: list[deque[Fault]] = [deque() for _ in workers.ranges]
         self.down: dict[int, Fault] = {}  # workers that are being replaced
-        self._replaced: dict[int, Any] = {}  # the process in whose place each of them is started
+        self._replaced: dict[int, Any] = {}  # by worker: the process that is replaced
         self._interrupted: dict[int, tuple[int, float]] = {}  # worker: (what began when, until)
-        self.heard: Callable[[Fault], object] | None = None  # is told of each fault
+        self.heard: Callable[[Fault], object] | None = None  # called with each fault
 
     # ---- questions ---------------------------------------------------------------------------
 
@@ -91,17 +91,17 @@ class Recovery:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to mend."""
+        """Whether a fault is still to be dealt with."""
         return bool(self.down or self._ledger.failures)
 
     # ---- faults ------------------------------------------------------------------------------
 
     def recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
-        """Does what the policy says of workers that died or an env that takes too long.
+        """Applies the policy to workers that died or to an env that takes too long.
 
         Raises:
-            WorkerCrashError: The policy does not restart it, or not again.
-            EnvTimeoutError: The policy does nothing about it.
+            WorkerCrashError: The policy does not restart the worker, or not once more.
+            EnvTimeoutError: The policy raises timeouts.
         """
         if isinstance(error, EnvTimeoutError):
             self._on_timeout(error)
@@ -131,7 +131,7 @@ class Recovery:
         self._replace({worker: error}, error.env)
 
     def mend(self) -> None:
-        """Does what the policy says of envs that have raised; goes on with what was broken off.
+        """Applies the policy to envs that have raised; goes on with interrupted replacements.
 
         Raises:
             WorkerCrashError: Workers cannot be kept alive.
@@ -163,19 +163,19 @@ class Recovery:
         return "reset" if late else self.policy.on_error
 
     def _is_ours(self, failure: Failure) -> bool:
-        """Whether it is not the env's: without workers Ctrl-C comes up wherever this process is."""
+        """Whether a failure is not the env's own: without workers Ctrl-C interrupts its code."""
         inline = self._workers.inline is not None
         return inline and failure.type in ("KeyboardInterrupt", "SystemExit")
 
     def count(self, failure: Failure, cure: str) -> Fault:
-        """Counts, as a fault, what an env has raised and somebody else deals with."""
+        """Counts as a fault an exception of an env that the caller deals with."""
         self._counted("errors")
         return self._note(failure, cure)
 
     # ---- restarting --------------------------------------------------------------------------
 
     def restart(self, envs: Iterable[int]) -> None:
-        """Restarts the workers of envs, which the user has asked for."""
+        """Restarts the workers of envs, as the user has asked."""
         workers = sorted({self._worker_of[env] for env in envs})
         self._replace(dict.fromkeys(workers, "asked for by restart()"))
 
@@ -188,7 +188,7 @@ class Recovery:
         return self._ledger.links.steps_of(worker) >= most
 
     def recycle(self, envs: Collection[int] | None) -> None:
-        """Restarts workers that have made as many steps as they may, and only these envs have."""
+        """Restarts workers that have made as many steps as they may and own only these envs."""
         links = self._ledger.links
         for worker, owned in enumerate(self._workers.ranges):
             ours = envs is None or set(envs).issuperset(owned)
@@ -206,7 +206,7 @@ class Recovery:
         self._rebuild()
 
     def _process(self, worker: int) -> Any:
-        """What a worker is now; where there are no processes, a name for what was never ended."""
+        """A worker's present process; where there are no processes, its generation."""
         processes = self._workers.processes
         return processes[worker] if processes else self._workers.generation
 
@@ -214,7 +214,7 @@ class Recovery:
         return self._workers.is_up(worker) and self._process(worker) is not self._replaced[worker]
 
     def _rebuild(self) -> None:
-        """Starts those that are down, once more those that fail, until all are up."""
+        """Replaces workers that are down, and retries those that fail, until all are up."""
         while self.down:
             with self._workers.changing:
                 self._check_open()
@@ -235,7 +235,7 @@ class Recovery:
             raise ClosedEnvironmentError("The vector env was closed meanwhile.")
 
     def _lose_those_that_are_down(self) -> None:
-        """Has them be dead before anything of theirs is touched, and what is late can write."""
+        """Confirms their deaths before their slots are touched: a live worker could write there."""
         for worker in self.down:
             if not self._ledger.is_lost(worker) and not self._is_replaced(worker):
                 self._fetch(worker)
@@ -243,18 +243,18 @@ class Recovery:
                 self._ledger.lose(worker)
 
     def _start_those_that_are_down(self) -> None:
-        """Starts others in their places; those that fail stay down."""
+        """Starts workers in place of those that are down; those that fail stay down."""
         down = [worker for worker in self.down if not self._workers.is_up(worker)]
         try:
             self._start(down)
-        except ClosedEnvironmentError:  # those that still build are not waited for
+        except ClosedEnvironmentError:  # workers that still build are not waited for
             for worker in down:
                 self._workers.end(worker)
             raise
 
     def _start(self, down: Sequence[int]) -> None:
         for worker in down:
-            self._workers.end(worker)  # what an exception has left half started
+            self._workers.end(worker)  # an exception may have left it half started
             self._workers.begin(worker)
         for worker in down:
             first = self._workers.ranges[worker].start
@@ -271,8 +271,8 @@ class Recovery:
     def _resets_of(self, worker: int) -> list[tuple[int | None, Any] | None]:
         """Seed and options for the first reset of each env of a worker.
 
-        A reset of the user's that was lost is repeated as it was; where it had no seed, and for any
-        other reset, the env gets one that follows from the last it was given.
+        A user's reset that was lost is repeated as it was. Where it had no seed, and for any other
+        reset, the seed is derived from the last one that the env was given.
         """
         lost = set(self._ledger.lost_resets(worker))
         resets: list[tuple[int | None, Any] | None] = []
@@ -284,7 +284,7 @@ class Recovery:
         return resets
 
     def _note_restart(self, cause: Cause, worker: int, env: int) -> Fault:
-        """Counts and logs that a worker is restarted; raises if that was too often."""
+        """Counts and logs a restart of a worker; raises if there were too many faults."""
         self._restarts[worker] += 1
         fault = self._note(cause, "restart", worker, env)
         self._counted("restarts")
@@ -308,7 +308,7 @@ class Recovery:
             self.heard(fault)
         if done == "reset":
             self._counted("resets")
-        # What was asked for is no reason to warn.
+        # A restart that was asked for is no reason to warn.
         level = logging.INFO if isinstance(cause, str) else logging.WARNING
         told = told_stack(stack)
         log.log(level, "env %d of worker %d: %s: %s; %s%s", env, worker, kind, why, done, told)
@@ -342,7 +342,7 @@ class Recovery:
         raise error from (cause.exception() if isinstance(cause, Failure) else cause)
 
     def _wait_before(self, worker: int) -> None:
-        """Waits longer and longer if restarts follow each other."""
+        """Waits before a restart, twice as long each time that restarts follow each other."""
         before = len(self._recent[worker]) - 1
         if before > 0 and self.policy.backoff_s > 0:
             wait_s = min(self.policy.backoff_s * 2 ** (before - 1), _BACKOFF_MOST_S)

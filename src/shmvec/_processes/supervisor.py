@@ -1,8 +1,8 @@
-"""Watches over worker processes, ends them, and speaks to them about anything but steps.
+"""Starts, watches and ends worker processes, and exchanges all messages with them but steps.
 
-Whether a process lives is what its pidfd says, and nothing else: not SIGCHLD, not ``waitpid``,
-which others may call, not the end of a pipe, which others may hold. Whatever happens, ``stop``
-leaves no process and no descriptor behind.
+Only a process's pidfd says whether it lives: SIGCHLD and ``waitpid`` may be used by other code,
+and the end of a pipe may be held by other processes. Whatever happens, ``stop`` leaves no process
+and no descriptor behind.
 """
 
 from __future__ import annotations
@@ -46,39 +46,39 @@ __all__ = [
     "read_late",
 ]
 
-_KILL_AFTER_S = 2.0  # what a process gets to obey SIGTERM
-_LAST_WORDS_S = 1.0  # what one gets to end whose channel is broken
-_ORPHANS_PATIENCE_S = 0.1  # what those get whose worker has gone before them
-_OTHERS_FAIL_S = 5.0  # what others get, when one could not build its envs, to say the same
-_SLICE_S = 0.05  # between two looks or reminders
-_FIRST_S = 10.0  # what the first worker gets to build an env before the others are started
-_LOOK_S = 0.25  # between two looks whether it is busy
-_BUSY = 0.1  # of a core: what is less is sleep
+_KILL_AFTER_S = 2.0  # for a process to obey SIGTERM
+_LAST_WORDS_S = 1.0  # for a process to end after its channel broke
+_ORPHANS_PATIENCE_S = 0.1  # for processes that a dead worker has started to obey SIGTERM
+_OTHERS_FAIL_S = 5.0  # for the other workers to report, once one could not build its envs
+_SLICE_S = 0.05  # between two checks or reminders
+_FIRST_S = 10.0  # for the first worker to build an env before the others are started
+_LOOK_S = 0.25  # between two checks whether it is busy
+_BUSY = 0.1  # of a core: a process that uses less is asleep
 _CLOSED = "The vector env was closed during this call."
-_CHANGING_S = 10.0  # what a thread that replaces workers gets to see that they are being ended
+_CHANGING_S = 10.0  # for a thread that replaces workers to notice that they are being ended
 
 
 class Launcher(Protocol):
-    """What starts processes."""
+    """Starts worker processes."""
 
     def ready(self) -> AbstractContextManager[None]:
-        """To start all processes in."""
+        """The context in which all processes are started."""
 
     @property
     def may_learn(self) -> bool:
-        """Whether the first worker says what it imports, for those that are started after it."""
+        """Whether the first worker reports what it imports, for those started after it."""
 
     def learn(self, modules: Sequence[str]) -> None:
-        """Has modules imported by what forks workers."""
+        """Has the process that forks workers import modules."""
 
     def start(self, index: int, mark: int, keep: Callable[[Any, Channel], None]) -> None:
         """Starts the process of a worker.
 
         Args:
-            index: The worker's.
-            mark: By which what it starts is known.
-            keep: Takes the process, before it runs, and this end of its channel: whatever a signal
-                handler raises meanwhile, there is somebody to end it.
+            index: The worker's index.
+            mark: Identifies the processes that it starts.
+            keep: Takes the process, before it runs, and this end of its channel: so the process has
+                an owner that ends it, whatever a signal handler raises meanwhile.
         """
 
 
@@ -86,16 +86,16 @@ class Workers(Protocol):
     """The workers of one vector env: processes, or what stands in for them.
 
     Attributes:
-        ranges: The envs of each.
+        ranges: The envs of each worker.
         processes: The processes.
-        channels: Control channels to them.
+        channels: The control channels to them.
         doing: The last command, for messages.
-        stopped: Whether they were, or are about to be.
+        stopped: Whether the workers were stopped, or are about to be.
         ended: Whether nothing of them is left.
-        inline: Serves requests where there is no process; None where there are.
-        kept: Memory for workers that are started later, besides the segment.
-        alarms: Wake workers that have dozed off.
-        generation: Where there are no processes: another one after each replacement.
+        inline: Serves requests where there is no process; None where there are processes.
+        kept: Memory, besides the segment, that workers started later need too.
+        alarms: Wake workers that doze.
+        generation: Where there are no processes: a new object after each replacement.
     """
 
     ranges: list[range]
@@ -110,19 +110,19 @@ class Workers(Protocol):
 
     @property
     def changing(self) -> AbstractContextManager[Any]:
-        """Held by who ends some and starts others in their places."""
+        """The lock held while workers are replaced."""
 
     @property
     def inline(self) -> Callable[[], None] | None: ...
 
     def pack(self, message: Any) -> Any:
-        """A message ready to send; what cannot be pickled raises here."""
+        """Makes a message ready to send; raises if it cannot be pickled."""
 
     def unpack(self, packed: Any) -> Any:
-        """The message that was packed."""
+        """Returns the message that was packed."""
 
     def start(self) -> None:
-        """Starts them."""
+        """Starts the workers."""
 
     def reports(self) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker."""
@@ -131,48 +131,48 @@ class Workers(Protocol):
         """Hands the segment to the workers and waits until all have attached."""
 
     def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
-        """Results of a worker's (None: there is none), all of them the parent's own."""
+        """Takes a worker's results (None: there is none) into the parent's own memory."""
 
     def end(self, index: int) -> None:
         """Ends a worker, whatever it is doing, and confirms its death."""
 
     def begin(self, index: int) -> None:
-        """Starts a worker in place of one that has ended."""
+        """Starts a worker in place of an ended one."""
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
-        """Waits until it is built and attached; returns what building its envs has raised."""
+        """Waits until the worker is built and attached; returns what building its envs raised."""
 
     def is_up(self, index: int) -> bool:
-        """Whether it is attached, and was not ended."""
+        """Whether the worker is attached, and was not ended."""
 
     def last_words(self, index: int) -> str:
-        """The last lines that a worker has written to stderr so far."""
+        """The last lines that a worker has written to stderr."""
 
     def stack(self, index: int) -> str:
-        """Where in Python a worker is; see ``stack_of``."""
+        """The Python stack of a worker; see ``stack_of``."""
 
     def hung(self, hanging: Sequence[Busy]) -> None:
-        """Says where workers are that take long for what they were asked."""
+        """Logs where workers are that take long to answer."""
 
     def interrupt(self, index: int) -> None:
-        """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
+        """Raises EnvTimeoutError in a worker's env that takes too long, if signals reach it."""
 
     def look(self) -> None:
-        """Raises WorkerCrashError if one has ended."""
+        """Raises WorkerCrashError if a worker has ended."""
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
         """Waits for something to read from one of these workers."""
 
     def dismiss(self) -> None:
-        """Tells workers that wait for the segment that there will be none."""
+        """Lets workers that wait for the segment know that there will be none."""
 
     def stop(
         self, timeout: float | None, remind: Callable[[], object] | None = None
     ) -> list[Failure]:
-        """Ends all, which were asked to close before; returns what closing envs has raised."""
+        """Ends all workers, already asked to close; returns what closing their envs raised."""
 
     def disown(self) -> None:
-        """Lets go of them: this process is a fork of the one whose they are."""
+        """Gives up the workers, in a process that is a fork of their owner."""
 
 
 class Supervisor:
@@ -180,14 +180,14 @@ class Supervisor:
 
     inline = None
     generation: Any = None
-    # Bound here: somebody may patch the modules.
+    # Bound here: other code may patch the modules.
     pack = staticmethod(_classes.dumps)
     unpack = staticmethod(loads)
 
     def __init__(
         self, launcher: Launcher, ranges: Sequence[range], hang_warning_s: float | None
     ) -> None:
-        """Will start one process for each range of envs; see ``Hangs`` for the last argument."""
+        """Prepares one process for each range of envs; see ``Hangs`` for the last argument."""
         self.ranges = list(ranges)
         self.doing = "start"
         self.stopped = False
@@ -196,15 +196,15 @@ class Supervisor:
         self._hangs = Hangs(hang_warning_s, self.ranges)
         self._launcher = launcher
         self._owner = os.getpid()
-        self._ending = RLock()  # held by the thread that ends them; once more after Ctrl-C
+        self._ending = RLock()  # held by the thread that ends them; reentrant: retried after Ctrl-C
         self.ended = False
-        self.changing = RLock()  # again: a signal's handler may end them in the middle
-        self._begun = -1  # the worker that is just being started in place of another
+        self.changing = RLock()  # reentrant: a signal's handler may end them in the middle
+        self._begun = -1  # the worker that is being started in place of another
         self._stderrs: list[WorkerStderr] = []
-        self._marks = [0] * len(self.ranges)  # of those that may have started something
+        self._marks = [0] * len(self.ranges)  # of workers that may have started processes; else 0
         self._up = [False] * len(self.ranges)
         self.alarms = Alarms()
-        # What a worker that is started later needs, too.
+        # What a worker that is started later needs as well.
         self._depots: list[Depot] = []
         self._attachment: Attachment | None = None
         self._descriptor = -1
@@ -213,7 +213,7 @@ class Supervisor:
     # ---- starting ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the processes. If that fails, it is for the caller to stop them."""
+        """Starts the processes. If that fails, the caller must stop them."""
         with self._launcher.ready():
             for index in range(len(self.ranges)):
                 self._launch(index, self._keep)
@@ -221,16 +221,16 @@ class Supervisor:
                 if index == 0 and len(self.ranges) > 1 and self._launcher.may_learn:
                     copy_stderr()
                     self._learn_from_first()
-        copy_stderr()  # now: a thread is in the way of forks
+        copy_stderr()  # only now: forks must not see a second thread
 
     def _keep(self, process: Any, channel: Channel) -> None:
         self.channels.append(channel)
         self.processes.append(process)
 
     def _learn_from_first(self) -> None:
-        """Waits until the first worker says what it has imported to build an env.
+        """Waits until the first worker reports what it has imported to build an env.
 
-        Not while it sleeps: envs may wait for those of other workers, or for a program.
+        The wait ends if that worker sleeps: its env may wait for another env, or for a program.
         """
         process, channel = self.processes[0], self.channels[0]
         end = time.monotonic() + _FIRST_S
@@ -251,9 +251,9 @@ class Supervisor:
     def reports(self) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker.
 
-        Once one has failed, the others get a while to say that they have, too; not longer: they may
-        be waiting for that one. Those that have not said anything by then, or when this is broken
-        off, are ended.
+        Once one has failed, the others get a while to report their failures too, and no longer:
+        they may be waiting for that one. Those that have not reported by then, or when this wait
+        is interrupted, are ended.
 
         Raises:
             WorkerCrashError: Some have died instead; it names what the envs of others raised.
@@ -283,7 +283,7 @@ class Supervisor:
                     if index not in reports or isinstance(reports[index], Failure):
                         end = min(end, time.monotonic() + _OTHERS_FAIL_S)
         finally:
-            self._end(waiting)  # they build still, and nobody waits for that any more
+            self._end(waiting)  # they are still building, and their reports are not needed any more
         if dead:
             error = self._crash(sorted(dead))
             note_failures(error, [each for each in reports.values() if isinstance(each, Failure)])
@@ -310,11 +310,11 @@ class Supervisor:
         self.channels[index].put(0, self.pack(attachment), [*descriptors, *self.kept.descriptors])
 
     def collect(self, index: int, results: Sequence[Parcel | None]) -> Sequence[Parcel | None]:
-        """Results of a worker's (None: there is none), all of them the parent's own."""
+        """Takes a worker's results (None: there is none) into the parent's own memory."""
         return self._depots[index].collect(results)
 
     def begin(self, index: int) -> None:
-        """Starts a worker in place of one that has ended."""
+        """Starts a worker in place of an ended one."""
 
         def keep(process: Any, channel: Channel) -> None:
             self.channels[index], self.processes[index] = channel, process
@@ -336,7 +336,7 @@ class Supervisor:
         self._launcher.start(index, self._marks[index], keep)
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
-        """Waits until it is built and attached; returns what building its envs has raised."""
+        """Waits until the worker is built and attached; returns what building its envs raised."""
         assert self._attachment is not None
         try:
             report = self._receive(index)
@@ -348,20 +348,20 @@ class Supervisor:
             self._up[index] = True
         except BaseException as error:
             self.end(index)
-            if self.stopped and isinstance(error, Exception):  # what it used was closed
+            if self.stopped and isinstance(error, Exception):  # what the worker used was closed
                 raise ClosedEnvironmentError(_CLOSED) from None
             raise
         return None
 
     def is_up(self, index: int) -> bool:
-        """Whether it is attached, and was not ended."""
+        """Whether the worker is attached, and was not ended."""
         return self._up[index]
 
     def _receive(self, index: int) -> Any:
-        """Waits for what a worker says when it starts, whatever happens to the others.
+        """Waits for the message of a worker that starts, whatever happens to the others.
 
         Raises:
-            WorkerCrashError: It has died instead, and said nothing.
+            WorkerCrashError: The worker has died without a message.
         """
         starting = Watch(self._hangs, "has been starting")
         while True:
@@ -376,8 +376,8 @@ class Supervisor:
             starting.look([index], self._where)
 
     def _heard(self, index: int) -> tuple[Any, bool]:
-        """What a worker that starts has said, if anything; and whether no more is to come."""
-        # Dead or not first: what it has said before it died is read in any case.
+        """The message of a worker that starts, or None; and whether no more can come."""
+        # Whether it is dead comes first: what it sent before it died is then read in any case.
         dead: bool = self.processes[index].has_ended()
         channel = self.channels[index]
         message = channel.take(0)
@@ -387,11 +387,11 @@ class Supervisor:
     # ---- watching ----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Raises WorkerCrashError if one has ended, or cannot be spoken to."""
+        """Raises WorkerCrashError if a worker has ended, or its channel is broken."""
         poll = select.poll()
         pidfds = [process.sentinel for process in self.processes]
         for pidfd in pidfds:
-            if pidfd >= 0:  # else it is being replaced
+            if pidfd >= 0:  # else the worker is being replaced
                 poll.register(pidfd, select.POLLIN)
         ended = poll.poll(0)
         if not ended and all(channel.broken is None for channel in self.channels):
@@ -406,11 +406,11 @@ class Supervisor:
             raise self._crash(indices)
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
-        """Waits for something to read from one of these workers, or for its end."""
+        """Waits until one of these workers has sent something or has ended."""
         poll = select.poll()
         for index in indices:
             sentinel, channel = self.processes[index].sentinel, self.channels[index]
-            if sentinel < 0:  # ended, by a signal's handler or another thread
+            if sentinel < 0:  # it was ended by a signal's handler or another thread
                 return
             if channel.broken is None:
                 poll.register(channel, select.POLLIN | (select.POLLOUT if channel.unsent else 0))
@@ -436,22 +436,22 @@ class Supervisor:
         return crash(found, self.doing)
 
     def last_words(self, index: int) -> str:
-        """The last lines that a worker has written to stderr so far."""
+        """The last lines that a worker has written to stderr."""
         return self._stderrs[index].text()
 
     def stack(self, index: int) -> str:
-        """Where in Python a worker is, read without its help."""
+        """The Python stack of a worker; see ``stack_of``."""
         return stack_of(self.processes[index].pid)
 
     def hung(self, hanging: Sequence[Busy]) -> None:
-        """Says where workers are that take long for what they were asked."""
+        """Logs where workers are that take long to answer."""
         self._hangs.tell(hanging, self.doing, self._where)
 
     def _where(self, index: int) -> str:
         return told_stack(self.stack(index)) + told_last_words({None: self.last_words(index)})
 
     def interrupt(self, index: int) -> None:
-        """Has it raise EnvTimeoutError in an env that takes too long, if it heeds signals."""
+        """Raises EnvTimeoutError in a worker's env that takes too long, if signals reach it."""
         self.processes[index].send_signal(signal.SIGUSR1)
 
     # ---- ending ------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ class Supervisor:
         self._end([index])
 
     def _end(self, indices: Sequence[int]) -> None:
-        """Terminates processes, and kills those that do not obey, with what they have started."""
+        """Terminates processes and what they have started; kills those that do not obey."""
         for index in indices:
             self._up[index] = False
             self.processes[index].send_signal(signal.SIGTERM)
@@ -477,7 +477,7 @@ class Supervisor:
             self._release(index)
 
     def _end_families(self, indices: Iterable[int]) -> None:
-        """Ends what was started by processes that have ended, and did not say that they would."""
+        """Ends what was started by processes that have ended without doing so themselves."""
         marks = {index: self._marks[index] for index in indices if self._marks[index]}
         if marks:
             end_families(list(marks.values()), _ORPHANS_PATIENCE_S)
@@ -488,13 +488,13 @@ class Supervisor:
     def _release(self, index: int) -> None:
         """Closes what belongs to a process that has ended."""
         self.channels[index].close()
-        for stderr in self._stderrs[index : index + 1]:  # there is none if there was no room
+        for stderr in self._stderrs[index : index + 1]:  # none if its pipe failed
             stderr.close()
         self.processes[index].release()
 
     def dismiss(self) -> None:
-        """Tells workers that wait for the segment that there will be none."""
-        # Not those that are just being started: other messages come first for them.
+        """Lets workers that wait for the segment know that there will be none."""
+        # Workers that are just being started are left out: they expect other messages first.
         if self.changing.acquire(blocking=False):
             try:
                 for index, channel in enumerate(self.channels):
@@ -509,20 +509,20 @@ class Supervisor:
         """Ends all processes, which were asked to close before.
 
         Args:
-            timeout: Seconds they get to close their envs; None: as long as it takes. After that
-                they are terminated, and killed if they do not obey.
-            remind: Called every 50 ms; asks them again.
+            timeout: Seconds for them to close their envs; None: no limit. After that they are
+                terminated, and killed if they do not obey.
+            remind: Asks them to close once more; called every 50 ms.
 
         Returns:
             What closing the envs has raised.
         """
-        # A fork of the parent must not end the parent's workers; nor two threads each of them.
+        # A fork of the parent must not end its workers, nor may two threads do so at once.
         if self._owner != os.getpid() or self.ended or not self._ending.acquire(blocking=False):
             return []
         changing = False
         try:
             self.stopped = True
-            # Who is starting others sees that it is in vain.
+            # A thread that is replacing workers sees `stopped`, and gives up.
             changing = self.changing.acquire(timeout=_CHANGING_S)
             return self._stop(timeout, remind)
         finally:
@@ -535,7 +535,7 @@ class Supervisor:
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
-        if self._begun in waiting:  # and would be by who is interrupted here
+        if self._begun in waiting:  # not dismissed: its start is interrupted
             waiting.remove(self._begun)
         closing = Watch(self._hangs, "has been closing its envs")
         try:
@@ -554,7 +554,7 @@ class Supervisor:
                         waiting.remove(index)
                         if farewell is None:
                             continue
-                        self._marks[index] = 0  # it has ended its family itself
+                        self._marks[index] = 0  # it has ended the processes that it started
                         with contextlib.suppress(Exception):
                             failures += self.unpack(farewell)
                 closing.look(waiting, self._where)
@@ -576,12 +576,12 @@ class Supervisor:
         self.kept.clear()
 
     def disown(self) -> None:
-        """Lets go of them: this process is a fork of the one whose they are."""
+        """Gives up the workers, in a process that is a fork of their owner."""
         self.stopped = self.ended = True
         for channel in self.channels:
             channel.close()
         self._close_descriptors()
-        # Or multiprocessing would terminate daemonic ones when this process ends.
+        # Else multiprocessing would terminate daemonic ones when this process ends.
         mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]
         for process in self.processes:
             process.close_here()
@@ -593,7 +593,7 @@ def packed_reset(
     seeds: Sequence[int | None] | None,
     options: Sequence[Any] | None,
 ) -> dict[int, Any]:
-    """The message to each worker of envs that are reset with arguments."""
+    """Messages, by worker, that reset envs with arguments."""
     rows = {env: row for row, env in enumerate(envs)}
     packed = {}
     for index, owned in enumerate(workers.ranges):
@@ -615,14 +615,14 @@ def packed_command(
     payload: Any,
     is_out: Callable[[int], bool],
 ) -> dict[int, Any]:
-    """The message to each worker of envs with which something is done.
+    """Messages, by worker, that carry out a command on envs.
 
     Args:
-        workers: All of them.
-        envs: Which.
+        workers: All workers of the vector env.
+        envs: The envs that the command is for.
         name: "call" or "set_attr".
         payload: See ``Exchange.command``.
-        is_out: Whether an env was asked, and its answer was not taken.
+        is_out: Whether an env is in flight.
     """
     named = set(envs)
     packed = {}
@@ -642,24 +642,24 @@ def packed_command(
 
 
 class Unreadable(Exception):
-    """It is not what a worker sends."""
+    """A message is not what a worker sends."""
 
 
 def read_late(workers: Workers, index: int, content: Any) -> Late:
-    """Reads it; nothing of it lies in the worker's depot any more.
+    """Reads a late message, and copies what of it lies in the worker's depot.
 
     Args:
-        workers: One of which has sent it.
-        index: That worker.
-        content: What it has sent.
+        workers: All workers of the vector env.
+        index: The worker that sent the message.
+        content: The packed message.
 
     Returns:
-        Its messages, unpacked, failures, those of unpacking included, and results, which are still
-        to be opened.
+        Its messages, unpacked; its failures, with those of unpacking; and its results, which are
+        still to be opened.
 
     Raises:
-        Unreadable: It makes no sense.
-        OSError: This process has no room for it: it can be read again.
+        Unreadable: The message makes no sense.
+        OSError: This process has no room for it; the caller may retry.
         MemoryError: Likewise.
     """
     late, error = _tried(partial(workers.unpack, content))
@@ -673,16 +673,16 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
     messages, failures = [], list(late.failures)
     for kind, env, packed in late.messages:
         message, error = _tried(partial(workers.unpack, packed))
-        if error is not None:  # in a class of the user's
+        if error is not None:  # raised by a class of the user's
             failures.append(Failure.of(error, env, index, "info"))
             continue
-        # Without a process it is the env's own.
+        # Without a process the message is the env's own object.
         messages.append((kind, env, message if workers.inline is None else deepcopy(message)))
     return Late(messages, failures, results)
 
 
 def _tried(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What is read, or why it cannot be; what a signal's handler raises is raised."""
+    """The result, or the exception raised; an exception of a signal's handler passes through."""
     try:
         return read(), None
     except Exception as error:

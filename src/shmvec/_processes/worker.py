@@ -1,4 +1,4 @@
-"""A worker process: builds its envs, serves the parent, answers commands, goes with the parent."""
+"""A worker process: builds its envs, serves the parent, and ends with the parent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["Orphaned", "Parent", "Task", "run_forked", "run_worker", "take_envir
 
 _SLICE_MS = 50
 _WATCHDOG_MS = 5_000  # more than the watchdog takes
-_PATIENCE_S = 1.0  # what processes that envs have left behind get to obey SIGTERM
+_PATIENCE_S = 1.0  # for processes that envs have left behind to obey SIGTERM
 
 
 class Orphaned(BaseException):
@@ -48,22 +48,21 @@ class Orphaned(BaseException):
 
 @dataclass
 class Task:
-    """What a worker is to do, and how.
+    """A worker's instructions.
 
     Attributes:
         index: The worker's index.
         envs: Indices of its envs.
-        env_fns: Make its envs; cloudpickled unless they were inherited by a fork.
-        init: Called first, with the worker's index; cloudpickled likewise. None: nothing is.
-        registry: The parent's registry of envs, packed; None: it was inherited.
-        environ: Environment variables that the process has not, or has otherwise; None: it is to
-            have none of that name.
-        threads: Threads that libraries may start in its process; 0: as many as they like.
+        env_fns: The functions that make its envs; cloudpickled unless inherited by a fork.
+        init: A function called first with the worker's index, cloudpickled likewise; or None.
+        registry: The parent's registry of envs, packed; None: inherited by a fork.
+        environ: Changes to the process's environment variables; None removes a variable.
+        threads: Threads that libraries may start in its process; 0: no limit.
         pinned: Whether the process stays on one core.
         seeds: For ``seed_generators``.
         forked: Whether its process is a fork.
-        mark: By which what it starts is known.
-        first: Whether it is to say what it imports, for those that are forked after it.
+        mark: Identifies the processes that it starts.
+        first: Whether it reports what it imports, for workers that are forked after it.
     """
 
     index: int
@@ -81,7 +80,7 @@ class Task:
 
 
 class Parent:
-    """The parent as a worker sees it: whether it lives, and messages from and to it."""
+    """The parent as a worker sees it: whether it lives, and the messages from and to it."""
 
     # Bound here: an env may patch the modules.
     pack = staticmethod(pickle_value)
@@ -93,8 +92,8 @@ class Parent:
         self._channel = channel
         self.depot: Depot | None = None
         try:
-            # Of this very process, under every start method: the parent of a worker that a fork
-            # server started is the server.
+            # The vector env's process, under every start method; getppid() could name the fork
+            # server.
             self._descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             raise Orphaned from None
@@ -102,7 +101,7 @@ class Parent:
         self._poll.register(self._descriptor, select.POLLIN)
 
     def watch(self, mark: int) -> None:
-        """From now on this process, and what is known by the mark, ends with the parent."""
+        """Has this process, and what the mark identifies, end with the parent."""
         start_watchdog(self._descriptor, mark)
 
     def close(self) -> None:
@@ -110,25 +109,29 @@ class Parent:
         self._channel.close()
 
     def alive(self) -> bool:
-        """Whether it lives."""
+        """Whether the parent lives."""
         return not self._poll.poll(0)
 
     def end_with_it(self) -> None:
-        """If it is gone, waits for the watchdog, which ends this process and its family.
+        """If the parent is gone, waits for the watchdog, which ends this process and its family.
 
-        What this process did for its end meanwhile would be broken off in the middle.
+        Anything done here meanwhile would be interrupted in the middle.
         """
         if not self.alive():
             select.poll().poll(_WATCHDOG_MS)
 
     def packer(self, lent: bool) -> Callable[[Any], Parcel]:
-        """What packs the results of a request; whether the depot is lent to it."""
+        """A function that packs the results of a request.
+
+        Args:
+            lent: Whether the parent has lent the depot for them.
+        """
         assert self.depot is not None
         self.depot.lend(lent)
         return self.depot.pack
 
     def receive(self, sequence: int) -> tuple[bytes, list[int]]:
-        """Waits for the message of a request, and the descriptors that come with it."""
+        """Waits for the message of a request and the descriptors that come with it."""
         while True:
             message = self._channel.take(sequence)
             if message is not None:
@@ -153,7 +156,7 @@ class Parent:
                 raise Orphaned
 
     def doze_on(self, alarm: int) -> Callable[[], None]:
-        """A function that sleeps until there is something on ``alarm``, or the parent is gone."""
+        """A function that sleeps until ``alarm`` is readable or the parent is gone."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         poll.register(alarm, select.POLLIN)
@@ -174,7 +177,7 @@ def run_forked(task: Task, descriptor: int, parent_pid: int) -> None:
 
 
 def run_worker(task: Task, parent: Parent) -> None:
-    """The main function of a worker process. It ends without a word if its parent is gone."""
+    """The main function of a worker process; it ends silently if its parent is gone."""
     with contextlib.suppress(Orphaned):
         _run(task, parent)
 
@@ -182,12 +185,12 @@ def run_worker(task: Task, parent: Parent) -> None:
 def _run(task: Task, parent: Parent) -> None:
     lead_family(task.mark)
     parent.watch(task.mark)
-    # A group of its own: Ctrl-C, Ctrl-Z and the like are for the parent, which decides what becomes
-    # of it and of what its envs start.
+    # A group of its own: Ctrl-C, Ctrl-Z and the like are for the parent, which decides what
+    # happens to a worker and to what its envs start.
     os.setpgid(0, 0)
-    # A handler, not SIG_IGN: what an env executes must not inherit deafness.
+    # A handler, not SIG_IGN, which programs that an env executes would inherit.
     signal.signal(signal.SIGINT, lambda number, frame: None)
-    # The program's own handler (it saves its work, say) is not for workers that have inherited it.
+    # A handler of the program (it saves its work, say) must not run in workers.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # In a group of its own it is in the background: an env that sets the terminal would be stopped.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -252,7 +255,7 @@ def _built(
     limit: Callable[[], None],
     imports: Imports | None,
 ) -> Report | Failure:
-    """Builds the envs, and says what the first one has imported."""
+    """Builds the envs, and reports what the first one has imported."""
 
     def first_built() -> None:
         if imports is not None:
@@ -270,10 +273,10 @@ def _built(
         if isinstance(env_fns, bytes):
             with kept_registry():
                 env_fns = loads_in_main(env_fns)
-        # Now: modules of the user's, which were imported, seed them, too.
+        # Only now: modules of the user's seed them on import, too.
         seed_generators(task.seeds)
         report = host.build(env_fns, first_built)
-        limit()  # again: what building the envs has loaded
+        limit()  # once more, for libraries that the envs have loaded
         return report
     except BaseException as error:
         return Failure.of(error, host.first_env, host.index, doing)
