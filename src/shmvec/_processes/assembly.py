@@ -1,4 +1,4 @@
-"""Workers that have built their envs become a whole: spaces agreed, memory made, rings attached."""
+"""Assembles a vector env from workers: agrees on spaces, makes the segment, attaches the rings."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ __all__ = ["Agreement", "Assembly", "agree", "agreed_spaces", "assemble", "worke
 
 _INFO_BYTES_PER_ENV = 4096
 _INFO_BYTES_LEAST = 65536
-_MESSAGE_RING_MOST = 1 << 28  # what is larger goes over the channel
-# Observations of all envs that are worth a block of memory each, and how much of it there may be.
+_MESSAGE_RING_MOST = 1 << 28  # larger messages go over the channel
+# From how many bytes on the observations of a batch get blocks of memory, and limits to those.
 _BLOCK_BYTES_LEAST = 1 << 16
 _BLOCKS_BYTES_MOST = 1 << 26
 _BLOCKS_MOST = 4
@@ -47,14 +47,14 @@ _BLOCKS_MOST = 4
 
 @dataclass
 class Agreement:
-    """What the envs have in common.
+    """The spaces and the memory layout that all envs share.
 
     Attributes:
         spaces: Observation space of one env, of the batch; action space of one env, of the batch.
-        metadata: The first env's.
-        render_mode: The first env's.
-        layout: What lies in shared memory.
-        leasing: Whether batches are handed out as views.
+        metadata: The first env's metadata.
+        render_mode: The first env's render mode.
+        layout: The layout of the slabs.
+        leasing: Whether batches are returned as borrowed views.
     """
 
     spaces: tuple[gym.Space[Any], gym.Space[Any], gym.Space[Any], gym.Space[Any]]
@@ -66,7 +66,7 @@ class Agreement:
 
 @dataclass
 class Assembly:
-    """What an exchange speaks to its workers through."""
+    """The objects through which an exchange reaches its workers."""
 
     links: Links
     frames: Frames
@@ -74,7 +74,7 @@ class Assembly:
 
 
 def workers_for(env_fns: Sequence[EnvFn], settings: Settings, name: str) -> Workers:
-    """Who steps the envs: worker processes of that name, not started yet, or this process."""
+    """The workers that step the envs: processes, not started yet, or this process."""
     if settings.num_workers == 0:
         return InlineWorker(env_fns)
     ranges = split_evenly(len(env_fns), settings.num_workers, settings.pin_workers)
@@ -82,10 +82,10 @@ def workers_for(env_fns: Sequence[EnvFn], settings: Settings, name: str) -> Work
 
 
 def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> Agreement:
-    """Takes the workers' reports, and makes of them what holds for all.
+    """Waits for the workers' reports, and derives from them what holds for all.
 
     Raises:
-        Exception: What an env_fn has raised; spaces do not fit together.
+        Exception: An env_fn has raised it; or the spaces do not fit together.
     """
     reports = workers.reports()
     raise_failures([report for report in reports if isinstance(report, Failure)])
@@ -101,7 +101,7 @@ def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> 
         settings.autoreset.in_step,
     )
     leasing = num_buffers > 0 and not (settings.copy or layout.observation_messages)
-    # Where faults are dealt with, an env whose results are lost gets its last ones again.
+    # Where faults are handled, an env whose results are lost returns its previous ones.
     num_frames = (num_buffers if leasing else 1) + int(not settings.faults.raises)
     layout = replace(layout, num_frames=num_frames)
     if settings.copy and not layout.observation_messages:
@@ -110,7 +110,7 @@ def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> 
 
 
 def _num_blocks(nbytes: int) -> int:
-    """How many blocks of so many bytes: one is being written while the last one is looked at."""
+    """The number of blocks of so many bytes: one is written while the last one is in use."""
     if nbytes < _BLOCK_BYTES_LEAST:
         return 0
     affordable = min(_BLOCKS_MOST, _BLOCKS_BYTES_MOST // nbytes)
@@ -125,7 +125,7 @@ def assemble(
     may_step_over: bool,
     in_ranges: bool,
 ) -> Assembly:
-    """Makes the segment, hands it to the workers, and takes the parent's ends of all.
+    """Makes the segment, has the workers attach, and makes the parent's side.
 
     Raises:
         OSError: There is not enough shared memory.
@@ -137,7 +137,7 @@ def assemble(
     except OSError:
         if agreement.layout.num_blocks == 0:
             raise
-        # Which can be done without.
+        # Blocks are optional.
         agreement.layout = replace(agreement.layout, num_blocks=0)
         sizes, descriptor, memory = _reserve(workers, settings, agreement.layout)
     layout = agreement.layout
@@ -172,7 +172,7 @@ def assemble(
 def _reserve(
     workers: Workers, settings: Settings, layout: Layout
 ) -> tuple[tuple[int, int, int, int, int, int], int, MappedMemory]:
-    """Memory for a segment: its sizes, its descriptor, and where this process sees it."""
+    """Reserves a segment; returns its sizes, its descriptor and its mapping."""
     most_envs = max(len(envs) for envs in workers.ranges)
     info_bytes = most_envs * (_INFO_BYTES_PER_ENV + 2 * layout.observation_message_bytes)
     action_bytes = most_envs * 2 * layout.action_message_bytes
@@ -206,9 +206,9 @@ def agreed_spaces(
     """The spaces of observations and actions, of one env and of the batch.
 
     Args:
-        name: Of the vector env's class, for messages.
+        name: The name of the vector env's class, for messages.
         ranges: The envs of each worker.
-        reports: What each worker says of its envs.
+        reports: Each worker's report of its envs.
         mode: The ``observation_mode``.
         shared_memory: Whether observations are to lie in shared memory.
 
@@ -217,7 +217,7 @@ def agreed_spaces(
 
     Raises:
         RuntimeError: Spaces of the envs differ.
-        ValueError: The observation space cannot be shared memory.
+        ValueError: The observation space cannot lie in shared memory.
     """
     first = reports[0]
     observation_spaces: list[Any] = []

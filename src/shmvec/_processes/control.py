@@ -1,4 +1,4 @@
-"""The messages of the control channels: reports, commands, and what comes late with an answer."""
+"""The messages of the control channels: reports, attachments, and late parts of answers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from shmvec.faults import Failure
 __all__ = ["Attachment", "Imported", "Late", "Report", "Resets"]
 
 
-# Seed and options for the first reset of each env of a worker; None: as the core asks.
+# Seed and options for the first reset of each env of a worker; None: as the request says.
 Resets = Sequence[tuple[int | None, Any] | None]
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What the first worker says once its first env is built, before its report.
+    """The imports of the first worker, sent once its first env is built, before its report.
 
     Attributes:
-        modules: Names of those that it has imported, and others may find imported.
+        modules: Names of the modules that it has imported and others may inherit.
     """
 
     modules: list[str]
@@ -30,13 +30,13 @@ class Imported:
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker says of its envs once they are built.
+    """A worker's description of its envs once they are built.
 
     Attributes:
-        observation_space: That of its first env.
-        action_space: That of its first env.
-        metadata: That of its first env.
-        render_mode: That of its first env.
+        observation_space: Its first env's observation space.
+        action_space: Its first env's action space.
+        metadata: Its first env's metadata.
+        render_mode: Its first env's render mode.
         unequal: Envs whose spaces differ from its first env's: (env, which space, space).
     """
 
@@ -49,19 +49,19 @@ class Report:
 
 @dataclass(frozen=True)
 class Attachment:
-    """What a worker needs to attach to the segment.
+    """Everything a worker needs to attach to the segment.
 
-    Descriptors come with it: of the segment, of what wakes the worker when it dozes, of its depot,
-    and of all memory that is kept.
+    Descriptors come with it: of the segment, of the alarm that wakes the worker when it dozes, of
+    its depot, and of all memory that is kept.
 
     Attributes:
-        layout: What lies in the slabs.
+        layout: The layout of the slabs.
         nbytes: Size of the segment.
-        autoreset: Who resets an env whose episode has ended, and when.
+        autoreset: How envs whose episodes have ended are reset.
         limits: Seconds that a step and a reset of one env may take.
-        mends: Whether an env that has raised is reset, and not given up.
-        resets: Of a worker that takes another one's place: for each env's next reset that has none.
-        kept: Name and size of memory that was handed out later: for rollouts, for a trace.
+        mends: Whether an env that has raised is reset and not given up.
+        resets: In a replacement: arguments for each env's next reset that has none.
+        kept: Name and size of memory that was shared later: for rollouts, for a trace.
     """
 
     layout: Layout
@@ -75,12 +75,12 @@ class Attachment:
 
 @dataclass(frozen=True)
 class Late:
-    """What did not fit the rings.
+    """The parts of an answer that did not fit the rings.
 
     Attributes:
         messages: (kind, env, packed message): infos and observations.
         failures: Exceptions in envs.
-        results: Of a command: one parcel an env, None where it failed.
+        results: The results of a command: one parcel an env, None where it failed.
     """
 
     messages: list[tuple[int, int, Any]]

@@ -1,12 +1,12 @@
-"""What a worker prints: whole lines, each once; and the last of them, whatever the worker died of.
+"""Output of workers: whole lines, each once; and the last lines of a worker that has died.
 
-Processes that write to the same pipe, file or terminal at the same time do not get into each
-other's lines if each writes a line at once. Python's own streams write a line at once to a terminal
-only, C's as well; ``take_output`` makes all of them do it.
+Processes that write to the same pipe, file or terminal at the same time do not mix their lines if
+each writes a whole line at once. Streams of Python and C do so on a terminal only; ``take_output``
+makes them do so everywhere.
 
-A worker's stderr is a pipe to the parent. It is not a file in memory, which never blocks a writer:
-``echo > /dev/stderr`` empties a file, nobody can wait for what comes, and nothing limits it. It is
-read in the parent, which does not die with the worker: what is in the pipe then is still read.
+A worker's stderr is a pipe to the parent. A file in memory would never block a writer, but ``echo >
+/dev/stderr`` empties it, its reader cannot wait for more, and its size has no limit. The parent
+reads the pipe and does not die with the worker, so what a dead worker has written is still read.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from shmvec._processes.stacks import OURS, is_wanted
 __all__ = ["WorkerStderr", "copy_stderr", "excerpt", "finish_output", "take_output"]
 
 
-_LONGEST_LINE = 1 << 20  # that is kept until it is whole
+_LONGEST_LINE = 1 << 20  # that is held until it is complete
 
 
 def take_output(forked: bool, descriptors: Sequence[int]) -> None:
-    """Orders the output of this process.
+    """Makes this worker write whole lines, and puts its stderr into the pipe to the parent.
 
     Args:
-        forked: Whether it is a fork, in which what the parent had not yet written lies as well.
-        descriptors: What takes the place of stderr.
+        forked: Whether this process is a fork, with a copy of the parent's unwritten output.
+        descriptors: The pipe that takes the place of stderr, if any.
     """
     with _discarding(1) if forked else contextlib.nullcontext():
         buffer_c_lines()
@@ -53,12 +53,12 @@ def take_output(forked: bool, descriptors: Sequence[int]) -> None:
         _redirect(descriptor)
     if is_wanted():
         with contextlib.suppress(OSError, ValueError):  # there is no stderr
-            # A crash in C says where in Python it was; not by 2, which envs silence.
+            # A crash in C then prints the Python stack; not to 2, which envs silence.
             faulthandler.enable([2, *descriptors][-1])
 
 
 def finish_output() -> None:
-    """Writes what is not a whole line yet."""
+    """Writes incomplete lines."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -66,17 +66,17 @@ def finish_output() -> None:
 
 
 def _order(stream: Any, forked: bool) -> Any:
-    """Has a stream write line by line; None: this is none that does so here."""
+    """Makes a stream write line by line; returns None if it cannot."""
     if not isinstance(stream, io.TextIOWrapper):
-        # A buffer in memory, or what sends the text somewhere by the parent's threads (IPython). A
-        # class of the user's own does as it likes, on streams that were ordered.
+        # A buffer in memory, or a stream that needs the parent's threads (IPython): None. A class
+        # of the user's own stays: the streams below it write line by line.
         return None if stream is None or isinstance(stream, io.TextIOBase) else stream
     try:
         number = stream.fileno()
         with _discarding(number) if forked else contextlib.nullcontext():
-            io.TextIOWrapper.flush(stream)  # whatever the program has put in place of flush()
+            io.TextIOWrapper.flush(stream)  # the program may have replaced stream.flush()
             stream.reconfigure(line_buffering=True, write_through=False)
-    except (OSError, ValueError):  # it is closed, or in memory (pytest)
+    except (OSError, ValueError):  # the stream is closed, or in memory (pytest)
         return None
     with contextlib.suppress(AttributeError):
         stream._CHUNK_SIZE = _LONGEST_LINE  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ def _order(stream: Any, forked: bool) -> Any:
 
 
 def _anew(stream: Any, number: int) -> Any:
-    """A stream of a descriptor in place of one that leads nowhere; that itself if there is none."""
+    """A new stream for a descriptor; the old stream if the descriptor is closed."""
     try:
         os.fstat(number)
     except OSError:
@@ -98,10 +98,10 @@ def _anew(stream: Any, number: int) -> Any:
 
 @contextlib.contextmanager
 def _discarding(number: int) -> Iterator[None]:
-    """What is written to a descriptor meanwhile goes nowhere."""
+    """A context in which everything written to a descriptor is discarded."""
     try:
         kept = os.dup(number)
-    except OSError:  # it is closed
+    except OSError:  # the descriptor is closed
         yield
         return
     inheritable = os.get_inheritable(number)
@@ -116,34 +116,36 @@ def _discarding(number: int) -> Iterator[None]:
 
 
 def _redirect(descriptor: int) -> None:
-    """Puts what a descriptor leads to in the place of stderr."""
+    """Makes stderr a copy of a descriptor."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        # Where pytest captures, sys.stderr has a descriptor of its own for what 2 means.
+        # Under pytest's capture, sys.stderr has a descriptor of its own for the same file as 2.
         number = sys.stderr.fileno()
         if number > 2 and os.path.sameopenfile(number, 2):
             os.dup2(descriptor, number, inheritable=False)
     os.dup2(descriptor, 2)
 
 
-_PIPE_BYTES = 1 << 18  # that a worker may write before it waits for this process
+_PIPE_BYTES = 1 << 18  # that a worker may write before it must wait for the parent
 _LAST_BYTES = 1 << 16  # that are remembered
-_HOLD_S = 0.05  # that a piece of a line waits for the rest
-_PATIENCE_S = 1.0  # with a stderr that takes nothing
+_HOLD_S = 0.05  # for a piece of a line to wait for the rest
+_PATIENCE_S = 1.0  # to wait for a stderr that takes nothing
 _PAUSE_S = 0.001
 _MOST_LINES = 20
 _MOST_BYTES = 4096
 _LONGEST_SHOWN = 200
 _FATAL = "Fatal Python error"
-_UNENDED = re.compile(rf"(?<=[^\n]){_FATAL}: ")  # a line that it was written behind
+_UNENDED = re.compile(rf"(?<=[^\n]){_FATAL}: ")  # behind an unfinished line
 _HEADS = ("Current thread 0x", "Stack (")  # not Python 3.14's "Current thread's C stack trace"
 
 
 class WorkerStderr:
-    """The stderr of one worker: a pipe, whose end is remembered and passed on to this process's.
+    """The stderr of one worker: a pipe that is copied to this process's stderr.
+
+    The last bytes are kept, for messages.
 
     Attributes:
-        reader: The end of the pipe that is read; -1: all who could write to it are gone.
-        held: What is not passed on yet.
+        reader: The read end of the pipe; -1: closed, as it has no writer any more.
+        held: Bytes that are not copied yet.
     """
 
     reader = _writer = -1
@@ -152,11 +154,11 @@ class WorkerStderr:
         """Sends the worker its end of the pipe."""
         self.reader, self._writer = os.pipe()
         os.set_blocking(self.reader, False)
-        with contextlib.suppress(OSError):  # this user's pipes have much memory already
+        with contextlib.suppress(OSError):  # this user's pipes use too much memory already
             fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.held = bytearray()
         self._last = b""
-        self._moved_at = 0.0  # when it was last passed on, or began to be held
+        self._moved_at = 0.0  # when bytes were last copied, or began to be held
         try:
             channel.put(0, b"", [self._writer])
         finally:
@@ -166,22 +168,22 @@ class WorkerStderr:
             _copier.pipes.append(self)
 
     def text(self) -> str:
-        """The last lines so far; empty if there are none."""
+        """The last lines so far; empty without any."""
         with _copier.lock:
             self.read()
             _copier.wake()
         return excerpt(self._last)
 
     def close(self) -> None:
-        """Waits until what the worker, which has ended, has written is on stderr, if that takes it.
+        """Waits until all output of the ended worker is on stderr, if that takes it.
 
-        What it has started may go on writing.
+        Processes that the worker has started may go on writing.
         """
         _copier.finish(self)
 
     def read(self) -> None:
-        """Takes what is in the pipe now."""
-        for _ in range(2):  # all that is there, and the pipe's end
+        """Reads what is in the pipe now."""
+        for _ in range(2):  # the content, then the end of the pipe
             if self.reader < 0:
                 return
             try:
@@ -197,11 +199,11 @@ class WorkerStderr:
             self._last = (self._last + written)[-_LAST_BYTES:]
 
     def ready(self) -> bytes:
-        """What may be passed on: lines, and a piece of one that has waited."""
+        """Bytes to copy now: lines, and a piece of a line that has waited long enough."""
         end = (
             self.held.rfind(b"\n", 0, select.PIPE_BUF) + 1  # a pipe takes so much in one piece
             or self.held.find(b"\n") + 1
-            or self.held.rfind(b"\r") + 1  # a bar that shows progress
+            or self.held.rfind(b"\r") + 1  # a progress bar
         )
         waited = time.monotonic() - self._moved_at >= _HOLD_S
         if not end and (waited or self.reader < 0 or len(self.held) >= _PIPE_BYTES):
@@ -209,12 +211,12 @@ class WorkerStderr:
         return bytes(self.held[:end])
 
     def passed(self, count: int) -> None:
-        """Notes that so many bytes were passed on."""
+        """Removes so many bytes, which were copied."""
         del self.held[:count]
         self._moved_at = time.monotonic()
 
     def drop(self) -> None:
-        """Closes what is open of the pipe."""
+        """Closes both ends of the pipe."""
         if self._writer >= 0:
             os.close(self._writer)
         if self.reader >= 0:
@@ -225,31 +227,31 @@ class WorkerStderr:
 
 
 class _Copier:
-    """A thread that copies what comes out of pipes to this process's stderr.
+    """A thread that copies the workers' pipes to this process's stderr.
 
-    It runs while there are pipes, and not during a fork: what forks is then a process without a
-    thread of ours. It blocks all signals. A stderr that takes nothing makes it wait, without the
-    lock: so others read from the pipes themselves, and wait for it only with a deadline.
+    The thread runs while there are pipes, but not during a fork, and blocks all signals. If stderr
+    takes nothing, it waits without the lock: so other threads can read the pipes themselves, and
+    wait for this one only with a deadline.
 
     Attributes:
-        pipes: Those that someone may still write to, or of which something is held.
-        lock: Held by who uses the pipes. Nobody blocks who holds it.
+        pipes: Pipes that still have a writer, or bytes that are not copied yet.
+        lock: Guards the pipes. No thread blocks while it holds the lock.
     """
 
     def __init__(self) -> None:
-        """There is no thread yet."""
+        """Prepares for forks; ``start`` starts the thread."""
         self._reset()
         os.register_at_fork(
             before=self._pause, after_in_parent=self._resume, after_in_child=self._forget
         )
 
     def _reset(self) -> None:
-        self.lock = threading.RLock()  # again: a signal's handler may close the vector env
+        self.lock = threading.RLock()  # reentrant: a signal's handler may close the vector env
         self.pipes: list[WorkerStderr] = []
         self._copied = 0  # bytes
         self._patience_s = _PATIENCE_S
         self._thread: threading.Thread | None = None  # the last one
-        self._alarm = -1  # an eventfd that wakes it; -1: it has ended
+        self._alarm = -1  # an eventfd that wakes the thread; -1: the thread has ended
         self._paused = False
 
     def start(self) -> None:
@@ -263,7 +265,7 @@ class _Copier:
             self._thread = threading.Thread(target=self._copy, name="shmvec stderr", daemon=True)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
-                self._thread.start()  # it inherits the mask
+                self._thread.start()  # the thread inherits the mask
             except BaseException:
                 self._close_alarm()
                 raise
@@ -271,29 +273,29 @@ class _Copier:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def wake(self) -> None:
-        """Has the thread look at everything."""
+        """Wakes the thread to look at all pipes."""
         if self._alarm >= 0:
             os.eventfd_write(self._alarm, 1)
 
     def finish(self, pipe: WorkerStderr) -> None:
-        """Takes what is in a pipe, and waits until it is passed on, while stderr takes anything."""
+        """Reads a pipe, and waits until its content is copied, while stderr takes anything."""
         with self.lock:
             pipe.read()
             self._tidy()
             self.start()
         copied, deadline = self._copied, time.monotonic() + self._patience_s
-        # The thread, too, may run the __del__ of a vector env.
+        # The thread itself may run the __del__ of a vector env.
         while self._is_busy_with(pipe) and threading.current_thread() is not self._thread:
             if self._copied != copied:
                 copied, deadline = self._copied, time.monotonic() + self._patience_s
             elif time.monotonic() > deadline:
-                self._patience_s = 0.0  # all write to the same stderr
+                self._patience_s = 0.0  # the next pipes share this stderr
                 return
             time.sleep(_PAUSE_S)
         self._patience_s = _PATIENCE_S
 
     def _is_busy_with(self, pipe: WorkerStderr) -> bool:
-        """Whether some of it is held; after the last one the thread ends."""
+        """Whether bytes of it are held; or, after the last pipe, whether the thread still runs."""
         return bool(pipe.held) or (not self.pipes and self._alarm >= 0)
 
     def _tidy(self) -> None:
@@ -336,11 +338,11 @@ class _Copier:
             with self.lock:
                 pipe.passed(count)
                 self._copied += count
-                if count < len(text):  # the rest of the line is the first to be written
+                if count < len(text):  # the rest of this line goes first
                     self.pipes.sort(key=lambda each: each is not pipe)
 
     def _write(self, text: bytes) -> int:
-        """Writes to stderr until a fork is about to come; returns how many bytes are done with."""
+        """Writes to stderr until a fork is announced; returns how many bytes are done with."""
         done = 0
         poll = select.poll()
         poll.register(2, select.POLLOUT)
@@ -351,23 +353,23 @@ class _Copier:
                 os.eventfd_read(self._alarm)
             if 2 in ready:
                 try:
-                    # A pipe with room at all has room for so much: this does not block.
+                    # A writable pipe has room for so much: this does not block.
                     done += os.write(2, text[done : done + select.PIPE_BUF])
-                except BlockingIOError:  # somebody has made it so, and writes to it, too
+                except BlockingIOError:  # stderr was made non-blocking, and others write to it
                     continue
-                except OSError:  # nobody reads it any more, or the disk is full
+                except OSError:  # stderr has no reader any more, or the disk is full
                     return len(text)
         return done
 
     def _pause(self) -> None:
-        """Before a fork: ends the thread, if it can."""
+        """Ends the thread before a fork, if possible."""
         with self.lock:
             thread, self._paused = self._thread, self._paused or self._alarm >= 0
             self.wake()
         if thread is None or thread is threading.current_thread():
             return
         thread.join(_PATIENCE_S)
-        # The kernel counts it for a moment longer, and Python warns of forks by that count.
+        # The kernel counts the thread a moment longer, and Python warns of forks by that count.
         deadline = time.monotonic() + _PATIENCE_S
         while not thread.is_alive() and os.path.exists(f"/proc/self/task/{thread.native_id}"):
             if time.monotonic() > deadline:
@@ -375,12 +377,12 @@ class _Copier:
             os.sched_yield()
 
     def _resume(self) -> None:
-        """After a fork."""
+        """Restarts the thread after a fork."""
         if self._paused:
             self.start()
 
     def _forget(self) -> None:
-        """In a fork: the pipes are its parent's."""
+        """Closes the pipes in a fork: they are its parent's."""
         for each in self.pipes:
             each.drop()
         if self._alarm >= 0:
@@ -393,10 +395,10 @@ copy_stderr = _copier.start
 
 
 def excerpt(written: bytes) -> str:
-    """What of a worker's last output says why it has ended.
+    """The part of a worker's last output that explains why it has ended: its last lines.
 
-    The last lines; of faulthandler's words the first, where the crash is: no other threads, and not
-    how the worker has come to the env.
+    Of a report by faulthandler the first lines, with the crash: without other threads, and without
+    the frames below the env's.
     """
     whole = _UNENDED.sub("\n\\g<0>", written.decode(errors="replace").replace("\r", "\n"))
     lines = [
@@ -412,9 +414,9 @@ def excerpt(written: bytes) -> str:
 
 
 def _crash_of(words: list[str]) -> list[str]:
-    """What happened, and the stack of the thread in which it did, as far as it is the env's.
+    """The crash, and the env's part of the stack of the thread that crashed.
 
-    Of a thread that runs no Python there is none: then that of the one that steps envs.
+    A thread that runs no Python has no stack: then that of the thread that steps envs.
     """
     heads = [number for number, line in enumerate(words) if line.startswith(_HEADS)]
     ours = [number for number, line in enumerate(words) if OURS in line]

@@ -1,8 +1,8 @@
-"""Modules that workers need, imported once before they are forked.
+"""Imports the modules that workers need once, before the workers are forked.
 
-A module that is imported here is shared by all workers that are forked afterwards, its time and its
-memory; one that each of them imports costs each of them both. Only a run of an env function tells
-which modules it needs: so the first worker reports them, and what forks the others imports them.
+Workers that are forked after an import share its time and its memory; a module that each of them
+imports costs each of them both. Only a run of an env function shows which modules it needs: so the
+first worker reports them, and the process that forks the others imports them.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from shmvec._processes.libraries import fresh_openmp, loaded_openmp
 
 __all__ = ["Imports", "import_ahead", "import_here", "num_threads", "ready_to_fork"]
 
-# These warn of every fork after their import, or do not survive one.
+# After their import every fork causes a warning, or does not work.
 _NEVER_BEFORE_A_FORK = frozenset({"jax", "jaxlib", "tensorflow"})
 _NO_MODULES = frozenset({"__main__", "__mp_main__"})
 _IMPORTER = "<frozen importlib._bootstrap>"
 
-_content_of = vars(types.ModuleType)["__dict__"].__get__  # past what the module says about it
+_content_of = vars(types.ModuleType)["__dict__"].__get__  # bypasses the module's attributes
 
 
 class Imports:
     """Notes which modules this process imports, while it is entered."""
 
     def __init__(self) -> None:
-        """Notes what might change meanwhile."""
+        """Notes the state that imports might change."""
         self._begun: dict[str, None] = {}  # imports, in the order in which they began
         self._path = list(sys.path)
         self._threads = num_threads()
         self._sets_variables = False
 
     def __enter__(self) -> Imports:
-        """Begins to watch."""
+        """Begins to note imports."""
         self._putenv, self._unsetenv = os.putenv, os.unsetenv
         sys.meta_path.insert(0, self)
         # os.environ, too, calls these.
@@ -52,29 +52,29 @@ class Imports:
         return self
 
     def __exit__(self, *details: object) -> None:
-        """Ends that."""
+        """Ends that, and puts the hooks back."""
         sys.meta_path.remove(self)
         os.putenv, os.unsetenv = self._putenv, self._unsetenv
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Notes an import, as the first that is asked where the module is."""
+        """Notes an import, as the first finder that is asked for the module."""
         self._begun.setdefault(name)
 
     def _noting(self, change: Callable[..., None]) -> Callable[..., None]:
         begin = sys._getframe(2)
 
         def noted(*arguments: Any) -> None:
-            # What a module sets when it is imported, it sets wherever it is imported.
+            # A module that sets variables on import sets them in every process that imports it.
             self._sets_variables |= not _is_importing(begin)
             change(*arguments)
 
         return noted
 
     def modules(self) -> list[str]:
-        """The names of modules that may be imported before others are forked.
+        """The names of modules that may be imported before other workers are forked.
 
-        None may if environment variables or ``sys.path`` were changed, since imports depend on
-        these, or threads were started, which no fork survives.
+        There are none if environment variables or ``sys.path`` were changed, since imports depend
+        on these, or if threads were started, which no fork survives.
         """
         if self._sets_variables or sys.path != self._path or num_threads() > self._threads:
             return []
@@ -88,7 +88,7 @@ class Imports:
 
 
 def _is_importing(end: types.FrameType) -> bool:
-    """Whether the caller's caller runs within an import that was begun within a frame."""
+    """Whether the caller's caller runs within an import that began inside frame ``end``."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame is not end:
         if frame.f_code.co_filename == _IMPORTER:
@@ -98,20 +98,20 @@ def _is_importing(end: types.FrameType) -> bool:
 
 
 def _is_importable(name: str, module: Any) -> bool:
-    """Whether an import of that name makes that module, as far as it says."""
+    """Whether an import of that name makes that module, by its spec."""
     if name in _NO_MODULES or not issubclass(type(module), types.ModuleType):
         return False
     return getattr(_content_of(module).get("__spec__"), "name", None) == name
 
 
 def num_threads() -> int:
-    """The threads of this process, those of libraries included."""
+    """The number of threads of this process, those of libraries included."""
     return len(os.listdir("/proc/self/task"))
 
 
 @contextmanager
 def ready_to_fork(preload: Iterable[str] = ()) -> Iterator[None]:
-    """What is forked inside shares modules and classes with this process.
+    """A context in which forked workers share modules and classes with this process.
 
     Args:
         preload: Names of modules to import.
@@ -129,7 +129,7 @@ def ready_to_fork(preload: Iterable[str] = ()) -> Iterator[None]:
 
 
 def import_here(names: Iterable[str]) -> None:
-    """Imports modules in the program for workers that it will fork."""
+    """Imports modules in this process for workers that it will fork."""
     with _kept_generators():
         import_ahead(names)
     share_classes()
@@ -138,7 +138,7 @@ def import_here(names: Iterable[str]) -> None:
 
 @contextmanager
 def _kept_generators() -> Iterator[None]:
-    """What is drawn from the global generators inside is given back: modules may seed them."""
+    """Restores the global generators at the end: modules may seed them."""
     state, array_state = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield
@@ -150,12 +150,12 @@ def _kept_generators() -> Iterator[None]:
 def import_ahead(names: Iterable[str], quiet: bool = True) -> None:
     """Imports modules for processes that will be forked from this one.
 
-    A process that needs one of them imports it again, and reports what goes wrong: so a module that
-    cannot be imported leaves no trace here.
+    Errors are not reported here: a process that needs a module that cannot be imported imports it
+    itself, and reports the error.
 
     Args:
-        names: Of modules.
-        quiet: Whether warnings are dropped: a worker that has imported them has shown these.
+        names: The names of the modules.
+        quiet: Whether warnings are discarded: the first worker has shown them already.
     """
     for name in names:
         if name in sys.modules:
@@ -165,7 +165,7 @@ def import_ahead(names: Iterable[str], quiet: bool = True) -> None:
                 importlib.import_module(name)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # SystemExit, and what test runners raise, too
+        except BaseException:  # SystemExit and exceptions of test runners too
             continue
         for each in () if quiet else caught:
             warnings.showwarning(

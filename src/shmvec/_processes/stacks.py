@@ -1,10 +1,10 @@
-"""The Python stack of a worker, read from outside: without its help, whatever it is doing.
+"""Reads the Python stack of a worker from outside, whatever the worker is doing.
 
-A worker has faulthandler write its stack, when a signal comes, into a memfd that only it has open.
-That needs neither the GIL nor the env, only that the process runs at all. The memfd's name says
-whose it is. Who wants to read finds it in /proc, where the kernel lets in who may trace the
-process: the same user. So the parent needs no descriptor for it, however many workers there are, it
-takes no memory until somebody asks, and the parent reads as ``python -m shmvec stacks`` does.
+On a signal, faulthandler writes the worker's stack into a memfd that only the worker has open. That
+needs neither the GIL nor the env, only a running process. The memfd's name identifies the worker. A
+reader finds it in /proc, where the kernel admits those that may trace the process: the same user.
+So parent needs no descriptor for it, it takes no memory until a stack is asked for, and the parent
+reads it as ``python -m shmvec stacks`` does.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ __all__ = [
 
 
 OURS = f"{os.sep}shmvec{os.sep}_processes{os.sep}"  # in paths of frames below those of an env
-# SIGRTMAX - 2 is Java's; from SIGRTMIN on others begin to count.
+# SIGRTMAX - 2 is Java's; other programs count up from SIGRTMIN.
 _SIGNALS = range(signal.SIGRTMAX - 7, signal.SIGRTMIN, -1)
 _NAME = "shmvec-stacks:{}:{}:{}:{}:{}:{}"
 _LINK = re.compile("/memfd:" + _NAME.format(*["([0-9]{1,10})"] * 6) + r" \(deleted\)")
 _PATIENCE_S = 2.0
 _PAUSE_S = 0.0005
-_BLOCKED_S = 0.25  # a thread that starts another, or handles a signal, blocks some for a moment
+_BLOCKED_S = 0.25  # threads block signals for a moment, to start a thread or to handle one
 _MOST_BYTES = 1 << 20
 _CRASHES = (3, 13, 0)  # faulthandler, when a function returns to C: CPython's issue 123967
 _UNREADY = b"\1"  # csrc/handler.h
-_CUT = b"<invalid frame>\n"  # by Python 3.14, where a frame is in no line of code
+_CUT = b"<invalid frame>\n"  # Python 3.14 writes it for a frame in no line of code
 _TOLD = b"(what called this, Python does not show)\n"
 _TRIES = 20
 _MOST_STATUS = 1 << 14
@@ -68,12 +68,12 @@ _STATES = {
 
 
 def is_wanted() -> bool:
-    """Whether the user leaves faulthandler to us."""
+    """Whether the user lets this package use faulthandler."""
     return os.environ.get("PYTHONFAULTHANDLER", "1") not in ("", "0")
 
 
 def offer_stacks(parent: int, worker: int, envs: range) -> None:
-    """Lets others read the stacks of this process from now on; not where that is impossible.
+    """Lets other processes read the stacks of this one from now on, where that is possible.
 
     Args:
         parent: Process id of the parent.
@@ -103,11 +103,11 @@ class Offer:
 
     Attributes:
         pid: Its process.
-        parent: The process that has started it, as that is called in its container.
+        parent: The id of the process that has started it, in its container.
         worker: Its index.
         envs: Its envs.
-        number: The signal upon which it writes them,
-        descriptor: and where to.
+        number: The signal on which it writes them.
+        descriptor: The descriptor to which it writes them.
     """
 
     pid: int
@@ -161,11 +161,11 @@ def stack_of(pid: int, whole: bool = False) -> str:
     """The Python stack of a worker, most recent call first, as far as it is the env's.
 
     Args:
-        pid: Its process.
-        whole: With all frames; else as many as fit a message.
+        pid: The worker's process.
+        whole: Whether all frames are wanted, or as many as fit a message.
 
     Returns:
-        Lines as faulthandler writes them; in parentheses, why there are none.
+        Lines as faulthandler writes them; or, in parentheses, why there are none.
     """
     try:
         return _excerpt(_written(pid, monotonic() + _PATIENCE_S), whole)
@@ -180,15 +180,15 @@ def _printable(text: str) -> str:
 
 
 def _written(pid: int, deadline: float) -> str:
-    """What a worker writes when it is asked."""
-    process = os.pidfd_open(pid)  # first: it is this process that is looked at
+    """Asks a worker for its stack, and returns what it writes."""
+    process = os.pidfd_open(pid)  # first: the number cannot pass to another process unnoticed
     try:
         offer = offer_of(pid)
         if offer is None:
             raise _NoStackError("the process does not offer it (any more)")
         path = f"/proc/{pid}/fd/{offer.descriptor}"
         with FileIO(path, "r+") as memory:
-            # It may mean a file of the env's by now, and it is emptied.
+            # The descriptor may be a file of the env's by now, which must not be emptied.
             if not _LINK.fullmatch(os.readlink(f"/proc/self/fd/{memory.fileno()}")):
                 raise _NoStackError("the process does not offer it any more")
             with _alone(memory, deadline):
@@ -212,7 +212,7 @@ def _written(pid: int, deadline: float) -> str:
 
 
 def _has_ended(process: int, pid: int) -> bool:
-    """Whether a process ends, of which some threads may still be about to."""
+    """Whether a process has ended, or its main thread has."""
     ended = select.poll()
     ended.register(process, select.POLLIN)
     with contextlib.suppress(ValueError):
@@ -225,7 +225,7 @@ def _has_ended(process: int, pid: int) -> bool:
 
 @contextlib.contextmanager
 def _alone(memory: FileIO, deadline: float) -> Iterator[None]:
-    """One reader at a time, who leaves nothing behind."""
+    """Admits one reader at a time, and empties the memory before and after."""
     while True:
         try:
             fcntl.flock(memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,13 +242,13 @@ def _alone(memory: FileIO, deadline: float) -> Iterator[None]:
 
 
 def _answer(process: int, offer: Offer, memory: FileIO, deadline: float) -> bytes:
-    """Has a worker write, and waits until it has: a zero byte comes last."""
+    """Has a worker write its stack, and waits for the zero byte at the end."""
     status = _status(offer.pid)
     bit = 1 << (offer.number - 1)
     state = _field(status, "State")
     if state[0] in _STATES:
         raise _NoStackError(_STATES[state[0]])
-    if not _mask(status, "SigCgt") & bit:  # it would end the process
+    if not _mask(status, "SigCgt") & bit:  # the signal would end the process
         raise _NoStackError("something in the process has taken its signal's handler away")
     patience = monotonic() + _BLOCKED_S
     while _mask(status, "SigBlk") & bit:
@@ -256,7 +256,7 @@ def _answer(process: int, offer: Offer, memory: FileIO, deadline: float) -> byte
             raise _NoStackError("its main thread blocks the signal")
         sleep(_PAUSE_S)
         status = _status(offer.pid)
-    if not (_mask(status, "ShdPnd") | _mask(status, "SigPnd")) & bit:  # else it was asked before
+    if not (_mask(status, "ShdPnd") | _mask(status, "SigPnd")) & bit:  # else a request is pending
         signal.pidfd_send_signal(process, offer.number)
     while True:
         written = os.pread(memory.fileno(), _MOST_BYTES, 0)
@@ -269,7 +269,7 @@ def _answer(process: int, offer: Offer, memory: FileIO, deadline: float) -> byte
 
 
 def _status(pid: int) -> bytes:
-    """What the system says of a process."""
+    """The status of a process, from /proc."""
     descriptor = os.open(f"/proc/{pid}/status", os.O_RDONLY)
     try:
         return os.read(descriptor, _MOST_STATUS)
@@ -278,22 +278,22 @@ def _status(pid: int) -> bytes:
 
 
 def _field(status: bytes, name: str) -> str:
-    """What it says by this name.
+    """A field of a status.
 
     Raises:
-        ValueError: Nothing, as in some sandboxes.
+        ValueError: The field is missing, as in some sandboxes.
     """
     begin = status.index(b"\n%s:\t" % name.encode()) + len(name) + 3
     return status[begin : status.index(b"\n", begin)].decode(errors="replace")
 
 
 def _mask(status: bytes, name: str) -> int:
-    """Signals of which a status says this, as bits."""
+    """A field of a status that holds signals, as bits."""
     return int(_field(status, name), 16)
 
 
 def _excerpt(written: str, whole: bool) -> str:
-    """The frames of an env, and of what that calls."""
+    """The frames of an env and of the functions that it calls."""
     frames = written.strip("\n").splitlines()[1:]
     ends = [number for number, line in enumerate(frames) if OURS in line]
     theirs = frames[: ends[0]] if ends else frames
@@ -307,29 +307,29 @@ def _excerpt(written: str, whole: bool) -> str:
 
 log = logging.getLogger("shmvec")
 
-_MOST_TOLD = 4  # of workers that hang together; the others are named
+_MOST_TOLD = 4  # workers of which the stack is logged; the others are named
 
-# A worker, (its env, "step", "reset" or "call") or None: it is in none of them, and seconds.
+# A worker, the env and operation ("step", "reset" or "call") that it is in or None, and seconds.
 Busy = tuple[int, tuple[int, str] | None, float]
-# Says where a worker is, on lines that follow a message.
+# Describes where a worker is, in lines that follow a message.
 Where = Callable[[int], str]
 
 
 class Hangs:
-    """Those of the workers of one vector env."""
+    """Logs which workers of one vector env hang, and where."""
 
     def __init__(self, after_s: float | None, ranges: Sequence[range]) -> None:
-        """Prepares to tell of them.
+        """Prepares to log them.
 
         Args:
-            after_s: Seconds after which something hangs; None: nothing does.
+            after_s: Seconds after which a worker counts as hanging; None: none does.
             ranges: The envs of each worker.
         """
         self.after_s = after_s
         self._ranges = ranges
 
     def tell(self, hanging: Sequence[Busy], doing: str, where: Where) -> None:
-        """Says where workers are that take too long for what they were asked, by this command."""
+        """Logs where workers are that take too long to answer this command."""
         whats = []
         for worker, at, seconds in hanging:
             if at is None:
@@ -341,13 +341,13 @@ class Hangs:
         self.say(whats, where)
 
     def named(self, worker: int) -> str:
-        """A worker, in words."""
+        """A worker and its envs, in words."""
         envs = self._ranges[worker]
         which = f"env {envs[0]}" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}"
         return f"worker {worker} ({which})"
 
     def say(self, hanging: Sequence[tuple[int, str, float]], where: Where) -> None:
-        """Says of workers what they do, for how many seconds, and where."""
+        """Logs what workers are doing, for how many seconds, and where."""
         told = [
             f"{what} for {seconds:.3g} s.{where(worker)}\n"
             for worker, what, seconds in hanging[:_MOST_TOLD]
@@ -363,17 +363,17 @@ class Hangs:
 
 
 class Watch:
-    """A wait for workers that begin or end, in which one looks now and then."""
+    """A wait for workers to start or end, which is logged once if it takes too long."""
 
     def __init__(self, hangs: Hangs, doing: str) -> None:
-        """It begins now; ``doing`` says what workers have been doing."""
+        """Begins the wait; ``doing`` says what the workers have been doing."""
         self._hangs = hangs
         self._doing = doing
         self._after_s = hangs.after_s
         self._began = time.monotonic()
 
     def look(self, waiting: Iterable[int], where: Where) -> None:
-        """Says once which workers are waited for, and where they are, if it takes too long."""
+        """Logs once, if the wait is too long, which workers are pending and where they are."""
         seconds = time.monotonic() - self._began
         if self._after_s is not None and seconds > self._after_s:
             self._after_s = None
