@@ -314,7 +314,7 @@ def _is_in_use(insight: Insight) -> bool:
 
 
 def _segments_of(pid: int) -> dict[_File, str]:
-    """The segments that a process has open, and their paths: one that steps envs."""
+    """The segments that a process has open, as one that steps envs, and their paths."""
     found = {}
     for number in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{number}"
@@ -326,7 +326,7 @@ def _segments_of(pid: int) -> dict[_File, str]:
 
 
 def _mapped_in(pid: int) -> set[_File]:
-    """The segments that a process has mapped: also its workers, and forks of it."""
+    """The segments that a process has mapped, as workers and forks have, too."""
     found = set()
     for line in _lines(pid, "maps"):
         _, _, _, device, inode, *name = line.split(maxsplit=5)
@@ -365,7 +365,7 @@ def _birth(pid: int) -> str | None:
 
 
 def _memory(pid: int) -> tuple[int | None, int | None]:
-    """Bytes that a process has in memory: all, and with its part only of what others have, too."""
+    """Bytes that a process has in memory: all, and with only its part of what is shared."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in _lines(pid, "smaps_rollup"):
@@ -387,5 +387,5 @@ def _command(pid: int) -> str:
 
 
 def printable(said: str) -> str:
-    """What another process says, so that it cannot steer the terminal."""
+    """Text of another process, with "?" for what could steer the terminal."""
     return "".join(c if c.isprintable() else "?" for c in said)

@@ -119,7 +119,7 @@ class Workload:
         return (self.make, *self.others)
 
     def fns(self, num_envs: int) -> list[EnvFn]:
-        """So many."""
+        """Functions for so many envs, the kinds in a cycle."""
         return list(islice(cycle(self.makes), num_envs))
 
     def missing(self) -> list[str]:
@@ -194,7 +194,7 @@ def _measure(
     compute: Compute | None,
     say: Progress,
 ) -> list[dict[str, Any]]:
-    """One cell: every contender, by turns."""
+    """Measures one cell of the table: every contender, by turns."""
     fns = WORKLOADS[name].fns(n)
     workers = None if num_workers is None else min(num_workers, n)
     makes: dict[str, Callable[[], VectorEnv[Any, Any, Any]]] = {

@@ -107,7 +107,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Prices:
-    """What is measured: seconds, unless it says otherwise.
+    """What measuring the machine has shown: seconds, unless an attribute says otherwise.
 
     Attributes:
         line: A cache line from one core to another, and back; None: there is one core only.
@@ -168,7 +168,7 @@ def _best(values: list[float | None]) -> float | None:
 
 
 def _refused(attempt: Callable[[], int]) -> str | None:
-    """Opens a descriptor; why that fails."""
+    """Opens a descriptor; returns why that fails, or None."""
     try:
         os.close(attempt())
     except OSError as error:
@@ -183,7 +183,7 @@ def _load() -> float | None:
 
 
 def _open_descriptors() -> int:
-    """How many this process has; 0 where the system does not say."""
+    """Number of open descriptors of this process; 0 where the system does not say."""
     with contextlib.suppress(OSError):
         return len(os.listdir("/proc/self/fd"))
     return 0
@@ -203,7 +203,7 @@ def _members(text: str) -> Iterator[int]:
 
 
 def _siblings(core: int) -> frozenset[int]:
-    """The hyperthreads of the core that this is one of."""
+    """The hyperthreads of the physical core that this one belongs to."""
     text = _text(_SYSTEM / f"cpu/cpu{core}/topology/thread_siblings_list")
     return frozenset(_members(text)) if text else frozenset([core])
 
@@ -225,7 +225,7 @@ def _processes_left() -> int | None:
 
 
 def _user_processes_left() -> int | None:
-    """The same, by the limit of what one user has on the machine, which binds no administrator."""
+    """How many processes the limit of one user leaves, which binds no administrator."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     own = _status("self")
     if limit == resource.RLIM_INFINITY or own is None:

@@ -73,18 +73,18 @@ class Slice(NamedTuple):
 
 
 class Contender(Protocol):
-    """What takes part in a race."""
+    """A participant in a race."""
 
     def run(self, seconds: float) -> Slice:
         """One turn, of at least so many seconds."""
 
     def close(self) -> object:
-        """Ends it."""
+        """Ends the contender."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a contender: its turns."""
+    """The figures of a contender: one slice for each of its turns."""
 
     slices: Sequence[Slice]
 
@@ -104,7 +104,7 @@ class Result:
         return float(np.median([getattr(a, figure) / getattr(b, figure) for a, b in rounds]))
 
     def figures(self, limit: Result) -> dict[str, float]:
-        """What all tables have, by its name in JSON; see :func:`cells`."""
+        """The figures that all tables have, by their names in JSON; see :func:`cells`."""
         return {
             "batch_us": self.median.batch_us,
             "spread": self.spread,
@@ -130,7 +130,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def simplest(rows: Iterable[Mapping[str, Any]], factor: float) -> Any:
-    """The first row, the simplest first, of which none is more than ``factor`` times as fast."""
+    """The simplest row that none beats by more than ``factor``; rows come simplest first."""
     known = list(rows)
     fastest = max(row["steps_per_s"] for row in known)
     return next(row for row in known if factor * row["steps_per_s"] >= fastest)

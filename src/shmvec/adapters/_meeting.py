@@ -67,12 +67,12 @@ class Job:
 
     @property
     def is_asking(self) -> bool:
-        """Whether it waits for an answer."""
+        """Whether the job waits for an answer."""
         return self.num_asked > self.num_answered and not self._done
 
     @property
     def is_done(self) -> bool:
-        """Whether it has come to its end, or will never begin."""
+        """Whether the job has ended, or will never begin."""
         return self._done or (self.cancelled and not self._begun)
 
 

@@ -28,7 +28,7 @@ _ENDED = "shmvec.ended"  # in an info: 1: terminated; 2: truncated; 3: both
 
 
 class Episodes(HostedEnv):
-    """Is stepped in the place of an env: puts ends into infos, and closes the env once."""
+    """An env as the core steps it: ends of episodes go into infos, and it is closed once."""
 
     def __init__(self, env: Any) -> None:
         """Takes the env."""
@@ -37,7 +37,7 @@ class Episodes(HostedEnv):
         self._closed = False
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """What the env or one of its wrappers has."""
+        """An attribute of the env or one of its wrappers."""
         return self.close if name == "close" else super().get_wrapper_attr(name)
 
     def reset(self, **arguments: Any) -> Any:
@@ -69,7 +69,7 @@ class Episodes(HostedEnv):
 
 
 def _hosted(env_fn: EnvFn) -> Any:
-    """Makes an env, and what is stepped in its place unless the core will refuse the env."""
+    """Makes an env, wrapped in :class:`Episodes` unless the core will refuse the env."""
     env = env_fn()
     needed = ("reset", "step", "observation_space", "action_space")
     return Episodes(env) if all(hasattr(env, name) for name in needed) else env
@@ -83,7 +83,7 @@ def _take_end(info: dict[str, Any]) -> tuple[bool, bool]:
 
 @dataclass(frozen=True)
 class Step:
-    """Asks an env to make a step.
+    """A request to make a step.
 
     Attributes:
         action: Its action.
@@ -94,7 +94,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Reset:
-    """Asks an env to reset.
+    """A request to reset.
 
     Attributes:
         seed: For its generator, or None.
@@ -110,10 +110,10 @@ Answer: TypeAlias = tuple[Any, ...] | Failure
 
 
 class RepeatingEnvs:
-    """Starts its processes without waiting for them, and asks its envs one by one.
+    """Envs that are asked one by one, in processes that are started without waiting for them.
 
     Attributes:
-        exchange: Through which they are asked; its ``initialize`` waits for them.
+        exchange: The exchange that asks them; its ``initialize`` waits for them.
         over: Whether an env's episode is over, for each.
     """
 

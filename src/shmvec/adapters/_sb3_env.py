@@ -39,7 +39,7 @@ class SB3Env(HostedEnv):
         return result
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """What a worker calls: one of the methods below."""
+        """One of the methods below, for a worker to call."""
         return getattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
@@ -59,7 +59,7 @@ class SB3Env(HostedEnv):
         return self.env.get_wrapper_attr(name)
 
     def has_attr(self, name: str) -> bool:
-        """Whether there is one; its value need not be picklable."""
+        """Whether there is such an attribute; its value need not be picklable."""
         try:
             self.env.get_wrapper_attr(name)
         except AttributeError:
@@ -71,7 +71,7 @@ class SB3Env(HostedEnv):
         return self.env.get_wrapper_attr(name)(*args, **kwargs)
 
     def is_wrapped(self, wrapper_class: type[Any]) -> bool:
-        """Whether one of the env's wrappers is such a one."""
+        """Whether one of the env's wrappers is of this class."""
         env: Any = self.env
         while isinstance(env, gym.Wrapper):
             if isinstance(env, wrapper_class):

@@ -29,7 +29,7 @@ class TianshouEnv(HostedEnv):
         self._step = self.env.step
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
-        """Passes on what was given, and nothing else: Tianshou's envs may take less."""
+        """Resets with the given arguments alone: Tianshou's envs may take no others."""
         others: dict[str, Any] = {}
         if isinstance(options, dict) and KWARGS in options:
             others, options = options[KWARGS], options["options"]
@@ -46,7 +46,7 @@ class TianshouEnv(HostedEnv):
         return observation, 0.0, terminated, truncated, {**info, REWARD: np.asarray(reward)}
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """What a worker calls: a method below, or what the env has."""
+        """A method below, or an attribute of the env: what a worker calls."""
         if name.startswith("shmvec_"):
             return getattr(self, name)
         return attribute(self.env, name)
@@ -65,7 +65,7 @@ class TianshouEnv(HostedEnv):
         setattr(self.env.unwrapped, name, value)
 
     def shmvec_seed(self, seeds: Sequence[int | None]) -> Any:
-        """Seeds the env as Tianshou does, with its one of all seeds."""
+        """Seeds the env as Tianshou does, with its own seed out of all."""
         seed = seeds[self.index]
         space = getattr(self.env, "action_space", None)
         if space is not None:

@@ -26,7 +26,7 @@ _CLOSE_S = 30.0
 
 @dataclass(frozen=True)
 class _Close:
-    """Asks for an env to be closed, within so many seconds."""
+    """A request to close an env, within so many seconds."""
 
     timeout: float | None
 

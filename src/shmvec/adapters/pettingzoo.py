@@ -379,7 +379,7 @@ class ParallelVectorEnv:
     def _batched(
         self, actions: Mapping[Any, Any], envs: npt.NDArray[np.intp], asked: npt.NDArray[np.bool_]
     ) -> dict[str, Any]:
-        """Actions of these envs as the core takes them; of those that are asked they matter."""
+        """Actions of these envs as the core takes them; only those of asked envs matter."""
         if not isinstance(actions, Mapping):
             raise TypeError(
                 f"actions must be a dict by agent of batches, got {type(actions).__name__}"
@@ -746,7 +746,7 @@ def _checked(
     envs: npt.NDArray[np.intp],
     lives: npt.NDArray[np.bool_],
 ) -> Array:
-    """The actions of an agent in these envs, as an array; whatever there is where it is dead."""
+    """The actions of an agent in these envs, as an array; any value where it is dead."""
     shape = (len(envs), *(space.shape or ()))
     if isinstance(values, (list, tuple)) and any(value is None for value in values):
         none = np.array([value is None for value in values])

@@ -94,7 +94,7 @@ class CollectorStats:
     runners: tuple[RunnerStats, ...]
 
     def __str__(self) -> str:
-        """One line."""
+        """The stats in one line."""
         rate = self.steps / self.seconds if self.seconds else 0.0
         return (
             f"{len(self.runners)} runners, {self.fragments} fragments, {self.steps:,} steps, "
@@ -116,7 +116,7 @@ class _Place:
 
 @dataclass(eq=False)
 class _Hired:
-    """A runner, as it is seen from here."""
+    """A runner, as the collector knows it."""
 
     number: int
     place: _Place
@@ -131,12 +131,12 @@ class _Hired:
 
     @property
     def awaited(self) -> Ticket:
-        """What comes next from it."""
+        """The ticket that the runner answers next."""
         return self.asked[0] if self.starting is None else self.starting
 
 
 class Collector:
-    """Has runners on all nodes of a cluster make fragments of trajectories.
+    """Collects fragments of trajectories from runners on all nodes of a cluster.
 
     A runner is an actor of Ray's: a vector env over the cores of its node, and a policy beside it.
     No step goes over the network: what does are weights, once a node, and fragments.

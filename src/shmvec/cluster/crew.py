@@ -93,7 +93,7 @@ class Member(ABC):
 
 
 class Crew(ABC):
-    """Makes members."""
+    """The place where members are made: this process, or nodes joined by Ray."""
 
     @property
     @abstractmethod
@@ -106,7 +106,7 @@ class Crew(ABC):
 
     @abstractmethod
     def room(self) -> str:
-        """What there is, for people."""
+        """The room that there is, as text for people."""
 
     @abstractmethod
     def put(self, value: Any) -> Any:
@@ -132,16 +132,16 @@ class Crew(ABC):
 
     @abstractmethod
     def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
-        """Those that are answered, in this order, as soon as one is; none: the time is up."""
+        """Waits until a ticket is answered; all that are, in order, or none once time is up."""
 
 
 def how_often(share: float, whole: float) -> int:
-    """How many such shares there are; 0.1 is in 1 ten times, and 0.3 three times in 0.9."""
+    """How often a share fits into the whole: 0.1 into 1 ten times, 0.3 into 0.9 three times."""
     return math.floor(whole / share + 1e-9)
 
 
 def coming(crew: Crew, tickets: Iterable[Ticket], timeout: float = math.inf) -> Iterator[Ticket]:
-    """Each of them as soon as it is answered; ends when none is left, or the time is up."""
+    """Yields each ticket as soon as it is answered, until none is left or the time is up."""
     waiting, deadline = list(tickets), time.monotonic() + timeout
     while waiting and (left := deadline - time.monotonic()) > 0:
         for ticket in crew.ready(waiting, min(left, SLICE_S)):
@@ -155,9 +155,9 @@ def dismiss(
     """Ends members; returns what those raised that could close.
 
     Args:
-        crew: Theirs.
-        members: And what they were asked and is not wanted any more. None: they are being made
-            still, and are not waited for.
+        crew: The crew that made them.
+        members: Each with its pending calls, which are not wanted any more. None: it is still
+            being made, and is not waited for.
     """
     failures: list[Exception] = []
     if crew.gone:
@@ -179,13 +179,13 @@ def dismiss(
 
 @dataclass(frozen=True)
 class Packed:
-    """A value, pickled with its arrays beside it, which can only be read when it is opened."""
+    """A value, pickled with its arrays beside it; these are read-only once it is opened."""
 
     content: bytes
     buffers: tuple[bytes, ...]
 
     def open(self) -> Any:
-        """The value; each time another one."""
+        """The value, unpickled anew by each call."""
         return pickle.loads(self.content, buffers=self.buffers)
 
 
@@ -211,13 +211,13 @@ class LocalCrew(Crew):
         return self.HERE.name
 
     def put(self, value: Any) -> Packed:
-        """As for another node."""
+        """The value, pickled as for another node."""
         return packed(value)
 
     def start(
         self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
     ) -> tuple[Member, Ticket]:
-        """Makes it when its report is wanted."""
+        """Notes to make the object once its report is wanted."""
         member = LocalMember(name)
         return member, member.asked(lambda: member.make(_opened(factory), *map(_opened, args)))
 
@@ -245,7 +245,7 @@ class LocalMember(Member):
         return LocalCrew.HERE.name
 
     def node(self) -> str:
-        """Likewise."""
+        """The id of this process as a node."""
         return LocalCrew.HERE.id
 
     def ask(self, method: str, *args: Any) -> Ticket:

@@ -34,7 +34,7 @@ class Player:
         self._envs: ShmVectorEnv = make()
 
     def report(self) -> int:
-        """How many episodes are played at a time."""
+        """Number of episodes that are played at a time."""
         return self._envs.num_envs
 
     def play(
@@ -50,7 +50,7 @@ class Player:
 
 
 class _Hand:
-    """A player, as it is seen from here."""
+    """A player, as the calling process knows it."""
 
     def __init__(self, member: Member, starting: Ticket) -> None:
         self.member = member

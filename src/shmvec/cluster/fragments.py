@@ -184,13 +184,13 @@ class Runner:
         seed: int,
         share: tuple[int, int] | None = None,
     ) -> None:
-        """Makes both, and resets the envs.
+        """Makes envs and policy, and resets the envs.
 
         Args:
             make_envs: Pickled: returns the envs.
             make_policy: Pickled: returns the policy, given a seed.
-            length: Of fragments.
-            number: Its own.
+            length: Steps of a fragment.
+            number: The runner's number.
             seed: The seed of the first env, and of the policy.
             share: It is bound to so many cores (the second number), behind those of so many others
                 on its node. None: it is not bound.

@@ -24,7 +24,7 @@ class Ask:
     """A request to envs of a host: to step, or to reset if there are no actions.
 
     Attributes:
-        envs: Which, by their numbers there.
+        envs: Which envs, by their numbers on the host.
         actions: A list, one for each.
         seeds: Likewise; None: none at all.
         options: Likewise.
@@ -41,7 +41,7 @@ class Piece:
     """Answers of some envs.
 
     Attributes:
-        envs: Which, by their numbers in all.
+        envs: Which envs, by their numbers in the vector env.
         observations: A list, one for each.
         rewards: float64 ``(n,)``.
         terminations: bool ``(n,)``.
@@ -57,7 +57,7 @@ class Piece:
     infos: dict[str, Any]
 
     def rows(self, rows: Sequence[int]) -> Piece:
-        """Some of them."""
+        """The answers of some rows."""
         chosen = np.array(rows, np.intp)
         return Piece(
             self.envs[chosen],
@@ -71,7 +71,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Hosted:
-    """What a host says of its envs."""
+    """What a host reports of its envs."""
 
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
     metadata: dict[str, Any]
@@ -87,14 +87,14 @@ class Host:
 
         Args:
             env_fns: Pickled: a list, of all hosts' envs.
-            envs: Which are this one's.
+            envs: The host's share of these.
             options: Of ``ShmVectorEnv``.
         """
         functions = opened("env_fns", env_fns)[envs.start : envs.stop]
         self._envs = ShmVectorEnv(functions, batch_size=len(functions), **options)
 
     def report(self) -> Hosted:
-        """What they are."""
+        """What the vector env needs to know of the envs."""
         envs = self._envs
         spaces = envs.single_observation_space, envs.single_action_space
         return Hosted(spaces, envs.metadata, envs.render_mode, envs.num_workers)

@@ -95,7 +95,7 @@ class RayCrew(Crew):
         return member, member.ask("make", factory, *args)
 
     def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
-        """Those that are answered, and whose answers have come to this node."""
+        """The tickets that are answered, with the answers on this node."""
         by_ref = {ticket.ref: ticket for ticket in tickets if isinstance(ticket, RayTicket)}
         refs = list(by_ref)
         done, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)

@@ -50,7 +50,7 @@ __all__ = ["ClusterVectorEnv"]
 
 @dataclass(eq=False)
 class _Hand:
-    """A host, as it is seen from here."""
+    """A host, as the vector env knows it."""
 
     envs: range
     node: Node
@@ -113,7 +113,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             local: All of it in this process, without Ray.
             start_timeout: Seconds that hosts get to start.
             actor_options: For Ray's actors.
-            **options: Of :class:`shmvec.ShmVectorEnv`, for each node.
+            **options: Options of :class:`shmvec.ShmVectorEnv`, for each node.
 
         Raises:
             ImportError: Ray is not installed.
@@ -476,7 +476,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         return together(self.single_observation_space, pieces, self.num_envs)
 
     def _waited(self, least: int) -> int:
-        """How many answers have come within a while."""
+        """Waits a while; returns how many answers have come."""
         self._within = True
         for hand in self._hands:
             self._send(hand, least)
@@ -551,7 +551,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     # ---- losses ------------------------------------------------------------------------------
 
     def _lose(self, hand: _Hand, why: Exception) -> int:
-        """What is done about a host that is no more; returns how many answers that makes."""
+        """Handles the loss of a host; returns how many answers that makes."""
         where = hand.member.where()
         hand.member.end()
         index = self._hands.index(hand)
@@ -643,7 +643,7 @@ class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
 
 def _gathered(asks: Sequence[Ask], first: int) -> list[Ask]:
-    """Asks of one env each, as few, by the host's own numbers of envs."""
+    """Merges requests for one env each into few, by the host's own numbers of envs."""
     steps = [ask for ask in asks if ask.actions is not None]
     resets = [ask for ask in asks if ask.actions is None]
     found: list[Ask] = []

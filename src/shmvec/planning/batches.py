@@ -189,7 +189,7 @@ class Batch:
         self._rewards[where] = answers.rewards
 
     def give_up(self, where: Where) -> None:
-        """Says of some rows, which were put, that they are truncated."""
+        """Marks some rows, which were put, as truncated."""
         self._seen["ends"][where] = (0, 1)
 
     def results(self) -> tuple[Any, ...]:
@@ -236,7 +236,7 @@ def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
 
 
 def _nothing(space: gym.Space[Any], count: int) -> Any:
-    """Values that nobody looks at; of a class of the user's there are none."""
+    """Placeholders for values that are not read; None where a space is the user's own."""
 
     def values(part: Any) -> Any:
         return (None,) * count if part is None else part

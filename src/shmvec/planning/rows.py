@@ -23,7 +23,7 @@ DT, SET, WANTED, INDEX, NUM_ORDERS = range(5)
 
 
 class SharedEnv:
-    """An env that goes on from any state: that of one worker, which its rows step by turns.
+    """An env that continues from any state: one a worker, which all the worker's rows step.
 
     Attributes:
         env: The env, once it is open.
@@ -38,7 +38,7 @@ class SharedEnv:
     over = False
 
     def __init__(self, env_fn: EnvFn, frameskip: int, autoreset: bool, include_rng: bool) -> None:
-        """Takes what makes the env; it is made by ``open``, in the worker."""
+        """Takes the env's function; ``open`` calls it, in the worker."""
         self._env_fn = env_fn
         self._frameskip = frameskip
         self._autoreset = autoreset
@@ -95,7 +95,7 @@ class SharedEnv:
 
 
 class Row(HostedEnv):
-    """A place in the batch."""
+    """A place in the batch: an env to the core, which steps the worker's shared env."""
 
     def __init__(self, shared: SharedEnv) -> None:
         """Takes the env it shares."""
@@ -128,7 +128,7 @@ class Row(HostedEnv):
         return self._seen(False, False, True), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Does what the orders say."""
+        """Sets, steps and returns what the action's orders say."""
         shared = self._shared
         dt, given, wanted, index = action["orders"].tolist()
         try:

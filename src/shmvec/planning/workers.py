@@ -67,7 +67,7 @@ class Promise(Generic[Result]):
 
     @property
     def done(self) -> bool:
-        """Whether the result is there. Nothing is looked for: only waiting makes it come."""
+        """Whether the result is there. This does not look for it: only waiting brings it."""
         return self._done
 
 
@@ -233,11 +233,11 @@ class Workers:
                 self._exchange.ask(rows, batch.part(where))
                 flying.append((rows, where))
             lost += yield from self._put(batch, *flying.popleft())
-            while lost and not flying:  # rows of theirs, or of their workers, may be out before
+            while lost and not flying:  # until then rows of theirs may be in flight
                 yield from self._repeat(batch, *lost.pop(0))
 
     def _put(self, batch: Batch, rows: Rows, where: Rows) -> Work[list[tuple[Rows, Rows, int]]]:
-        """Puts answers into a batch; returns what was lost, and how often it is to be repeated."""
+        """Puts answers into a batch; returns what was lost, and how often to retry it."""
         answers = yield from self._answers(rows)
         batch.put(where, answers)
         lost = np.flatnonzero(answers.truncations)  # nothing but a fault does that to a row
@@ -251,7 +251,7 @@ class Workers:
         return [(rows[lost], where[lost], _TRIES if innocent else 0)]
 
     def _repeat(self, batch: Batch, rows: Rows, where: Rows, tries: int) -> Work[None]:
-        """Asks rows once more that were lost; gives them up if that was tried often enough."""
+        """Retries rows that were lost; gives them up after enough retries."""
         self._exchange.ask_reset(rows)
         yield from self._answers(rows)
         if tries == 0:

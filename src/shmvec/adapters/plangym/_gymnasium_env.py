@@ -200,7 +200,7 @@ class GymnasiumEnv:
 
     @property
     def action_space(self) -> Any:
-        """The env's."""
+        """The action space of the env."""
         return self.gym_env.action_space
 
     @property
@@ -225,7 +225,7 @@ class GymnasiumEnv:
 
     @property
     def render_mode(self) -> str | None:
-        """The env's."""
+        """The render mode of the env."""
         if self._gym_env is None or self._env_fn is None:
             return self._render_mode
         mode: str | None = self._gym_env.render_mode
@@ -233,12 +233,12 @@ class GymnasiumEnv:
 
     @property
     def reward_range(self) -> Any:
-        """The env's; None where it has none."""
+        """The reward range of the env; None where it has none."""
         return getattr(self.gym_env, "reward_range", None)
 
     @property
     def metadata(self) -> Any:
-        """The env's."""
+        """The metadata of the env."""
         return self.gym_env.metadata
 
     def sample_action(self) -> Any:

@@ -27,7 +27,7 @@ _ARRAYS = (
 
 
 def _of_plan_env(name: str) -> property:
-    """What plangym has as an attribute of the class, and envs each for themselves."""
+    """A property that reads ``plan_env``, for what plangym has as a class attribute."""
     return property(lambda self: getattr(self.plan_env, name), doc=f"{name} of ``plan_env``.")
 
 
