@@ -42,10 +42,10 @@ def reserve_pages(descriptor: int, nbytes: int) -> None:
     """
 
 class MappedMemory:
-    """Shared memory, mapped as long as this, or an array over it, is left."""
+    """Shared memory, mapped as long as this object or an array over it lives."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
-        """Maps it, and keeps no descriptor of it.
+        """Maps the memory and keeps no descriptor of it.
 
         Raises:
             OSError: The descriptor is unfit, or has fewer bytes (``EINVAL``).
@@ -54,7 +54,7 @@ class MappedMemory:
     def __len__(self) -> int: ...
 
 class Segment:
-    """A mapping that holds a segment; csrc/segment.h says what lies where."""
+    """A mapping that holds a segment; csrc/segment.h describes its layout."""
 
     memory: Buffer
     @staticmethod
@@ -88,7 +88,7 @@ class Segment:
         """
     @property
     def front(self) -> int:
-        """Bytes at the begin in which all is that onlookers read."""
+        """Number of bytes at the begin; onlookers read only these."""
     @property
     def num_workers(self) -> int: ...
     @property
@@ -102,29 +102,30 @@ COUNTERS: dict[str, list[tuple[str, str, str]]]
 """The tables of csrc/counters.h: lines of a counter's name, its heading and its help."""
 
 class Insight:
-    """What a segment says of its vector env.
+    """A view of what a segment says about its vector env.
 
     Attributes:
         in_use: Whether it was made ready, and not closed.
-        process: The parent's id, as that sees itself.
-        processes: Those of its workers likewise; 0: it is being started. Empty if there are none.
-        number: Which of its process's it is, counted from 1, closed ones as well.
+        process: The parent's process id, as the parent sees it.
+        processes: Likewise those of its workers; 0: the worker is being started. Empty if there
+            are none.
+        number: Its number among the vector envs of its process, from 1, closed ones included.
         nbytes: Bytes of the segment.
         num_workers: Worker processes.
         num_envs: Envs.
-        cores: That parent and workers may use.
+        cores: Number of cores that parent and workers may use.
         elapsed_s: Seconds since it was made ready.
     """
 
     def __init__(self, segment: Segment) -> None:
-        """Looks at a segment, of which it needs the ``front`` and reads only.
+        """Takes a segment; reads it only, and only its ``front``.
 
         Raises:
-            ValueError: There is less of it.
+            ValueError: There are fewer bytes.
         """
     @property
     def in_use(self) -> bool:
-        """Whether it is.
+        """Whether the segment was made ready, and is not closed.
 
         Raises:
             ValueError: It is damaged.
@@ -146,15 +147,15 @@ class Insight:
     @property
     def elapsed_s(self) -> float: ...
     def parent(self) -> dict[str, int]:
-        """SV_WAITS of the parent, with the wait that it is in."""
+        """SV_WAITS of the parent, the present wait included."""
     def workers(self) -> list[dict[str, int]]:
-        """SV_WAITS and SV_WORK of each worker and those before it, with the request it is at."""
+        """SV_WAITS and SV_WORK of each worker and its predecessors, present request included."""
     def ranges(self) -> list[tuple[int, int]]:
         """The envs of each worker: the first, and how many."""
     def on_cores_before(self) -> list[dict[str, int]]:
-        """What of SV_ON_CORES there was of each worker's process before it served."""
+        """SV_ON_CORES of each worker's process before it began to serve."""
     def faults(self) -> dict[str, int]:
-        """SV_FAULTS: what went wrong, how often."""
+        """SV_FAULTS: what went wrong, and how often."""
     def timings(self) -> npt.NDArray[np.uint64]:
         """How long each env's steps and resets have taken.
 
@@ -169,14 +170,14 @@ class Insight:
             at: Up to when seconds are counted, in ns of the monotonic clock; None: now.
         """
     def waiting(self) -> float | None:
-        """Seconds for which the parent has been waiting now; None: it is not."""
+        """Seconds for which the parent has been waiting; None: it is not waiting."""
 
 # Values of spaces
 
 ACTION_ITEMSIZE: int
 
 class OtherShapeError(ValueError):
-    """As many actions as there are envs, but of another shape than their space says."""
+    """Actions with the right number of envs, but another shape than their space says."""
 
     actions: npt.NDArray[Any]
 
@@ -192,7 +193,7 @@ class Codec:
 
         Raises:
             ValueError: Their number or shape is wrong.
-            TypeError: Their dtype is.
+            TypeError: Their dtype is wrong.
         """
 
 class ArrayCodec(Codec):
@@ -228,7 +229,7 @@ class TupleCodec(Codec):
     def __init__(self, codecs: Sequence[Codec]) -> None: ...
 
 class MessageCodec(Codec):
-    """Values that are in no slab: they came, or go, as messages."""
+    """Values that are in no slab: they come, or go, as messages."""
 
     def __init__(
         self,
@@ -248,25 +249,25 @@ class Lease:
     ) -> None:
         """Marks ``leased[first : first + count]``; arrays are made over ``memory``."""
     def release(self) -> None:
-        """The rows may be written again, even if arrays still show them."""
+        """Lets the rows be written, even if arrays still show them."""
     @property
     def released(self) -> bool: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Pool:
-    """Blocks of shared memory, each for observations of all envs that the user gets as they are."""
+    """Blocks of shared memory, each for observations of all envs, given to the user uncopied."""
 
     def __init__(
         self, memory: npt.NDArray[np.uint8], block_bytes: int, codecs: list[Codec]
     ) -> None:
         """Takes whole pages of memory, the bytes of a block, and a codec over each."""
     def end(self) -> None:
-        """No array is made any more: what the user does not hold goes back to the system."""
+        """Makes no more arrays; memory that the user does not hold goes back to the system."""
 
 # Results
 
 class Results:
-    """Frames of what steps return; a row an env: frame * num_envs + env."""
+    """Frames of what steps return, with a row for each env: frame * num_envs + env."""
 
     observations: Codec
     rewards: npt.NDArray[np.float64]
@@ -296,7 +297,7 @@ class Results:
         """Copies rows of other frames to those from ``first`` on."""
 
 class Frames:
-    """Where each env's results are."""
+    """Register of where each env's results are."""
 
     away: int
     rollouts: Results | None
@@ -312,27 +313,27 @@ class Frames:
         """Takes the frames of the segment.
 
         Args:
-            home: They.
+            home: The frames of the segment.
             copy: Whether observations are returned as copies.
             leasing: Whether batches are handed out as views.
             keep_last: Whether new results leave the last ones in place.
-            pool: Where observations of all envs are written besides, to be handed out as they are.
+            pool: Where observations of all envs are written as well, to be handed out uncopied.
         """
 
     def take_rollouts(self, rollouts: Results) -> None:
-        """Takes frames that follow those at home, in place of any before."""
+        """Takes the frames of rollouts, in place of any before."""
 
     def start_rollout(self, frame: int) -> None:
         """Puts the last results into a frame of the rollouts."""
 
     def meet(self, frame: int) -> None:
-        """Says that the last results of all envs are, or will be, in a frame of a rollout."""
+        """Notes that the last results of all envs are, or will be, in a frame of a rollout."""
 
     def end_rollout(self) -> None:
         """Brings the last results home: their frame is the user's from now on."""
 
     def end(self) -> None:
-        """The vector env is closed: lets go of memory that nobody looks at."""
+        """Releases memory that is no longer in use, as the vector env is closed."""
 
     def observe(self) -> Any:
         """The last observations of all envs, as ``copy`` says."""
@@ -340,13 +341,13 @@ class Frames:
 # Messages
 
 class ChannelMessage:
-    """What came through a channel.
+    """A message that came through a channel.
 
     Attributes:
         sequence: Number of the request it belongs to.
         goodbye: Whether it is the last one.
-        content: What was put.
-        descriptors: That came with it. Whoever takes the message closes them.
+        content: What the sender put.
+        descriptors: The ones that came with it. The taker of the message closes them.
     """
 
     sequence: int
@@ -370,43 +371,43 @@ class Channel:
         descriptors: Sequence[int] = (),
         goodbye: bool = False,
     ) -> None:
-        """Sends a message of a request, now or as soon as there is room; never blocks."""
+        """Sends a request's message, now or as soon as there is room; never blocks."""
 
     def pump(self) -> bool:
-        """Writes and reads what can be now; whether there is more to write, or was any to read."""
+        """Writes and reads without blocking; whether more is to be written, or any was read."""
 
     def find(self, sequence: int) -> ChannelMessage | None:
-        """The message of a request, or None if it has not come; older ones are dropped."""
+        """The message of a request, or None if it has not come; older ones are discarded."""
 
     def take(self, sequence: int) -> ChannelMessage | None:
-        """The same, and it is the caller's from now on, with its descriptors."""
+        """Finds a message likewise, and gives it to the caller, with its descriptors."""
 
     def fail(self, why: str) -> None:
-        """Notes that what comes through it cannot be trusted any more."""
+        """Notes that data from this channel can no longer be trusted."""
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits to be written."""
+        """Whether a message has not been written yet."""
 
     @property
     def farewell(self) -> bytes | None:
-        """What the other side has said last, if it has said goodbye; others are dropped."""
+        """The goodbye of the other side, if it has come; other messages are discarded."""
 
     def fileno(self) -> int:
         """The descriptor, for ``select``."""
 
     def close(self) -> None:
-        """Closes it, and the descriptors in messages that nobody has taken."""
+        """Closes the channel, and the descriptors in messages that were not taken."""
 
 def pickle_value(value: Any) -> bytes:
-    """Pickles: fast where the type can be imported, by value (cloudpickle) where it cannot."""
+    """Pickle a value: fast if its type can be imported, else by value (cloudpickle)."""
 
 # Traces
 
 TRACE_KINDS: dict[int, str]  # what an entry may be of, and its name
 
 class Recorder:
-    """A writer's end of a ring; its first entry says who writes."""
+    """A writer's end of a trace ring; its first entry names the writer."""
 
     def __init__(
         self, memory: Buffer, rings: int, size: int, index: int, pid: int, takes: bool = False
@@ -414,49 +415,49 @@ class Recorder:
         """Takes a ring.
 
         Args:
-            memory: Where the rings are; it is kept as long as this is.
-            rings: How many there are.
-            size: Of how many entries each; a power of two.
-            index: Which is taken.
+            memory: Where the rings are; it is kept as long as this object.
+            rings: Number of rings.
+            size: Number of entries of each ring; a power of two.
+            index: The ring to take.
             pid: The process's number.
-            takes: Whether it takes results after its waits, as the parent does.
+            takes: Whether the writer takes results after its waits, as the parent does.
 
         Raises:
             ValueError: There is no such ring, or the memory is too small.
         """
 
 def trace_bytes(rings: int, size: int) -> int:
-    """How much memory so many rings take."""
+    """Bytes of memory that so many rings need."""
 
 class TraceSwitch:
-    """Has writers go on, until it is turned off or forgotten."""
+    """Switch that keeps writers of a trace going until it is turned off or freed."""
 
     def __init__(self, memory: Buffer) -> None:
-        """Takes the memory that holds the rings, and keeps it."""
+        """Takes and keeps the memory that holds the rings."""
 
     def off(self) -> None:
-        """Has writers let go of the memory when they next come to it."""
+        """Has writers release the memory when they next come to it."""
 
 def read_trace(
     memory: Buffer, rings: int, size: int, index: int
 ) -> tuple[npt.NDArray[np.void], int]:
-    """The entries of a ring, oldest first, and how many before these are gone.
+    """Entries of a ring, oldest first, and how many older ones are gone.
 
     Returns:
         An array with fields ``begin`` and ``end``, in ns of the monotonic clock, ``env`` and
         ``kind``; they make no sense if the memory was damaged.
     """
 
-# Of both sides
+# Both sides
 
 class Blocks(Protocol):
-    """Memory in which observations of all envs are written where the user gets them."""
+    """Memory that the user gets, where observations of all envs are written."""
 
     @property
     def codecs(self) -> list[Codec]: ...
 
 class Slabs(Protocol):
-    """The arrays of a segment: what is read of `shmvec._memory.layout.Slabs`."""
+    """The arrays of a segment: the part of `shmvec._memory.layout.Slabs` used here."""
 
     @property
     def results(self) -> Results: ...
@@ -473,14 +474,14 @@ class Slabs(Protocol):
 ResetArguments = tuple[Sequence[int | None] | None, Sequence[Any] | None, Sequence[bool] | None]
 
 class Host(Protocol):
-    """What the loop leaves to Python: the rare things."""
+    """The rare cases that the loop leaves to Python."""
 
     def command(self, sequence: int) -> tuple[ResetArguments | None, Any]:
         """Takes a command from its channel: (arguments of a reset or None, results)."""
     def trace(self, sequence: int) -> None:
-        """Takes from its channel memory to record into."""
+        """Takes the memory of a trace from its channel."""
     def misfit(self, env: int, observation: Any, error: Exception) -> Exception:
-        """What to raise for an observation that could not be put where it belongs."""
+        """The error to raise for an observation that could not be written."""
     def late_actions(self, sequence: int) -> list[tuple[int, Any]]:
         """Takes from its channel the actions (env, action) that did not fit the ring."""
     def send_late(
@@ -495,13 +496,13 @@ class Host(Protocol):
 FAULT_POINTS: range
 
 def die_at(point: int) -> None:
-    """Has this process killed when it next comes to a point of the protocol: see csrc/fault.h."""
+    """Has this process killed when it next reaches a point of the protocol: see csrc/fault.h."""
 
 def watch_forks() -> None:
-    """From now on a fork of this process that comes back from an env ends: it is no worker."""
+    """Has forks of this process end when they return from an env: they are no workers."""
 
 def end_forks() -> None:
-    """Ends a process that an env has forked and that comes back from the env."""
+    """Ends a process that an env has forked and that returns from the env."""
 
 class WorkerLoop:
     """Serves the envs ``first_env`` and up from a worker's request ring."""
@@ -526,26 +527,26 @@ class WorkerLoop:
             index: The worker's index.
             first_env: Index of its first env.
             envs: The envs.
-            host: For what is rare.
+            host: Handles the rare cases.
             slabs: The arrays of the segment.
             autoreset: Who resets an env whose episode has ended, and when.
             timed: Whether there are time limits.
-            mends: Whether an env that has raised is reset, and not given up.
-            resets: Of a worker that takes another one's place: seed and options for each env's
-                next reset that has none.
+            mends: Whether an env that has raised is reset instead of given up.
+            resets: For a worker that replaces another: seed and options for each env's next reset
+                that has none.
         """
     def busy(self) -> tuple[int, str, float] | None:
-        """What an env is in: (env, "step", "reset" or "call", seconds); None: nothing."""
+        """The present call of an env: (env, "step", "reset" or "call", seconds); None: none."""
     def begin_call(self, env: int) -> None:
         """Notes that a method of an env is called now, or an attribute got or set."""
     def end_call(self, env: int) -> None:
-        """Notes that it has ended."""
+        """Notes that this call has ended."""
     def take_rollouts(self, rollouts: Results) -> None:
-        """Takes frames that follow those in the segment, in place of any before."""
+        """Takes the frames of rollouts, in place of any before."""
     def record(self, recorder: Recorder | None) -> None:
-        """Has what is done from now on be recorded; None: not any more."""
+        """Starts recording a trace; None stops it."""
     def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:
-        """Serves until told to close (True) or until the parent is gone (False).
+        """Serves until a request to close (True) or until the parent is gone (False).
 
         Args:
             parent_alive: Asked between slices of sleep.
@@ -553,17 +554,17 @@ class WorkerLoop:
                 without a request. None: go on sleeping in slices.
         """
     def serve_pending(self) -> bool:
-        """Serves what was requested so far; False after a request to close."""
+        """Serves the requests that are there; False after a request to close."""
 
 # The parent's side
 
 class Alarms:
-    """Descriptors that wake workers which doze, one each."""
+    """Descriptors that wake dozing workers, one for each."""
 
     def __init__(self, count: int = 0) -> None: ...
     def __getitem__(self, index: int) -> int: ...
     def close(self) -> None:
-        """Closes them; who rouses workers does nothing from then on."""
+        """Closes the descriptors; from then on waking workers does nothing."""
 
 class Links:
     """The parent's ends of the rings and channels of all workers."""
@@ -591,33 +592,33 @@ class Links:
             segment: Where they are.
             ranges: The envs of each worker.
             channels: The control channel of each worker; the list may change.
-            guard: Of the calls that ask, take or wait.
+            guard: Guards the calls that ask, take or wait.
             look: Raises if a worker has ended; called in every slice of a wait.
-            alarms: They wake workers that doze.
+            alarms: Wake workers that doze.
             budgets: Says how to wait.
             limits: Seconds that a step and a reset of one env may take.
-            inline: Serves what was asked where there are no processes.
+            inline: Serves requests if there are no worker processes.
             hang_after: Seconds; None: for ever.
-            hung: Is told, once, of each worker that is at something for longer, by its index, what
-                that is ((env, whether it is reset); None: something else), and the seconds.
+            hung: Called once about each worker that is busy for longer: its index, what it does
+                ((env, "step", "reset" or "call"); None: something else), and the seconds.
         """
 
     def remind(self) -> None:
-        """Calls all workers again."""
+        """Wakes all workers once more."""
 
     def pump(self) -> None:
-        """Reads and writes the channels; what comes waits in them until it is taken."""
+        """Reads and writes the channels; messages wait in them until they are taken."""
 
     def is_idle(self, worker: int) -> bool:
-        """Whether a worker has answered all that it was asked, and that was taken."""
+        """Whether all requests to a worker were answered, and the answers taken."""
     def has_answered(self, worker: int) -> bool:
-        """Whether it has answered all that it was asked, be that taken or not."""
+        """Whether a worker has answered all requests, whether taken or not."""
 
     def steps_of(self, worker: int) -> int:
-        """Steps of envs that the process which is this worker now has made."""
+        """Steps of envs made by the worker's present process."""
 
     def insight(self) -> Insight:
-        """What the segment says now of the vector env."""
+        """What the segment says about the vector env now."""
 
     def record(
         self,
@@ -626,20 +627,20 @@ class Links:
         packed: Any = None,
         descriptor: int = -1,
     ) -> None:
-        """Has what is done from now on be recorded; None: not any more.
+        """Starts recording a trace; None stops it.
 
         Args:
-            recorder: Of this side.
-            workers: Which are to record, too; they answer nothing.
+            recorder: The recorder of this side.
+            workers: The workers that record, too; they do not answer.
             packed: The message to them.
-            descriptor: Which goes with it: of the memory.
+            descriptor: The descriptor of the memory, sent with the message.
 
         Raises:
-            RuntimeError: A worker has many such requests before it already. None was told, then.
+            RuntimeError: Too many such requests to a worker are pending. Nothing was sent, then.
         """
 
     def count_fault(self, name: str, number: int = 1) -> None:
-        """Counts faults, by their name in csrc/counters.h.
+        """Counts faults by their name in csrc/counters.h.
 
         Raises:
             ValueError: There is no such counter.
@@ -679,27 +680,27 @@ class Ledger:
         may_step_over: bool = True,
         in_ranges: bool = False,
     ) -> None:
-        """Takes what requests go through and results lie in.
+        """Takes the ways of requests and the places of results.
 
         Args:
-            links: To the workers.
-            frames: Of results.
+            links: The rings and channels to the workers.
+            frames: The frames of results.
             slabs: The arrays of the segment.
             autoreset: Who resets an env whose episode has ended, and when.
-            may_step_over: Whether an env may be stepped whose episode is over.
+            may_step_over: Whether an env may be stepped after its episode is over.
             in_ranges: Whether neighbours are asked together.
         """
 
     def is_out(self, env: int) -> bool:
-        """Whether it was asked and not taken."""
+        """Whether an env was asked and its answer not taken."""
     def has_failed(self, env: int) -> bool:
-        """Whether it has raised, and nothing is decided about that."""
+        """Whether an env has raised, and nothing is decided about it yet."""
     def is_over(self, env: int) -> bool:
-        """Whether its last results ended an episode."""
+        """Whether the env's last results ended an episode."""
     def is_broken(self, env: int) -> bool:
-        """Whether its next step is answered by a truncation."""
+        """Whether the env's next step is answered by a truncation."""
     def num_missing(self, envs: Envs) -> int:
-        """How many requests to these, at least, are not answered."""
+        """At least how many requests to these envs are pending."""
     def check(self, envs: Envs) -> None:
         """Raises ValueError unless each of these is an env, once, and may be asked something."""
     def step_all(self, actions: Any, pack: Callable[[Any], Any], rollout_frame: int = -1) -> None:
@@ -729,8 +730,8 @@ class Ledger:
             envs: Which, in order.
             packed: The message of each worker whose envs these are.
             resets: (seed, options) of each, of a command that resets them; None: it has results.
-            descriptors: That go with each message.
-            repeat: Whether a reset that is lost is repeated with its seed and options.
+            descriptors: Descriptors sent with each message.
+            repeat: Whether a lost reset is repeated with its seed and options.
         """
     def close(self) -> None:
         """Asks all workers to close their envs and end.
@@ -739,9 +740,9 @@ class Ledger:
             RuntimeError: A request ring is full.
         """
     def wait_all(self, timeout: float | None) -> bool:
-        """Waits until all requests are answered; False: the time is up first."""
+        """Waits until all requests are answered; False if the time is up first."""
     def wait(self, wanted: int, timeout: float | None, requests: bool = False) -> bool:
-        """Waits until so many more may have answered; False: the time is up first."""
+        """Waits until so many more may have answered; False if the time is up first."""
     def wait_ready(
         self, wanted: int, envs: Envs | None = None, timeout: float | None = None
     ) -> int:
@@ -751,11 +752,11 @@ class Ledger:
             DONE; TIME_UP; or SEE_TO: a message must be read, or an env has raised.
         """
     def look_around(self) -> None:
-        """Looks after signals, channels, workers and limits."""
+        """Checks signals, channels, workers and limits."""
     def look_if_due(self) -> None:
-        """The same, if that was a slice ago."""
+        """Checks likewise, if the last check was a slice ago."""
     def take_all(self, vector_env: Any, arrays: bool = True) -> tuple[Any, ...] | None:
-        """Takes four arrays and infos of all, asked at once; None if something is not as usual."""
+        """Takes a lockstep request's four arrays and infos; None in an exceptional case."""
     def pop(self) -> None:
         """Takes the answers that are there."""
     def owed_by(self, worker: int) -> int:
@@ -767,31 +768,31 @@ class Ledger:
         failures: list[Failure],
         results: list[Any] | None,
     ) -> None:
-        """Takes the message that must come next."""
+        """Takes the next message of a worker."""
     def lose(self, worker: int) -> None:
-        """Notes that a worker is dead; what it has answered in whole holds."""
+        """Notes that a worker is dead; its complete answers remain valid."""
     def is_lost(self, worker: int) -> bool:
-        """Whether it is dead, and has no successor."""
+        """Whether a worker is dead and has no successor."""
     def passed_over(self, failure: Failure) -> None:
-        """Notes that nothing is to be done about what an env has raised."""
+        """Withdraws an env's failure, as its worker was replaced."""
     def retire(self, worker: int) -> None:
-        """Notes that a worker is dead and gets no successor: nobody waits for its envs."""
+        """Notes that a worker is dead and gets no successor: its envs are not waited for."""
     def lost_resets(self, worker: int) -> list[int]:
-        """Envs of a dead worker that are lost in a reset of the user's."""
+        """Envs of a dead worker that were lost in a reset by the caller, or raised in it."""
     def revive(self, worker: int, fault: Fault) -> None:
-        """Notes that a worker has a successor: asks or answers again what was lost."""
+        """Notes that a worker has a successor, and repeats or answers what was lost."""
     def mend(self, failure: Failure, fault: Fault) -> None:
-        """Answers for an env that has raised."""
+        """Answers in place of an env that has raised."""
     def give_up(self, failure: Failure) -> None:
-        """Leaves it to the caller what an env has raised."""
+        """Leaves an env's exception to the caller."""
     def forget(self) -> None:
-        """Drops all answers, none of which is still to come."""
+        """Discards all answers, none of which is pending."""
     def oldest(self, count: int) -> Envs:
-        """The envs that have been ready for longest, at most so many."""
+        """The envs that have been ready for longest, at most so many of them."""
     def those_ready(self, envs: Envs) -> Envs:
-        """Those of these envs that are ready."""
+        """The ready ones of these envs."""
     def ready(self) -> Envs:
-        """All envs that are ready, by index."""
+        """All ready envs, by index."""
     def take(
         self,
         envs: Envs,
@@ -808,22 +809,22 @@ class Ledger:
         dict[int, Any],
         list[int],
     ]:
-        """Takes envs that are ready.
+        """Takes ready envs.
 
         Returns:
-            They; four arrays and infos; the lease; what is told; failures; results of a command;
-            envs whose command was lost.
+            The envs; four arrays and infos; the lease; reports of faults; failures; results of a
+            command; envs whose command was lost.
         """
 
 class Told:
-    """What an env's answer tells of its worker.
+    """Report of a fault in an env's next answer.
 
     Attributes:
-        fault: What has befallen it.
+        fault: The fault.
         cut_off: Whether the answer is a truncation in place of what was lost.
         last: With an autoreset in the same step: the observation the episode ended with, in a
             list; else None.
-        info: What infos say of it.
+        info: The entries for infos.
     """
 
     fault: Fault
@@ -832,49 +833,49 @@ class Told:
     info: dict[str, Any]
 
 class Batch(VectorEnv[Any, Any, Any]):
-    """Stands in for a vector env of so many envs, of which Gymnasium gathers infos."""
+    """Stand-in for a vector env of so many envs, so that Gymnasium gathers their infos."""
 
     def __init__(self, num_envs: int) -> None: ...
 
 _T = TypeVar("_T")
 
 class Guard:
-    """Refuses a call while another one is under way; knows what is pending and abandoned."""
+    """Refuses re-entrant calls and other threads'; keeps what is pending and abandoned."""
 
     pending: Any
     abandoned: bool
 
     def beside(self, function: Callable[[], _T]) -> _T:
-        """Calls a function, in the middle of a call of this thread's, too; refuses others."""
+        """Calls a function, even within a call by this thread; refused in another thread's call."""
 
     def leave_pending(self, pending: object) -> None:
-        """Notes what was begun, for another call to take."""
+        """Notes a begun operation, for another call to take."""
 
     def claim(self, pending: object) -> bool:
-        """Whether that is pending; then the call that is under way takes it, or abandons it."""
+        """Whether this is pending; if so, the present call takes it, or abandons it."""
 
     def abandon(self) -> None:
-        """What is in flight is to be discarded by the next call."""
+        """Has the next call discard what is in flight."""
 
     def settled(self) -> None:
-        """That was discarded."""
+        """Notes that it was discarded."""
 
     def both(self, begin: Callable[[], object], finish: Callable[[], _T]) -> _T:
-        """Calls one after the other; if one raises, what was asked is abandoned."""
+        """Calls both, one after the other; if one raises, what was asked is abandoned."""
 
     def record(self, recorder: Recorder | None) -> None:
-        """Has a trace note when a call ends: from then on the caller is at work; None: no more."""
+        """Has a trace note the end of each call, when the caller goes on; None stops it."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 def exclusive(method: _Method) -> _Method:
-    """A method of what has a ``guard``: refused while another one is under way."""
+    """Decorate a method of an object with a ``guard``: refused during another call."""
 
 def whole(method: _Method) -> _Method:
-    """The same; if it raises, what it has asked and not taken is abandoned."""
+    """Decorate likewise; if the method raises, what it asked and did not take is abandoned."""
 
 def raises_by_itself(attempt: Callable[..., object], *arguments: object) -> bool:
-    """Whether what has raised does so once more: else a signal's handler has raised it."""
+    """Whether a retry raises an Exception too: if not, a signal handler raised the first one."""
 
 class Loan(Generic[_T]):
     """Lends what ``begin()`` returns, in a ``with`` block; ``pending`` is the guard's meanwhile."""
@@ -890,7 +891,7 @@ def start_watchdog(descriptor: int, mark: int) -> None:
 
     Args:
         descriptor: The pidfd; it must stay open until ``stop``.
-        mark: By which the family is known; its process group goes, too, if it leads one.
+        mark: The mark of the family; its process group is killed, too, if it leads one.
 
     Raises:
         OSError: It is no pidfd, a watchdog runs already, or there can be no more threads.
@@ -910,19 +911,19 @@ def mark_process(mark: int) -> None:
     """
 
 def signal_marked(marks: Sequence[int], number: int, spared: int = 0) -> int:
-    """Sends a signal to every process with one of these marks, but to this one.
+    """Sends a signal to every process with one of these marks, except this one.
 
     Args:
         marks: The marks.
         number: Of the signal; 0: none.
-        spared: Another process that gets none.
+        spared: Another process that gets no signal.
 
     Returns:
         How many there are.
     """
 
 def is_unhandled(number: int) -> bool:
-    """Whether nobody in this process, Python or C, has a handler for a signal, or ignores it."""
+    """Whether this process neither handles nor ignores a signal, in Python or C."""
 
 def guard_handler(number: int, descriptor: int) -> None:
     """Puts a handler around the one that a signal has, which writes to a descriptor.

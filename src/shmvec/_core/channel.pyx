@@ -1,12 +1,12 @@
 """Control channels: messages through a socket, each with the number of the request it belongs to.
 
-The step path does not come here. Commands, their results, errors and what is too large for the
-rings do.
+Channels carry commands, their results, errors and messages too large for the rings; steps do not
+use them.
 
-Nothing here blocks, and nothing runs Python code between a system call and the note of what it did:
-a signal handler that raises finds every message either whole, or read and written in part, which
-the channel remembers. What nobody waits for any more is dropped by its number. Another thread may
-close it meanwhile, so each call is one piece, on a Python without a GIL, too.
+No call blocks or runs Python code between a system call and the note of what it did. So a signal
+handler that raises finds each message whole, or partly read or written, as the channel remembers.
+A message that no call waits for any more is discarded by its number. Another thread may close the
+channel at any time, so each call is one critical section, also on a Python without a GIL.
 csrc/model/channel.pml is the model.
 """
 

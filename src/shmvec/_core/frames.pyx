@@ -1,10 +1,10 @@
 """Where each env's results are: in frames of the segment, or in those of a rollout.
 
-A request says into which frame its results go. There is one, unless batches are handed out as views
-(*leasing*: what somebody holds is not written), or faults are dealt with (*keep_last*: an env whose
-results are lost gets its last ones again). Beside the frame it may name a block of the pool, where
-workers write observations as well: frames are numbered through, first those at home with no block,
-then the same with each of the blocks, then those of rollouts.
+Each request names the frame for its results. There is one frame, unless batches are handed out as
+borrowed views (*leasing*: a frame that is held is not written), or faults are handled (*keep_last*:
+an env whose results are lost keeps its last ones). A frame's number may also name a block of the
+pool, where workers write observations as well: first come the frames at home without a block, then
+the same frames with each of the blocks, then the frames of rollouts.
 """
 
 cimport cython
@@ -42,7 +42,7 @@ cdef class Frames:
     # ---- where new results go ----------------------------------------------------------------
 
     cdef Py_ssize_t free(self, const Py_ssize_t[::1] envs):
-        """A frame in which none of these envs' rows is leased, or shows the last results; or -1."""
+        """A frame where no row of these envs is leased or shows the last results; -1 if none."""
         cdef Py_ssize_t frame
         cdef Py_ssize_t i
         cdef Py_ssize_t row
@@ -57,7 +57,7 @@ cdef class Frames:
         return -1
 
     cdef Py_ssize_t choose(self, const Py_ssize_t[::1] envs) except -1:
-        """A frame at home into which results of these envs, none of which is out, may go."""
+        """A frame at home for new results of these envs, none of which is in flight."""
         cdef Py_ssize_t frame
         cdef Py_ssize_t i
         if not self.several:
@@ -65,13 +65,13 @@ cdef class Frames:
         frame = self.free(envs)
         if frame >= 0:
             return frame
-        if not self.leasing:  # their last results are in one frame here, in another there
+        if not self.leasing:  # their last results are not all in one frame
             for i in range(envs.shape[0]):
                 if self.rows[envs[i]] != envs[i]:
                     self.home.copy_row(self.home, self.rows[envs[i]], envs[i])
                     self.rows[envs[i]] = envs[i]
             return 1
-        gc.collect()  # batches that only a cycle keeps
+        gc.collect()  # frees batches that only a reference cycle keeps
         frame = self.free(envs)
         if frame < 0:
             raise BufferError(
@@ -82,7 +82,7 @@ cdef class Frames:
         return frame
 
     cdef int aim(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1:
-        """Says where the results of these envs will be."""
+        """Notes where the results of these envs will be."""
         cdef Py_ssize_t i
         for i in range(envs.shape[0]):
             self.last_rows[envs[i]] = self.rows[envs[i]]
@@ -118,7 +118,7 @@ cdef class Frames:
         return 0
 
     cdef int aim_some(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1:
-        """Says that the results of these envs will be in a frame of a rollout."""
+        """Notes that the results of these envs will be in a frame of a rollout."""
         cdef Py_ssize_t i
         self.block = -1
         self.uneven = True
@@ -135,7 +135,7 @@ cdef class Frames:
     # ---- rollouts ----------------------------------------------------------------------------
 
     def take_rollouts(self, rollouts):
-        """Frames that follow those at home, in place of any before."""
+        """Takes the frames of rollouts, in place of any before."""
         self.come_home()
         self.rollouts = rollouts
 
@@ -148,7 +148,7 @@ cdef class Frames:
         self.meet(frame)
 
     cpdef meet(self, Py_ssize_t frame):
-        """Says that the last results of all envs are, or will be, in a frame of a rollout."""
+        """Notes that the last results of all envs are, or will be, in a frame of a rollout."""
         self.away = frame
         if self.uneven:
             self.ahead[:] = 0
@@ -160,13 +160,13 @@ cdef class Frames:
         return frames * self.num_envs + np.asarray(self.everyone)
 
     def end_rollout(self):
-        """What is written to the last frame of a rollout from now on is the user's."""
+        """Brings the last results home: their frame is the user's from now on."""
         self.come_home()
 
     cdef int come_home(self, Py_ssize_t asked=0) except -1:
         """Copies the last results to the frames in the segment if they are in a rollout.
 
-        Not while some of the `asked` are still to be written there.
+        Raises while results of the `asked` are still pending there.
         """
         if asked > 0 and self.uneven:
             raise RuntimeError(
@@ -180,7 +180,7 @@ cdef class Frames:
         return 0
 
     def end(self):
-        """The vector env is closed: lets go of memory that nobody looks at."""
+        """Releases memory that is no longer in use, as the vector env is closed."""
         with cython.critical_section(self):
             self.block = -1
             if self.pool is not None:
@@ -189,7 +189,7 @@ cdef class Frames:
     # ---- single envs -------------------------------------------------------------------------
 
     cdef Results where(self, Py_ssize_t env, Py_ssize_t *row, Py_ssize_t *last):
-        """Where an env's last results are, and those before them."""
+        """Where an env's last results are, and the ones before them."""
         if self.away < 0:
             row[0] = self.rows[env]
             last[0] = self.last_rows[env]
@@ -207,7 +207,7 @@ cdef class Frames:
         return results.terminated_of[row] or results.truncated_of[row]
 
     cdef bint was_over(self, Py_ssize_t env):
-        """Whether those before its last results did."""
+        """Whether the results before its last ones ended an episode."""
         cdef Py_ssize_t row
         cdef Py_ssize_t last
         cdef Results results = self.where(env, &row, &last)
@@ -226,7 +226,7 @@ cdef class Frames:
         return 0
 
     cdef object last_observation(self, Py_ssize_t env, bint before):
-        """An env's last observation; or the one before, whose step it was asked for is lost."""
+        """An env's last observation; with ``before``, the one before it, as the step is lost."""
         cdef Py_ssize_t row
         cdef Py_ssize_t last
         cdef Results results = self.where(env, &row, &last)
@@ -242,7 +242,7 @@ cdef class Frames:
     # ---- results -----------------------------------------------------------------------------
 
     cdef Py_ssize_t first_row(self):
-        """Where the last results lie, if in one frame; else -1."""
+        """The first row of the last results if they lie in one frame; else -1."""
         cdef Py_ssize_t env
         for env in range(1, self.num_envs):
             if self.rows[env] != self.rows[0] + env:
@@ -261,16 +261,16 @@ cdef class Frames:
     cdef tuple all(self, bint usual):
         """Observations, rewards, terminations and truncations of all envs.
 
-        `usual` are results that all envs have written as they were last asked to, all at once.
+        `usual` says that all envs have written their results in one lockstep request, the last.
         """
         cdef Results home = self.home
-        if self.away >= 0:  # nobody was asked since
+        if self.away >= 0:  # no env was asked since
             self.come_home()
         cdef Py_ssize_t block
         observations = None
-        with cython.critical_section(self):  # another thread may close it: `end`
+        with cython.critical_section(self):  # another thread may call `end`
             block = self.block
-            self.block = -1  # it is handed out once, and else not at all
+            self.block = -1  # it is handed out once at most
             if usual and block >= 0:
                 observations = (<Codec>self.pool.codecs[block]).lend(self.pool)
         if observations is None:
@@ -282,11 +282,11 @@ cdef class Frames:
         return observations, home.rewards[index], home.terminations[index], home.truncations[index]
 
     cdef tuple some(self, object envs):
-        """Those of some envs, in this order, and the lease if these are views."""
+        """Results of some envs, in this order, and the lease if these are views."""
         cdef Py_ssize_t i
         cdef Py_ssize_t count = len(envs)
         cdef const Py_ssize_t[::1] row_of
-        if self.away >= 0:  # whoever fills a rollout reads it there; others take copies
+        if self.away >= 0:  # the filler of a rollout reads it there; others get copies
             return self.rollouts.gather(self.rows_away()[envs]), None
         if not self.several:
             return self.home.gather(envs), None

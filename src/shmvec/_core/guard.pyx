@@ -1,8 +1,8 @@
-"""One call at a time: another thread's, or one out of a signal's handler, is refused (csrc/guard.h).
+"""Guard of one call at a time: re-entrant calls and other threads' are refused (csrc/guard.h).
 
-The calls that ask envs, take their answers or replace workers enter a guard and leave it in C, where
-no signal's handler can raise between the two. So a call that is left by an exception, whatever it was
-and wherever it came from, has left the guard, and has abandoned what it asked and did not take.
+Calls that ask envs, take their answers or replace workers enter and leave a guard in C, where no
+signal handler can raise in between. So a call that ends with an exception, whatever it is and
+wherever it comes from, has left the guard and abandoned what it asked and did not take.
 """
 
 cimport cython
@@ -32,7 +32,7 @@ cdef class Guard:
         return 0
 
     cdef void leave(self) noexcept:
-        if self.trace is not NULL:  # however the call has ended
+        if self.trace is not NULL:  # however the call ended
             sv_trace_enter(self.trace, SV_TRACE_CALLER, sv_now_ns())
         sv_guard_leave(&self.guard)
 
@@ -58,7 +58,7 @@ cdef class Guard:
         self.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder
 
-    # ---- what is in flight, and whose that is ------------------------------------------------
+    # ---- what is in flight, and which thread asked it ----------------------------------------
 
     cdef void note_asked(self) noexcept:
         self.asked += 1
@@ -66,7 +66,7 @@ cdef class Guard:
         self.asker = PyThread_get_thread_ident()
 
     cdef void abandon_own(self, uint64_t asked) noexcept:
-        """Abandons what this thread has asked since it was asked so often, and has not taken."""
+        """Abandons what this thread has asked since the count was ``asked``, and has not taken."""
         if self.owing and self.asked != asked and self.asker == PyThread_get_thread_ident():
             self.pending = None
             self.abandoned = True
@@ -100,7 +100,7 @@ cdef class Guard:
 
 
 def raises_by_itself(attempt, *arguments):
-    """Whether what has raised an Exception does so once more: else a signal's handler has raised it."""
+    """Whether a retry raises an Exception too: if not, a signal handler raised the first one."""
     try:
         attempt(*arguments)
     except Exception:
@@ -162,7 +162,7 @@ cdef class Loan:
         self.end(self.keeps and kind is None)
 
     def __del__(self):
-        # Its borrower is gone, by an exception between `__enter__` and the block of its `with`.
+        # An exception between `__enter__` and the block of the `with` has lost the borrower.
         self.end(False)
 
     cdef int end(self, bint keeps) except -1:

@@ -1,8 +1,8 @@
-"""The infos of answers, and observations that are in no slab: from rings and channels to a batch.
+"""Infos of answers, and observations that are in no slab: from rings and channels to a batch.
 
-Reading them takes nothing away: a message keeps its room in its ring, or its place in ``held``, until
-its env is taken. So whatever breaks a reading off (a signal's handler that runs while something is
-unpickled, in an ``_add_info`` of the user's) loses nothing: the next one begins anew.
+Reading removes nothing: a message keeps its room in its ring, or its place in ``held``, until its
+env is taken. So a reading that is interrupted (by a signal handler during unpickling, or in the
+user's ``_add_info``) loses nothing: the next one starts from the beginning.
 """
 
 from libc.stdint cimport uint8_t, uint32_t
@@ -21,7 +21,7 @@ cdef object _plain_add_info = VectorEnv._add_info
 
 
 cdef class Inbox:
-    """Messages of answers that were not taken yet."""
+    """Messages of answers that have not been taken yet."""
 
     def __init__(self, Links links, slabs, const uint32_t[::1] workers,
                  const uint32_t[::1] sequences, uint32_t[::1] flags):
@@ -36,7 +36,7 @@ cdef class Inbox:
         self.held = {}
 
     cdef int renew(self, uint32_t worker) except -1:
-        """Begins to read a worker's ring from its start."""
+        """Starts reading a worker's ring from its beginning."""
         self.decoders[worker] = InfoDecoder(
             self.links.segment, worker, True, self.columns, self.observations, self.slabs.finals)
         return 0
@@ -44,7 +44,7 @@ cdef class Inbox:
     # ---- what is there -----------------------------------------------------------------------
 
     cdef bint has_any(self, const Py_ssize_t[::1] envs) noexcept:
-        """Whether one of these envs has sent something."""
+        """Whether one of these envs has sent a message."""
         cdef Py_ssize_t i
         if self.held:
             return True
@@ -54,7 +54,7 @@ cdef class Inbox:
         return False
 
     cdef int put(self, Py_ssize_t env, uint32_t kind, message) except -1:
-        """Keeps a message that is in no ring."""
+        """Keeps a message that came through a channel."""
         if kind == OBSERVATION:
             self.observations.write(env, message[""])
         else:
@@ -62,7 +62,7 @@ cdef class Inbox:
         return 0
 
     cdef int hold(self, Py_ssize_t env) except -1:
-        """Takes what an env has sent out of the ring; to be called in the order of answers."""
+        """Moves an env's messages from the ring to ``held``; call it in the order of answers."""
         cdef InfoDecoder decoder
         if not self.flags[env] & MESSAGES:
             return 0
@@ -70,7 +70,7 @@ cdef class Inbox:
             self.rewind()
         decoder = self.decoders[self.workers[env]]
         while decoder.next(self.sequences[env]) and decoder.env <= env:
-            if decoder.env == env:  # else of one that failed
+            if decoder.env == env:  # otherwise it belongs to an env that failed
                 info = decoder.take_one(None, None)
                 if info is not None:
                     self.held.setdefault(env, []).append(info)
@@ -79,16 +79,16 @@ cdef class Inbox:
         return 0
 
     cdef int order(self, const Py_ssize_t[::1] ready, const Py_ssize_t[::1] envs) except -1:
-        """Takes infos out of the rings where they lie in another order than that of these envs.
+        """Moves infos out of the rings if their order there is not that of these envs.
 
         Args:
-            ready: All that have answered, in the order of their answers.
-            envs: Those of them whose infos are wanted.
+            ready: All envs that have answered, in the order of their answers.
+            envs: The ones whose infos are wanted.
         """
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef Py_ssize_t position
-        places = np.full(self.workers.shape[0], envs.shape[0], np.intp)  # after all: left there
+        places = np.full(self.workers.shape[0], envs.shape[0], np.intp)  # past the end: not moved
         cdef Py_ssize_t[::1] place = places
         for i in range(envs.shape[0]):
             place[envs[i]] = i
@@ -111,7 +111,7 @@ cdef class Inbox:
     # ---- infos of a batch --------------------------------------------------------------------
 
     cdef int rewind(self) except -1:
-        """Undoes a reading that was broken off, or was not taken."""
+        """Undoes a reading that was interrupted, or whose envs were not taken."""
         cdef InfoDecoder decoder
         self.unread = False
         for decoder in self.decoders:
@@ -119,7 +119,7 @@ cdef class Inbox:
         return 0
 
     cdef list each_of_all(self, list workers, uint32_t sequence):
-        """Infos of all, of which these workers' envs sent some: one dict for each."""
+        """Infos of all envs, some sent by these workers: one dict for each env."""
         cdef InfoDecoder decoder
         cdef list each = [{} for _ in range(self.workers.shape[0])]
         self.unread = True
@@ -130,7 +130,7 @@ cdef class Inbox:
         return each
 
     cdef dict gather_all(self, list workers, uint32_t sequence, vector_env):
-        """Infos of all, of which these workers' envs sent some: Gymnasium's dict of arrays."""
+        """Infos of all envs, some sent by these workers: Gymnasium's dict of arrays."""
         cdef InfoDecoder decoder
         cdef dict infos = {}
         self.unread = True
@@ -143,7 +143,7 @@ cdef class Inbox:
         return infos
 
     cdef list each(self, const Py_ssize_t[::1] envs):
-        """Infos of these envs: one dict for each, as it was returned."""
+        """Infos of these envs: one dict for each, as the env returned it."""
         cdef Py_ssize_t i
         for i in range(envs.shape[0]):
             self.hold(envs[i])
@@ -151,7 +151,7 @@ cdef class Inbox:
 
     cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict told,
                        vector_env):
-        """Infos of these envs, with what is told: Gymnasium's dict of arrays."""
+        """Infos of these envs, with reports of faults: Gymnasium's dict of arrays."""
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef object infos = {}
@@ -175,7 +175,7 @@ cdef class Inbox:
 
     cdef object add_others(self, object infos, Py_ssize_t env, Py_ssize_t row, dict told,
                            vector_env):
-        """Adds what is held and told of an env; what cannot be added is dropped, and raises."""
+        """Adds an env's held infos and its report; discards what cannot be added, and raises."""
         cdef list held = self.held.get(env, [])
         cdef list others = held + [told[env].info] if told and env in told else held
         for info in others:
@@ -184,7 +184,7 @@ cdef class Inbox:
             except Exception:
                 if raises_by_itself(vector_env._add_info, infos, info, row):
                     self.held[env] = [each for each in held if each is not info]
-                    if len(self.held[env]) == len(held):  # it was the last, what is told
+                    if len(self.held[env]) == len(held):  # none of the held: it was the report
                         del told[env]
                 raise
         return infos
@@ -192,7 +192,7 @@ cdef class Inbox:
     # ---- the end of a batch ------------------------------------------------------------------
 
     cdef int give_back(self) except -1:
-        """Gives back the room of what was read."""
+        """Gives the room of what was read back to the rings."""
         cdef InfoDecoder decoder
         self.unread = False
         for decoder in self.decoders:
@@ -200,13 +200,13 @@ cdef class Inbox:
         return 0
 
     cdef int drop(self, Py_ssize_t env) except -1:
-        """Drops what is held of an env."""
+        """Discards an env's held messages."""
         if self.held:
             self.held.pop(env, None)
         return 0
 
     cdef int clear(self, uint32_t sequence) except -1:
-        """Drops all that was sent in answer to requests before this one."""
+        """Discards all messages of answers to requests before this one."""
         cdef InfoDecoder decoder
         self.rewind()
         self.held.clear()
@@ -218,7 +218,7 @@ cdef class Inbox:
 
 
 cdef object _merged(list infos):
-    """One dict: the one that was returned, if it was one."""
+    """One dict from these; if there is only one, that one itself."""
     if len(infos) == 1:
         return infos[0]
     return {key: info[key] for info in infos for key in info}

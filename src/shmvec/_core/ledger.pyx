@@ -1,14 +1,14 @@
 """The ledger of a vector env: which env was asked what, and which has answered.
 
-Nothing about that is kept anywhere else. A call has three parts. It *prepares*: whatever may raise,
-be refused or run Python code of others changes nothing that another call can see. It *commits*: what
-was asked or taken is noted, and requests are put on rings, without a call of Python code. It
-*publishes*: the bell is rung, results are returned. So an exception at any moment, of a signal's
-handler for instance, leaves the ledger true: envs that were asked are in flight.
+The ledger is the only place that keeps this. Each call has three phases. *Prepare* does everything
+that may raise, be refused or run other people's Python code; it changes nothing that another call
+can see. *Commit* notes what was asked or taken and puts requests on rings; it calls no Python code.
+*Publish* rings the bell and returns results. So an exception at any moment, from a signal handler
+for instance, leaves the ledger true: envs that were asked are in flight.
 
-*Lockstep* is the fast path: all envs asked at once, one request a worker, and nothing done here for
-each env. What is not as usual (a fault, a message through a channel, a time limit) is first written
-to the entries of the single envs, and is then as if these had been asked one by one.
+*Lockstep* is the fast path: all envs are asked at once, with one request a worker, and the ledger
+does nothing for each env. An exceptional case (a fault, a message through a channel, a time limit)
+first writes entries for the single envs, and goes on as if they had been asked one by one.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -46,7 +46,7 @@ DONE, SEE_TO, TIME_UP = range(3)
 cdef double FOR_EVER_S = 1e9
 
 cdef enum State:
-    IDLE    # nothing was asked of it, or its answer was taken; broken, if `after` says so
+    IDLE    # not asked, or its answer was taken; broken if `after` says so
     OUT     # in flight: asked, and has not answered
     READY   # it has answered: it is in the queue
     LOST    # asked, and its worker has died
@@ -118,12 +118,12 @@ cdef class Ledger:
 
     @property
     def num_out(self):
-        """How many of these have still to answer."""
+        """How many of the asked envs have not answered yet."""
         return self.num_asked - self.num_ready
 
     @property
     def owing(self):
-        """Workers of which a message must come before their answers can be taken."""
+        """Workers whose answers can be taken only after a message that has not come yet."""
         if self.num_owed == 0:
             return ()
         return [worker for worker in range(len(self.owed)) if self.owed[worker]]
@@ -144,10 +144,10 @@ cdef class Ledger:
         return env in self.after and self.after[env][1]
 
     def num_missing(self, const Py_ssize_t[::1] envs):
-        """How many requests to these envs, at least, are not answered; one may be for several."""
+        """At least how many requests to these envs are pending; one may be for several envs."""
         cdef Py_ssize_t i
         cdef Py_ssize_t missing = 0
-        cdef int64_t last = -1  # a number that is not above it may have been counted
+        cdef int64_t last = -1  # a request with this number or a lower one may have been counted
         for i in range(envs.shape[0]):
             self.check_exists(envs[i])
             if self.states[envs[i]] not in (READY, IDLE) and self.sequences[envs[i]] > last:
@@ -213,7 +213,7 @@ cdef class Ledger:
         self.post_all(STEP, sequence, frame, late)
 
     cdef int send(self, dict late, uint32_t sequence) except -1:
-        """Puts the messages of a request into channels; one that no request follows is dropped."""
+        """Puts the messages of a request into channels; without a request they are discarded."""
         cdef uint32_t worker
         if late:
             for worker in late:
@@ -259,7 +259,7 @@ cdef class Ledger:
             self.choose_frames(envs, False)
         elif envs.shape[0] < self.num_envs:
             self.frames.check_away()
-        self.links.sequence += <uint32_t>envs.shape[0]  # what fails below was of no later one
+        self.links.sequence += <uint32_t>envs.shape[0]  # not used again if this fails
         late = self.outbox.put(
             envs, actions, pack, base + 1, rollout_frame is None or rollout_frame < 0)
         lasts = self.last_of_broken(envs)
@@ -278,7 +278,7 @@ cdef class Ledger:
         self.post(envs, STEP, base + 1, late, lasts)
 
     cdef dict last_of_broken(self, const Py_ssize_t[::1] envs):
-        """The last observations of those of these envs whose episode ends as they are asked to step."""
+        """Last observations of the broken ones of these envs: a step ends their episodes."""
         cdef Py_ssize_t i
         cdef dict lasts = {}
         if self.num_broken > 0 and self.resets_in_step:
@@ -300,9 +300,9 @@ cdef class Ledger:
         self.post(envs, RESET, base + 1, None, None)
 
     cdef int note_reset(self, const Py_ssize_t[::1] envs, list arguments, bint repeat) except -1:
-        """Notes with which (seed, options) envs are reset, so that a reset that is lost is repeated.
+        """Notes the (seed, options) of the envs' resets, so that a lost reset can be repeated.
 
-        Part of a commit: by the ledger's own memory alone.
+        This is part of a commit: it uses the ledger's own memory only.
         """
         cdef Py_ssize_t i
         cdef Py_ssize_t env
@@ -316,7 +316,7 @@ cdef class Ledger:
 
     cdef int post(self, const Py_ssize_t[::1] envs, uint32_t operation, uint32_t sequence,
                   dict late, dict lasts) except -1:
-        """Commits a request for each of these envs, or for neighbours together, and rings."""
+        """Commits a request for each of these envs, or one for neighbours, and rings the bell."""
         cdef Links links = self.links
         cdef Py_ssize_t i = 0
         cdef Py_ssize_t j
@@ -343,12 +343,12 @@ cdef class Ledger:
                     self.enter(envs[j], operation, sequence + <uint32_t>i)
                 self.ranges_out |= count > 1
             i += count
-        for env in broken:  # after the others: what these are asked has later numbers
+        for env in broken:  # last, because their requests have later numbers
             self.cut(env, self.told[env].fault, lasts)
         return links.ring(SV_EVERYONE if broken else mask)
 
     cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
-        """How many envs one request can be for: then they answer at once.
+        """How many of these envs one request can name; they then answer together.
 
         Where frames are leased, all of a worker if they come next, so that they lie side by side in
         one frame; where they may be `ranging`, those of a worker that come next, in order.
@@ -359,7 +359,7 @@ cdef class Ledger:
         cdef Py_ssize_t all_of_it = links.counts[worker]
         cdef Py_ssize_t count = 1
         if self.outbox.encoders is not None or not (self.ranging or self.frames.leasing):
-            return 1  # messages name requests of single envs
+            return 1  # a message belongs to the request of a single env
         while (begin + count < envs.shape[0] and envs[begin + count] == envs[begin] + count
                 and envs[begin + count] < first + all_of_it):
             count += 1
@@ -390,7 +390,7 @@ cdef class Ledger:
             self.choose_frames(envs, True)
         links.sequence += 1
         sequence = links.sequence
-        for worker in packed:  # first: a message that no request follows is dropped
+        for worker in packed:  # first: without a request a message is discarded
             links.channels[worker].put(sequence, packed[worker], descriptors)
         links.talking = True
         links.guard.note_asked()
@@ -411,7 +411,7 @@ cdef class Ledger:
         links.ring(self.mask_of(envs))
 
     def close(self):
-        """Asks all workers to close their envs and end: any thread may, nobody waits for answers."""
+        """Asks all workers to close their envs and end; does not wait; any thread may call it."""
         self.links.ask_to_close()
 
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1:
@@ -439,7 +439,7 @@ cdef class Ledger:
         return 0
 
     cdef int aim(self, Py_ssize_t env) except -1:
-        """Says where the results of an env will be: in the frame that was chosen."""
+        """Notes that the results of an env will be in the frame chosen for it."""
         cdef Frames frames = self.frames
         if self.chosen[env] >= 0:
             frames.last_rows[env] = frames.rows[env]
@@ -447,7 +447,7 @@ cdef class Ledger:
         return 0
 
     cdef uint32_t mask_of(self, const Py_ssize_t[::1] envs):
-        """Whom to wake for these envs: their workers, or all if that is most of them."""
+        """Workers to wake for these envs: their own, or all workers if these are most of them."""
         cdef Py_ssize_t i
         cdef uint32_t mask = 0
         if 2 * envs.shape[0] > <Py_ssize_t>self.links.num_workers:
@@ -471,11 +471,11 @@ cdef class Ledger:
             fault, breaks = self.after.pop(env)
             self.num_broken -= breaks
             self.told[env] = tell(fault, False, None)
-        self.inbox.drop(env)  # of answers that nobody took
+        self.inbox.drop(env)  # left from answers that were never taken
         return 0
 
     cdef int leave(self, Py_ssize_t env, int state) except -1:
-        """Notes that an env is not out any more."""
+        """Notes that an env is no longer in flight."""
         if self.operations[env] == COMMAND and (
                 self.states[env] == OUT or self.states[env] == LOST):
             self.calls_out -= 1
@@ -494,19 +494,19 @@ cdef class Ledger:
     # ---- waiting -----------------------------------------------------------------------------
 
     def wait_all(self, timeout):
-        """Waits until all requests are answered; False: the time is up first."""
+        """Waits until all requests are answered; False if the time is up first."""
         return self.links.wait_for(self.links.issued, timeout)
 
     def wait(self, Py_ssize_t wanted, timeout, bint requests=False):
-        """Waits until so many more envs or requests may be answered. False: the time is up first."""
+        """Waits until so many more envs or requests may be answered; False if time is up first."""
         cdef Links links = self.links
         cdef uint32_t done = links.issued - self.open_requests
         cdef sv_budget usual = links.waiter.budget
         if self.lockstep:
             return self.wait_all(timeout)
-        if self.open_requests == 0:  # nothing would ever come
+        if self.open_requests == 0:  # no answer would ever come
             raise RuntimeError("the segment is damaged: answers are lost")
-        if self.ranges_out and not requests:  # one answer may be that of many
+        if self.ranges_out and not requests:  # one answer may be for many envs
             wanted = 1
         if usual.pause == 0:
             # A worker to which the core is yielded keeps it until it has answered all that it was
@@ -553,18 +553,18 @@ cdef class Ledger:
                 return TIME_UP
 
     def look_around(self):
-        """Looks after signals, channels, workers and limits, as a wait does after each slice."""
+        """Checks signals, channels, workers and limits, as a wait does after each slice."""
         self.links.look_around()
 
     def look_if_due(self):
-        """The same now and then, also where others leave nothing to wait for."""
+        """Does the same now and then, also if there is never anything to wait for."""
         if sv_now_ns() - self.links.looked_at >= self.links.slice_ns:
             self.links.look_around()
 
     # ---- answers -----------------------------------------------------------------------------
 
     cdef int spread(self) except -1:
-        """Writes what was asked of all to the entries of the single envs."""
+        """Writes a lockstep request to the entries of the single envs."""
         cdef Links links = self.links
         cdef Py_ssize_t env
         cdef uint32_t worker
@@ -584,10 +584,10 @@ cdef class Ledger:
         return 0
 
     def take_all(self, vector_env, bint arrays=True):
-        """Waits for all that were asked at once, and takes them: four arrays and infos.
+        """Waits for a lockstep request and takes its answers: four arrays and infos.
 
-        None if something is not as usual, or they were asked one by one: then it is for
-        `wait_ready` and `take`.
+        None in an exceptional case, or if envs were asked one by one: `wait_ready` and `take` serve
+        these.
 
         Args:
             vector_env: Gathers the infos; None: one dict an env.
@@ -632,7 +632,7 @@ cdef class Ledger:
         return results
 
     cdef int pop_all(self) except -1:
-        """Takes the answers to what was asked in lockstep, which are all there."""
+        """Takes the answers to a lockstep request, all of which are there."""
         cdef Links links = self.links
         cdef uint32_t worker
         self.irregular = False
@@ -663,7 +663,7 @@ cdef class Ledger:
         links.follow_if_due()
 
     cdef int settle(self, uint32_t worker, sv_record *answer) except -1:
-        """Notes an answer; in vain until its message has come, or those before it are settled."""
+        """Notes an answer; it counts once its message has come and earlier ones are settled."""
         cdef Py_ssize_t env
         cdef bint asked = False
         cdef list owed = self.owed[worker]
@@ -675,7 +675,7 @@ cdef class Ledger:
             raise RuntimeError(
                 f"the segment is damaged: worker {worker} has answered what was not asked")
         self.open_requests -= 1
-        if not owed and not answer.operation & LATE:  # the usual
+        if not owed and not answer.operation & LATE:  # the fast path
             return self.make_all_ready(answer.first, answer.count, answer.sequence)
         self.num_owed += 1
         owed.append((answer.sequence, answer.first, answer.count, answer.operation & LATE))
@@ -703,7 +703,7 @@ cdef class Ledger:
         return self.owed[worker][0][0]
 
     def deliver(self, uint32_t worker, list messages, list failures, results):
-        """Takes the message that must come next: (kind, env, message), failures and results."""
+        """Takes the next message of a worker: (kind, env, message), failures and results."""
         cdef Py_ssize_t env
         cdef dict held = {}
         sequence, first, count, _ = self.owed[worker][0]
@@ -733,7 +733,7 @@ cdef class Ledger:
     # ---- faults ------------------------------------------------------------------------------
 
     def lose(self, uint32_t worker):
-        """Notes that a worker is dead; what it has answered in whole holds.
+        """Notes that a worker is dead; its complete answers remain valid.
 
         A second call goes on with one that was interrupted.
         """
@@ -751,7 +751,7 @@ cdef class Ledger:
         self.owed[worker] = [owed for owed in self.owed[worker] if not owed[3]]
         self.num_owed += len(self.owed[worker])
         self.settle_owed(worker)
-        for i in range(self.num_ready):  # their infos are in a ring that goes
+        for i in range(self.num_ready):  # their infos are in a ring that is about to go
             env = self.queue[(self.head + i) % self.num_envs]
             if self.workers[env] == worker:
                 self.inbox.hold(env)
@@ -765,11 +765,11 @@ cdef class Ledger:
         self.lost_workers[worker] = True
 
     def is_lost(self, uint32_t worker):
-        """Whether a worker is dead, and has no successor."""
+        """Whether a worker is dead and has no successor."""
         return bool(self.lost_workers[worker])
 
     def retire(self, uint32_t worker):
-        """Notes that a worker is dead and gets no successor: nobody waits for its envs."""
+        """Notes that a worker is dead and gets no successor: its envs are not waited for."""
         cdef Links links = self.links
         cdef Py_ssize_t env
         self.lose(worker)
@@ -778,7 +778,7 @@ cdef class Ledger:
                 self.leave(env, IDLE)
 
     def lost_resets(self, uint32_t worker):
-        """Envs of a dead worker that are lost in a reset of the user's, or have raised in it."""
+        """Envs of a dead worker that were lost in a reset by the caller, or raised in it."""
         cdef Links links = self.links
         cdef Py_ssize_t env
         return [env for env in range(links.firsts[worker],
@@ -786,7 +786,7 @@ cdef class Ledger:
                 if self.states[env] in (LOST, FAILED) and self.by_user[env]]
 
     def revive(self, uint32_t worker, fault):
-        """Notes that a worker has a successor: asks or answers for what was lost."""
+        """Notes that a worker has a successor, and repeats or answers what was lost."""
         cdef Links links = self.links
         cdef Py_ssize_t env
         cdef Py_ssize_t first = links.firsts[worker]
@@ -802,18 +802,18 @@ cdef class Ledger:
         links.ring(SV_EVERYONE)
 
     cdef object last_of_lost(self, Py_ssize_t env):
-        """The observation with which the episode of an env ends whose step is lost."""
+        """The final observation of the episode of an env whose step is lost."""
         if self.resets_in_step and self.operations[env] == STEP and (
                 self.states[env] == LOST or self.states[env] == FAILED):
             return self.frames.last_observation(env, True)
         return None
 
     def has_failed(self, Py_ssize_t env):
-        """Whether an env has raised, and was not answered for."""
+        """Whether an env has raised, and the ledger has not answered in its place."""
         return self.states[env] == FAILED
 
     def mend(self, failure, fault):
-        """Answers for an env that has raised, about which nothing else is to be decided."""
+        """Answers in place of an env that has raised; nothing else is left to decide about it."""
         cdef dict lasts = {failure.env: self.last_of_lost(failure.env)}
         self.answer_lost(failure.env, fault, lasts)
         self.decided(failure)
@@ -828,11 +828,11 @@ cdef class Ledger:
         return 0
 
     def passed_over(self, failure):
-        """Notes that nothing is to be done about what an env has raised: its worker was replaced."""
+        """Withdraws an env's failure, as its worker was replaced."""
         self.decided(failure)
 
     def give_up(self, failure):
-        """Leaves it to the caller what an env has raised."""
+        """Leaves an env's exception to the caller."""
         if self.states[failure.env] == FAILED:
             self.leave(failure.env, IDLE)
         self.raised.append(failure)
@@ -847,14 +847,14 @@ cdef class Ledger:
         if self.operations[env] == STEP and not (
                 self.resets_in_next_step and self.frames.was_over(env)):
             return self.cut(env, fault, lasts)
-        if told is not None:  # it may be because of a fault that it was being reset
+        if told is not None:  # the reset itself may be due to an earlier fault
             self.told[env] = tell(fault, told.cut_off, told.last)
         else:
             self.told[env] = tell(fault, False, None)
         return self.ask_reset_instead(env)
 
     cdef int break_later(self, Py_ssize_t env, fault) except -1:
-        """The env's next answer tells a fault; it is a truncation unless the episode is over."""
+        """Has the env's next answer report a fault, as a truncation unless the episode is over."""
         cdef bint breaks = self.resets_in_step or not self.frames.over(env)
         if env in self.after:
             self.num_broken -= self.after[env][1]
@@ -863,7 +863,7 @@ cdef class Ledger:
         return 0
 
     cdef int cut(self, Py_ssize_t env, fault, dict lasts) except -1:
-        """Answers for an env by a truncation, after which it is reset as its mode says."""
+        """Answers in place of an env with a truncation; it is then reset as its mode says."""
         self.frames.truncate(env)
         self.flags[env] = 0
         if self.resets_in_step:
@@ -874,7 +874,7 @@ cdef class Ledger:
         return self.make_ready(env)
 
     cdef int ask_reset_instead(self, Py_ssize_t env) except -1:
-        """Asks an env to reset in place of what it was asked; its caller rings."""
+        """Asks an env to reset in place of its request; the caller rings the bell."""
         cdef Links links = self.links
         links.sequence += 1
         links.request(self.workers[env], links.sequence, RESET, <uint32_t>env, 1,
@@ -886,7 +886,7 @@ cdef class Ledger:
         return 0
 
     def forget(self):
-        """Drops all answers, none of which is still to come; the next ones tell their faults."""
+        """Discards all answers, none of which is pending; the next answers report their faults."""
         cdef Py_ssize_t env
         self.inbox.clear(self.links.sequence + 1)
         for env in range(self.num_envs):
@@ -905,7 +905,7 @@ cdef class Ledger:
     # ---- taking ------------------------------------------------------------------------------
 
     def oldest(self, Py_ssize_t count):
-        """The envs that have been ready for longest, at most so many."""
+        """The envs that have been ready for longest, at most so many of them."""
         count = min(count, self.num_ready)
         envs = np.empty(count, np.intp)
         cdef Py_ssize_t[::1] view = envs
@@ -915,11 +915,11 @@ cdef class Ledger:
         return envs
 
     def those_ready(self, const Py_ssize_t[::1] envs):
-        """Those of these envs that are ready; others have raised, or lost their command."""
+        """The ready ones of these envs; the others have raised or lost their command."""
         return np.array([env for env in envs if self.states[env] == READY], np.intp)
 
     def ready(self):
-        """All envs that are ready, by index."""
+        """All ready envs, by index."""
         cdef Py_ssize_t env
         cdef Py_ssize_t count = 0
         envs = np.empty(self.num_ready, np.intp)
@@ -931,9 +931,9 @@ cdef class Ledger:
         return envs
 
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays):
-        """(Envs that are ready, four arrays of theirs or of all, infos), the lease of views.
+        """(Ready envs, four arrays of theirs or of all, infos), and the lease of views.
 
-        Nothing is taken away before `commit`: what is broken off, or not wanted, can be done again.
+        Nothing is taken before `commit`: what is interrupted, or not wanted, can be repeated.
         """
         cdef const Py_ssize_t[::1] envs = which
         cdef Frames frames = self.frames
@@ -945,7 +945,7 @@ cdef class Ledger:
         if self.told:
             for i in range(envs.shape[0]):
                 told = self.told.get(envs[i])
-                if told is not None and told.cut_off:  # the reset has overwritten that
+                if told is not None and told.cut_off:  # the reset has overwritten the truncation
                     frames.mark_truncated(envs[i])
         if vector_env is None:
             if self.inbox.has_any(envs):
@@ -958,7 +958,7 @@ cdef class Ledger:
             infos = self.inbox.gather(envs, rows, self.told, batch)
         else:
             infos = {}
-        try:  # only now: observations come with the infos if they are messages
+        try:  # not earlier: observations that are messages come with the infos
             if arrays and everyone:
                 results = frames.all(False)
             elif arrays:
@@ -969,13 +969,13 @@ cdef class Ledger:
         return (which, *results, infos), lease
 
     cdef int disregard(self, error) except -1:
-        """Has what envs have sent be read no more, if an error says that it does not fit."""
+        """Stops reading what envs have sent if an error says that it does not fit."""
         for env in getattr(error, "odd", ()):
             self.flags[env] &= ~<uint32_t>MESSAGES
         return 0
 
     def take(self, envs, vector_env, everyone, arrays, among):
-        """Takes envs that are ready: they may be asked again.
+        """Takes ready envs, which may then be asked for something else.
 
         Args:
             envs: Which.
@@ -999,7 +999,7 @@ cdef class Ledger:
         return taken
 
     cdef int commit(self, const Py_ssize_t[::1] envs, failures) except -1:
-        """Notes that these envs were taken, with these failures."""
+        """Notes that these envs and failures were taken."""
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef Py_ssize_t kept = 0

@@ -1,10 +1,10 @@
 """The parent's ends of all rings: requests out, answers in, and the wait between them.
 
-``Links`` speaks the protocol and knows nothing of processes and of what envs are asked: whoever
-owns the processes passes ``look``, called at least every 50 ms of waiting, which raises when a
-worker is gone, ``alarms``, which wake workers that doze, and ``budgets``, called every second,
-which says how to wait. While it waits, it reads and writes the control channels, so that no side
-ever waits for the other to read.
+``Links`` speaks the protocol. It knows nothing of processes, nor of what envs are asked. The owner
+of the processes passes ``look``, which is called at least every 50 ms of waiting and raises when a
+worker is gone, ``alarms``, which wake workers that doze, and ``budgets``, which is called every
+second and says how to wait. ``Links`` reads and writes the control channels while it waits, so that
+no side ever waits for the other to read.
 """
 
 cimport cython
@@ -90,10 +90,10 @@ numbers = count(1)  # of this process's vector envs
 
 cdef double FOR_EVER_S = 1e9
 cdef int64_t SLICE_NS = 50_000_000
-cdef int64_t TALK_NS = 1_000_000        # the slice while there is something on the channels
-cdef int64_t BEGIN_NS = 1_000_000_000   # in which a worker should begin what it was asked
+cdef int64_t TALK_NS = 1_000_000        # the slice of a wait while channels are busy
+cdef int64_t BEGIN_NS = 1_000_000_000   # in which a worker should begin a request
 cdef int64_t FOLLOW_NS = 1_000_000_000  # between two looks at the cores
-cdef int64_t ABSENT_NS = 200_000_000    # who was away for so long may have been stopped
+cdef int64_t ABSENT_NS = 200_000_000    # a process that was away for so long may have been stopped
 
 cdef extern from "<sys/eventfd.h>" nogil:
     enum:
@@ -146,7 +146,7 @@ cdef class Alarms:
         cdef uint64_t one = 1
         for index in range(self.count):
             if mask & sv_bell_mask(index):
-                write(self.descriptors[index], &one, sizeof(one))  # full: it has not even looked
+                write(self.descriptors[index], &one, sizeof(one))  # may be full: wakes it too
 
 
 cdef class Links:
@@ -201,7 +201,7 @@ cdef class Links:
         step_limit, reset_limit = limits
         self.step_limit = -1 if step_limit is None else <int64_t>(step_limit * 1e9)
         self.reset_limit = -1 if reset_limit is None else <int64_t>(reset_limit * 1e9)
-        # Looked at often enough that a limit is not overrun by more than a quarter.
+        # Short enough that no limit is overrun by more than a quarter.
         self.slice_ns = SLICE_NS
         for limit in (self.step_limit, self.reset_limit):
             if limit >= 0:
@@ -221,7 +221,7 @@ cdef class Links:
     @closed.setter
     def closed(self, bint closed):
         self._closed = closed
-        if closed and os.getpid() == self.owner:  # a fork lets go of what others go on with
+        if closed and os.getpid() == self.owner:  # not in a fork: the owner still uses it
             sv_notice_close(self.notice)
 
     cdef int attach(self, uint32_t worker) except -1:
@@ -253,14 +253,14 @@ cdef class Links:
 
     cdef int push(self, uint32_t worker, const sv_record *request) except -1:
         cdef int pushed
-        with cython.critical_section(self):  # without a GIL, too, one producer at a time
+        with cython.critical_section(self):  # one producer at a time, also without a GIL
             pushed = sv_ring_try_push(&self.requests[worker], request)
         if pushed != SV_RING_YES:
             raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
         return 0
 
     cdef int ask_to_close(self) except -1:
-        """Asks all workers to end; any thread may: what was asked and answered is not touched."""
+        """Asks all workers to end; any thread may, as requests and answers are not touched."""
         cdef sv_record request
         cdef uint32_t worker
         request.sequence = self.sequence + 1
@@ -271,10 +271,10 @@ cdef class Links:
             self.push(worker, &request)
         if self.inline is None:
             sv_bell_ring(self.bell, SV_EVERYONE)
-        return self.wake_all()  # whatever the bell said: nobody waits for these answers in slices
+        return self.wake_all()  # whatever the bell says: no wait in slices repeats this call
 
     cdef int ring(self, uint32_t mask) except -1:
-        """Calls workers to their rings: those whose bit of the bell is in the mask."""
+        """Rings for the workers whose bit of the bell is in the mask."""
         if self.inline is None and sv_bell_ring(self.bell, mask):
             self.tally.wakes += 1
             if sv_bell_has_dozers(self.bell):
@@ -283,7 +283,7 @@ cdef class Links:
         return 0
 
     cdef int wake_all(self) except -1:
-        """Calls all workers again, whatever has become of the tails and of the bell."""
+        """Wakes all workers once more, whatever the tails and the bell say."""
         cdef uint32_t worker
         with cython.critical_section(self):
             for worker in range(self.num_workers):
@@ -292,12 +292,12 @@ cdef class Links:
         return 0
 
     def remind(self):
-        """Calls all workers again."""
+        """Wakes all workers once more."""
         self.wake_all()
 
     cdef int take(self, uint32_t worker, sv_record *answer) except -1:
         """Takes an answer of a worker; 0 if there is none."""
-        self.check_open()  # the rings hold answers to the close then
+        self.check_open()  # after a close the rings hold answers to the close
         cdef int found = sv_ring_try_pop(&self.completions[worker], answer)
         if found == SV_RING_NO:
             return 0
@@ -309,7 +309,7 @@ cdef class Links:
         return 1
 
     cdef bint is_of(self, uint32_t worker, const sv_record *answer) noexcept:
-        """Whether the envs of an answer are a worker's."""
+        """Whether the envs of an answer belong to the worker."""
         return (answer.first >= self.firsts[worker] and answer.count <= self.counts[worker]
                 and answer.first - self.firsts[worker] <= self.counts[worker] - answer.count)
 
@@ -318,7 +318,7 @@ cdef class Links:
     cdef bint wait_for(self, uint32_t target, timeout) except -1:
         """Waits until so many requests are done, counted from the first one ever.
 
-        False when the time is up first.
+        Returns False if the time is up first.
         """
         if self.waiter.trace is NULL:
             return self.wait_until(target, timeout)
@@ -331,8 +331,8 @@ cdef class Links:
         return done
 
     cdef bint wait_until(self, uint32_t target, timeout) except -1:
-        """The same. The count of those that are done says when to look at the rings; they say
-        whether they are."""
+        """Waits likewise, without a trace. The count of completions says when to look at the
+        rings; the rings say which requests are done."""
         if self.inline is not None:
             self.enter(SV_TRACE_HERE)
             self.waiting = True
@@ -356,8 +356,8 @@ cdef class Links:
             self.publish()
 
     cdef bint sleep_for(self, uint32_t target, timeout, int64_t begun) except -1:
-        """The same, from this time on, if they are not yet done."""
-        cdef int64_t deadline = -1  # none; also where its nanoseconds do not fit
+        """Waits likewise, from this time on, for requests that are not done yet."""
+        cdef int64_t deadline = -1  # no deadline; also if its nanoseconds do not fit
         if timeout is not None and timeout < FOR_EVER_S:
             deadline = begun + <int64_t>(timeout * 1e9)
         cdef int64_t reminded = begun
@@ -390,7 +390,7 @@ cdef class Links:
                 reminded = now
 
     def pump(self):
-        """Reads and writes the channels; what comes waits in them until it is taken."""
+        """Reads and writes the channels; messages wait in them until they are taken."""
         self.talking = False
         for channel in self.channels:
             if channel.pump():
@@ -402,11 +402,11 @@ cdef class Links:
         return 0
 
     cdef int look_around(self) except -1:
-        """After a slice: signals, channels, workers that have ended, limits of time."""
+        """Checks signals, channels, ended workers and time limits, after a slice of waiting."""
         cdef int64_t now = sv_now_ns()
         self.publish()
         if now - self.looked_at > self.slice_ns + ABSENT_NS:
-            # Who was stopped with its workers (Ctrl-Z, a scheduler) must not hold it against them.
+            # This process may have been stopped with its workers (Ctrl-Z, a scheduler).
             self.counted_from = now
             self.idle_since[:] = 0
         self.looked_at = now
@@ -419,7 +419,7 @@ cdef class Links:
         return 0
 
     cdef uint32_t answered(self):
-        """How many requests are done, as the rings tell, counted as `issued` is."""
+        """How many requests are done according to the rings, counted as `issued` is."""
         cdef uint32_t worker
         cdef uint32_t done = self.issued
         for worker in range(self.num_workers):
@@ -428,10 +428,10 @@ cdef class Links:
         return done
 
     cdef uint32_t count_anew(self):
-        """Counts from what the workers' count is now; returns by how much that differs.
+        """Adopts the workers' count of completions; returns by how much it differs from the rings.
 
-        It is damaged; or a worker has answered and died before it counted that; or it has not counted
-        that yet: then the next wait finds the count one too high, and counts anew.
+        Either the count is damaged; or a worker answered and died before it counted; or it has not
+        counted yet: then the next wait finds the count one too high, and adopts it as well.
         """
         cdef uint32_t difference = sv_completion_done(self.completion) - self.answered()
         self.issued += difference
@@ -440,7 +440,7 @@ cdef class Links:
     cdef int check_limits(self, int64_t now) except -1:
         """Raises if an env takes longer than it may, or a worker does not begin (SIGSTOP).
 
-        What is suspiciously long is told to `hung`, once.
+        A suspiciously long call is reported to `hung`, once.
         """
         cdef uint32_t worker
         cdef uint64_t busy
@@ -489,7 +489,7 @@ cdef class Links:
         return self.outstanding[worker] <= sv_ring_waiting(&self.completions[worker])
 
     cdef int64_t limit_of(self, uint64_t busy) noexcept:
-        """How long that may take; -1: as long as it likes."""
+        """How long a call may take; -1 if there is no limit."""
         if sv_busy_doing(busy) == SV_IN_STEP:
             return self.step_limit
         return self.reset_limit if sv_busy_doing(busy) == SV_IN_RESET else -1
@@ -527,27 +527,27 @@ cdef class Links:
     # ---- tracing -----------------------------------------------------------------------------
 
     cdef void enter(self, uint32_t kind) noexcept:
-        """For a trace: from now on this side does that. In a wait another thread has no say."""
+        """Traces what this side does from now on; other threads change nothing during a wait."""
         if self.waiter.trace is not NULL and not self.waiting:
             sv_trace_enter(self.waiter.trace, kind, sv_now_ns())
 
     def record(self, Recorder recorder, workers=(), packed=None, descriptor=-1):
-        """Has what is done from now on be recorded; None: not any more.
+        """Starts recording a trace; None stops it.
 
-        Workers are sent a message and the memory, and answer nothing: a request that is counted
-        nowhere. So envs may be out, and no worker is waited for. But what it takes on a ring is
-        never the room of what envs may be asked, and of CLOSE.
+        Workers get a message and the memory with a request that they do not answer and that is
+        counted nowhere. So envs may be in flight, and there is no wait for workers. The request
+        never takes the room on a ring that requests to envs and CLOSE may need.
         """
         cdef sv_record request
         cdef uint32_t worker
-        for worker in workers:  # before any is told
+        for worker in workers:  # before the first of them gets its request
             if sv_ring_room(&self.requests[worker]) < self.counts[worker] + 2:
                 raise RuntimeError(
                     f"worker {worker} has not come yet to the traces that were begun before: first "
                     "take the results of what its envs were asked")
         self.enter(SV_TRACE_NOTHING)
         self.sequence += 1
-        for worker in workers:  # first, as ever: a message that no request follows is dropped
+        for worker in workers:  # first: without a request a message is discarded
             self.channels[worker].put(self.sequence, packed, (descriptor,))
             self.talking = True
             request.sequence, request.operation = self.sequence, TRACE
@@ -556,7 +556,7 @@ cdef class Links:
         if workers:
             self.ring(SV_EVERYONE)
             if self.inline is not None and self.outstanding[0] == 0 and not self.waiting:
-                self.inline()  # nobody else comes to it before envs are asked something
+                self.inline()  # otherwise not served before the next request to envs
         self.waiter.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder
         self.enter(SV_TRACE_CALLER)
@@ -565,7 +565,7 @@ cdef class Links:
     # ---- workers -----------------------------------------------------------------------------
 
     cdef int renew(self, uint32_t worker) except -1:
-        """Makes the rings of a worker that is dead new, for its successor."""
+        """Renews the rings of a dead worker, for its successor."""
         self.issued -= self.outstanding[worker]
         self.outstanding[worker] = 0
         sv_segment_renew(self.segment.base, &self.segment.plan, worker)
@@ -575,25 +575,25 @@ cdef class Links:
         return self.outstanding[worker] == 0
 
     def steps_of(self, uint32_t worker):
-        """Steps of envs that the process which is this worker now has made."""
+        """Steps of envs made by the worker's present process."""
         return sv_counter_get(
             &sv_segment_counters(self.segment.base, &self.segment.plan, worker).steps)
 
-    # ---- what onlookers are told ---------------------------------------------------------------
+    # ---- what onlookers see --------------------------------------------------------------------
 
     cdef int publish(self) except -1:
-        """Makes known what it has counted."""
+        """Publishes the parent's counters."""
         self.tally.requests = self.issued
         sv_counters_publish(&self.notice.parent, &self.tally)
         return 0
 
     def insight(self):
-        """What the segment says now of the vector env."""
+        """What the segment says about the vector env now."""
         self.publish()
         return Insight(self.segment)
 
     def count_fault(self, name, number=1):
-        """Counts faults, by their name in csrc/counters.h."""
+        """Counts faults by their name in csrc/counters.h."""
         cdef sv_counter *count
         cdef const sv_counter_line *line = sv_fault_lines
         while line.name is not NULL and line.name.decode() != name:

@@ -1,7 +1,7 @@
-"""The actions of requests: from a batch to their slab, to rings, or packed for the channels.
+"""Actions of requests: from a batch to their slab, to rings, or packed for the channels.
 
-They are written before their requests are. What is broken off in between, or raises, has asked for
-nothing: what was written is overwritten, or dropped by its number, which no request has.
+Actions are written before their requests. A call that is interrupted in between, or raises, has
+asked for nothing: its actions are overwritten later, or discarded, as no request has their number.
 """
 
 from libc.stdint cimport uint32_t
@@ -14,10 +14,10 @@ from shmvec._core.codec import OtherShapeError
 
 
 cdef class Outbox:
-    """Writes what workers must have with their requests.
+    """Writer of the actions that workers need for their requests.
 
-    ``pack`` makes a message of [(env, action)]. Such a message is for who posts the requests to put
-    into a channel.
+    ``pack`` makes a message of [(env, action)]. The caller, which posts the requests, puts such a
+    message into a channel.
     """
 
     def __init__(self, Links links, slabs, const uint32_t[::1] workers):
@@ -28,7 +28,7 @@ cdef class Outbox:
             self.encoders = [None] * links.num_workers
 
     cdef int renew(self, uint32_t worker) except -1:
-        """Begins to write a worker's ring from its start."""
+        """Starts writing a worker's ring from its beginning."""
         cdef Links links = self.links
         if self.encoders is not None:
             self.encoders[worker] = Encoder(
@@ -37,7 +37,7 @@ cdef class Outbox:
 
     cdef dict put_all(self, const Py_ssize_t[::1] everyone, actions, pack, uint32_t sequence,
                       bint any_shape):
-        """Writes all envs' actions, for requests of one number; packed, what is left, by worker."""
+        """Writes all envs' actions for requests with one number; the rest, packed, by worker."""
         cdef Links links = self.links
         cdef uint32_t worker
         cdef Py_ssize_t env
@@ -56,7 +56,7 @@ cdef class Outbox:
 
     cdef dict put(self, const Py_ssize_t[::1] envs, actions, pack, uint32_t sequence,
                   bint any_shape):
-        """Writes envs' actions, for requests from this number on; packed, what is left, by env."""
+        """Writes envs' actions for requests from this number on; the rest, packed, by env."""
         cdef Py_ssize_t i
         cdef dict left
         cdef list each = self.write(envs, actions, any_shape)
@@ -70,7 +70,7 @@ cdef class Outbox:
         return left
 
     cdef list write(self, const Py_ssize_t[::1] envs, actions, bint any_shape):
-        """Writes actions to their slab; [action] if they are to be messages, as of another shape."""
+        """Writes actions to their slab; [action] if they must be messages, e.g. for their shape."""
         if self.encoders is not None:
             return (<MessageCodec>self.actions).split(actions, envs.shape[0])
         try:
@@ -78,11 +78,11 @@ cdef class Outbox:
         except OtherShapeError as error:
             if not any_shape or not isinstance(self.actions, ActionCodec):
                 raise
-            return list(error.actions.copy())  # envs may keep theirs
+            return list(error.actions.copy())  # copied, because envs may keep their actions
         return None
 
     cdef bint encode(self, Py_ssize_t env, action, uint32_t sequence) except -1:
-        """Puts an action into the ring to its worker; False if it does not fit."""
+        """Puts an action into its worker's ring; False if it does not fit."""
         cdef Encoder encoder = self.encoders[self.workers[env]]
         try:
             return encoder.encode(env, ACTION, {"": action}, sequence)

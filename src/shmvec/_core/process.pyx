@@ -1,11 +1,11 @@
-"""What is done to processes by the operating system's means: csrc/watchdog.h, family.h, handler.h.
+"""Control of processes by the operating system: csrc/watchdog.h, family.h, handler.h.
 
-A watchdog ends a worker when its parent is gone, whatever its env is doing. A mark makes known which
-processes a worker has started. A guard goes around the signal handler of somebody else. C's stdout
-gets a buffer that passes on whole lines.
+A watchdog ends a worker when its parent is gone, whatever its env is doing. A mark identifies the
+processes that a worker has started. A guard wraps another library's signal handler. C's stdout gets
+a buffer that passes on whole lines.
 
-While this process forks, the watchdog is away: the fork is one of a process that has the program's
-own threads only. It goes on in the parent; the child has none.
+The watchdog stops while this process forks, so that the process forks with the program's own
+threads only. It continues in the parent; the child has none.
 """
 
 from libc.signal cimport SIG_DFL

@@ -1,8 +1,8 @@
-"""What steps return: observations, rewards and flags, in frames.
+"""Results of steps: observations, rewards and flags, in frames.
 
-A frame has a row for each env: row = frame * num_envs + env. A request says into which frame its
-results go. So a batch that was handed out as views stays as it is while the envs go on, in other
-frames; and the steps of a rollout lie one behind the other.
+A frame has a row for each env: row = frame * num_envs + env. Each request names the frame for its
+results. So a batch that was handed out as borrowed views does not change while the envs go on in
+other frames, and the steps of a rollout lie one after the other.
 """
 
 from shmvec._core.csrc cimport sv_is_marked

@@ -1,8 +1,8 @@
 """The shared segment as Python sees it: a validated mapping, arrays over its slabs, what it says.
 
-An ``Insight`` is what the parent, and from outside ``top``, read of a vector env. It reads only, and
-only what lies before the rings. Whatever damage has made of the numbers, they are numbers, and
-indices are of envs that there are.
+An ``Insight`` is the view of a vector env that the parent and, from outside, ``top`` read. It never
+writes, and reads only what lies before the rings. Even if the segment is damaged, its numbers are
+numbers, and its indices name envs that exist.
 """
 
 cimport cython

@@ -1,10 +1,10 @@
-"""What answers tell besides results: of a worker that was replaced, of an env that was reset."""
+"""Reports of faults in answers: a worker was replaced, an env was reset."""
 
 from gymnasium.vector import VectorEnv
 
 
 cdef class Told:
-    """What an env's answer tells of its worker."""
+    """Report of a fault in an env's next answer."""
 
     @property
     def info(self):
@@ -23,7 +23,7 @@ cdef Told tell(fault, bint cut_off, list last):
 
 
 class Batch(VectorEnv):
-    """Stands in for a vector env of fewer envs, of which Gymnasium gathers infos."""
+    """Stand-in for a vector env of fewer envs, so that Gymnasium gathers their infos."""
 
     def __init__(self, num_envs):
         self.num_envs = num_envs

@@ -1,6 +1,6 @@
 """A worker's hot loop: wait for a request, step the envs of its range, answer.
 
-What is rare (commands, errors, messages too large for the ring) goes through the ``host``, Python
+Rare cases (commands, errors, messages too large for the ring) go through the ``host``, Python
 code with five methods: ``command(sequence) -> (reset arguments or None, results)``,
 ``late_actions(sequence) -> [(env, action)]``, ``send_late(sequence, messages, failures, results)``
 ``trace(sequence)`` and ``misfit(env, observation, error) -> error``.
@@ -98,10 +98,10 @@ import numpy as np
 
 from shmvec._core import messages
 
-# What an env was doing, for messages of errors.
+# What an env was doing, for error messages.
 OPERATIONS = {STEP: "step", RESET: "reset", COMMAND: "call", CLOSE: "close"}
 
-cdef int64_t SLICE_NS = 50_000_000  # between two looks at the parent
+cdef int64_t SLICE_NS = 50_000_000  # between two checks of the parent
 cdef int64_t DOZE_AFTER_NS = 500_000_000  # without a request
 
 
@@ -116,14 +116,14 @@ def _note_fork():
 
 
 def watch_forks():
-    """From now on a fork of this process ends when an env of it returns: see ``end_forks``."""
+    """Has forks of this process end when they return from an env: see ``end_forks``."""
     global forked
     forked = False
     os.register_at_fork(after_in_child=_note_fork)
 
 
 cpdef int end_forks() except -1:
-    """Ends a process that an env has forked and that comes back from the env: it is no worker."""
+    """Ends a process that an env has forked and that returns from the env: it is no worker."""
     if forked:
         os.write(2, b"shmvec: a process that an env has forked returned from the env; it ends\n")
         os._exit(1)
@@ -131,7 +131,7 @@ cpdef int end_forks() except -1:
 
 
 def die_at(int point):
-    """Has this process killed when it next comes to a point of the protocol: see csrc/fault.h."""
+    """Has this process killed when it next reaches a point of the protocol: see csrc/fault.h."""
     csrc.sv_fault_point = point
     messages.die_at(point)
 
@@ -161,22 +161,22 @@ cdef class WorkerLoop:
     cdef int64_t made_at          # when this was made, by the clock
     cdef uint64_t made_at_ticks   # and in ticks: what a tick is follows
     cdef double ns_per_tick
-    cdef int64_t began            # when the request in hand was begun, by the clock
+    cdef int64_t began            # when the current request began, by the clock
     cdef uint64_t began_ticks
     cdef int64_t call_began
-    cdef uint64_t lap             # when the step in hand was, in ticks
-    cdef Recorder recorder        # of what it does when,
-    cdef sv_trace *trace          # by this; NULL: nobody wants to know
+    cdef uint64_t lap             # when the current step began, in ticks
+    cdef Recorder recorder        # of the trace of this worker,
+    cdef sv_trace *trace          # and its ring; NULL: no trace
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec actions
     cdef Codec finals
     cdef Results home             # frames in the segment
     cdef Results rollouts         # frames after these, in memory of their own; None: there are none
-    cdef Results results          # of which one takes those of the request in hand,
+    cdef Results results          # the one for the current request,
     cdef Py_ssize_t row           # from this row on, that of env 0
-    cdef list blocks              # where observations may be written besides,
-    cdef Codec block              # and where those of the request in hand are; None: nowhere
+    cdef list blocks              # where observations may be written as well,
+    cdef Codec block              # and the one for the current request; None: none
     cdef bint observation_messages
     cdef list envs
     cdef object host
@@ -344,7 +344,7 @@ cdef class WorkerLoop:
         except BaseException as error:
             if self.alone:
                 raise
-            # Ctrl-C, which is the program's: it gets it, and what it has asked is answered.
+            # Ctrl-C is for the program: it gets the error, and its request is answered.
             results = None
             self.late = []
             doing = OPERATIONS.get(operation, "call")
@@ -354,14 +354,14 @@ cdef class WorkerLoop:
         sv_busy_begin(self.counters, 0, 0)
         self.complete(request)
         SV_FAULT(9)
-        # After the completion: the parent, which reads the channel whenever it waits, knows sooner.
+        # After the completion: the parent reads the channel whenever it waits, so it knows sooner.
         if self.flags & LATE:
             self.send_late(results)
         return operation != CLOSE
 
     cdef object carry_out(self, sv_record *request, uint32_t operation, Py_ssize_t begin,
                           Py_ssize_t end):
-        """Does what is asked; the results of a command."""
+        """Carries out a request; returns the results of a command."""
         cdef object results = None
         cdef object arguments
         cdef int64_t start
@@ -369,7 +369,7 @@ cdef class WorkerLoop:
         if operation == STEP:
             if self.action_messages is not None:
                 self.receive_actions(request.operation & LATE, request.count)
-            elif request.operation & LATE:  # of a shape that the slab has no room for
+            elif request.operation & LATE:  # actions of a shape for which the slab has no room
                 self.given = dict(self.host.late_actions(self.sequence))
                 self.tally.late += len(self.given)
             elif self.given:
@@ -390,7 +390,7 @@ cdef class WorkerLoop:
         return results
 
     cdef int begin_laps(self, int64_t now) except -1:
-        """A request is begun; says by all that has passed so far how long a tick is."""
+        """Notes the begin of a request, and how long a tick is by all time so far."""
         self.began, self.began_ticks = now, sv_ticks()
         self.lap = self.began_ticks
         if self.began_ticks > self.made_at_ticks:
@@ -399,12 +399,12 @@ cdef class WorkerLoop:
         return 0
 
     cdef int64_t time_of(self, uint64_t ticks) noexcept:
-        """By the clock, of ticks since the request in hand was begun."""
+        """Clock time of a count of ticks, from the begin of the current request on."""
         return self.began + <int64_t>(
             self.ns_per_tick * <double><int64_t>(ticks - self.began_ticks))
 
     cdef int send_late(self, object results) except -1:
-        """Sends what was announced, even if Ctrl-C comes in between (in the parent's process)."""
+        """Sends the messages announced, even if Ctrl-C interrupts (in the parent's process)."""
         late, self.late = self.late, []
         failures, self.failures = self.failures, []
         try:
@@ -431,7 +431,7 @@ cdef class WorkerLoop:
         return 0
 
     cdef int receive_actions(self, bint late, Py_ssize_t expected) except -1:
-        """Takes the actions that come as messages, and from the channel those that did not fit."""
+        """Takes actions that come as messages; the channel has those that did not fit the ring."""
         cdef Decoder decoder = self.action_messages
         self.undecodable.clear()
         while decoder.next(self.sequence):
@@ -484,7 +484,7 @@ cdef class WorkerLoop:
                 self.fail(i, error)
             if forked:
                 end_forks()
-            # One look an env: where one's step ends, the next one's begins.
+            # One reading of the clock an env: the next step begins where this one ends.
             now = sv_ticks()
             if self.tally.steps != steps:
                 sv_timing_add(
@@ -563,7 +563,7 @@ cdef class WorkerLoop:
         return 0
 
     cdef int end_and_reset(self, Py_ssize_t i, object observation, object info) except -1:
-        """Keeps what the episode ended with, then resets the env."""
+        """Keeps the final observation and info, then resets the env."""
         cdef Py_ssize_t env = self.first_env + i
         cdef bint kept = self.finals is not None and self.finals.keep(env, observation)
         # Copies: an env may use its arrays again in reset().
@@ -628,7 +628,7 @@ cdef class WorkerLoop:
         return 0
 
     cdef int observe(self, Py_ssize_t env, object observation) except -1:
-        """Puts an observation where the parent finds it."""
+        """Writes an observation to its slab, or sends it as a message."""
         if self.observation_messages:
             self.send(env, OBSERVATION, {"": observation})
         else:
@@ -641,7 +641,7 @@ cdef class WorkerLoop:
         return 0
 
     cdef int put_reward(self, Py_ssize_t env, object reward) except -1:
-        """Puts a reward that is no float where the parent finds it."""
+        """Writes a reward that is not a float."""
         try:
             if reward is None:  # which NumPy takes for nan
                 raise TypeError("it is None")
