@@ -1,12 +1,12 @@
-"""``Exchange``: envs in workers, who of them was asked what, and who has answered.
+"""``Exchange``: envs in workers, and which of them are in flight or have answered.
 
-The seam of this package: ``ShmVectorEnv``, planning and the adapters to other systems are
-translations of their contracts to it, and so may yours be. It asks envs (``ask``, ``ask_reset``,
-``command``), takes what they answer (``take``), and knows of each whether it is in flight. What it
-was asked it either does as a whole or not at all. A ``take`` that is left by an exception (Ctrl-C,
-a time limit) leaves envs in flight, or idle with their results lost. A call that asks and takes at
-once (``step``, ``reset``, ``call``, ``set_attr``) abandons what it has asked: the next call waits
-for that, and discards it.
+``ShmVectorEnv``, planning and the adapters to other systems are built on it, and your code may be,
+too. An exchange asks envs (``ask``, ``ask_reset``, ``command``), takes their answers (``take``),
+and knows for each env whether it is in flight. Each call is done as a whole or not at all. A
+``take`` that an exception ends (Ctrl-C, a time limit) leaves envs in flight, or idle with their
+results lost. A call that asks and takes at once (``step``, ``reset``, ``call``, ``set_attr``) and
+that an exception ends abandons its requests: the next call waits for their answers, and discards
+them.
 """
 
 from __future__ import annotations
@@ -107,24 +107,25 @@ _SLICE_S = 0.05
 
 
 class Exchange:
-    """Envs in worker processes, and the one ledger of what they were asked.
+    """Envs in worker processes, and the one ledger of what is in flight.
 
     Attributes:
         num_envs: Number of envs.
         num_workers: Number of worker processes; 0 if the envs live in this process.
-        policy: What is done about faults.
+        policy: How faults are handled.
         autoreset_mode: When an episode's end is followed by a reset,
         autoreset: and what that means.
         single_observation_space: Observation space of one env.
-        observation_space: Of all.
+        observation_space: Observation space of the batch.
         single_action_space: Action space of one env.
-        action_space: Of all.
+        action_space: Action space of the batch.
         metadata: The first env's.
         render_mode: The first env's.
-        layout: What lies in shared memory.
+        layout: The layout of the shared memory.
         guard: Refuses a call while another one is under way.
-        closed: Whether it was closed.
-        tracing: What :meth:`shmvec.ShmVectorEnv.trace` records; not there once it was closed.
+        closed: Whether the exchange was closed.
+        tracing: The parts that :meth:`shmvec.ShmVectorEnv.trace` records; not there once the
+            exchange was closed.
 
     Example:
         >>> import gymnasium as gym
@@ -155,19 +156,19 @@ class Exchange:
         """Starts the workers and builds the envs, all in parallel.
 
         Args:
-            env_fns: One for each env.
-            name: What it is called in messages and in the names of processes.
+            env_fns: One function for each env.
+            name: The exchange's name in messages and in the names of processes.
             num_buffers: Frames of results for batches that are handed out as views, with
                 ``copy=False``. 0: all batches are copies.
-            hold_batches: After so many further batches one may be written again.
-            in_ranges: Neighbours that are asked together answer together: cheaper, if nobody waits
-                for one of them.
-            may_step_over: Whether an env may be stepped whose episode is over; None: unless the
+            hold_batches: Number of further batches after which a batch may be overwritten.
+            in_ranges: Whether neighbouring envs that are asked together answer together: cheaper,
+                if no caller waits for one of them alone.
+            may_step_over: Whether an env whose episode is over may be stepped; None: unless the
                 mode is DISABLED.
             wait: Whether to wait until all envs are built. False: :meth:`initialize` does.
-            settings: Options that were checked before, instead of ``options``.
-            **options: Of :class:`shmvec.ShmVectorEnv`, with the same meaning; not those of batches,
-                nor a ``worker`` function.
+            settings: Options that are checked already, in place of ``options``.
+            **options: Options of :class:`shmvec.ShmVectorEnv`, with the same meaning; not those of
+                batches, nor a ``worker`` function.
 
         Raises:
             Exception: As :class:`shmvec.ShmVectorEnv`.
@@ -201,8 +202,8 @@ class Exchange:
 
         self._workers = workers_for(functions, settings, name)
         self.ranges = self._workers.ranges
-        # Ends the workers of an exchange that is forgotten, and of one that is open at exit: before
-        # multiprocessing waits for its children there, which weakref.finalize does not promise.
+        # Ends the workers of a forgotten exchange, and of one that is open at exit: there before
+        # multiprocessing waits for its children, which weakref.finalize does not promise.
         self._finalizer = Finalize(
             self, _finalize, (self._workers, weakref.ref(self)), exitpriority=100
         )
@@ -221,7 +222,7 @@ class Exchange:
         """Waits until all envs are built. A second call does nothing.
 
         Raises:
-            Exception: As :class:`shmvec.ShmVectorEnv`; it is closed then.
+            Exception: As :class:`shmvec.ShmVectorEnv`; the exchange is closed then.
         """
         if self.initialized:
             return
@@ -230,7 +231,7 @@ class Exchange:
         try:
             self._start(self._workers)
         except BaseException as error:
-            closed = self.closed  # by another thread, or since the program ends
+            closed = self.closed  # by another thread, or as the program ends
             self._abandon()
             if closed and isinstance(error, Exception):
                 raise ClosedEnvironmentError("The vector env was closed as it started.") from None
@@ -258,7 +259,7 @@ class Exchange:
             self._settings.recycle_after,
             made.ledger,
             workers,
-            # No cycle: an exchange that is forgotten goes at once.
+            # A weak proxy makes no cycle: a forgotten exchange is freed at once.
             partial(Exchange._fetch_from, weakref.proxy(self)),
             made.links.count_fault,
         )
@@ -284,9 +285,11 @@ class Exchange:
 
         Args:
             envs: Which, int ``(n,)``. None: all.
-            actions: One for each, batched as the action space says for so many; lists will do.
-            frame: Of a rollout, into which results go; of some only where the others' are in it.
-            together: Neighbours answer together: cheaper, if nobody waits for one of them.
+            actions: One for each of these envs, batched as the action space says; lists will do.
+            frame: The rollout's frame for the results; with some envs, one that has the others'
+                results.
+            together: Whether neighbouring envs answer together: cheaper, if no caller waits for one
+                of them alone.
 
         Raises:
             ClosedEnvironmentError: It is closed.
@@ -311,13 +314,13 @@ class Exchange:
         ledger, workers = self._ledger, self._workers
         if ledger is None or workers is None:
             ledger, workers = self._open()
-        if self._recovery.down:  # a replacement was broken off: what is sent now would be lost
+        if self._recovery.down:  # a restart was interrupted: a request sent now would be lost
             with self._closing():
                 self._recovery.mend()
         return ledger, workers
 
     def _settled(self) -> tuple[Ledger, Workers]:
-        """The same, once what was abandoned is discarded."""
+        """The ledger and the workers, once abandoned answers are discarded."""
         ledger, workers = self._ready()
         if self.guard.abandoned:
             self._discard(ledger)
@@ -348,7 +351,7 @@ class Exchange:
             seeds: One (or None) for each of these. None: none at all.
             options: Likewise.
             repeat: Whether a reset that is lost with its worker is repeated with its seed and
-                options. False: with neither, so that you can tell.
+                options. False: with neither, so that the caller can tell.
 
         Raises:
             ClosedEnvironmentError: It is closed.
@@ -385,19 +388,19 @@ class Exchange:
 
     @exclusive
     def command(self, name: str, payload: Any, envs: npt.ArrayLike | None = None) -> None:
-        """Has workers do something with envs, and does not wait.
+        """Asks workers to run a command on envs, and does not wait.
 
         Args:
             name: "call", with a payload ``(name, args, kwargs)``, or "set_attr", with one
                 ``(name, {env: value})``.
-            payload: For it.
+            payload: The command's arguments.
             envs: Which, int ``(n,)``. None: all.
 
         Raises:
             ClosedEnvironmentError: It is closed.
             AlreadyPendingCallError: Another call is under way.
             ValueError: There is no such env, it is named twice, or is in flight. Nothing was sent.
-            Exception: What cannot be pickled. Nothing was sent.
+            Exception: The payload cannot be pickled. Nothing was sent.
         """
         self._settled()
         self._command(name, payload, envs)
@@ -429,21 +432,22 @@ class Exchange:
         """Waits for answers, and takes them: these envs may be asked again.
 
         Args:
-            envs: Of these envs, int ``(n,)``, in this order.
-            count: Of those that have been ready for longest, at most so many. Neither: of all that
-                were asked, by index.
-            least: With ``count``: so many will do, and when the time is up those that there are.
+            envs: The envs to take, int ``(n,)``, in this order.
+            count: Number of envs to take, at most: those that have been ready for longest. With
+                neither: all that are in flight, by index.
+            least: With ``count``: the number that will do; when the time is up, all that are ready.
             timeout: Seconds to wait. None: as long as it takes.
             gather: True: infos become Gymnasium's dict of arrays, a row for each env taken. A
                 ``VectorEnv`` does the same for ``everyone``, by its own ``_add_info``. None: one
                 dict for each env.
-            everyone: Whether results are of all envs, the last ones of those that were not asked.
+            everyone: Whether results are of all envs, with the last ones of those that were not
+                asked.
             arrays: Whether results other than infos are wanted at all.
 
         Raises:
             ClosedEnvironmentError: It is closed.
             AlreadyPendingCallError: Another call is under way.
-            NoAsyncCallError: So many envs have not been asked.
+            NoAsyncCallError: Fewer envs than that are in flight.
             multiprocessing.TimeoutError: The time is up. Nothing was taken.
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker died, and the policy does not restart it.
@@ -459,7 +463,7 @@ class Exchange:
     def _take_all(
         self, ledger: Ledger, gather: Any, everyone: bool = True, arrays: bool = True
     ) -> Answers:
-        """What all that were asked have answered."""
+        """Takes all envs that are in flight."""
         results = self._lockstep_results(ledger, gather, arrays)
         if results is not None:
             return Answers(self._everyone, *results)
@@ -467,7 +471,7 @@ class Exchange:
         return self._taken(ledger, ledger.ready(), gather, everyone, arrays, None)
 
     def _lockstep_results(self, ledger: Ledger, gather: Any, arrays: bool) -> Any:
-        """Four arrays and infos of all, which were asked at once, if all is as usual; or None."""
+        """The fast path: results of all envs, asked at once; None: it does not apply."""
         try:
             return ledger.take_all(gather, arrays)
         except (WorkerCrashError, EnvTimeoutError) as error:
@@ -497,7 +501,7 @@ class Exchange:
         least: int | None,
         timeout: float | None,
     ) -> tuple[Envs, Collection[int] | None]:
-        """Waits for envs: those that are ready, and those whose failures are told with them."""
+        """Waits for envs: those that are ready, and those whose failures come with them."""
         if count is None:
             if envs is None:
                 self._wait(ledger, timeout=timeout)
@@ -513,7 +517,7 @@ class Exchange:
                 "recv",
             )
         try:
-            ledger.look_if_due()  # also where others leave nothing to wait for
+            ledger.look_if_due()  # also where nothing is left to wait for
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
         try:
@@ -546,7 +550,7 @@ class Exchange:
 
     @exclusive
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until all that were asked have answered; False: the time is up first.
+        """Waits until all envs in flight have answered; False: the time is up first.
 
         Raises:
             Exception: As :meth:`take`.
@@ -564,9 +568,9 @@ class Exchange:
 
     @exclusive
     def drop(self) -> None:
-        """Waits for all that were asked, and discards what they answer.
+        """Waits for all envs in flight, and discards their answers.
 
-        Faults that they would have told are told by their next answers.
+        Their next answers report the faults that the discarded ones would have reported.
 
         Raises:
             Exception: As :meth:`take`.
@@ -600,18 +604,18 @@ class Exchange:
             actions: As for :meth:`ask`.
             envs: Which. None: all.
             gather: As for :meth:`take`.
-            frame: Of a rollout, into which results go; -1: none.
-            last: Whether that is the rollout's last one.
+            frame: The rollout's frame for the results; -1: none.
+            last: Whether that is the rollout's last frame.
             arrays: Whether results other than infos are wanted at all.
-            meanwhile: Is called while they step.
-            within: The loan in which this is done.
+            meanwhile: Called while the envs step.
+            within: The loan under which this call is made.
 
         Returns:
             Observations, rewards, terminations and truncations of all envs, and infos.
 
         Raises:
             AlreadyPendingCallError: Another call is under way, or its results are to be taken.
-            Exception: As :meth:`ask` and :meth:`take`, and what envs raise.
+            Exception: As :meth:`ask` and :meth:`take`, and whatever envs raise.
         """
         ledger, workers = self._begin("step_async", within)
         workers.doing = "step"
@@ -683,7 +687,7 @@ class Exchange:
         """Calls a method of envs, in parallel, or gets an attribute: one result for each.
 
         Raises:
-            WorkerCrashError: A worker died; if it was restarted, this can be used.
+            WorkerCrashError: A worker died; if it was restarted, the exchange can still be used.
             Exception: Whatever an env raises; and as :meth:`command`.
         """
         self._settled()
@@ -692,7 +696,7 @@ class Exchange:
 
     @whole
     def set_attr(self, name: str, values: Mapping[int, Any]) -> None:
-        """Sets an attribute of envs, by env.
+        """Sets an attribute of envs; ``values`` has one for each env index.
 
         Raises:
             Exception: As :meth:`call`.
@@ -706,7 +710,7 @@ class Exchange:
     def returned(
         self, envs: npt.ArrayLike | None = None, timeout: float | None = None
     ) -> list[Any]:
-        """Waits for a command: one result for each of its envs, in the order that is given.
+        """Waits for a command; returns one result for each of its envs, in the given order.
 
         Raises:
             multiprocessing.TimeoutError: The time is up.
@@ -736,7 +740,7 @@ class Exchange:
 
     @property
     def pending(self) -> Any:
-        """The first part of a call whose second part is to come, or the loan; None: nothing."""
+        """The pending call, whose second part is to come, or the loan; None: nothing."""
         return self.guard.pending
 
     @exclusive
@@ -744,7 +748,7 @@ class Exchange:
         """Raises AlreadyPendingCallError if the call ``name`` would mix with another one.
 
         Args:
-            name: Of a method.
+            name: Name of the method.
             alone: Whether no env may be in flight.
         """
         self._check_pending(name, alone=alone)
@@ -776,8 +780,8 @@ class Exchange:
         """Asks all envs for what :meth:`finish` takes; later, if an abandoned call is not over.
 
         Args:
-            pending: What is begun: its ``value`` is "step", "reset" or "call".
-            *arguments: Of the step: actions. Of the reset: envs, seeds and options. Of the call: a
+            pending: The call to begin: its ``value`` is "step", "reset" or "call".
+            *arguments: For a step: actions. For a reset: envs, seeds and options. For a call: a
                 payload as for :meth:`command`, and envs.
 
         Raises:
@@ -808,10 +812,10 @@ class Exchange:
 
     @whole
     def finish(self, pending: Any, timeout: float | None = None, gather: Any = None) -> Any:
-        """Takes what :meth:`begin` has asked for.
+        """Waits for the results of :meth:`begin`, and takes them.
 
         Args:
-            pending: What was begun.
+            pending: The call that was begun.
             timeout: Seconds to wait. None: as long as it takes.
             gather: As for :meth:`take`.
 
@@ -820,7 +824,7 @@ class Exchange:
 
         Raises:
             NoAsyncCallError: Nothing of that kind was begun.
-            multiprocessing.TimeoutError: The time is up. What was asked is abandoned.
+            multiprocessing.TimeoutError: The time is up. The requests are abandoned.
             Exception: As :meth:`step`.
         """
         self.check_open()
@@ -865,13 +869,13 @@ class Exchange:
     def lend(
         self, name: str, *, settle: bool = True, in_flight: bool = False, keeps: bool = False
     ) -> Loan[Exchange]:
-        """Lends this to what asks envs in an order of its own, in a ``with`` block.
+        """Lends the exchange to code that asks envs in its own order, in a ``with`` block.
 
-        Meanwhile calls that ask and take at once are refused, but ``within`` the loan. It lapses
-        with its borrower. What is in flight at its end is abandoned.
+        Until the block ends, calls that ask and take at once are refused, except ``within`` the
+        loan. The loan lapses with its borrower. What is in flight at its end is abandoned.
 
         Args:
-            name: Of what it is lent to, for messages.
+            name: The borrower's name, for messages.
             settle: Whether to wait for what an abandoned call has left; else discard that first.
             in_flight: Whether envs may be in flight.
             keeps: Whether what is in flight at its end stays so, if no exception ends it.
@@ -898,18 +902,18 @@ class Exchange:
 
     @property
     def num_asked(self) -> int:
-        """How many envs were asked and have not been taken."""
+        """Number of envs in flight: asked, and not taken."""
         ledger = self._ledger
         return 0 if ledger is None else ledger.num_asked
 
     @property
     def waiting(self) -> bool:
-        """Whether a thread waits for answers just now."""
+        """Whether a thread is waiting for answers."""
         ledger = self._ledger
         return ledger is not None and ledger.links.waiting
 
     def is_out(self, env: int) -> bool:
-        """Whether an env was asked and its answer was not taken."""
+        """Whether an env is in flight: asked, and its answer not taken."""
         ledger = self._ledger
         return ledger is not None and ledger.is_out(env)
 
@@ -918,29 +922,29 @@ class Exchange:
         return self._open()[0].is_over(env)
 
     def is_broken(self, env: int) -> bool:
-        """Whether an env was replaced: its next step is answered by a truncation."""
+        """Whether an env was restarted: its next step returns a truncation."""
         return self._open()[0].is_broken(env)
 
     def restarts(self, env: int) -> int:
-        """How often an env's worker has been restarted."""
+        """Number of restarts of an env's worker."""
         return self._recovery.restarts_of(env)
 
     def moves(self) -> npt.NDArray[np.int64]:
-        """Two numbers of each env, ``(2, num_envs)``, that tell whether others have used it.
+        """Two numbers for each env, ``(2, num_envs)``, that show whether other code used it.
 
-        They are others once envs of its worker have stepped, or it was asked to reset.
+        They change when envs of its worker have stepped, or when it was asked to reset.
         """
         ledger, _ = self._open()
         steps = [self._links.steps_of(worker) for worker in range(len(self.ranges))]
         return np.stack([np.repeat(steps, list(map(len, self.ranges))), ledger.resets])
 
     def observe(self) -> Any:
-        """The last observations of all envs, as ``copy`` says."""
+        """The last observations of all envs, copied or not as the option ``copy`` says."""
         self._open()
         return self._frames.observe()
 
     def stats(self) -> Stats:
-        """What has been done so far, and where the time went."""
+        """Counts and times so far."""
         self._open()
         on_cores = [time_on_cores(process.pid) for process in self.processes]
         return Stats.of(self._links.insight(), on_cores)
@@ -960,33 +964,33 @@ class Exchange:
 
     @exclusive
     def recycle(self, envs: Collection[int] | None = None) -> None:
-        """Restarts such workers that have no other envs than these, of which none is out."""
+        """Restarts worn workers that have no other envs than these, none of which is in flight."""
         if self._settings.recycle_after is not None:
             with self._closing():
                 self._recovery.recycle(envs)
 
     @exclusive
     def count_fault(self, failure: Failure, cure: str) -> Fault:
-        """Counts what an env has raised, and what somebody else has done about it.
+        """Counts a failure of an env that the caller has handled.
 
         Args:
-            failure: What it has raised.
+            failure: The exception that the env has raised.
             cure: "reset" or "restart".
 
         Raises:
-            TooManyFaultsError: There were more than the policy allows; this is closed.
+            TooManyFaultsError: There were more than the policy allows; the exchange is closed.
         """
         with self._closing():
             fault = self._recovery.count(failure, cure)
         return fault
 
     def forgive(self, env: int) -> None:
-        """Forgets the faults of an env's worker: they count no more towards ``max_restarts``."""
+        """Forgets the faults of an env's worker: they no longer count towards ``max_restarts``."""
         self._recovery.forgive(env)
 
     @exclusive
     def end_workers(self, envs: npt.ArrayLike) -> None:
-        """Ends the workers of some envs, whatever they are doing; nobody may ask these again."""
+        """Ends the workers of some envs, whatever they do; these envs may not be asked again."""
         ledger, workers = self._open()
         chosen = set(self._chosen(envs).tolist())
         for index, owned in enumerate(workers.ranges):
@@ -998,7 +1002,7 @@ class Exchange:
 
     @property
     def frames(self) -> Frames:
-        """Where results are: for rollouts."""
+        """The frames of results, for rollouts."""
         self._open()
         return self._frames
 
@@ -1016,7 +1020,7 @@ class Exchange:
         workers.kept.put("rollouts", size, descriptor)
         workers.doing = "rollout"
         ledger.command(self._everyone, packed, None, [descriptor])
-        # Who died instead has got it as it was restarted.
+        # A worker that died instead received the memory as it was restarted.
         raise_failures(self._take_all(ledger, None, arrays=False).failures)
 
     # ---- waiting -----------------------------------------------------------------------------
@@ -1028,12 +1032,12 @@ class Exchange:
         envs: Envs | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Waits until so many envs are ready, or these have answered, whatever befalls workers.
+        """Waits until enough envs are ready, or ``envs`` have answered; handles faults.
 
         Args:
             ledger: The ledger.
-            wanted: How many, or until one has raised; -1: all that are in flight.
-            envs: Which must have answered, whatever is ``wanted``.
+            wanted: How many envs, or until one has raised; -1: all that are in flight.
+            envs: Envs that must have answered, whatever ``wanted`` is.
             timeout: Seconds to wait.
 
         Raises:
@@ -1065,15 +1069,16 @@ class Exchange:
             self.check_open()
 
     def _fetch(self, ledger: Ledger) -> None:
-        """Takes the messages that have come, and that answers wait for."""
+        """Receives the messages that have come and that answers wait for."""
         for index in ledger.owing:
             self._fetch_from(index)
 
     def _fetch_from(self, index: int) -> None:
-        """Takes the messages of a worker that answers wait for."""
+        """Receives the messages of a worker that answers wait for."""
         ledger, workers = self._open()
         while index in ledger.owing:
-            # It stays in the channel until the ledger has it: what is interrupted is done again.
+            # A message stays in the channel until the ledger has it: an interrupted receive is
+            # retried.
             channel, sequence = workers.channels[index], ledger.owed_by(index)
             message = channel.find(sequence)
             if message is None:
@@ -1090,7 +1095,7 @@ class Exchange:
             channel.take(sequence)
 
     def _recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
-        """Does what the policy says of a fault; closes this if that is not enough."""
+        """Handles a fault as the policy says; closes the exchange if that fails."""
         with self._closing():
             if self._workers is not None and self._workers.stopped:
                 raise ClosedEnvironmentError("The vector env was closed while this call waited.")
@@ -1098,7 +1103,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
-        """A crash that cannot be dealt with closes all."""
+        """Closes the exchange when a crash in the block cannot be recovered from."""
         try:
             yield
         except WorkerCrashError:
@@ -1108,7 +1113,7 @@ class Exchange:
     # ---- the end -----------------------------------------------------------------------------
 
     def begin_close(self) -> None:
-        """Tells the workers to close their envs, and does not wait; :meth:`close` must follow."""
+        """Asks the workers to close their envs, and does not wait; :meth:`close` must follow."""
         if self._workers is None or self.closed or self.num_workers == 0:
             return
         self._workers.dismiss()
@@ -1151,7 +1156,7 @@ class Exchange:
         self._finalizer()
 
     def _let_go(self) -> None:
-        """Lets go of the memory; what the user holds of it stays."""
+        """Releases the memory; arrays that the user holds stay valid."""
         self.closed = True
         ledger = self._ledger
         if ledger is not None:
@@ -1162,7 +1167,7 @@ class Exchange:
         self._links = self._frames = self._recovery = self.tracing = gone
 
     def disown(self) -> None:
-        """Lets go of the workers, in a fork of the process whose they are."""
+        """Lets go of the workers, in a fork of the process that owns them."""
         self._let_go()
         if self._workers is not None:
             self._finalizer.cancel()
@@ -1177,7 +1182,7 @@ class Exchange:
                 self.close(terminate=True)
 
     def warn_unclosed(self) -> None:
-        """Says that this is about to be forgotten without having been closed."""
+        """Warns that the exchange is about to be freed without having been closed."""
         warnings.warn(
             f"unclosed {self._name}, made at {self._made_at}: call its close()",
             ResourceWarning,
@@ -1193,7 +1198,7 @@ class Exchange:
         return ledger, workers
 
     def check_open(self) -> None:
-        """Raises ClosedEnvironmentError if it is closed."""
+        """Raises ClosedEnvironmentError if the exchange is closed."""
         if self.closed:
             if self._owner != os.getpid():
                 raise RuntimeError(
@@ -1206,7 +1211,7 @@ class Exchange:
 
 
 class _Gone:
-    """In the place of what close() lets go of, for another thread's call that is under way."""
+    """Stands in for what close() has freed, for another thread's call that is under way."""
 
     def __getattr__(self, name: str) -> Any:
         """Raises ClosedEnvironmentError."""
@@ -1214,7 +1219,7 @@ class _Gone:
 
 
 def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:
-    """Ends the workers; at exit, who has the exchange still finds it closed."""
+    """Ends the workers; at exit, code that still has the exchange finds it closed."""
     exchange = forgotten()
     if exchange is not None:
         exchange._let_go()
@@ -1226,19 +1231,19 @@ Envs = npt.NDArray[np.intp]
 
 @dataclass(slots=True)
 class Answers:
-    """What envs have answered.
+    """The answers of envs.
 
     Attributes:
         envs: Which envs, int ``(n,)``, in the order in which they were taken.
-        observations: Theirs, batched as the observation space says.
+        observations: Their observations, batched as the observation space says.
         rewards: float64 ``(n,)``; 0 of a reset.
         terminations: bool ``(n,)``.
         truncations: bool ``(n,)``.
-        infos: One dict for each, as the env returned it; or what the vector env that was to gather
-            them has made of them.
-        told: By env, what its answer tells of its worker, if it does.
-        failures: What envs have raised; these have no row above.
-        results: Of a command: by env, what it has returned.
+        infos: One dict for each env, as the env returned it; or, gathered, a dict of arrays:
+            Gymnasium's, or by the vector env's own ``_add_info``.
+        told: By env, what its answer reports about its worker, if anything.
+        failures: The exceptions of envs; these envs have no row above.
+        results: The results of a command, by env.
         unanswered: Envs whose worker died in a command, and was restarted: they have no result.
     """
 
@@ -1254,12 +1259,12 @@ class Answers:
     unanswered: list[int] = field(default_factory=list)
 
 
-# Those that are open in this process.
+# The exchanges that are open in this process.
 _owned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def own(exchange: Any) -> None:
-    """A fork of this process must not touch this exchange's workers."""
+    """Registers an exchange, so that a fork of this process does not touch its workers."""
     _owned.add(exchange)
 
 
@@ -1273,7 +1278,7 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def caller() -> str:
-    """Where the user's code is: file and line."""
+    """The file and line of the user's code that called."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         ("shmvec", "gymnasium")

@@ -71,7 +71,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         metadata: A copy of the first env's, with ``autoreset_mode``.
         render_mode: The first env's.
         closed: Whether the vector env has been closed.
-        exchange: What it is a translation to; for whoever builds on it.
+        exchange: The :class:`Exchange` that does the work, for code that builds on it.
 
     Example:
         >>> import gymnasium as gym
@@ -86,7 +86,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
-    # Of the class: close() and __del__ must work whatever fails in __init__.
+    # A class attribute: close() and __del__ must work whatever fails in __init__.
     _exchange: Exchange | None = None
 
     @signed_as(VectorEnvOptions)
@@ -128,7 +128,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 partial(FunctionEnv, self.worker, index, env_fn, self.autoreset_mode)
                 for index, env_fn in enumerate(functions)
             ]
-            # It resets as it likes; to the core its envs are plain ones.
+            # A worker function resets as it likes; to the core its envs are plain ones.
             settings.autoreset_mode = AutoresetMode.DISABLED
         self._exchange = Exchange(
             functions,
@@ -149,19 +149,19 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.observation_space = exchange.observation_space
         self.single_action_space = exchange.single_action_space
         self.action_space = exchange.action_space
-        # No cycle: an env that is forgotten goes at once.
+        # A weak reference makes no cycle: a forgotten vector env is freed at once.
         step = weakref.WeakMethod(self._step_rollout)
         self._rollouts = Rollouts(exchange, step)
 
     @property
     def exchange(self) -> Exchange:
-        """What this is a translation to: envs asked and answered for one by one, and more."""
+        """The exchange below this vector env: it asks envs one by one, and more."""
         assert self._exchange is not None
         return self._exchange
 
     @property
     def _state(self) -> Any:
-        """As of AsyncVectorEnv: what is pending."""
+        """What is pending, as in AsyncVectorEnv."""
         pending = None if self._exchange is None else self._exchange.pending
         return AsyncState.DEFAULT if pending is None else pending
 
@@ -178,7 +178,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, by :meth:`close` or by a crash."""
+        """Whether the vector env was closed, by :meth:`close` or by a crash."""
         return self._exchange is not None and self._exchange.closed
 
     @closed.setter
@@ -241,7 +241,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         return self.exchange.reset(*arguments, gather=self)
 
     def _both(self, begin: Callable[[], object], finish: Callable[[], Any]) -> Any:
-        """Calls both parts of a call, of which a subclass has one of its own."""
+        """Calls both parts of a call, one of which a subclass has overridden."""
         return self.exchange.guard.both(begin, finish)
 
     def reset_async(
@@ -287,8 +287,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                 Each env gets its action in the dtype in which it was given. None in a list (not
                 in a tuple) leaves that env out.
             env_id: Envs to step, with an action each: as ``send`` and then ``recv``.
-            mask: Which envs to step, bool ``(num_envs,)``. Those left out keep their state, and
-                their last results are returned again, without infos.
+            mask: Which envs to step, bool ``(num_envs,)``. The others keep their state, and their
+                last results are returned once more, without infos.
 
         Returns:
             Observations; rewards, float64 ``(num_envs,)``; terminations and truncations, bool
@@ -374,7 +374,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         return tuple(self.exchange.call(name, args, kwargs))
 
     def _check_call(self, method: str, name: str) -> None:
-        """Raises unless ``name`` may be called, by this method, of envs that are not in flight."""
+        """Raises unless ``method`` may call ``name``, and no env is in flight."""
         self.exchange.check_pending(method, alone=True)
         if name in _NOT_CALLED:
             raise ValueError(
@@ -452,11 +452,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.exchange.set_attr(name, one_each(values, envs))
 
     def render(self) -> tuple[Any, ...]:
-        """What every env's ``render`` returns, as a tuple."""
+        """The results of every env's ``render``, as a tuple."""
         return self.call("render")
 
     def stats(self) -> Stats:
-        """What has been done so far, and where the time went; printed, a table with a verdict.
+        """Counts and times so far; printed, they are a table with a verdict.
 
         Example:
             >>> import shmvec
@@ -526,8 +526,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
         """Waits for a batch of envs: those that have been ready for longest.
 
-        Every env is returned once for each time it was asked, by ``send`` or ``async_reset``, and
-        none twice before another that was ready earlier.
+        Every env is returned once for each ``send`` or ``async_reset`` that asked it, and never
+        twice before another env that was ready earlier.
 
         Args:
             min_envs: Return as soon as so many are ready, with all that are, at most
@@ -540,16 +540,16 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
 
             The arrays are copies. With ``copy=False`` and ``batch_size``, they are views of shared
             memory where the batch is whole workers, in order: choose ``batch_size`` as the number
-            of envs of a worker. Such a batch is leased: nothing writes to it until its arrays, and
-            what was made of them without a copy, are gone; until :meth:`release`; or until
-            ``hold_batches`` further calls.
+            of envs of a worker. Such a batch of borrowed views is leased: nothing writes to it
+            until its arrays, and what shares their memory, are gone; until :meth:`release`; or
+            until ``hold_batches`` further calls.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
             AlreadyPendingCallError: Another call waits for its results.
-            NoAsyncCallError: So many envs have not been asked anything.
-            multiprocessing.TimeoutError: The time is up, and less (with ``min_envs``: none) are
-                ready. Nothing is lost: call again.
+            NoAsyncCallError: Fewer envs than that are in flight.
+            multiprocessing.TimeoutError: The time is up, and fewer (with ``min_envs``: none) are
+                ready. Nothing is lost: retry.
             ValueError: ``min_envs`` is out of range; ``replay_order`` does not fit or is over.
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker process died.
@@ -591,7 +591,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         return answers.observations, answers.rewards, *flags, answers.infos
 
     def release(self, array: npt.NDArray[Any]) -> None:
-        """Ends the lease of a batch that :meth:`recv` returned as views: it may be written again.
+        """Ends the lease of a batch that :meth:`recv` returned as views: workers may write to it.
 
         Args:
             array: One of its arrays, such as its rewards. A copy holds no lease: nothing is done.
@@ -602,11 +602,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         release(array)
 
     def rollout(self, length: int, *, pin: bool = False) -> Rollout:
-        """Begins a rollout: so many steps, in arrays that workers write step after step.
+        """Begins a rollout: ``length`` steps, in arrays that workers write step after step.
 
         Nothing is copied, neither after a step nor for a learner. Two rollouts alternate: you can
         learn from one while the next is being filled. Envs must have been reset before; wrappers
-        around the vector env see nothing of the steps.
+        around the vector env do not see the steps.
 
         Args:
             length: Number of steps.
@@ -653,18 +653,18 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         Args:
             path: A file that is written at the end, also if the block raises: JSON in Chrome's
                 trace-event format, which https://ui.perfetto.dev and chrome://tracing open.
-            size: Of how many entries of each worker the last ones are kept; rounded up to a power
-                of two. A step is an entry, and so is a reset and each phase of a wait; of 24 bytes.
+            size: Entries kept for each worker, the last ones; rounded up to a power of two. A step
+                is an entry, and so is a reset and each phase of a wait; an entry has 24 bytes.
 
         Returns:
-            What the block is ``with``: a :class:`Trace`, which has ``start()`` and ``stop()``, too.
+            A :class:`Trace`: a context manager, which has ``start()`` and ``stop()``, too.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
             OSError: As the block begins: the file cannot be written, or there is not enough
                 shared memory.
-            RuntimeError: Then: another trace is being recorded; or a worker has not even come to
-                many that were begun before.
+            RuntimeError: As the block begins: another trace is being recorded; or a worker has not
+                yet come to many traces that were begun before.
 
         Example:
             >>> import os, tempfile
@@ -683,10 +683,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Restarts the workers of some envs, for simulators that leak.
 
         Their next step returns a truncation, with ``infos["fault"]``, and resets follow as after
-        any other; so it is for the other envs of these workers. Envs whose episode is over go on
-        with a reset at once, and one that you reset says in its infos what was done. An env that
-        has not answered to a call that timed out is not waited for. See ``FaultPolicy``, whose
-        counts this does not touch.
+        any other truncation; the same holds for the other envs of these workers. Envs whose episode
+        is over go on with a reset at once; the infos of an env that you reset say what was done.
+        This does not wait for an env that is in flight after a call timed out. It does not change
+        the counts of ``FaultPolicy``.
 
         Args:
             env_id: Indices of envs, int ``(n,)``. None: all.
@@ -705,8 +705,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     def lend(self, name: str) -> AbstractContextManager[Exchange]:
         """Lends the exchange to a loop of your own, in a ``with`` block.
 
-        Meanwhile calls of this one's methods are refused. What is in flight at its end is discarded
-        by the next call.
+        Within the block, calls of this vector env's methods are refused. The next call discards
+        what is in flight at the block's end.
 
         Args:
             name: Of the loop, for messages.
@@ -720,7 +720,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
     # ---- the end -----------------------------------------------------------------------------
 
     def close(self, **kwargs: Any) -> None:
-        """Closes the envs and ends the workers; a second call only what Ctrl-C has left of it.
+        """Closes the envs and ends the workers; a second call does only what Ctrl-C left undone.
 
         Args:
             **kwargs: ``timeout=`` and ``terminate=``, and what else :meth:`close_extras` takes.
@@ -760,7 +760,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         exchange = self._exchange
         if exchange is not None and not exchange.closed:
             try:
-                if "_rollouts" in self.__dict__:  # else nobody was given it to close
+                if "_rollouts" in self.__dict__:  # else __init__ failed: no caller could close it
                     exchange.warn_unclosed()
             finally:  # warnings may be errors
                 self.close(terminate=True)
@@ -777,7 +777,7 @@ class Replay:
     """A recorded order, and how far it has been followed.
 
     Attributes:
-        batches: How many batches have been taken: add one for each, once it is there.
+        batches: Number of batches taken: the caller adds one for each that it has received.
     """
 
     def __init__(self, order: Iterable[npt.ArrayLike]) -> None:
@@ -787,11 +787,11 @@ class Replay:
         self._batch: tuple[int, npt.NDArray[np.intp]] | None = None
 
     def batch(self, exchange: Exchange) -> npt.NDArray[np.intp]:
-        """The envs of the next batch; the same ones again, until it was taken.
+        """The envs of the next batch; the same ones until it was taken.
 
         Raises:
-            ValueError: There is no other; or not all of them have been asked anything: the next
-                call goes on with those after them.
+            ValueError: There is no next batch; or not all of its envs are in flight: the next call
+                goes on with the batch after it.
         """
         if self._batch is None or self._batch[0] != self.batches:
             try:
