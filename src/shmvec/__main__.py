@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _is_left():
             raise
-        # Whoever read has had enough: that is no error.
+        # The reader has closed the pipe: that is no error.
         _print_nowhere()
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -165,21 +165,21 @@ def _speak_plainly() -> None:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """A handler of errors: what is said instead of what cannot be encoded."""
+    """A handler of encoding errors: the replacement for what cannot be encoded."""
     assert isinstance(error, UnicodeEncodeError)
     instead = {"µ": "u", "×": "x", "±": "+-", "…": "..."}
     return "".join(instead.get(c, "?") for c in error.object[error.start : error.end]), error.end
 
 
 def _is_left() -> bool:
-    """Whether nobody reads the output any more."""
+    """Whether the output has lost its reader."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _is_full(error: OSError) -> bool:
-    """Whether the output takes no more, and that is what was raised."""
+    """Whether the error says that the output takes no more."""
     if sys.stdout is None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return False
     try:
@@ -190,12 +190,12 @@ def _is_full(error: OSError) -> bool:
 
 
 def _print_nowhere() -> None:
-    """What is left is not printed when Python ends, either."""
+    """Redirects the output, so that Python does not print what is left when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _add_env(command: argparse.ArgumentParser) -> None:
-    """How the user names an env."""
+    """Adds the arguments that name an env."""
     command.add_argument(
         "env",
         metavar="ENV",
@@ -214,7 +214,7 @@ def _add_env(command: argparse.ArgumentParser) -> None:
 def _add_measuring(
     command: argparse.ArgumentParser, nums_envs: Sequence[int], seconds: float
 ) -> None:
-    """What both commands let the user choose about measuring."""
+    """Adds the arguments about measuring that both commands have."""
     command.add_argument(
         "--num-envs",
         nargs="+",

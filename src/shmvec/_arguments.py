@@ -29,7 +29,7 @@ __all__ = [
     "reset_arguments",
 ]
 
-# For reset: the same for all envs, or one for each.
+# Options of a reset: the same for all envs, or one for each.
 Options: TypeAlias = dict[str, Any] | Sequence[dict[str, Any] | None] | None
 
 
@@ -205,7 +205,7 @@ def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
 def actions_of(
     envs: npt.NDArray[np.intp], space: gym.Space[Any], actions: Any, num_envs: int
 ) -> Any:
-    """The actions of some envs, out of those of all ``num_envs``.
+    """The actions of some envs, selected from those of all ``num_envs``.
 
     Raises:
         ValueError: There are more or fewer than envs.

@@ -1,7 +1,7 @@
 """What happens to an env whose episode has ended: Gymnasium's autoreset modes, and their meaning.
 
-Code asks the meaning (``Autoreset.of(mode).in_step``) and compares no names: a new mode is an entry
-of ``_MEANINGS``, and what an env's worker does, in ``WorkerLoop.step_one``.
+Code asks for the meaning (``Autoreset.of(mode).in_step``) and compares no names: a new mode needs
+an entry of ``_MEANINGS``, and the worker's part of it in ``WorkerLoop.step_one``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of a vector env's options, and what is made of it.
+"""The table of a vector env's options: names, types, defaults, documentation and checks.
 
 An option is one entry of :class:`VectorEnvOptions`: its name, type, default and documentation, how
 its value is checked, and how the text of its environment variable is read. From these follow the
@@ -80,12 +80,12 @@ class Settings(SimpleNamespace):
         return self.step_timeout, self.reset_timeout
 
 
-# Returns the value to use, of the value given and the settings checked before it.
+# Returns the value to use, from the given value and the settings checked before it.
 Check: TypeAlias = Callable[[Any, Settings], Any]
 
 
 class AtMost(int):
-    """A number of workers that is a default: no more than there are envs, or may be stepped."""
+    """A default number of workers: at most one for each env that may be stepped at a time."""
 
     def __new__(cls, count: Any) -> AtMost:
         """Takes an integer, or its text."""
@@ -372,13 +372,13 @@ class Scope(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """What the table says of an option, besides its name and type.
+    """The table's entry for an option, besides its name and type.
 
     Attributes:
         default: The value where none is given.
-        doc: What it is, for docstrings.
+        doc: Its text in docstrings.
         check: Returns the value to use; raises ValueError or TypeError. None: any will do.
-        parse: The value of a text in its environment variable. None: it has no variable.
+        parse: Makes the value from its environment variable's text. None: it has no variable.
         scope: What it is about.
         needs_workers: Whether a default of it is left out where ``num_workers=0`` is given.
     """
@@ -610,7 +610,7 @@ def signed_as(
 ]:
     """Gives an ``__init__(self, env_fns, settings)`` the table's signature and documentation.
 
-    What is left out or None is as ``install`` and the environment say.
+    ``install`` and the environment give the values of options that are left out or None.
     """
     signature = inspect.signature(table)
 
@@ -639,7 +639,7 @@ def signed_as(
 
 
 def documented(doc: str) -> str:
-    """A docstring with an ``Args`` section of all options, before what it says of exceptions."""
+    """A docstring with an ``Args`` section of all options inserted before ``Raises``."""
     lines = ["Args:"]
     for entry in fields(VectorEnvOptions):
         text = " ".join(entry.metadata["option"].doc.split())
@@ -658,7 +658,7 @@ def documented(doc: str) -> str:
 
 # ---- values that a program does not give ---------------------------------------------------------
 
-_installed: list[dict[str, Any]] = []  # those of each call of install
+_installed: list[dict[str, Any]] = []  # the options of each call of install
 
 
 def variable(name: str) -> str:
@@ -685,7 +685,7 @@ def end_installed(added: dict[str, Any] | None = None) -> bool:
 
 
 def with_faults(options: dict[str, Any], policy: FaultPolicy) -> dict[str, Any]:
-    """Options with a default of ``faults`` that stands behind all other defaults."""
+    """Options with a default for ``faults`` that all other defaults override."""
     known = _with_defaults(options)
     if "faults" in options or "faults" in known:
         return options
@@ -694,11 +694,11 @@ def with_faults(options: dict[str, Any], policy: FaultPolicy) -> dict[str, Any]:
 
 
 def exchange_settings(num_envs: int, options: Mapping[str, Any]) -> Settings:
-    """The settings of an Exchange; how its workers run is as the environment says, if not given.
+    """The settings of an Exchange; the environment gives those for workers, where not given.
 
     Raises:
-        TypeError: An Exchange has no such option; or as the option's check.
-        ValueError: A value is out of range, or no such word.
+        TypeError: An Exchange has no such option; or the option's check raises it.
+        ValueError: A value is out of range, or none of the allowed words.
     """
     mine = {name: each for name, each in OPTIONS.items() if each.scope is not Scope.VECTOR_ENV}
     unknown = sorted(options.keys() - mine.keys())
@@ -728,7 +728,7 @@ def _with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_conflicts(defaults: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults that do not make an error of what is given, which goes before them."""
+    """The defaults that do not conflict with given options, which have precedence."""
     left_out: Iterable[str] = ()
     if given.get("num_workers") == 0:
         left_out = [name for name, option in OPTIONS.items() if option.needs_workers]

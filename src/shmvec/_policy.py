@@ -1,4 +1,4 @@
-"""A policy in a loop: who is in a batch, what it is asked, and what becomes of its actions."""
+"""Calls of a policy: which envs are in a batch, what it is asked, and where its actions go."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ class PolicyCaller:
 
         Args:
             exchange: The envs.
-            policy: Called with observations and the envs they are of; before, its ``reset``, if it
-                has one, with the envs in whose places episodes begin.
-            size: Of every batch: what is missing is filled up. None: as many as there are.
+            policy: Called with observations and their envs; before that its ``reset``, if it has
+                one, is called with the envs in which episodes begin.
+            size: Rows of every batch: missing ones are filled up. None: as many as there are envs.
             read: Makes an array of actions.
-            keep: Makes what is kept of what comes with them.
+            keep: Makes an array or tensor of each extra, to be kept.
         """
         self._exchange = exchange
         self._policy = policy
         reset = getattr(policy, "reset", None)
         self._reset = reset if callable(reset) else None
-        self.tells = self._reset is not None  # whether it is to know who begins
+        self.tells = self._reset is not None  # whether the policy is to know which envs begin
         self._size = size
         self._read, self._keep = read, keep
         self.batches = 0
-        self.seconds = 0.0  # that the policy has taken
+        self.seconds = 0.0  # time that the policy has taken
         self._space: gym.Space[Any] = exchange.single_action_space
         self._plain = isinstance(self._space, _OF_ARRAYS)
 
@@ -78,19 +78,18 @@ class PolicyCaller:
         """Asks the policy about a batch, and its envs to step.
 
         Args:
-            envs: Of the batch, int ``(n,)``.
-            observations: Theirs.
-            rows: Which of these are asked about, int ``(m,)``. None: all.
+            envs: The envs of the batch, int ``(n,)``.
+            observations: Their observations.
+            rows: The rows to ask about, int ``(m,)``. None: all.
             begun: Envs among these in which an episode begins.
-            ask: Asks envs to step with actions, and is told what was said besides. None: the
-                exchange's.
+            ask: Asks envs to step; called with envs, actions and extras. None: the exchange's.
 
         Returns:
-            The actions of these envs, and what the policy has said besides, a row for each.
+            The actions of these envs, and the policy's extras, a row for each env.
 
         Raises:
-            ValueError: The number or shape of the actions is wrong, or there is not a row for each
-                env in what is said besides. No env was stepped.
+            ValueError: The number or shape of the actions is wrong, or an extra does not have a row
+                for each env. No env was stepped.
             TypeError: Their dtype is, or they are no arrays that NumPy can read. Likewise.
             Exception: What the policy raises; and as ``ask``.
         """
@@ -140,7 +139,7 @@ class PolicyCaller:
         return given, besides
 
     def _parted(self, answer: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Actions, and the dict that may come with them."""
+        """The actions, and the dict of extras that may come with them."""
         if not isinstance(answer, tuple) or len(answer) != 2:
             return answer, {}
         if type(answer[1]) is dict or isinstance(answer[1], Mapping):  # the latter is slow
@@ -153,7 +152,7 @@ class PolicyCaller:
 
 
 def _fits(space: gym.Space[Any], actions: Any) -> bool:
-    """Whether something is put together as a batch of a space: then no dict has come with it."""
+    """Whether actions are nested like a batch of a space: then no dict of extras came with them."""
     if isinstance(space, gym.spaces.Dict):
         return isinstance(actions, Mapping) and all(
             key in actions and _fits(part, actions[key]) for key, part in space.items()

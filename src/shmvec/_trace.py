@@ -45,7 +45,7 @@ _MESSAGE_MOST = 500  # characters of an error's that are written
 
 
 class Tracing:
-    """Those parts of an exchange that are traced, and the trace that is being recorded, if any."""
+    """The parts of an exchange that are traced, and the trace being recorded, if any."""
 
     def __init__(self, guard: Guard, workers: Workers, links: Links, recovery: Recovery) -> None:
         """Takes the parts."""
@@ -59,8 +59,8 @@ class Tracing:
     def current(self) -> Trace | None:
         """The trace that is being recorded.
 
-        One that was forgotten, as Ctrl-C came where nobody could end it, is in nobody's way: its
-        switch is gone, too.
+        A forgotten trace (Ctrl-C came where no code could end it) does not count: its switch is
+        gone, too.
         """
         return None if self._current is None else self._current()
 
@@ -79,9 +79,9 @@ class Trace:
 
     Attributes:
         path: Where the timeline is written.
-        size: How many entries there is room for, of each worker and of the parent.
-        overwritten: Once written: how many there was no room for, the oldest ones, of each worker
-            and, last, of the parent.
+        size: Entries that there is room for, for each worker and for the parent.
+        overwritten: Once written: the number of entries there was no room for, the oldest ones, of
+            each worker and, last, of the parent.
     """
 
     def __init__(self, tracing: Tracing, path: str | os.PathLike[str], size: Any) -> None:
@@ -101,8 +101,8 @@ class Trace:
         Raises:
             ClosedEnvironmentError: The vector env is closed.
             OSError: The file cannot be written, or there is not enough shared memory.
-            RuntimeError: Another trace is being recorded; a worker has not even come to many that
-                were begun before; another thread is in a call of the vector env.
+            RuntimeError: Another trace is being recorded; a worker has not yet come to many traces
+                that were begun before; another thread is in a call of the vector env.
         """
         self._tracing.guard.beside(self._start)
 
@@ -122,7 +122,7 @@ class Trace:
             raise
 
     def _begin(self) -> None:
-        """Has everyone record."""
+        """Makes workers and parent record."""
         tracing, workers = self._tracing, self._tracing.workers
         rings = len(workers.ranges) + 1
         nbytes = trace_bytes(rings, self.size)
@@ -142,10 +142,10 @@ class Trace:
             tracing.links.record(recorder, up, workers.pack(size), memory.descriptor)
 
     def stop(self) -> None:
-        """Ends the trace, and writes it; where there is none, does nothing.
+        """Ends the trace, and writes it; does nothing if none is being recorded.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The trace cannot be written.
             RuntimeError: Another thread is in a call of the vector env.
         """
         if self._memory is None or self._owner != os.getpid():  # a fork, whose parent goes on
@@ -163,7 +163,7 @@ class Trace:
                 _save(self.path, recorded[0])
 
     def _end(self) -> Recorded:
-        """Has nobody record any more; returns what there is."""
+        """Stops the recording; returns what was recorded."""
         tracing, memory = self._tracing, self._memory
         if self._switch is not None:
             self._switch.off()
@@ -174,13 +174,13 @@ class Trace:
         return self._recorded(memory)
 
     def _drop(self) -> None:
-        """Ends what was begun in part, or in vain."""
+        """Discards a trace that was begun in part, or in vain."""
         if self._tracing.current is self:
             self._end()
         self._memory = self._switch = None
 
     def _recorded(self, memory: Any) -> Recorded:
-        """What there is in the rings."""
+        """The contents of the rings."""
         tracing, ranges = self._tracing, self._tracing.workers.ranges
         rings = len(ranges) + 1
         read_in = [read_trace(memory, rings, self.size, index) for index in range(rings)]
@@ -242,7 +242,7 @@ class _Memory:
 
 def _check_writable(path: str) -> None:
     """Raises OSError if a file cannot be written; what is in it stays; where is none, is none."""
-    # Without O_NONBLOCK a pipe that nobody reads would have us wait.
+    # Without O_NONBLOCK opening a pipe without a reader would block.
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         os.close(os.open(path, flags))
@@ -255,7 +255,7 @@ def _check_writable(path: str) -> None:
 def _save(path: str, recorded: Recorded) -> None:
     """Writes a trace beside its file, whose place that then takes: it is whole, or as it was.
 
-    What is no file is written to as it is; and so is one in somebody else's folder.
+    Anything but a regular file is written in place; so is a file in a folder that is not ours.
     """
     mode = None
     with contextlib.suppress(FileNotFoundError):
@@ -283,7 +283,7 @@ def _save(path: str, recorded: Recorded) -> None:
 
 
 def _know(pids: list[list[int]], workers: Workers, index: int) -> None:
-    """Notes which process a worker is, if it is one, and it has got so far as to record."""
+    """Notes a worker's process, if it has one that has begun to record."""
     if workers.inline is None and (workers.is_up(index) or workers.stopped):
         pid = workers.processes[index].pid
         if pids[index][-1] != pid:
@@ -296,7 +296,7 @@ def _note(
     workers: Workers,
     fault: Fault,
 ) -> None:
-    """Notes a fault, and the process that it may be the end of."""
+    """Notes a fault, and the process that it may have ended."""
     _know(pids, workers, fault.worker)
     what = "restart" if fault.done == "restart" else "fault"
     message = fault.message[:_MESSAGE_MOST]
@@ -322,7 +322,7 @@ class Recorded:
         parent: The parent's process.
         busy: What each worker is in the middle of: (env, "step", "reset" or "call", since when).
         idle: Whether each worker has been asked nothing: it waits.
-        told: What happened besides: (when, what, more of it).
+        told: Other events: (when, what, details).
     """
 
     entries: Sequence[npt.NDArray[np.void]]
@@ -373,7 +373,7 @@ def _events(recorded: Recorded) -> Iterator[str]:
     yield from _spans_of(recorded, recorded.entries[own], own, parent, parent, True)
     for index, envs in enumerate(recorded.ranges):
         entries = recorded.entries[index]
-        # Who attaches writes that first: what comes before was written by others.
+        # A process that attaches writes that first: entries before were written by another process.
         begins = np.flatnonzero(entries["kind"] == _ATTACH).tolist()
         pids = [int(entries["env"][begin]) for begin in begins]
         if not begins or begins[0] > 0:
@@ -390,14 +390,14 @@ def _events(recorded: Recorded) -> Iterator[str]:
 
 
 def _before(pids: Sequence[int], known: Sequence[int]) -> int:
-    """The process that wrote before these, of those that are known to have."""
+    """The process that wrote before these, among the known ones."""
     if pids and pids[0] in known:
         return known[max(0, known.index(pids[0]) - 1)]
     return known[-1]
 
 
 def _named(pid: int, tid: int, name: str, place: int, within: bool = False) -> Iterator[str]:
-    """Says how a track is called, and where it is shown."""
+    """The events that name a track and set its place."""
     about = {"ph": "M", "ts": 0, "pid": pid, "tid": tid}
     if not within:
         yield json.dumps(about | {"name": "process_name", "args": {"name": name}})
@@ -420,7 +420,7 @@ def _spans_of(
     """
     began, lost = recorded.span[0], recorded.overwritten[index] if oldest else 0
     envs = None if index == len(recorded.ranges) else recorded.ranges[index]
-    # Perfetto drops what begins before 0: an env that hung before the trace, say.
+    # Perfetto discards what begins before 0: an env that hung before the trace, say.
     last, same = began, None
     for span in _in_order(entries, recorded.span, envs):
         last = max(last, span.end)
@@ -450,10 +450,10 @@ def _doing(recorded: Recorded, index: int) -> _Span | None:
 def _in_order(
     entries: npt.NDArray[np.void], span: tuple[int, int], envs: range | None
 ) -> Iterator[_Span]:
-    """What entries of one process say: spans that follow each other, or lie in the next one.
+    """The spans of one process's entries: they follow each other, or lie in the next one.
 
     They were written as they ended. Two clocks may differ by a little (csrc/trace.h): then what
-    began first ends first. What is of no known kind, of an env of another's, or of another time is
+    began first ends first. An entry of unknown kind, of another worker's env, or of another time is
     damage.
     """
     began, ended = span
@@ -501,7 +501,7 @@ def _rows(entries: npt.NDArray[np.void]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _after(span: _Span, last: int) -> int:
-    """Has a span not begin before the last one has ended; returns when it ends."""
+    """Moves a span's begin to the last one's end or later; returns when it ends."""
     span.begin = max(span.begin, last)
     span.end = max(span.end, span.begin)
     return span.end

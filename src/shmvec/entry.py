@@ -1,4 +1,4 @@
-"""Ways in: ``make_vec``, vector entry points, and ``install`` for programs that name another class.
+"""Entry points: ``make_vec``, ``vector_entry_point``, and ``install`` for unchanged programs.
 
 As an ``EnvSpec.vector_entry_point``, ``"shmvec.entry:CartPole-v1"`` is a function that makes a
 vector env of that id: Gymnasium looks up the part behind the colon in this module, and calls it
@@ -51,8 +51,8 @@ def make_vec(
     As :func:`gymnasium.make_vec`, without its ``vectorization_mode``.
 
     Args:
-        id: Of the env, "module:Env-v0" to import a module first, or a spec.
-        num_envs: How many.
+        id: The env's id, "module:Env-v0" to import a module first, or a spec.
+        num_envs: Number of envs.
         vector_kwargs: Arguments of :class:`ShmVectorEnv`, ``num_workers`` for example.
         wrappers: Functions that wrap each env.
         **kwargs: Arguments of the env, as for :func:`gymnasium.make`.
@@ -121,7 +121,7 @@ def __getattr__(name: str) -> Callable[..., ShmVectorEnv]:
 def _make(
     id: str, num_envs: int = 1, max_episode_steps: int | None = None, **kwargs: Any
 ) -> ShmVectorEnv:
-    """Arguments named as options of ``ShmVectorEnv`` go there, all others to the env."""
+    """Passes arguments that ``ShmVectorEnv`` has as options to it, all others to the env."""
     options = {name: kwargs.pop(name) for name in OPTIONS.keys() & kwargs.keys()}
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
@@ -136,7 +136,7 @@ class Installation:
         self._options = options
 
     def __enter__(self) -> Installation:
-        """Returns itself: what there is to do is done."""
+        """Returns the installation, which is already in force."""
         return self
 
     def __exit__(
@@ -155,12 +155,12 @@ def install(**options: Any) -> Installation:
 
     The name is bound anew in ``gymnasium.vector`` and in every module that has imported it by this
     name before. Vector envs that exist, and classes derived from the original, stay what they are.
-    Installing twice is as good as once.
+    Installing twice has the effect of installing once.
 
     Args:
-        **options: Of :class:`ShmVectorEnv`, for all that are made from now on and are not given
-            them, or None. ``num_workers`` is then at most the number of envs. docs/settings.md
-            lists environment variables that do the same.
+        **options: Options of :class:`ShmVectorEnv`, for all vector envs made from now on that are
+            not given them, or given None. ``num_workers`` is then at most the number of envs.
+            docs/settings.md lists environment variables that do the same.
 
     Returns:
         A context manager; at the end of its block everything is as it was before.
@@ -194,7 +194,7 @@ def uninstall() -> None:
 
 
 def _rebind(old: type[Any], new: type[Any]) -> None:
-    """Replaces the class wherever it goes by the name."""
+    """Replaces the class in every module that has it under its name."""
     for name, module in list(sys.modules.items()):
         try:  # without asking the module: one that is loaded lazily would load
             namespace = object.__getattribute__(module, "__dict__")

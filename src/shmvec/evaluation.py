@@ -1,4 +1,4 @@
-"""Exact evaluation: so many episodes, each played once, whatever the envs' number and speed."""
+"""Exact evaluation: each episode is played once, whatever the number and speed of the envs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Envs: TypeAlias = (
 )
 
 _SUCCESS = "is_success"
-_CLOSE_S = 5.0  # what envs get that were in the middle of something
+_CLOSE_S = 5.0  # what envs get to close that are in the middle of something
 _SAMPLES = 1000  # of intervals in a table: two digits are shown, and it is printed at once
 _SEEDS = 2**31  # as many as all generators take
 _NUMBERS = (bool, int, float, np.number, np.bool_)
@@ -53,13 +53,13 @@ class Evaluation:
         returns: float64: the sums of the rewards.
         lengths: int64: the numbers of steps.
         terminated: bool: whether they ended in a terminal state, and not by a truncation.
-        seeds: int64: with which they were reset. ``seeds=`` of these plays the same ones.
-        infos: By key, what the last steps' infos said: an array of numbers or bools where all are
-            such, nan where one says nothing; else of objects, with None.
+        seeds: int64: the seeds of their resets. ``seeds=`` with these plays the same episodes.
+        infos: By key, the values in the last steps' infos: an array of numbers or bools where all
+            are such, nan where an info has none; else an array of objects, with None.
         steps: Steps made, those of ``repeats`` included.
-        repeats: How often an episode was broken off by a fault, and begun again.
-        asked: How many episodes were asked for: more than ``n`` if the time was up.
-        seconds: What it took.
+        repeats: How often an episode was interrupted by a fault, and repeated.
+        asked: Number of episodes asked for: more than ``n`` if the time was up.
+        seconds: Duration of the evaluation.
     """
 
     returns: npt.NDArray[np.float64]
@@ -78,7 +78,7 @@ class Evaluation:
 
     @property
     def complete(self) -> bool:
-        """Whether all were played that were asked for."""
+        """Whether all episodes that were asked for have been played."""
         return len(self) == self.asked
 
     @property
@@ -88,7 +88,7 @@ class Evaluation:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean return; nan of less than two episodes."""
+        """The standard error of the mean return; nan for fewer than two episodes."""
         return standard_error(self.returns)
 
     @property
@@ -100,7 +100,7 @@ class Evaluation:
     def success_rate(self) -> float:
         """The share of true ``is_success`` in the last infos that have one; nan if none has.
 
-        What is no number, and no array of one, is none.
+        A value that is neither a number nor an array of one does not count.
         """
         each = [_number(value) for value in self.infos.get(_SUCCESS, ())]
         known = [value for value in each if not np.isnan(value)]
@@ -116,7 +116,7 @@ class Evaluation:
     ) -> tuple[float, float]:
         """A bootstrap's confidence interval of a statistic of the returns.
 
-        The percentile bootstrap, as rliable's.
+        It is the percentile bootstrap, as in rliable.
 
         Args:
             statistic: "interquartile_mean" or "mean".
@@ -130,7 +130,7 @@ class Evaluation:
         return confidence_interval(self.returns, statistic, level, samples, seed)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """What is known of each episode, by name; an info of a name that is taken is left out."""
+        """Columns with a row for each episode, by name; an info whose name is taken is left out."""
         known = {
             "seed": self.seeds,
             "return": self.returns,
@@ -152,7 +152,7 @@ class Evaluation:
         return pandas.DataFrame(self.columns())
 
     def __str__(self) -> str:
-        """A table."""
+        """The results as a table."""
         lines = [f"{len(self)} episodes of {self.asked}, {self.steps} steps, {self.seconds:.1f} s"]
         if self.repeats:
             lines[0] += f", {self.repeats} begun again"
@@ -195,51 +195,51 @@ def evaluate(
     """Plays episodes with a policy, in parallel, each of them exactly once.
 
     Each episode is a seed and options, with which its env is reset. An env whose episode is over
-    takes the next one at once, and at the end stands still: no step is made for nobody, and short
+    takes the next one at once, and stands still when none is left: no step is wasted, and short
     episodes do not count for more than long ones. While the policy computes for the envs that are
     ready, the others step.
 
-    The result does not depend on the number of envs, of workers, on who is faster, or on faults: it
-    is, bit for bit, that of playing one episode after the other, if what the policy answers for one
+    The result does not depend on the numbers of envs and workers, on their speed, or on faults: it
+    is, bit for bit, that of playing one episode after the other, if the policy's action for one
     observation does not depend on the others in its batch, and if an env's randomness is its own.
-    An episode that is broken off (its worker was killed) is played again from its seed.
+    An episode that is interrupted (its worker was killed) is repeated from its seed.
 
     Args:
         envs: An id of Gymnasium's registry, "module:Env-v0" to import a module first, or a spec;
             a function that makes an env; a list of such functions, one for each env, of which any
             may play any episode; or a :class:`shmvec.ShmVectorEnv`, which is not closed, and whose
-            envs must be reset before they are used again. What an earlier call, broken off, has
-            left is waited for first.
+            envs must be reset before they are used again. Answers that an earlier, interrupted call
+            has left are waited for first.
         policy: ``policy(observations, env_ids)`` returns an action for each observation, batched
             as ``action_space`` says. ``env_ids``, int64 ``(n,)``, says where they come from. If it
             has a method ``reset(env_ids)``, that is called before it is asked about the first
             observations of episodes in these envs.
-        episodes: How many.
-        num_envs: How many at a time, if there are so many episodes. None: two for each core, or for
-            each worker if you say how many of these.
+        episodes: Number of episodes.
+        num_envs: Number of envs, at most one for each episode. None: two for each core, or for each
+            worker if ``num_workers`` is given.
         seeds: A number: episode ``i`` gets ``seeds + i``. A list: one for each episode. None: drawn
-            from the system's entropy; ``Evaluation.seeds`` says which.
-        options: Of all episodes' resets; of a list, each episode gets its own.
-        batch_size: How many envs the policy is asked about at most, while the others step. None:
-            all; with "fixed", half of them.
+            from the system's entropy; ``Evaluation.seeds`` has them.
+        options: Options of every episode's reset; of a list, each episode gets its own.
+        batch_size: Number of envs that the policy is asked about at most, while the others step.
+            None: all; with "fixed", half of them.
         batch: "ready": the policy is asked about those that are ready when it is. "fixed": its
             batches always have ``batch_size`` rows, for compiled policies, and for kernels whose
-            result depends on the size: what is missing are copies of the first row, of env -1, for
-            which the actions are dropped.
-        info_keys: What else of an episode's last info is in ``Evaluation.infos``; ``is_success`` is
-            where there is one.
-        time_limit: Seconds. When they are over, what counts are the episodes before the first one
-            that is not finished: those finished by then would be the shorter ones. Envs that are in
-            the middle of a step are not waited for.
-        progress: True: a bar, where tqdm is installed. Or a function that is called with each
-            :class:`Episode` when it is over.
+            result depends on the size: missing rows are copies of the first one, with env -1, and
+            their actions are discarded.
+        info_keys: Further keys of an episode's last info that ``Evaluation.infos`` has;
+            ``is_success`` is included where there is one.
+        time_limit: Seconds. When they are over, the episodes before the first unfinished one count:
+            to count all that are finished would favour short ones. Envs that are in the middle of a
+            step are not waited for.
+        progress: True: a bar, where tqdm is installed. A function: it is called with each
+            :class:`Episode` when that is over.
         video_folder: Where videos are written, by Gymnasium's ``RecordVideo``:
             ``evaluation-episode-0.mp4``, ... Needs moviepy, and envs with the render mode
-            ``rgb_array``, which those made by id have then.
-        video_episodes: Of which episodes, by number.
+            ``rgb_array``, which envs made by id have then.
+        video_episodes: Episodes to record, by number.
         cluster: Whether to play on all nodes of a cluster of Ray's, each of which has ``num_envs``
-            envs and a copy of the policy; both must be such that they can be pickled. What a node
-            had under way that is lost is played by others. docs/cluster.md.
+            envs and a copy of the policy; envs and policy must be picklable. The episodes of a node
+            that is lost are played by others. docs/cluster.md.
         **vector_options: Arguments of :class:`shmvec.ShmVectorEnv`, ``num_workers`` for example.
             ``faults`` is, by default, ``FaultPolicy(on_crash="restart")``, where neither
             ``install`` nor the environment says otherwise.
@@ -339,7 +339,7 @@ def _chosen(
 
 
 def _made(envs: Any, episodes: int, **options: Any) -> ShmVectorEnv:
-    """On a node: from there its cores are counted."""
+    """Makes a node's vector env, there: so its cores are counted."""
     env_fns, chosen = _chosen(envs, episodes, **options)
     return ShmVectorEnv(env_fns, **chosen)
 
@@ -347,7 +347,7 @@ def _made(envs: Any, episodes: int, **options: Any) -> ShmVectorEnv:
 def _played_on_node(
     envs: ShmVectorEnv, policy: Policy, seeds: list[int], options: list[Any], how: dict[str, Any]
 ) -> tuple[list[Episode], int]:
-    """Plays a node's share of the episodes; these, in their order, and the steps that were made."""
+    """Plays a node's share of the episodes; returns these, in order, and the number of steps."""
     played: list[Episode] = []
     result = evaluate(
         envs, policy, len(seeds), seeds=seeds, options=options, progress=played.append, **how
@@ -365,7 +365,7 @@ def _on_nodes(
     keys: Collection[str],
     progress: Any,
 ) -> Evaluation:
-    """The same on a cluster."""
+    """Evaluates on a cluster."""
     from shmvec.cluster.evaluation import play_on_nodes  # only where it is needed
 
     begin = time.monotonic()
@@ -451,7 +451,7 @@ def _check_mode(envs: ShmVectorEnv) -> None:
 
 
 def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | None) -> None:
-    """Closes it; what an env raises then neither hides the reason nor costs the results."""
+    """Closes a vector env; what an env raises then neither hides the reason nor the results."""
     try:
         vector.close(timeout=timeout)
     except Exception as error:
@@ -467,7 +467,7 @@ def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | 
 def _progress(
     progress: Any, count: int
 ) -> tuple[Callable[[Episode], object], Callable[[], object]]:
-    """What is called with each episode that is over, and what at the end."""
+    """The function to call with each episode that is over, and the one to call at the end."""
     if callable(progress):
         return progress, _nothing
     if progress:
@@ -517,7 +517,7 @@ def _number(value: Any) -> float:
 
 
 def _array(values: Sequence[Any]) -> npt.NDArray[Any]:
-    """Of numbers or bools if all are such or None; else of objects."""
+    """An array of numbers or bools if all values are such or None; else of objects."""
     if all(value is None or isinstance(value, _NUMBERS) for value in values):
         if any(value is None for value in values):
             return np.array([np.nan if value is None else value for value in values], np.float64)
@@ -533,14 +533,14 @@ class Episode:
 
     Attributes:
         number: Its place among those asked for.
-        seed: With which it is reset.
-        options: With which it is reset.
+        seed: The seed of its reset.
+        options: The options of its reset.
         return_: The sum of its rewards, so far.
         length: Its steps, so far.
-        info: The last step's.
+        info: The last step's info.
         terminated: Whether it ended in a terminal state, and not by a truncation.
         finished: Whether it has been played.
-        repeats: How often it was broken off by a fault, and begun again.
+        repeats: How often it was interrupted by a fault, and repeated.
     """
 
     number: int
@@ -555,7 +555,7 @@ class Episode:
 
 
 class EpisodePlayer:
-    """Plays episodes, each from its seed and its options; no step is made for nobody."""
+    """Plays episodes, each from its seed and its options, without a wasted step."""
 
     def __init__(
         self,
@@ -571,12 +571,12 @@ class EpisodePlayer:
         """Prepares to play.
 
         Args:
-            exchange: The envs; what is out is dropped when it comes.
+            exchange: The envs; answers in flight are discarded when they come.
             policy: Chooses actions.
-            episodes: To play, in this order.
-            batch_size: Most envs that the policy is asked about at a time.
+            episodes: The episodes to play, in this order.
+            batch_size: Number of envs that the policy is asked about at a time, at most.
             fixed: Whether batches are filled up to this size.
-            options_of: What an episode's reset is given.
+            options_of: Returns the options that an episode's reset is given.
             finished: Called with each episode when it is over.
         """
         self._exchange = exchange
@@ -590,7 +590,7 @@ class EpisodePlayer:
         self.steps = 0
 
     def play(self, deadline: float) -> bool:
-        """Plays all; False: ``deadline``, by the monotonic clock, comes first.
+        """Plays all episodes; False: ``deadline``, by the monotonic clock, comes first.
 
         Raises:
             Exception: What envs and the policy raise.
@@ -680,7 +680,7 @@ class EpisodePlayer:
 
 
 def _left(deadline: float) -> float | None:
-    """Seconds; None: there is no deadline."""
+    """Seconds until the deadline; None: there is none."""
     return None if deadline == np.inf else max(0.0, deadline - time.monotonic())
 
 
@@ -699,7 +699,7 @@ def interquartile_mean(values: Values) -> float:
 
 
 def standard_error(values: Values) -> float:
-    """Of their mean; nan of less than two."""
+    """The standard error of the values' mean; nan for fewer than two values."""
     if len(values) < 2:
         return float("nan")
     with np.errstate(invalid="ignore"):  # of infinite ones
@@ -713,13 +713,13 @@ def _interquartile_means(values: Values) -> Values:
 
 
 def means(values: Values) -> Values:
-    """Of the rows; nan where there are infinite values of both signs."""
+    """The means of the rows; nan where there are infinite values of both signs."""
     with np.errstate(invalid="ignore"):
         found: Values = values.mean(axis=1)
     return found
 
 
-# Each of the rows of a matrix.
+# Each takes a matrix, and returns one value for each row.
 STATISTICS: dict[str, Callable[[Values], Values]] = {
     "interquartile_mean": _interquartile_means,
     "mean": means,
@@ -739,7 +739,7 @@ def confidence_interval(
         seed: Of these draws.
 
     Returns:
-        Where it begins and where it ends; nan of no values.
+        Its lower and upper end; nan where there are no values.
 
     Raises:
         ValueError: There is no such statistic, or the level is not between 0 and 1.
@@ -798,7 +798,7 @@ def _make(env_fn: Callable[[], _Env], folder: str, chosen: frozenset[int]) -> _E
 
 
 class Recorder(RecordVideo[Any, Any]):
-    """Gymnasium's, which is told the number of an episode: its own counts are of one env."""
+    """Gymnasium's RecordVideo with given episode numbers: its own counts are of one env."""
 
     def __init__(self, env: _Env, folder: str, chosen: frozenset[int]) -> None:
         """Wraps an env."""

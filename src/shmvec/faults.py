@@ -1,4 +1,4 @@
-"""What may go wrong in a worker, and how the user gets to see it.
+"""Faults of workers and envs: errors, the policy for them, and how exceptions travel.
 
 An exception of an env crosses the process boundary with its type, arguments, traceback and the
 env's index, whatever its constructor looks like and whether or not it can be pickled.
@@ -41,7 +41,7 @@ _ENOUGH = 8192  # characters of workers' last lines in a message, where many hav
 
 
 class WorkerCrashError(RuntimeError):
-    """A worker process ended without being told to, and the policy does not restart it.
+    """A worker process ended unexpectedly, and the policy does not restart it.
 
     The vector env is closed.
 
@@ -84,7 +84,7 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
     stderr = ""
 
     def __init__(self, env: int, operation: str, limit: float) -> None:
-        """Says so."""
+        """Makes the error, with its message."""
         super().__init__(
             f"env {env} has been in {operation}() for longer than {operation}_timeout={limit:g} "
             "seconds. It may still come back: the next call waits for it first, under the same "
@@ -96,12 +96,12 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
         self.began = 0  # by the monotonic clock, in ns
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """It may be sent elsewhere, with all that it says."""
+        """Pickles the error with all its attributes."""
         given = (self.env, self.operation, self.limit)
         return type(self), given, {**vars(self), "args": self.args}
 
     def take_last_words(self, stack: str, stderr: str) -> None:
-        """Its worker is there, and has written this."""
+        """Notes where the worker is, and what it has written to stderr."""
         self.stack, self.stderr = stack, stderr
         self.args = (f"{self.args[0]}{told_stack(stack)}{told_last_words({None: stderr})}",)
 
@@ -113,15 +113,15 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
 
 @dataclass(frozen=True)
 class FaultPolicy:
-    """What is done when an env fails. The default is what Gymnasium does: raise.
+    """How failures of envs are handled. The default is what Gymnasium does: raise.
 
     The step in which a fault happens returns for its env the last observation, reward 0 and
-    ``truncated=True``, so that no learner bootstraps across the break, and says what it was in
-    ``infos["fault"]``: ``type``, ``message``, ``restarts`` of its worker so far, in ``stderr`` the
-    last lines that a worker which crashed has written there, and in ``stack`` where one was that
-    took too long. The next step goes on as after any truncation in the autoreset mode in force. A
-    worker that is restarted takes its other envs with it: they are truncated as well, in the same
-    step or in their next one.
+    ``truncated=True``, so that no learner bootstraps across the break, and ``infos["fault"]``
+    describes it: ``type``, ``message``, ``restarts`` of its worker so far, ``stderr`` (the last
+    lines that a crashed worker has written there) and ``stack`` (where an env was that took too
+    long). The next step goes on as after any truncation in the autoreset mode in force. A worker
+    that is restarted takes its other envs with it: they are truncated as well, in the same step or
+    in their next one.
 
     A restarted env is built by its ``env_fn`` and reset with :func:`restart_seed`, so a run with
     the same faults in the same places is the same run.
@@ -156,7 +156,7 @@ class FaultPolicy:
         """Checks the values.
 
         Raises:
-            ValueError: One of them is out of range, or no such word.
+            ValueError: A value is out of range, or is none of the words above.
         """
         for name, allowed in (
             ("on_crash", ("raise", "restart")),
@@ -178,13 +178,13 @@ class FaultPolicy:
 
     @property
     def raises(self) -> bool:
-        """Whether it does nothing but raise."""
+        """Whether the policy does nothing but raise."""
         return self.on_crash == self.on_error == self.on_timeout == "raise"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that went wrong, and was dealt with.
+    """A fault that was handled.
 
     Attributes:
         env: The env that failed, or the first of the worker that did.
@@ -196,8 +196,8 @@ class Fault:
         restarts: How often the worker had been restarted by then, this time included.
         stderr: The last lines that the worker had written to stderr, if its process has crashed or
             was ended because of a time limit. A crash in C says there where in Python it was.
-        stack: Of a time limit that its process was ended for: where in Python that was, most recent
-            call first.
+        stack: Where in Python the worker was, most recent call first, if its process was ended
+            because of a time limit.
     """
 
     env: int
@@ -212,7 +212,7 @@ class Fault:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What ``infos["fault"]`` says."""
+        """The dict that ``infos["fault"]`` holds."""
         return {
             "type": self.type,
             "message": self.message,
@@ -226,7 +226,7 @@ def restart_seed(seed: int | None, restarts: int) -> int | None:
     """The seed with which an env is reset after its worker was restarted.
 
     Args:
-        seed: The last one that it was given by ``reset``; None if it was given none.
+        seed: The last seed that ``reset`` gave to the env; None if it gave none.
         restarts: How often its worker has been restarted.
 
     Returns:
@@ -251,12 +251,12 @@ class RemoteTraceback(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception in an env, fit to travel.
+    """An exception in an env, in a form that can be sent to another process.
 
     Attributes:
         env: The env's index.
         worker: Its worker's index.
-        operation: What it was doing: "make", "reset", "step", "call", ...
+        operation: What the env was doing: "make", "reset", "step", "call", ...
         type: Name of the exception's type.
         summary: Type and message, one line.
         text: The formatted traceback.
@@ -320,7 +320,7 @@ def raise_failures(failures: Sequence[Failure]) -> None:
     """Raises the exception of the first env that failed; the others are named in its notes.
 
     Args:
-        failures: What went wrong, in any order; nothing is raised if it is empty.
+        failures: The failures, in any order; nothing is raised if there are none.
     """
     if not failures:
         return
@@ -331,7 +331,7 @@ def raise_failures(failures: Sequence[Failure]) -> None:
 
 
 def note_failures(error: BaseException, others: Sequence[Failure]) -> None:
-    """Names in an exception's notes what else went wrong."""
+    """Adds notes on the other failures to an exception."""
     if others and hasattr(error, "add_note"):  # Python 3.11
         error.add_note(
             "At the same time: "
@@ -380,21 +380,21 @@ def describe_exit(code: int | str | None) -> str:
 
 
 def last_words(cause: object, worker: int) -> str:
-    """The last lines of a worker's stderr that the cause of a restart has; empty: it has none."""
+    """The last lines of a worker's stderr, if the cause of a restart has them; else empty."""
     if isinstance(cause, WorkerCrashError):
         return dict(zip(cause.workers, cause.stderr, strict=False)).get(worker, "")
     return cause.stderr if isinstance(cause, EnvTimeoutError) else ""
 
 
 def told_stack(stack: str) -> str:
-    """What a message says, at its end, of where a worker is."""
+    """The end of a message: where in Python a worker is."""
     if not stack:
         return ""
     return f"\nThe Python stack of its worker, most recent call first:\n{indent(stack, '    ')}"
 
 
 def told_last_words(stderr: Mapping[Any, str]) -> str:
-    """What an error's message says, at its end, of the last lines of workers."""
+    """The end of an error's message: the last lines of workers."""
     told = ""
     for worker, text in stderr.items():
         if text and len(told) < _ENOUGH:
@@ -409,8 +409,8 @@ def crash(
     """The error for workers that ended on their own.
 
     Args:
-        workers: Index, envs (a range) and exit code of each, or what else befell it, and the last
-            lines that it has written to stderr.
+        workers: Index, envs (a range) and exit code of each, or words for another fate, and the
+            last lines that it has written to stderr.
         doing: The last command.
     """
     lines = [

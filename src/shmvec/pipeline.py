@@ -30,17 +30,17 @@ __all__ = ["Pipeline"]
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Envs that are stepped together.
+    """A group of envs that are stepped together.
 
     Attributes:
         envs: Which.
         part: The same, as an index of arrays of all envs: a slice where it can be.
         runs: The same, as slices.
-        firsts: The first env of each worker of theirs.
+        firsts: The first env of each of their workers.
         observations: The last ones, where no rollout keeps them.
-        actions: Those that they were asked to step with, likewise.
-        extras: What came with these.
-        steps: Made in this rollout.
+        actions: The actions that they were asked to step with, likewise.
+        extras: The extras that came with these actions.
+        steps: Number of steps made in this rollout.
     """
 
     envs: npt.NDArray[np.intp]
@@ -54,11 +54,11 @@ class _Group:
 
 
 class _TakenError(RuntimeError):
-    """Others have taken what envs were asked for."""
+    """Other code has taken the answers of envs in flight."""
 
 
 class Pipeline:
-    """Collects what a policy meets in envs; both work at the same time.
+    """Collects rollouts and transitions; the policy and the envs work at the same time.
 
     The envs form groups. While the policy is asked about one, the workers step the others. So a
     step takes as long as the policy or the envs do, whichever is longer, and not both.
@@ -94,19 +94,19 @@ class Pipeline:
         device: Any = None,
         batch: str = "ready",
     ) -> None:
-        """Forms groups; asks nobody anything.
+        """Forms groups; asks no env and no policy yet.
 
         Args:
-            envs: Are used, and not closed. They must have been reset, by their ``reset`` or by
-                :meth:`reset`, before the first step.
+            envs: The vector env, which is used and not closed. Its envs must have been reset, by
+                their ``reset`` or by :meth:`reset`, before the first step.
             policy: ``policy(observations, env_ids)`` returns an action for each observation,
                 batched as ``action_space`` says, or these and a dict of arrays with a row for each,
                 such as values and log-probabilities. ``env_ids``, int64 ``(n,)``, says where they
                 come from. If it has a method ``reset(env_ids)``, that is called before it is asked
                 about the first observations of episodes in these envs.
-            groups: How many, each with its share of each worker's envs. One is lockstep. None: two;
-                but :meth:`collect` finds out whether that or lockstep is faster, and goes on with
-                it, unless batches are to be the same in each run or of a fixed size.
+            groups: Number of groups, each with its share of each worker's envs. One is lockstep.
+                None: two; but :meth:`collect` finds out whether that or lockstep is faster, and
+                goes on with it, unless batches are to be the same in each run or of a fixed size.
             deterministic: Whether the policy is asked about the groups in turn, the same in each
                 run. False: about whichever is ready first, which matters where they share no
                 workers.
@@ -114,8 +114,8 @@ class Pipeline:
                 "cpu", which are the same memory, or on a CUDA device. What the policy returns may
                 be tensors then, too. None: NumPy arrays.
             batch: "ready": of each group's envs. "fixed": the policy's batches all have the size of
-                the largest group; what is missing are copies of the first row, of env -1, for which
-                what it answers is dropped. Transitions have that size, too.
+                the largest group; missing rows are copies of the first one, with env -1, and the
+                answers for them are discarded. Transitions have that size, too.
 
         Raises:
             TypeError: ``envs`` is no ShmVectorEnv, or the policy cannot be called.
@@ -160,7 +160,7 @@ class Pipeline:
         self._caller = PolicyCaller(exchange, policy, size, *reading)
         self._same_step = exchange.autoreset.in_step
         self._everyone = np.arange(envs.num_envs, dtype=np.intp)
-        # Workers answer in the order in which they were asked: groups that share them do, too.
+        # Workers answer in the order of their requests: groups that share workers do, too.
         self._in_turn = deterministic or all(
             group.firsts == self._groups[0].firsts for group in self._groups
         )
@@ -170,11 +170,11 @@ class Pipeline:
         # Whether an episode begins with an env's last observations; at first, after an error and
         # when others have used it the policy is told so: what it remembers does not hold.
         self._begun = np.ones(envs.num_envs, np.bool_)
-        self._moves = exchange.moves()  # when this has used them last
+        self._moves = exchange.moves()  # when this pipeline used them last
         self._out: deque[_Group] = deque()  # groups that were asked, in this order
         self._held: deque[_Group] = deque()  # those that were taken, until they are asked again
-        self._asking = False  # whether something may be out, of this pipeline
-        # Whether a call is under way: also one that was broken off as it cleared up after an error.
+        self._asking = False  # whether envs may be in flight for this pipeline
+        # Whether a call is under way, or was interrupted as it cleared up after an error.
         self._midway = False
 
     @property
@@ -195,10 +195,10 @@ class Pipeline:
         return self.envs.reset(seed=seed, options=options)
 
     def drop(self) -> None:
-        """Waits for what is under way, and forgets it: then the envs can be used otherwise.
+        """Waits for what is in flight, and discards it: then other code can use the envs.
 
-        Only needed after a loop over this pipeline that was left: what it had asked for stays
-        asked, for the next loop to go on with.
+        Only needed after a loop over this pipeline was left: its requests stay in flight, for the
+        next loop to go on with.
 
         Raises:
             Exception: As ``ShmVectorEnv.step``.
@@ -209,10 +209,10 @@ class Pipeline:
     # ---- rollouts ----------------------------------------------------------------------------
 
     def collect(self, length: int) -> Collected:
-        """Makes so many steps of all envs, in the order of lockstep.
+        """Makes ``length`` steps of all envs, in the order of lockstep.
 
-        When it returns, all envs have made as many steps, and nothing is under way: the learner can
-        change the policy. It goes on from where the envs are.
+        When it returns, all envs have made as many steps, and none is in flight: the learner can
+        change the policy. The next call goes on from where the envs are.
 
         Args:
             length: Number of steps.
@@ -223,8 +223,8 @@ class Pipeline:
                 actions are not arrays in shared memory, or Dicts or Tuples of them.
             BufferError: Arrays of the last two rollouts are still in use.
             Exception: What the policy raises; and as ``ShmVectorEnv.step`` and ``rollout``. What
-                was under way is dropped; the envs can be used, and the next call goes on from where
-                they are. A policy with ``reset`` is told then that episodes begin in all of them.
+                was in flight is discarded; the envs can be used, and the next call goes on from
+                where they are. Then a policy's ``reset``, if it has one, is called for all of them.
         """
         self._settle()
         tensors = self._tensors
@@ -243,14 +243,14 @@ class Pipeline:
                     mirror.finish()
                 self._moves = exchange.moves()
         except BaseException as error:
-            rollout.release()  # who keeps the error keeps this frame: nobody else has it
+            rollout.release()  # code that keeps the error keeps this frame, and only that
             self._break_off(error)
             raise
         self._asking = self._midway = False
         return rollout
 
     def _fill_some(self, rollout: Collected, mirror: Mirror | None) -> None:
-        """Makes steps in the way that is faster, or that is tried."""
+        """Makes steps in the faster way, or in the other one to compare them."""
         faster, begin = self._faster, rollout.steps
         in_groups, steps = len(self._groups) > 1, rollout.length - begin
         if faster is not None:
@@ -259,7 +259,7 @@ class Pipeline:
         policy = self._caller.seconds
         started = fill(rollout, mirror, begin + steps)
         if faster is not None:
-            # When the first step was made: what a change costs is not to count.
+            # From the first step on: the cost of a change does not count.
             seconds = time.perf_counter() - started
             policy = (self._caller.seconds - policy) / steps
             faster.took(in_groups, steps, seconds / max(1, steps - 1), policy)
@@ -282,7 +282,7 @@ class Pipeline:
         return started
 
     def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
-        """The same with one group: workers write into the rollout themselves."""
+        """Makes steps with one group: workers write into the rollout themselves."""
         everyone, whole, started = self._everyone, slice(None), 0.0
         told = self._caller.tells  # else it is enough to know that at the end
         for t in range(rollout.steps, end):
@@ -292,7 +292,7 @@ class Pipeline:
                 observations = mirror.observations(t, whole, [whole])
             begun = self._begun.nonzero()[0].tolist() if told else []
             self._caller.step(everyone, observations, None, begun, ask=rollout.step)
-            if told or t >= end - 2:  # who has ended, and who before that
+            if told or t >= end - 2:  # which envs have ended, and which before that
                 self._note(whole, rollout.terminations[t + 1] | rollout.truncations[t + 1])
             started = started or time.perf_counter()
         return started
@@ -313,7 +313,7 @@ class Pipeline:
         self._note(group.part, rollout.terminations[index] | rollout.truncations[index])
 
     def _at(self, rollout: Collected, index: int, part: Any) -> Any:
-        """What the policy is to be asked about."""
+        """The observations that the policy is asked about."""
         observations = rollout.observations
         if isinstance(observations, np.ndarray):  # the usual
             return observations[index, part]
@@ -324,13 +324,13 @@ class Pipeline:
     def __iter__(self) -> Iterator[Transitions]:
         """Yields transitions of one group a time, for ever.
 
-        The group has been asked for its next step by then: its envs, too, are stepped while you
-        look at what they did. A step that was a reset (autoreset mode NEXT_STEP) is no transition,
-        and is left out; with ``batch="fixed"`` it is marked by ``valid``. Do not change the arrays:
-        the next observations are the observations of the transitions to come.
+        By then the group is in flight for its next step: its envs, too, step while you use the
+        transitions. A step that was a reset (autoreset mode NEXT_STEP) is no transition, and is
+        left out; with ``batch="fixed"`` it is marked by ``valid``. Do not change the arrays: the
+        next observations are the observations of the transitions to come.
 
-        A loop that is left can be gone on with by another one, by :meth:`collect` (whose index 0
-        is what was under way), or be ended by :meth:`drop`.
+        After a loop is left, another one can go on, or :meth:`collect` (whose index 0 is what was
+        in flight), or :meth:`drop` ends it.
         """
         return self
 
@@ -377,8 +377,8 @@ class Pipeline:
                 return found
 
     def _start(self) -> None:
-        """Asks about all groups."""
-        last = self._exchange.take(everyone=True)  # none is in flight: the last results
+        """Asks the policy about all groups, and their envs to step."""
+        last = self._exchange.take(everyone=True)  # no env is in flight: these are the last results
         self._notice()
         self._ended[:] = last.terminations | last.truncations
         for group in self._groups:
@@ -406,10 +406,10 @@ class Pipeline:
     def _transitions(
         self, answers: Answers, after: Any, before: tuple[Any, Any, dict[str, Any]], begins: Any
     ) -> Transitions:
-        """Of a group that has answered.
+        """The transitions of a group that has answered.
 
         Args:
-            answers: Of these envs.
+            answers: The answers of these envs.
             after: Their observations, where the policy wants them.
             before: Observations, actions and extras with which they were asked.
             begins: Which of them had ended: in NEXT_STEP this step was a reset.
@@ -457,7 +457,7 @@ class Pipeline:
         )
 
     def __del__(self) -> None:
-        """Leaves what it has asked for to the envs' next call, which drops it."""
+        """Leaves what is in flight to the envs' next call, which discards it."""
         if getattr(self, "_out", None):
             self._exchange.abandon()
 
@@ -469,7 +469,7 @@ class Pipeline:
         observations: Any,
         step: Callable[[npt.NDArray[np.intp], Any, dict[str, Any]], None],
     ) -> tuple[Any, dict[str, Any]]:
-        """Has the policy choose actions, and envs take them; returns what the policy has said."""
+        """Has the policy choose actions, and asks envs to step with them; returns what it said."""
         begun = group.envs[self._begun[group.part]].tolist() if self._caller.tells else []
         answer = self._caller.step(group.envs, observations, None, begun, ask=step)
         self._out.append(group)
@@ -489,7 +489,7 @@ class Pipeline:
         """Waits for a group.
 
         Raises:
-            _TakenError: Others have taken what it was asked for, by ``recv`` after a loop was left.
+            _TakenError: Other code has taken its answers, by ``recv`` after a loop was left.
         """
         envs, exchange = group.envs, self._exchange
         answers = exchange.take(envs, arrays=arrays)
@@ -500,12 +500,12 @@ class Pipeline:
         return answers
 
     def _note(self, part: Any, over: npt.NDArray[np.bool_]) -> None:
-        """Notes whose episodes have ended with a step, and with that begin or were begun."""
+        """Notes which envs' episodes a step has ended, and so where episodes begin."""
         self._begun[part] = over if self._same_step else self._ended[part]
         self._ended[part] = over
 
     def _go_on(self, ask: Callable[[_Group], None]) -> None:
-        """Asks about groups that were taken; where workers are worn, when they were recycled."""
+        """Asks about groups that were taken; where workers are worn, after recycling these."""
         if not self._out:
             self._exchange.recycle()
         elif any(self._exchange.is_worn(env) for group in self._held for env in group.firsts):
@@ -514,11 +514,11 @@ class Pipeline:
             ask(self._held.popleft())
 
     def _notice(self) -> None:
-        """Notes which envs others have used: what the policy remembers of them does not hold."""
+        """Notes which envs other code has used: what the policy remembers of them does not hold."""
         self._begun |= (self._exchange.moves() != self._moves).any(axis=0)
 
     def _settle(self) -> None:
-        """Takes what a loop that was left has asked for; drops what a call was broken off with."""
+        """Takes the answers for a loop that was left; discards those for an interrupted call."""
         if not self._asking:
             return
         if self._midway or not self._out:
@@ -540,10 +540,10 @@ class Pipeline:
         self._asking = False
 
     def _break_off(self, error: BaseException | None = None) -> None:
-        """Waits for all that was asked, and forgets it; or the envs' next call does.
+        """Waits for what is in flight, and discards it; or leaves that to the envs' next call.
 
         Args:
-            error: Why. Who presses Ctrl-C waits for no env, nor who has waited as long as it may.
+            error: The reason. After Ctrl-C or a time limit nothing waits for an env.
         """
         waits = error is None or isinstance(error, Exception)
         self._out.clear()
@@ -608,7 +608,8 @@ def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
     groups: list[list[int]] = [[] for _ in range(count)]
     for envs in owned:
         sizes = [len(envs) // count] * count
-        # Those that are left over go to who has least; of equals the last, whose turn comes last.
+        # What is left over goes to the group that has least; among equals to the last one, which is
+        # asked last.
         for _ in range(len(envs) % count):
             least = min(reversed(range(count)), key=lambda index: len(groups[index]) + sizes[index])
             sizes[least] += 1
@@ -620,7 +621,7 @@ def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
 
 
 class Faster:
-    """Whether groups are faster than lockstep, which is found out while steps are made.
+    """Finds out, while steps are made, whether groups are faster than lockstep.
 
     Groups save at most the time of the policy or that of the envs, whichever is shorter: where that
     would not be enough, they are not tried. Else slices of both ways take turns, so that what
@@ -680,7 +681,7 @@ Said = dict[int, list[dict[str, Any]]]  # what was said, by row
 
 
 def said_in(answers: Answers) -> Said:
-    """What envs have said, and what is told of their workers; nothing of those with nothing."""
+    """The infos of envs and of their workers' faults, by row; envs with none are left out."""
     said: Said = {}
     if any(answers.infos):
         each = zip(answers.envs.tolist(), answers.infos, strict=True)
@@ -693,7 +694,7 @@ def said_in(answers: Answers) -> Said:
 class Infos(Sequence[dict[str, Any]]):
     """Infos of several steps, each as ``ShmVectorEnv.step`` returns them.
 
-    What nobody looks at is not made into arrays: ``infos[t]`` is gathered each time.
+    ``infos[t]`` is made into arrays each time it is read: infos that are not read cost little.
     """
 
     def __init__(self, num_rows: int, said: list[Said]) -> None:
@@ -703,7 +704,7 @@ class Infos(Sequence[dict[str, Any]]):
         self.gathered: dict[int, dict[str, Any]] = {}  # by step: as dicts of arrays already
 
     def __len__(self) -> int:
-        """How many steps."""
+        """The number of steps."""
         return len(self._said)
 
     @overload
@@ -731,7 +732,7 @@ class Collected:
 
     Index ``t + 1`` holds what the action at index ``t`` led to; index 0 holds the last results
     from before. The arrays are in shared memory: two rollouts alternate in it, as those of
-    :meth:`shmvec.ShmVectorEnv.rollout` do, and the older one must be dropped before a third.
+    :meth:`shmvec.ShmVectorEnv.rollout` do, and the older one must be let go of before a third.
 
     Attributes:
         length: Number of steps.
@@ -770,11 +771,11 @@ class Collected:
         self.keep_extras(index, part, extras)
 
     def begin(self, loan: Any) -> None:
-        """Has its steps be made within a loan."""
+        """Makes its steps within a loan."""
         self._rollout.within = loan
 
     def meet(self, steps: int) -> None:
-        """Says that all envs have made so many steps, by :meth:`ask`."""
+        """Notes that all envs have made so many steps, by :meth:`ask`."""
         self._rollout.meet(steps)
         self.steps = steps
 
@@ -786,10 +787,10 @@ class Collected:
         self.infos.gathered[self.steps] = infos
 
     def keep_extras(self, index: int, part: Any, extras: Mapping[str, Any]) -> None:
-        """Keeps what came with some envs' actions.
+        """Keeps the extras that came with some envs' actions.
 
         Raises:
-            ValueError: These are not the names, shapes or dtypes that came first.
+            ValueError: Names, shapes or dtypes differ from those that came first.
         """
         if not self._named:
             self._named = True
@@ -813,7 +814,7 @@ class Collected:
             kept[index, part] = values
 
     def release(self) -> None:
-        """Gives the memory back for another rollout, which writes over these arrays.
+        """Returns the memory for another rollout, which writes over these arrays.
 
         Not needed if no array of this rollout is left: then the memory is free, too.
         """
@@ -830,18 +831,19 @@ class Transitions:
     """Steps of some envs, one each; what iterating over a :class:`shmvec.Pipeline` yields.
 
     Attributes:
-        observations: From which the actions were chosen, batched as the observation space says.
-        actions: Of these envs.
+        observations: The observations for which the actions were chosen, batched as the observation
+            space says.
+        actions: The actions of these envs.
         rewards: float64 ``(n,)``.
-        next_observations: What the actions led to: of an episode that has ended, its last ones, in
-            each autoreset mode.
+        next_observations: The observations after the actions: for an episode that has ended, its
+            last ones, in each autoreset mode.
         terminations: bool ``(n,)``.
         truncations: bool ``(n,)``.
         infos: Gymnasium's dict of arrays, gathered when it is asked for.
         env_ids: int64 ``(n,)``; -1 of rows that only fill a batch.
         extras: What the policy has returned besides actions, by name, a row for each env.
-        valid: bool ``(n,)``: False of what is no transition, which only ``batch="fixed"`` keeps: a
-            step that was a reset, a row that fills the batch.
+        valid: bool ``(n,)``: False for a row that is no transition, which only ``batch="fixed"``
+            keeps: a step that was a reset, a row that fills the batch.
     """
 
     observations: Any
@@ -857,16 +859,16 @@ class Transitions:
 
     @property
     def infos(self) -> dict[str, Any]:
-        """See above."""
+        """Gymnasium's dict of arrays, gathered when it is asked for."""
         return Infos(len(self.env_ids), [self.said])[0]
 
     def __len__(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return len(self.env_ids)
 
 
 def with_row(space: gym.Space[Any], batch: Any, row: int, observation: Any) -> Any:
-    """A batch of which a row is another observation; changes arrays in place."""
+    """A batch with one row replaced by an observation; changes arrays in place."""
     return mapped(space, partial(_with_row, row), batch, observation)
 
 
@@ -881,7 +883,7 @@ Space = gym.Space[Any]
 
 
 class Tensors:
-    """Makes tensors of arrays, and arrays of tensors.
+    """Conversion of arrays to tensors, and of tensors to arrays.
 
     Attributes:
         on_host: Whether the device is main memory.
@@ -916,7 +918,7 @@ class Tensors:
         return np.asarray(actions)
 
     def keep(self, values: Any) -> Any:
-        """What came with them, as a tensor on the device."""
+        """Extras that came with actions, as a tensor on the device."""
         return self._torch.as_tensor(values).detach().to(self.device, non_blocking=True)
 
     # ---- what it is asked about --------------------------------------------------------------
@@ -926,7 +928,7 @@ class Tensors:
         return self._torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
     def moved(self, space: Space, batch: Any) -> Any:
-        """A batch on the device. Its arrays are nobody else's: nothing changes them."""
+        """A batch on the device. No other code has its arrays: nothing changes them."""
         if self.on_host:
             return mapped(space, self.wrapped, batch)
         with self.copying() as asking:
@@ -946,7 +948,7 @@ class Tensors:
 
     @contextlib.contextmanager
     def copying(self) -> Any:
-        """Copies are made on the stream for them; the caller's waits for these, this thread not."""
+        """Makes copies on a stream of their own; the caller's stream waits for them."""
         asking = self._torch.cuda.current_stream(self.device)
         self._stream.wait_stream(asking)  # what the memory was used for before
         with self._torch.cuda.stream(self._stream):
@@ -959,13 +961,13 @@ class Tensors:
             self._stream.synchronize()
 
     def empty(self, array: Any) -> Any:
-        """A tensor on the device for what is in an array."""
+        """A tensor on the device with room for an array."""
         like = self.wrapped(array)
         return like if self.on_host else self._torch.empty_like(like, device=self.device)
 
 
 class Mirror:
-    """A rollout's tensors, which are filled as the policy is asked: they need no copy later."""
+    """A rollout's tensors, filled as the policy is asked, so that they need no copy later."""
 
     def __init__(self, tensors: Tensors, rollout: Collected, seen: Space, acted: Space) -> None:
         """Makes tensors for a rollout of which no step is made."""
@@ -974,7 +976,7 @@ class Mirror:
         self._observations = mapped(seen, tensors.empty, rollout.observations)
 
     def observations(self, index: int, part: Any, runs: Sequence[slice]) -> Any:
-        """Those of a step of some envs.
+        """The observations of some envs at a step.
 
         Args:
             index: The step.

@@ -19,7 +19,7 @@ _SHARE_OF_DESKTOP = 0.9  # that a window takes at most, in each direction
 
 
 def checked_frames(rendered: Sequence[Any]) -> list[npt.NDArray[Any]]:
-    """The frames among what each env's ``render()`` has returned.
+    """The frames in the results of each env's ``render()``.
 
     Args:
         rendered: One value for each env: a frame, or a list of frames, of which the last is taken
@@ -29,7 +29,7 @@ def checked_frames(rendered: Sequence[Any]) -> list[npt.NDArray[Any]]:
         One frame for each env, ``(height, width)`` or ``(height, width, 1, 3 or 4)``.
 
     Raises:
-        ValueError: There is none, or a value is no frame; the message names the env.
+        ValueError: There is no frame, or a value is not a frame; the message names the env.
     """
     frames = []
     for env, value in enumerate(rendered):
@@ -57,7 +57,7 @@ def checked_frames(rendered: Sequence[Any]) -> list[npt.NDArray[Any]]:
 
 
 def tile_images(frames: Sequence[Any]) -> npt.NDArray[Any]:
-    """One picture of many, on a grid that is as close to a square as can be.
+    """One picture of many frames, on a grid that is as close to a square as can be.
 
     Args:
         frames: An array ``(n, height, width, channels)``, or a sequence of frames, whose sizes may
@@ -107,7 +107,7 @@ class Viewer:
         """Prepares for a window.
 
         Args:
-            title: In its frame.
+            title: The window's title.
 
         Raises:
             ImportError: pygame is not installed.
@@ -129,7 +129,7 @@ class Viewer:
             picture: uint8 ``(height, width)`` or ``(height, width, 1, 3 or 4)``.
 
         Raises:
-            ValueError: It is no such array.
+            ValueError: The picture is no such array.
         """
         frame = np.asarray(picture)
         if frame.dtype != np.uint8:

@@ -37,16 +37,16 @@ class Anything(gym.Space[Any]):
 
 @create_shared_memory.register(Anything)
 def _in_messages(space: Anything, n: int = 1, ctx: Any = None) -> None:
-    """They lie in no slab, so that no array is needed; and nobody needs to be told."""
+    """Such values travel as messages: they need no shared array."""
 
 
 def mapped(space: Space, leaf: Callable[..., Any], *values: Any) -> Any:
-    """Does something with the parts of nested values, and puts the results together likewise.
+    """Applies a function to the parts of nested values; the results are nested likewise.
 
     Args:
-        space: What Dicts and Tuples the values are made of.
-        leaf: Called for each part of all of the values.
-        *values: Of this space, or batches of it.
+        space: The space, whose Dicts and Tuples the values follow.
+        leaf: The function: called once for each part, with that part of every value.
+        *values: Values of this space, or batches of it.
 
     Example:
         >>> from gymnasium.spaces import Dict, Discrete, Tuple
@@ -67,5 +67,5 @@ def mapped(space: Space, leaf: Callable[..., Any], *values: Any) -> Any:
 
 
 def one_of(space: Space, batch: Any, index: int) -> Any:
-    """One value of a batch, of which parts are views."""
+    """One value of a batch; its parts are views."""
     return mapped(space, lambda values: values[index], batch)

@@ -2,7 +2,7 @@
 
 A state is taken apart by layers: each wrapper, and the env inside. Gymnasium's own envs and
 wrappers have states of fixed size, which become one array; an env with ``get_state()`` and
-``set_state(state)`` says itself what its state is; of any other everything it holds is pickled.
+``set_state(state)`` defines its own state; of any other env all attributes are pickled.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StateAccess:
     Attributes:
         space: The space of states: a Box of float64, of bytes (uint8) or of what the env's own
             ``get_state`` returns; ``Anything`` if they have no fixed size.
-        nothing: What may stand where nobody looks for a state.
+        nothing: A placeholder for a state that is not read.
     """
 
     space: gym.Space[Any]
@@ -159,7 +159,7 @@ class StateAccess:
             put(out)
 
     def rendered(self, render: Callable[[], Any]) -> Any:
-        """What ``render`` returns: the env as it is, not as it was before its state was set."""
+        """Renders the env as it is, not as it was before its state was set."""
         state = self.get()
         state = state.copy() if isinstance(state, np.ndarray) else state
         for part in (*self._fixed, *self._objects):
@@ -170,7 +170,7 @@ class StateAccess:
             self.set(state)
 
     def _objects_set(self, state: Any) -> Any:
-        """Restores what is in no array; returns the array."""
+        """Restores the parts that are objects; returns the array of the others."""
         if not isinstance(state, tuple) or len(state) != 1 + len(self._objects):
             raise TypeError(
                 f"a state of this env is a tuple of {1 + len(self._objects)} parts, not "
@@ -252,7 +252,7 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
     """The parts of an env's state, layer by layer from the outside."""
     parts: list[_Part] = []
     pickled: list[Any] = []
-    rolls = False  # whether functions of the user's may roll dice
+    rolls = False  # whether functions of the user may draw random numbers
     layer: Any = env
     while True:
         name = _name(layer)
@@ -332,7 +332,7 @@ def _stacks_arrays(layer: Any) -> bool:
 
 
 class _ElapsedSteps(_Part):
-    """What a TimeLimit has counted."""
+    """The steps that a TimeLimit has counted."""
 
     dtype = _FLOAT
     size = 1
@@ -620,7 +620,7 @@ class _Frames(_Part):
 
 
 def _own(layer: Any) -> _Part:
-    """The state of an env that says itself what that is."""
+    """The state of an env that defines it by ``get_state`` and ``set_state``."""
     state = layer.get_state()
     fixed = isinstance(state, np.ndarray) and state.dtype.kind in "fiub" and state.size > 0
     return _OwnArray(layer, state) if fixed else _OwnObject(layer)
@@ -664,12 +664,12 @@ class _OwnObject(_Part):
         return self._layer.get_state()
 
     def set(self, value: Any) -> None:
-        """Tells the env."""
+        """Passes the state to the env."""
         self._layer.set_state(value)
 
 
 class _Pickled(_Part):
-    """All attributes of layers of which nothing is known, pickled in one go.
+    """All attributes of layers of unknown classes, pickled in one go.
 
     Layers themselves, spaces that are not sampled from, specs, windows, and simulations that have a
     part of their own are not copied: where a copy would refer to one, the restored env refers to
@@ -760,7 +760,7 @@ class _Pickled(_Part):
 
 
 def _is_of_script(kind: type) -> bool:
-    """Whether it is a class of the main module, which finds it by its name."""
+    """Whether a class is of the main module, and found there by its name."""
     if kind.__module__ != "__main__":
         return False
     try:

@@ -1,4 +1,4 @@
-"""What a vector env has done so far, and where its processes spent their time."""
+"""Statistics of a vector env: what it has done, and where its processes spent their time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _T = TypeVar("_T", bound="_Counters")
 
 
 def _attribute(counter: str) -> str:
-    """A counter of csrc/counters.h as stats call it: those of times, which are in seconds here."""
+    """The name in stats of a counter of csrc/counters.h; times are in seconds here."""
     return f"{counter.removesuffix('_ns')}_s" if counter.endswith("_ns") else counter
 
 
@@ -72,7 +72,7 @@ def _less(name: str, now: Any, then: Any) -> Any:
     if now is None or then is None or name in ("first_env", "num_envs"):
         return now
     if name in _ON_CORES and now < then:
-        return now  # what only its process knows begins anew in one that takes its place
+        return now  # what only the worker's process counts begins anew in its successor
     # What has not ended is known about: once it has, there may be a little less.
     return max(0, now - then)
 
@@ -96,21 +96,21 @@ def _counting(*tables: str) -> Callable[[type[_T]], type[_T]]:
 
 @_counting("waits")
 class Waits(_Counters):
-    """How a process has waited for the other side; csrc/wait.h explains the phases."""
+    """Waits of a process for the other side; csrc/wait.h explains the phases."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds that it has waited, in all."""
+        """Seconds that the process has waited, in all."""
         return float(self.pause_s + self.yield_s + self.park_s)
 
 
 @_counting("work", "on_cores")
 class WorkerStats(Waits):
-    """What a worker has done: its ``Waits``, and this. What the system does not say is None.
+    """Counts of a worker, its ``Waits`` included. What the system does not report is None.
 
     Attributes:
-        first_env: The first of its envs,
-        num_envs: and how many it has.
+        first_env: The first of its envs.
+        num_envs: Number of its envs.
     """
 
     first_env: int = 0
@@ -128,13 +128,13 @@ class WorkerStats(Waits):
 
     @property
     def lacked_s(self) -> float:
-        """Seconds in which it lacked a core, and did not offer it to others."""
+        """Seconds in which it was ready to run and had no core, without having yielded it."""
         return float(max(0.0, (self.starved_s or 0.0) - self.yield_s))
 
 
 @_counting("faults")
 class FaultCounts(_Counters):
-    """What went wrong, and was dealt with as the ``FaultPolicy`` says."""
+    """Numbers of faults that were handled as the ``FaultPolicy`` says."""
 
 
 # ---- how long envs take, and what is being done --------------------------------------------------
@@ -144,15 +144,15 @@ _FIRST_S = 512e-9  # where the first bucket ends; each further one is twice as w
 
 @dataclass(frozen=True)
 class Timing:
-    """How long something has taken, each time: a histogram.
+    """A histogram of durations.
 
     Attributes:
         count: How often it was done.
         total_s: Seconds in all.
-        longest_s: Seconds of the longest. Of a difference of two: known if the longest of all is in
-            it; otherwise where the bucket ends in which it lies.
-        buckets: How often it took less than 512 ns, less than twice as long, and so on; in the last
-            one, 137 s and more.
+        longest_s: Seconds of the longest. In a difference of two: exact if the longest of all is in
+            it; otherwise the end of the bucket in which it lies.
+        buckets: How often it took less than 512 ns, less than twice that, and so on; the last one
+            counts 137 s and more.
     """
 
     count: int
@@ -162,7 +162,7 @@ class Timing:
 
     @classmethod
     def of(cls, words: Sequence[int]) -> Timing:
-        """Makes it from the core's: the sum and the longest in ns, and the buckets."""
+        """Makes a Timing from the core's words: the sum and the longest in ns, and the buckets."""
         total_ns, longest_ns, *buckets = words
         return cls(sum(buckets), 1e-9 * total_ns, 1e-9 * longest_ns, tuple(buckets))
 
@@ -177,9 +177,10 @@ class Timing:
         return [*(_bounds(bucket)[1] for bucket in range(len(self.buckets) - 1)), math.inf]
 
     def quantile(self, share: float) -> float:
-        """About so many seconds, or less, took this share of them.
+        """A quantile of the durations, in seconds: this share of them took as long, or less.
 
-        It lies in the right bucket, where between is a guess: true within a factor of two.
+        The bucket is exact, the place within it a guess: the result is right within a factor of
+        two.
 
         Args:
             share: 0.5 for the median, 0.99 for what one in a hundred exceeds.
@@ -197,7 +198,7 @@ class Timing:
         return 0.0
 
     def __add__(self, other: Timing) -> Timing:
-        """Both together."""
+        """The sum of both histograms."""
         return Timing(
             self.count + other.count,
             self.total_s + other.total_s,
@@ -241,7 +242,7 @@ class EnvStats:
 
 @dataclass(frozen=True)
 class Doing:
-    """What a worker is in the middle of.
+    """The operation that a worker is in the middle of.
 
     Attributes:
         env: Which env.
@@ -264,8 +265,8 @@ class Process:
 
     Attributes:
         pid: Its id.
-        rss: Bytes that it has in memory; None: the system does not say.
-        pss: The same, but of what it shares with others only its part.
+        rss: Bytes that it has in memory; None: the system does not report it.
+        pss: The same, with only its part of what it shares with other processes.
     """
 
     pid: int
@@ -284,18 +285,19 @@ class Stats:
 
     Attributes:
         parent: The waits of the calling process.
-        workers: What each worker has done.
-        faults: What went wrong.
+        workers: The counts of each worker.
+        faults: The numbers of faults.
         envs: How long each env took.
         elapsed_s: Seconds since the vector env was made.
         num_workers: Worker processes; 0 if the envs live in the calling one.
         cores: Cores that the program may use.
-        doing: What each worker was doing when it was asked; None: neither a step nor a reset.
+        doing: What each worker was doing when ``stats`` was called; None: neither a step nor a
+            reset.
         waiting_s: Seconds for which the caller had been waiting for answers then; None: it was not.
-        processes: The workers' processes, None for one that is gone; empty if nobody has looked, as
-            in ``stats()``: ``python -m shmvec top`` does.
+        processes: The workers' processes, None for one that is gone; empty in ``stats()``: only
+            ``python -m shmvec top`` fills it.
         caller: The calling process, likewise.
-        shared: Bytes of the segment, in which requests, results and counters are.
+        shared: Bytes of the segment, which holds requests, results and counters.
     """
 
     parent: Waits
@@ -319,7 +321,7 @@ class Stats:
         processes: Sequence[Process | None] = (),
         caller: Process | None = None,
     ) -> Stats:
-        """Makes it from what the segment says and the system knows of the processes."""
+        """Makes Stats from the segment's counters and the system's numbers on the processes."""
         workers, before = insight.workers(), map(_values, insight.on_cores_before())
         now = on_cores or [(None, None)] * len(workers)
         return cls(
@@ -348,7 +350,7 @@ class Stats:
         """What was done between two calls of ``stats``.
 
         Raises:
-            ValueError: They are of two vector envs.
+            ValueError: They are of different vector envs.
         """
         shapes = [(len(each.workers), len(each.envs)) for each in (self, earlier)]
         if shapes[0] != shapes[1]:
@@ -367,7 +369,7 @@ class Stats:
 
     @property
     def verdict(self) -> Verdict:
-        """What the time went into, and what to change: a judgement by these numbers alone."""
+        """What the time went into, and what to change, judged by these numbers alone."""
         return _judged(self)
 
     @property
@@ -378,17 +380,18 @@ class Stats:
 
     @property
     def share_of_limit(self) -> float:
-        """Steps per second, by those that loops would make that only step, one on each core.
+        """Steps per second, as a share of the limit: free-running loops of steps, one on each core.
 
-        It is the time that workers were in their envs, by what there was on as many cores as envs
-        can use: that of a loop whose steps take as long as here. Where workers share cores, steps
-        take longer than there, and it is too much. Envs that sleep may reach more than 1.
+        It is the time that workers were in their envs, divided by the time on as many cores as the
+        envs can use. It assumes that steps take as long in such loops as here: where workers share
+        cores, steps take longer here, and the share is too high. Envs that sleep may reach more
+        than 1.
         """
         busy = sum(worker.busy_s for worker in self.workers)
         return busy / (max(1, min(self.cores, len(self.envs))) * max(self.elapsed_s, 1e-9))
 
     def metrics(self) -> dict[str, float]:
-        """The most telling numbers by name, to be logged: times in seconds, shares of all time.
+        """The main numbers by name, for logging: times in seconds, shares of all time.
 
         Example:
             >>> import shmvec
@@ -433,10 +436,10 @@ class Stats:
         return f"{self.table()}\n{self.verdict}"
 
     def table(self, width: int | None = None) -> str:
-        """Who did what, in lines.
+        """The counts of each worker as a table.
 
         Args:
-            width: Of how many characters, about: columns that do not fit are left out.
+            width: Characters of a line, about: columns that do not fit are left out.
         """
         return str(Table.of(self).fitted(width))
 
@@ -446,7 +449,7 @@ def _together(timings: Iterable[Timing]) -> Timing:
 
 
 def _since(spent: tuple[float | None, ...], before: dict[str, float]) -> dict[str, float | None]:
-    """What the system says of a process, without what there was before it served."""
+    """The system's numbers on a process, less those from before it served."""
     return {
         name: None if now is None else max(0.0, now - before[name])
         for name, now in zip(_ON_CORES, spent, strict=True)
@@ -474,7 +477,7 @@ _NO_LIMIT = "No time limit ends a call: python -m shmvec stacks says where it is
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the time went into.
+    """The judgement on what the time went into.
 
     Attributes:
         kind: "env-bound", "policy-bound", "straggler", "reset-bound", "oversubscribed",
@@ -527,7 +530,7 @@ def _judged(stats: Stats) -> Verdict:
 
 
 def _nothing_done(stats: Stats) -> Verdict:
-    """Nothing was asked, or what was asked is not done."""
+    """The verdict where nothing was asked, or no request is finished."""
     inside = [(now.for_s, index) for index, now in enumerate(stats.doing) if now is not None]
     if not inside:
         return Verdict("idle", "nothing was stepped or reset")
@@ -541,7 +544,7 @@ def _nothing_done(stats: Stats) -> Verdict:
 
 
 def _hanging(stats: Stats) -> Verdict | None:
-    """One does not come back."""
+    """The verdict where one env does not come back."""
     for worker, now in enumerate(stats.doing):
         if now is None or now.operation == "call" or now.for_s <= _HANGS_S:
             continue
@@ -567,7 +570,7 @@ def _if_it_hangs(stats: Stats) -> tuple[str, str]:
 
 
 def _policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
-    """The caller has other things to do, and is not waited for while the envs are stepped."""
+    """The verdict where the caller computes while no env is stepped."""
     elapsed = max(stats.elapsed_s, 1e-9)
     batches = stats.parent.requests / len(stats.workers)
     if (
@@ -591,7 +594,7 @@ def _policy(stats: Stats, busiest: float, waited: float) -> Verdict | None:
 
 
 def _without_cores(stats: Stats, busy: float) -> Verdict | None:
-    """Too many workers for the cores, or others on them."""
+    """The verdict where workers lack cores: there are too many, or other programs."""
     starved = sum(worker.lacked_s for worker in stats.workers)
     if stats.num_workers == 0 or starved <= _STARVED * max(0.0, busy):
         return None
@@ -634,7 +637,7 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
 
 
 def _in_lockstep(stats: Stats) -> bool:
-    """Whether all envs were asked as often: else those that are slow are not waited for."""
+    """Whether all envs were asked equally often: else slow ones are not waited for."""
     # A reset takes the place of a step, or is part of one; and some may be one ahead.
     for resets in (0, 1):
         asked = [env.step.count + resets * env.reset.count for env in stats.envs]
@@ -649,7 +652,7 @@ def _half(stats: Stats) -> str:
 
 
 def _straggler(stats: Stats, busy: list[float], used: float) -> Verdict | None:
-    """One env that all others wait for, or in each batch another."""
+    """The verdict where all envs wait for one, or for another one in each batch."""
     if stats.num_workers < 2 or used >= _IDLE or not _in_lockstep(stats):
         return None
     half = _half(stats)
@@ -734,16 +737,16 @@ _LONG_S = 0.1  # a wait that is worth a word
 
 @dataclass(frozen=True)
 class Table:
-    """What stats say, in parts: ``str`` puts them together as text, ``top`` draws them.
+    """Stats as the parts of a table: ``str`` puts them together as text, ``top`` draws them.
 
     Attributes:
-        sentences: On all workers together.
-        columns: Names of columns, and in each a cell for each worker: of the first ones, if there
-            are many.
-        hidden: How many more there are; empty: none.
+        sentences: Sentences on all workers together.
+        columns: Cells by name of column, one for each worker; for the first ones, if there are
+            many.
+        hidden: Text on how many more workers there are; empty: none.
         timings: Rows on how long steps and resets take, of all envs and of the slowest; headings
             are the first.
-        faults: What went wrong; empty: nothing.
+        faults: Text on the faults; empty: none.
     """
 
     sentences: tuple[str, ...]
@@ -754,7 +757,7 @@ class Table:
 
     @classmethod
     def of(cls, stats: Stats) -> Table:
-        """What these say."""
+        """The table of these stats."""
         more = len(stats.workers) - _MOST_ROWS
         faults = asdict(stats.faults)
         told = ", ".join(f"{count} {name}" for name, count in faults.items() if count)
@@ -768,7 +771,7 @@ class Table:
 
     @property
     def width(self) -> int:
-        """Characters that columns take beside each other, whatever is done now."""
+        """Characters that the columns take side by side, with the longest text in "now"."""
         widths = [
             _LONGEST if name == "now" else max(map(len, (name, *cells)))
             for name, cells in self.columns.items()
@@ -776,7 +779,7 @@ class Table:
         return sum(widths) + 2 * (len(widths) - 1)
 
     def fitted(self, width: int | None) -> Table:
-        """Without the columns that there is no room for; None: there is room for all."""
+        """This table without the columns that do not fit into ``width``; None: all fit."""
         columns = dict(self.columns)
         fits = self
         for name in sorted(columns, key=_unimportance, reverse=True)[:-1]:
@@ -787,7 +790,7 @@ class Table:
         return fits
 
     def __str__(self) -> str:
-        """As text."""
+        """The table as text."""
         workers = [(name, *cells) for name, cells in self.columns.items()]
         return "\n".join(
             [
@@ -865,27 +868,27 @@ def _timings(stats: Stats) -> list[tuple[str, ...]]:
 
 
 def _duration(seconds: float) -> str:
-    """A time, in the unit that it is best read in."""
+    """A duration as text, in the unit that reads best."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
 
 
 def _pss_of_workers(stats: Stats) -> list[int]:
-    """Bytes that they have together; nothing, where that is not known."""
+    """Bytes that all workers have together, in a list; an empty list where that is not known."""
     known = [each.pss for each in stats.processes if each is not None and each.pss is not None]
     return [sum(known)] if known else []
 
 
 def _now(stats: Stats, worker: int) -> str:
-    """What a worker does."""
+    """What a worker is doing, as text."""
     if stats.processes and stats.processes[worker] is None:
         return "no process"
     return str(stats.doing[worker] or "-") if stats.doing else "-"
 
 
 def _slowest(stats: Stats, name: str) -> list[tuple[str, Timing]]:
-    """Those envs whose steps or resets take longest, where there are others."""
+    """The envs whose steps or resets take longest, if there are more than these."""
     if len(stats.envs) <= _SLOWEST:
         return []
     found = [(getattr(env, name), index) for index, env in enumerate(stats.envs)]
@@ -909,7 +912,7 @@ def _bytes(number: int) -> str:
 
 
 def _range(envs: range) -> str:
-    """Its first and its last."""
+    """The first and last env of a range, as text."""
     return "-".join(map(str, dict.fromkeys((envs[0], envs[-1])))) if envs else "?"
 
 

@@ -1,9 +1,9 @@
-"""Gymnasium's ``VectorEnv`` contract as a pytest class, for anybody's vector env.
+"""Gymnasium's ``VectorEnv`` contract as a pytest class, for any vector env.
 
 Derive from :class:`VectorEnvContract` in a test module, say how your vector env is made, and pytest
-runs the contract on it. It holds what ``SyncVectorEnv`` and ``AsyncVectorEnv`` of Gymnasium keep,
-and nothing that only one of them does. (The idea is dm_env's ``EnvironmentTestMixin``.) This module
-needs pytest.
+runs the contract on it. The contract holds what both ``SyncVectorEnv`` and ``AsyncVectorEnv`` of
+Gymnasium keep, and nothing that only one of them does. (The idea is dm_env's
+``EnvironmentTestMixin``.) This module needs pytest.
 
 Example:
     >>> from shmvec import ShmVectorEnv
@@ -54,11 +54,11 @@ _SPACES: dict[str, gym.Space[Any]] = {
 
 
 class ContractEnv(gym.Env[Any, Any]):
-    """Samples observations, deterministic given the seed; records what it is given.
+    """An env of sampled observations, deterministic given the seed; it records its inputs.
 
     Attributes:
-        actions: What ``step`` was given.
-        options: What ``reset`` was given.
+        actions: The actions that ``step`` was given.
+        options: The options that ``reset`` was given.
         value: Free to set.
     """
 
@@ -72,7 +72,7 @@ class ContractEnv(gym.Env[Any, Any]):
         infos: Sequence[dict[str, Any]] = ({},),
         fails_at: int | None = None,
     ) -> None:
-        """Makes one.
+        """Makes the env.
 
         Args:
             observation_space: Copied, and sampled from.
@@ -128,7 +128,7 @@ class ContractEnv(gym.Env[Any, Any]):
 
 
 class _Reference(VectorEnv[Any, Any, Any]):
-    """What plain envs give, stepped one after the other."""
+    """The reference results: plain envs, stepped one after the other."""
 
     def __init__(self, env_fns: _EnvFns, mode: AutoresetMode) -> None:
         self.envs = [env_fn() for env_fn in env_fns]
@@ -224,7 +224,7 @@ class VectorEnvContract:
             envs.close()
 
     def _run(self, env_fns: _EnvFns, steps: int = 8, **kwargs: Any) -> None:
-        """Steps it beside the reference, which must give the same throughout."""
+        """Steps the vector env beside the reference; results must be equal throughout."""
         mode = kwargs.setdefault("autoreset_mode", AutoresetMode.NEXT_STEP)
         reference = _Reference(env_fns, mode)
         reference.batched_actions.seed(3)
