@@ -326,3 +326,35 @@ def test_a_start_that_is_broken_off_late_is_no_forgotten_env(monkeypatch):
     monkeypatch.setattr("shmvec.vector_env.Rollouts", interrupted)  # the constructor's last
     with pytest.raises(KeyboardInterrupt):  # without a ResourceWarning, which is an error here
         ShmVectorEnv([Counter] * 2, num_workers=1)
+
+
+class Unhurried(Counter):
+    """Takes its time for action 3."""
+
+    def step(self, action):
+        if action == 3:
+            time.sleep(0.5)
+        return super().step(action)
+
+
+class Interrupted(ShmVectorEnv):
+    """Its step_async raises for action 4, once it has asked."""
+
+    def step_async(self, actions):
+        super().step_async(actions)
+        if actions[0] == 4:
+            raise KeyboardInterrupt
+
+
+def test_a_request_that_is_held_back_goes_with_its_call():
+    """It waits for the end of an abandoned call, and its own call is interrupted, too."""
+    with closing(Interrupted([lambda: Unhurried(99)] * 2, num_workers=1)) as envs:
+        envs.reset()
+        envs.step_async([3, 3])
+        with pytest.raises(multiprocessing.TimeoutError):
+            envs.step_wait(timeout=0.05)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([4, 4])
+        assert envs.step([5, 5])[0][:, :2].tolist() == [[2, 5]] * 2
+        envs.step_async([7, 7])
+        assert envs.step_wait()[0][:, :2].tolist() == [[3, 7]] * 2

@@ -195,7 +195,6 @@ class Exchange:
         self._manners = num_buffers, bool(may_step_over), in_ranges
         self._leases = Leases(hold_batches)
         self.guard = Guard()
-        self._held: Callable[[], None] | None = None  # a request that waits for an abandoned call
         self._called: Envs | None = None  # of the call that is pending; None: all
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
         self._gatherer = Batch(self.num_envs)
@@ -790,14 +789,15 @@ class Exchange:
         """
         self._check_pending(f"{pending.value}_async", alone=True)
         ledger, _ = self._ready()
+        held = None
         if self.guard.abandoned and not self._have_answered(ledger, 0.0):
             if pending.value == "step":  # with the actions as they are now
                 arguments = copying.deepcopy(arguments)
-            self._held = partial(self._ask_for, pending.value, *arguments)
+            held = partial(self._ask_for, pending.value, *arguments)
         else:
             self._settled()
             self._ask_for(pending.value, *arguments)
-        self.guard.leave_pending(pending)
+        self.guard.leave_pending(pending, held)
 
     def _ask_for(self, operation: str, *arguments: Any) -> None:
         ledger, workers = self._open()
@@ -829,13 +829,14 @@ class Exchange:
         """
         self.check_open()
         operation = pending.value
-        if not self.guard.claim(pending):
+        claimed = self.guard.claim(pending)
+        if claimed is None:
             raise NoAsyncCallError(
                 f"Calling `{operation}_wait` without any prior call to `{operation}_async`.",
                 operation,
             )
         ledger, _ = self._ready()
-        held, self._held = self._held, None
+        (held,) = claimed
         if timeout is not None or held is not None:
             self._wait_until_sent(ledger, held, operation, timeout)
         if operation == "step":
@@ -1168,6 +1169,7 @@ class Exchange:
 
     def disown(self) -> None:
         """Lets go of the workers, in a fork of the process that owns them."""
+        self.guard.disown()
         self._let_go()
         if self._workers is not None:
             self._finalizer.cancel()

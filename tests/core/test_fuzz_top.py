@@ -88,7 +88,7 @@ def real():
         for _ in range(3):
             envs.step([0] * 3)
         found = Map()
-        content = found.memory[: found.total]
+        content = bytes(found.memory[: found.total])
     MAPPED.clear()
     regions = [
         (0, HEADER.size),
@@ -112,7 +112,7 @@ def main():
     content, regions = real()
     sys.stderr = io.StringIO()
     # It looks for holders of a segment in all of /proc: here there is one.
-    attaching._processes = lambda: iter([os.getpid()])
+    attaching.processes = lambda: iter([os.getpid()])
     outcomes = Counter()
     for seed in range(arguments.seed, arguments.seed + arguments.cases):
         rng = random.Random(seed)

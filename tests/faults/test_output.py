@@ -681,3 +681,43 @@ def test_excerpt():
         "Thread 0x2 [python] (most recent call first):",
         '  File "env.py", line 1 in step',
     ]
+
+
+@pytest.mark.parametrize("moment", ["is made", "is started"])
+def test_who_is_interrupted_as_the_copying_begins_does_not_end_it_for_others(moment):
+    succeeds(f"""
+        import threading
+        from envs import Counter
+        from shmvec import ShmVectorEnv
+
+        class Printing(Counter):
+            def step(self, action):
+                os.write(2, b"x" * 400_000 + b"\\n")
+                return super().step(action)
+
+        class Interrupted(threading.Thread):
+            def __init__(self, *arguments, **named):
+                super().__init__(*arguments, **named)
+                if {moment!r} == "is made":
+                    raise KeyboardInterrupt
+
+            def start(self):
+                super().start()
+                raise KeyboardInterrupt
+
+        stderr = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the test reads it only at the end
+        real, threading.Thread = threading.Thread, Interrupted
+        try:
+            ShmVectorEnv([lambda: Printing(99)] * 2, num_workers=1, context="fork")
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("it was not interrupted")
+        threading.Thread = real
+        envs = ShmVectorEnv([lambda: Printing(99)] * 2, num_workers=1, context="fork")
+        envs.reset()
+        assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
+        envs.close()
+        os.dup2(stderr, 2)
+    """)

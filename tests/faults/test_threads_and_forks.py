@@ -333,3 +333,41 @@ def test_a_vector_env_in_another_ones_worker(context, daemon):
         envs.close()
     """
     succeeds(START, INSIDE, body)
+
+
+def test_a_fork_in_the_middle_of_a_call_is_told_whose_env_it_is():
+    succeeds("""
+        import os, threading, time
+        import pytest
+        from echoing import Echo
+        from shmvec import ShmVectorEnv
+
+        class Slow(Echo):
+            def step(self, action):
+                time.sleep(0.5)
+                return super().step(action)
+
+        def fork():
+            while not envs.exchange.waiting:
+                time.sleep(0.001)
+            pid = os.fork()
+            if pid == 0:
+                code = 2
+                try:
+                    envs.step([1, 1])
+                except RuntimeError as error:
+                    code = 0 if "one is a fork" in str(error) else 3
+                finally:
+                    os._exit(code)
+            became.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+        became = []
+        envs = ShmVectorEnv([Slow] * 2, num_workers=1)
+        envs.reset()
+        thread = threading.Thread(target=fork)
+        thread.start()
+        envs.step([1, 1])
+        thread.join()
+        assert became == [0], became
+        envs.close()
+    """)

@@ -848,11 +848,17 @@ class Guard:
     def beside(self, function: Callable[[], _T]) -> _T:
         """Calls a function, even within a call by this thread; refused in another thread's call."""
 
-    def leave_pending(self, pending: object) -> None:
-        """Notes a begun operation, for another call to take."""
+    def leave_pending(self, pending: object, held: Callable[[], None] | None = None) -> None:
+        """Notes what was begun, for another call to take, and its request, if that was not sent."""
 
-    def claim(self, pending: object) -> bool:
-        """Whether this is pending; if so, the present call takes it, or abandons it."""
+    def claim(self, pending: object) -> tuple[Callable[[], None] | None] | None:
+        """The request that was not sent, of what is pending; None: that is not.
+
+        The call that is under way takes it, or abandons it.
+        """
+
+    def disown(self) -> None:
+        """In a fork: the call that is under way is the parent's."""
 
     def abandon(self) -> None:
         """Has the next call discard what is in flight."""

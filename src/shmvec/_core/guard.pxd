@@ -8,6 +8,8 @@ cdef class Guard:
     cdef sv_guard guard
     cdef sv_trace *trace           # NULL: nothing is recorded
     cdef Recorder recorder         # of that trace: it is kept as long as this looks at it
+    cdef readonly object held      # the request of what is pending, if it was not sent yet
+    cdef uint64_t beginner         # the thread that has begun what is pending
     cdef readonly object pending   # what another call is to take; or the loan; None: nothing
     cdef readonly bint abandoned   # what is in flight is of a call that has raised: it is discarded
     cdef uint64_t asked            # how often envs were asked something
@@ -17,7 +19,7 @@ cdef class Guard:
     cdef int enter(self) except -1
     cdef void leave(self) noexcept
     cdef void note_asked(self) noexcept
-    cdef void abandon_own(self, uint64_t asked) noexcept
+    cdef int abandon_own(self, uint64_t asked, pending) except -1
 
 
 cdef class Loan:

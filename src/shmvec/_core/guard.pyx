@@ -65,21 +65,30 @@ cdef class Guard:
         self.owing = True
         self.asker = PyThread_get_thread_ident()
 
-    cdef void abandon_own(self, uint64_t asked) noexcept:
-        """Abandons what this thread has asked since the count was ``asked``, and has not taken."""
-        if self.owing and self.asked != asked and self.asker == PyThread_get_thread_ident():
-            self.pending = None
+    cdef int abandon_own(self, uint64_t asked, pending) except -1:
+        """Abandons what this thread has begun, and asked and not taken, since it was so."""
+        cdef uint64_t me = PyThread_get_thread_ident()
+        if pending is None and self.pending is not None and self.beginner == me:
+            self.pending = self.held = None
+        if self.owing and self.asked != asked and self.asker == me:
             self.abandoned = True
+        return 0
 
-    def leave_pending(self, name):
-        self.pending = name
+    def leave_pending(self, pending, held=None):
+        self.beginner = PyThread_get_thread_ident()
+        self.held = held
+        self.pending = pending
 
-    def claim(self, name):
-        if self.pending is not name:
-            return False
-        self.pending = None
+    def claim(self, pending):
+        if self.pending is not pending:
+            return None
+        held = self.held
+        self.pending = self.held = None
         self.claimed = True
-        return True
+        return (held,)
+
+    def disown(self):
+        sv_guard_leave(&self.guard)
 
     def abandon(self):
         self.abandoned = True
@@ -94,8 +103,7 @@ cdef class Guard:
             begin()
             return finish()
         except BaseException:
-            if pending is None:
-                self.abandon_own(asked)
+            self.abandon_own(asked, pending)
             raise
 
 
@@ -125,15 +133,17 @@ def whole(method):
     def call(self, *args, **kwargs):
         cdef Guard guard = self.guard
         cdef uint64_t asked
+        cdef object pending
         guard.enter()
         asked = guard.asked
+        pending = guard.pending
         guard.claimed = False
         try:
             return method(self, *args, **kwargs)
         except BaseException:
             if guard.claimed and guard.owing:
                 guard.abandoned = True
-            guard.abandon_own(asked)
+            guard.abandon_own(asked, pending)
             raise
         finally:
             guard.leave()

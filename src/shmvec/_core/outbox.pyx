@@ -11,6 +11,8 @@ from shmvec._core.messages cimport Encoder
 from shmvec._core.protocol cimport ACTION
 
 from shmvec._core.codec import OtherShapeError
+from shmvec._core.guard import raises_by_itself
+from shmvec._core.messages import pickle_value
 
 
 cdef class Outbox:
@@ -87,6 +89,8 @@ cdef class Outbox:
         try:
             return encoder.encode(env, ACTION, {"": action}, sequence)
         except Exception as error:
+            if not raises_by_itself(pickle_value, action):
+                raise
             raise TypeError(
                 f"wrong actions: that of env {env} cannot be pickled to send it to its worker "
                 f"({error}). Nothing was sent to any env."

@@ -251,26 +251,26 @@ class _Copier:
         self._copied = 0  # bytes
         self._patience_s = _PATIENCE_S
         self._thread: threading.Thread | None = None  # the last one
-        self._alarm = -1  # an eventfd that wakes the thread; -1: the thread has ended
+        self._running = False  # another one does not run, or ends before it does anything
+        self._alarm = -1  # an eventfd that wakes it
         self._paused = False
 
     def start(self) -> None:
         """Starts the thread, or wakes it if it runs."""
         with self.lock:
             self._paused = False
-            if self._alarm >= 0 or not self.pipes:
+            if self._running or not self.pipes:
                 self.wake()
                 return
-            self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            if self._alarm < 0:
+                self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread = threading.Thread(target=self._copy, name="shmvec stderr", daemon=True)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            self._running = True
             try:
-                self._thread.start()  # the thread inherits the mask
-            except BaseException:
-                self._close_alarm()
+                self._thread.start()
+            except BaseException:  # a signal's handler, too: then the thread may have begun
+                self._thread, self._running = None, False
                 raise
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def wake(self) -> None:
         """Wakes the thread to look at all pipes."""
@@ -295,8 +295,8 @@ class _Copier:
         self._patience_s = _PATIENCE_S
 
     def _is_busy_with(self, pipe: WorkerStderr) -> bool:
-        """Whether bytes of it are held; or, after the last pipe, whether the thread still runs."""
-        return bool(pipe.held) or (not self.pipes and self._alarm >= 0)
+        """Whether some of it is held; after the last one the thread ends."""
+        return bool(pipe.held) or (not self.pipes and self._running)
 
     def _tidy(self) -> None:
         self.pipes = [each for each in self.pipes if each.reader >= 0 or each.held]
@@ -306,10 +306,14 @@ class _Copier:
         os.close(alarm)
 
     def _copy(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             with self.lock:
+                if self._thread is not threading.current_thread():
+                    return
                 self._tidy()
                 if self._paused or not self.pipes:
+                    self._running = False
                     self._close_alarm()
                     return
                 poll = select.poll()
@@ -364,9 +368,9 @@ class _Copier:
     def _pause(self) -> None:
         """Ends the thread before a fork, if possible."""
         with self.lock:
-            thread, self._paused = self._thread, self._paused or self._alarm >= 0
+            thread, self._paused = self._thread, self._paused or self._running
             self.wake()
-        if thread is None or thread is threading.current_thread():
+        if thread is None or thread.ident is None or thread is threading.current_thread():
             return
         thread.join(_PATIENCE_S)
         # The kernel counts the thread a moment longer, and Python warns of forks by that count.
