@@ -1,8 +1,8 @@
-"""Fork servers: interpreters that have imported what workers need, and fork them.
+"""Fork servers: interpreters that have imported what workers need, and fork workers.
 
-A worker of theirs costs a fork of a small process without threads, whatever the parent has imported
-and started. There is one for each set of modules, environment variables and places where modules
-are, kept for the next vector env that needs the same.
+A worker then costs a fork of a small process without threads, whatever the parent has imported and
+started. A server is made for each set of modules, environment variables and module search path, and
+is kept for the next vector env that needs the same.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from shmvec._processes.worker_process import at_once, child_status, end_child_gr
 __all__ = ["ForkServer", "fork_server", "serve", "servers"]
 
 _MOST_SERVERS = 4
-_VOLATILE = ("PYTEST_CURRENT_TEST",)  # says nothing to what is imported
+_VOLATILE = ("PYTEST_CURRENT_TEST",)  # has no effect on imports
 _STOP_S = 1.0
-_SLOW_S = 1.0  # without an answer: it imports, or was stopped
+_SLOW_S = 1.0  # without an answer: the server imports, or was stopped
 _LONGEST = 64  # bytes of an answer
 
 _FORK, _IMPORT, _REAP, _GROUP, _STALE = b"fork", b"import", b"reap", b"group", b"stale"
 _MOST_REQUESTED = 100_000  # bytes of a request; a packet of 200 KiB is too large
-_MOST_DESCRIPTORS = 5  # that come with one: for the answer, of the channel, standard streams
+_MOST_DESCRIPTORS = 5  # that come with a request: for the answer, of the channel, standard streams
 
-_servers: list[ForkServer] = []  # those that are kept, the one that was used last at the end
+_servers: list[ForkServer] = []  # those that are kept, the most recently used last
 _running: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 
 
 class ForkServer:
-    """One of them. It ends when nothing refers to it, or with this process.
+    """A fork server. It ends when nothing refers to this object, or with this process.
 
     Attributes:
-        pid: Its process's number.
-        modules: What it has imported.
-        environ: Environment variables that it began with, and has.
-        path: Where it looks for modules.
-        usable: Whether it may be asked for workers.
+        pid: Its process id.
+        modules: The modules that it has imported.
+        environ: The environment variables that it was started with.
+        path: Its module search path.
+        usable: Whether it can fork more workers.
     """
 
     def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Starts it; it imports the modules meanwhile."""
+        """Starts the server; does not wait until it has imported the modules."""
         mine, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with theirs:
             try:
@@ -73,7 +73,7 @@ class ForkServer:
         self.pid = server.pid
         self.usable = True
         self.modules, self.environ, self.path = set(modules), dict(environ), list(sys.path)
-        # After the workers of vector envs that are open at exit have ended.
+        # Only after the workers of vector envs that are open at exit have ended.
         util.Finalize(self, _stop, (mine, server), exitpriority=-100)
         _running.add(self)
 
@@ -82,30 +82,30 @@ class ForkServer:
 
         Args:
             channel: The worker's end of its control channel.
-            numbers: The worker's number is appended. If none is, this server will fork no more: it
+            numbers: The worker's process id is appended. If none is, this server forks no more: it
                 has ended, or files that it has imported have changed since.
         """
         answer = self._ask(_FORK, [channel, 0, 1, 2])
         self.usable = answer not in (b"", _STALE)
         if not self.usable:
-            _drop(self)  # it goes with the last of its workers
+            _drop(self)  # it ends with the last of its workers
         else:
             numbers.append(int(answer))
 
     def learn(self, modules: Sequence[str]) -> None:
-        """Has it import modules before it forks once more; this does not wait."""
+        """Has the server import modules before its next fork; does not wait."""
         names = " ".join(modules).encode()[: _MOST_REQUESTED - len(_IMPORT)]
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended
             self._socket.sendall(_IMPORT + names)
         self.modules.update(modules)
 
     def status(self, pid: int) -> int | None:
-        """The exit code of a worker that has ended; its number is free then. None: unknown."""
+        """The exit code of an ended worker, which frees its process id; None: unknown."""
         answer = self._ask(_REAP + str(pid).encode(), [])
         return int(answer) if answer else None
 
     def end_group(self, pid: int) -> None:
-        """Kills what is left of the process group of a worker that has ended."""
+        """Kills what is left of an ended worker's process group."""
         self._ask(_GROUP + str(pid).encode(), [])
 
     def fileno(self) -> int:
@@ -113,14 +113,14 @@ class ForkServer:
         return self._socket.fileno()
 
     def disown(self) -> None:
-        """Lets go of it: this process is a fork of the one whose it is."""
+        """Gives up the server, in a process that is a fork of its owner."""
         self._socket.close()
         self._server.returncode = 0  # it is no child of this process
         self.usable = False
 
     def _ask(self, request: bytes, descriptors: Sequence[int]) -> bytes:
-        """Its answer; empty if it has ended."""
-        # A pipe for each answer: one that nobody waits for any more is not taken for another's.
+        """The server's answer to a request; empty if the server has ended."""
+        # A pipe for each answer: an answer to an interrupted request is not taken for another's.
         found: list[bytes] = []
         answer, reply = os.pipe()
         try:
@@ -133,7 +133,7 @@ class ForkServer:
             self._wait_for(answer)
             at_once(os.read, answer, _LONGEST, found)
         except BaseException:
-            # Broken off when the number was there: nobody else will hear of that worker.
+            # Interrupted after the id had come: no other code knows of that worker.
             if request == _FORK and found and found[0].isdigit():
                 os.kill(int(found[0]), signal.SIGKILL)
                 self._ask(_REAP + found[0], [])
@@ -143,7 +143,7 @@ class ForkServer:
         return found[0]
 
     def _wait_for(self, answer: int) -> None:
-        """Waits for an answer, or the server's end. If somebody has stopped it, it goes on."""
+        """Waits for an answer, or the server's end; has a stopped server go on."""
         poll = select.poll()
         poll.register(answer, select.POLLIN)
         while not poll.poll(1000 * _SLOW_S):
@@ -152,21 +152,21 @@ class ForkServer:
 
 
 def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: bool) -> ForkServer:
-    """A server that is kept, or a new one.
+    """A kept server that fits, or a new one.
 
     Args:
-        modules: What it has imported.
-        environ: What it had as environment variables when it began.
+        modules: The modules that it must have imported.
+        environ: The environment variables that it must have been started with.
         no_others: Whether it must have been asked for no other modules.
     """
     fixed = _lasting(environ)
     for server in reversed(_servers):
         enough = server.modules == set(modules) if no_others else server.modules >= set(modules)
-        # What was appended since hides nothing that it has found.
+        # Entries appended to sys.path since then hide no module that it has found.
         same = _lasting(server.environ) == fixed and server.path == sys.path[: len(server.path)]
         if server.usable and enough and same:
-            # To the end. In this order, lest a signal in between leaves it out: it would run on
-            # beside the one that takes its place.
+            # Moved to the end. Appended first: else a signal's handler in between could leave it
+            # out, and it would run on beside its replacement.
             _servers.append(server)
             _drop(server)
             break
@@ -178,12 +178,12 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
 
 
 def _lasting(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that may matter to what is imported."""
+    """The variables that may affect imports."""
     return {name: value for name, value in environ.items() if name not in _VOLATILE}
 
 
 def servers() -> list[ForkServer]:
-    """Those that are kept."""
+    """The servers that are kept."""
     return list(_servers)
 
 
@@ -215,22 +215,23 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
-    """Imports modules, once, and forks workers that have them until the parent is gone.
+    """Imports modules once, and forks workers that have them until the parent is gone.
 
-    A request is a packet with descriptors: a pipe for the answer first. What cannot be imported is
-    left to the workers; so is what starts threads, which no fork survives.
+    A request is a packet with descriptors, the first of which is a pipe for the answer. Modules
+    that cannot be imported are left to the workers; so are those that start threads, which no fork
+    survives.
 
     Args:
         descriptor: A socket of packets.
         parent: Process id of the parent.
-        modules: Their names.
+        modules: The names of the modules.
     """
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    # The program may ignore it, and that is inherited: nobody would learn how a worker has ended.
+    # A program may ignore it, and that is inherited: workers' exit codes would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with fresh_openmp():
         files = _imported(modules, descriptor, quiet=False)
-        # What else it imports a worker has imported already, and said what is to be said.
+        # Later modules were imported by a worker before, which has printed their output.
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.close(nothing)
@@ -265,8 +266,8 @@ def _serve(descriptor: int, parent: int, files: dict[str, int]) -> None:
                 answer = _GROUP
             try:
                 os.write(reply, answer)
-            except BrokenPipeError:  # nobody waits any more
-                if forked:  # nor will ask for its exit code
+            except BrokenPipeError:  # the parent has stopped waiting
+                if forked:  # and will not ask for its exit code
                     os.kill(forked, signal.SIGKILL)
                     child_status(forked)
             for number in descriptors:
@@ -274,10 +275,10 @@ def _serve(descriptor: int, parent: int, files: dict[str, int]) -> None:
 
 
 def _imported(modules: Collection[str], descriptor: int, quiet: bool = True) -> dict[str, int]:
-    """Imports modules; returns the files of all that there are, and when they were edited.
+    """Imports modules; returns the files of all loaded modules, and when they were edited.
 
-    If one starts threads this process begins anew, without that one and without what it has been
-    asked for since it began.
+    If a module starts threads, this process executes itself anew, without that module and without
+    those that it was asked for after its start.
     """
     refused = sys.argv[1:]
     before = num_threads()
@@ -290,15 +291,15 @@ def _imported(modules: Collection[str], descriptor: int, quiet: bool = True) -> 
                 os.set_inheritable(descriptor, True)
                 os.execv(sys.executable, [*sys.orig_argv, name])
     loaded_openmp()
-    util._flush_std_streams()  # type: ignore[attr-defined]  # or each worker would do so
+    util._flush_std_streams()  # type: ignore[attr-defined]  # else each worker would do so
     gc.collect()
-    gc.freeze()  # collections in the workers must not touch, and so copy, the pages
+    gc.freeze()  # collections in workers must not touch, and so copy, the pages
     return {name: read.get(name, changed) for name, changed in _sources()}
 
 
 @contextmanager
 def _noting_sources() -> Iterator[Mapping[str, int]]:
-    """Files of modules that are imported inside, and when they had been edited before that."""
+    """A context that notes the files of modules imported inside, and when they were edited."""
     read: dict[str, int] = {}
     original = SourceFileLoader.path_stats
 
@@ -314,7 +315,7 @@ def _noting_sources() -> Iterator[Mapping[str, int]]:
 
 
 def _sources() -> Iterator[tuple[str, int]]:
-    """Files of modules that may be edited while this process runs, and when that was."""
+    """Files of modules that may be edited while this process runs, and their last edits."""
     paths = sysconfig.get_paths()
     fixed = tuple(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     for module in list(sys.modules.values()):
@@ -331,7 +332,7 @@ def _changed(name: str) -> int:
 
 
 def _forked(reply: int, descriptors: Sequence[int], connection: socket, parent: int) -> int:
-    """Forks a worker; its number."""
+    """Forks a worker; returns its process id."""
     pid = os.fork()
     if pid > 0:
         return pid

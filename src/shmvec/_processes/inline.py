@@ -1,4 +1,4 @@
-"""``num_workers=0``: the envs live in the calling process, behind the same faces as workers."""
+"""``num_workers=0``: envs in the calling process, behind the interface of worker processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["InlineWorker"]
 
 @dataclass
 class _Message:
-    """As one of a channel."""
+    """A message, as a channel has them."""
 
     sequence: int
     content: Any
@@ -31,7 +31,7 @@ class _Message:
 
 @dataclass
 class _Given:
-    """As a parcel."""
+    """A result, as a parcel has it."""
 
     result: Any
 
@@ -41,7 +41,7 @@ class _Given:
 
 
 class _InlineChannel:
-    """Stands in for a control channel, and for the mailbox at its other end."""
+    """A control channel, and the mailbox at its other end, without a process between them."""
 
     broken = None
 
@@ -55,15 +55,15 @@ class _InlineChannel:
         self._to_worker.append(_Message(sequence, content, [os.dup(d) for d in descriptors]))
 
     def pump(self) -> bool:
-        """There is nothing to read or write."""
+        """Does nothing: there is nothing to read or write."""
         return False
 
     def find(self, sequence: int) -> _Message | None:
-        """The host's message of a request; older ones are dropped."""
+        """Finds the host's message of a request; discards older ones."""
         return self._from(self._to_parent, sequence)
 
     def take(self, sequence: int) -> _Message | None:
-        """The same, which is done with."""
+        """Finds the host's message of a request, and removes it."""
         message = self.find(sequence)
         if message is not None:
             self._to_parent.popleft()
@@ -74,7 +74,7 @@ class _InlineChannel:
         self._to_parent.append(_Message(sequence, packed))
 
     def receive(self, sequence: int) -> tuple[Any, list[int]]:
-        """The parent's message of a request, which is there; older ones are dropped."""
+        """Takes the parent's message of a request, which is there; discards older ones."""
         message = self._from(self._to_worker, sequence)
         if message is None:
             raise RuntimeError(f"the message of request {sequence} is lost")
@@ -82,20 +82,20 @@ class _InlineChannel:
         return message.content, message.descriptors
 
     def drop(self) -> None:
-        """Forgets what nobody has received."""
+        """Discards messages that the host has not received."""
         for message in self._to_worker:
             for descriptor in message.descriptors:
                 os.close(descriptor)
         self._to_worker.clear()
 
     def pack(self, message: Any) -> Any:
-        """The message itself: nothing crosses a boundary."""
+        """Returns the message itself: it stays in this process."""
         return message
 
     unpack = pack
 
     def packer(self, lent: bool) -> Callable[[Any], _Given]:
-        """There is no depot."""
+        """A function that packs a result; there is no depot."""
         return _Given
 
     def _from(self, queue: deque[_Message], sequence: int) -> _Message | None:
@@ -106,7 +106,7 @@ class _InlineChannel:
 
 
 class InlineWorker:
-    """Stands in for worker processes."""
+    """The workers of a vector env without processes; see ``Workers``."""
 
     def __init__(self, env_fns: Sequence[EnvFn]) -> None:
         """Prepares for the envs; ``reports`` builds them."""
@@ -130,34 +130,34 @@ class InlineWorker:
     unpack = pack
 
     def start(self) -> None:
-        """Nothing is to be started."""
+        """Does nothing: there is no process to start."""
 
     def reports(self) -> list[Report | Failure]:
         """Builds the envs."""
         return [self._host.build(self._env_fns)]
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
-        """Makes the worker's loop over the same mapping."""
+        """Makes the worker's loop over the parent's mapping."""
         self._attached = segment, attachment
         self._descriptor = os.dup(descriptor)  # by which `top` finds the segment
         self._loop = self._host.loop(segment, attachment)
 
     def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
-        """The results, which lie nowhere else."""
+        """Returns the results, which lie in no depot."""
         return results
 
     def end(self, index: int) -> None:
-        """Closes the envs, as far as they can be."""
+        """Closes the envs, best effort."""
         self._loop = None
         self._host.close()
 
     def begin(self, index: int) -> None:
-        """Prepares for envs in place of those that were ended."""
+        """Prepares for envs in place of the closed ones."""
         self._host = EnvHost(0, 0, self._channel)
         self.generation = self._host
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
-        """Builds the envs again; returns what that raised, or None."""
+        """Builds the envs once more; returns what that raised, or None."""
         assert self._attached is not None
         segment, attachment = self._attached
         report = self._host.build(self._env_fns)
@@ -176,34 +176,34 @@ class InlineWorker:
         return self._loop is not None
 
     def last_words(self, index: int) -> str:
-        """None: what envs write is the calling process's."""
+        """Empty: envs write to the calling process's stderr."""
         return ""
 
     def stack(self, index: int) -> str:
-        """None: it is the calling process's."""
+        """Empty: the stack is the calling process's."""
         return ""
 
     def hung(self, hanging: Sequence[Any]) -> None:
-        """Nobody waits."""
+        """Does nothing: the caller does not wait for another process."""
 
     def interrupt(self, index: int) -> None:
-        """Nobody can: there are no time limits here."""
+        """Does nothing: there are no time limits here."""
 
     def inline(self) -> None:
-        """Serves what was posted."""
+        """Serves the pending requests."""
         if self._loop is None:
             raise ClosedEnvironmentError("The vector env was closed during this call.")
         self._loop.serve_pending()
 
     def look(self) -> None:
-        """Nothing can have died."""
+        """Does nothing: there is no process that can have died."""
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
-        """What was said is there already."""
+        """Raises RuntimeError: a message that is not there already is lost."""
         raise RuntimeError("the message of an answer is lost")
 
     def dismiss(self) -> None:
-        """Nobody waits."""
+        """Does nothing: no worker waits."""
 
     def stop(
         self, timeout: float | None, remind: Callable[[], object] | None = None
@@ -216,7 +216,7 @@ class InlineWorker:
         return self._host.close()
 
     def disown(self) -> None:
-        """A fork of this process has copies of the envs; they are its own affair."""
+        """Closes descriptors; the copies of the envs in a fork are the program's."""
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:

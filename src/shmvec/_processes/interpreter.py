@@ -1,6 +1,6 @@
-"""Fresh Python interpreters: one becomes a worker (spawn), or a server that forks workers.
+"""Starts fresh Python interpreters, each of which becomes a worker (spawn) or a fork server.
 
-Unlike ``multiprocessing``'s they never run the program's script again: what is defined there
+Unlike those of ``multiprocessing`` they never run the program's script: what is defined there
 travels by value. So a script needs no ``if __name__ == "__main__"``, and a notebook, ``python -c``
 or standard input will do.
 """
@@ -31,22 +31,22 @@ __all__ = [
     "work",
 ]
 
-# Descriptors that came with what was pickled for this worker; see ``_Carried`` in launcher.py.
+# Descriptors that came with the pickles for this worker; see ``_Carried`` in launcher.py.
 inherited: list[int] = []
-_LONGEST_VARIABLE = 100_000  # bytes; Linux lets no program start with one of 128 KiB
-_MOST_VARIABLES = 1_000_000  # bytes of all: likewise, of two million
+_LONGEST_VARIABLE = 100_000  # bytes; Linux starts no program with a variable of 128 KiB
+_MOST_VARIABLES = 1_000_000  # bytes of all; likewise with two million
 
 
 @dataclass
 class Start:
-    """What a fresh interpreter, or a fork of the server, needs to become a worker.
+    """Everything that a fresh interpreter, or a fork of a server, needs to become a worker.
 
     Attributes:
-        task: What it does then.
-        name: The process's.
+        task: Its instructions as a worker.
+        name: The name of the process.
         identity: Attributes that ``multiprocessing`` gives a process in the parent.
-        preparation: For ``multiprocessing.spawn.prepare``.
-        cores: Those that the parent may use.
+        preparation: The argument for ``multiprocessing.spawn.prepare``.
+        cores: The cores that the parent may use.
     """
 
     task: Task
@@ -57,7 +57,7 @@ class Start:
 
 
 def heritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables with which an interpreter can be started: the others are too large."""
+    """The environment variables that an interpreter can be started with: not too large."""
     room = _MOST_VARIABLES
     found = {}
     for name, value in environ.items():
@@ -74,26 +74,26 @@ def start_interpreter(
     descriptors: Sequence[int],
     environ: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """Starts an interpreter that runs a function of a module of ours.
+    """Starts an interpreter that runs a function of this package.
 
     Args:
-        function: Which.
-        arguments: With a ``repr`` that makes them again.
-        descriptors: What it inherits, by the same numbers.
-        environ: Its environment, heritable.
+        function: The function, of a module.
+        arguments: Its arguments; their ``repr`` must be Python code for them.
+        descriptors: The descriptors that it inherits, by the same numbers.
+        environ: Its environment, from ``heritable``.
     """
-    # What is no string there (people append a Path) is passed over by imports.
+    # Imports ignore entries that are not strings (some programs append a Path).
     entries = [entry for entry in sys.path if isinstance(entry, str)]
     path = [entry or process.ORIGINAL_DIR or os.getcwd() for entry in entries]  # type: ignore[attr-defined]
     call = ", ".join(map(repr, arguments))
-    # A group of its own: Ctrl-C is for the parent. Some send its signal to all processes.
+    # A group of its own: Ctrl-C is for the parent. The handler is for a SIGINT sent to all of them.
     code = (
         f"import os, sys; os.setpgid(0, 0); sys.path[:] = {path!r}; "
         "import signal; signal.signal(signal.SIGINT, lambda *_: None); del os, signal, sys; "
         f"import {function.__module__} as it; it.{function.__name__}({call})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    # Of -X it knows some options only.
+    # These flags leave out some -X options.
     flags += [
         f"-X{name}" if value is True else f"-X{name}={value}"
         for name, value in sys._xoptions.items()
@@ -105,13 +105,13 @@ def start_interpreter(
             "empty). Name it with multiprocessing.set_executable(), or use context='fork'."
         )
     command = [executable, *flags, "-c", code]
-    # Here as well, where it can be said: the interpreter needs a while until it runs any code.
+    # Here as well, where Python can: it takes a while until the interpreter runs any code.
     group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
     return subprocess.Popen(command, pass_fds=descriptors, env=dict(environ), **group)
 
 
 def preparation(name: str) -> dict[str, Any]:
-    """What a fresh interpreter should know of this process, for ``multiprocessing.spawn``."""
+    """The state of this process that ``multiprocessing.spawn`` sets up in a fresh interpreter."""
     found = {
         "name": name,
         "authkey": bytes(process.current_process().authkey),
@@ -122,7 +122,7 @@ def preparation(name: str) -> dict[str, Any]:
     }
     if vars(util)["_logger"] is not None:
         found["log_level"] = util.get_logger().getEffectiveLevel()
-    with contextlib.suppress(FileNotFoundError):  # it was removed
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
         found["dir"] = os.getcwd()
     return found
 
@@ -139,14 +139,14 @@ def work(descriptor: int, parent: int) -> None:
 
 
 def become_worker(descriptor: int, parent_pid: int) -> WorkerProcess:
-    """Waits for the parent to say which process this one is to become."""
+    """Receives from the parent what this process needs to become a worker."""
     parent = Parent(parent_pid, Channel(descriptor))
     packed, descriptors = parent.receive(0)
     start: Start = loads(packed)
     take_environ(start.task.environ)
     os.sched_setaffinity(0, start.cores)
     spawn.prepare(start.preparation)
-    # One for the whole program: one of its own would remove what others still use.
+    # One tracker for the whole program: a worker's own would remove what others still use.
     resource_tracker._resource_tracker._fd = descriptors[0]  # type: ignore[attr-defined]
     inherited[:] = descriptors[1:]
     told = WorkerProcess(target=run_worker, args=(start.task, parent), name=start.name)

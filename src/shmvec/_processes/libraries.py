@@ -1,4 +1,4 @@
-"""What a worker sets in libraries before it builds its envs: threads, random numbers, registry."""
+"""Sets up libraries in a worker before it builds envs: threads, random generators, registry."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ _VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
-# Optional; scikit-learn brings it. Looked for here, once: a search that finds nothing writes to a
-# quarter megabyte of pages, which a forked worker then shares with its parent no more.
+# Optional; scikit-learn brings it. Searched for once, here: a search that finds nothing writes to a
+# quarter megabyte of pages, which a forked worker would then no longer share with its parent.
 _THREADPOOLCTL = find_spec("threadpoolctl") is not None
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """The libraries' environment variables, for processes that are started.
+    """The environment variables that limit libraries' threads, for processes that are started.
 
     Libraries read them when they are loaded, which in a spawned process is before any code of ours
     runs. What the user has set should stay as it is.
 
     Args:
-        threads: How many; 0: there are none to set.
+        threads: The limit; 0: no variables.
     """
     return dict.fromkeys(_VARIABLES, str(threads)) if threads > 0 else {}
 
 
-_read: tuple[int, list[str]] = (-1, [])  # how many modules there were, and what was found then
+_read: tuple[int, list[str]] = (-1, [])  # the number of loaded modules, and the paths found then
 
 
 def loaded_openmp() -> list[str]:
@@ -81,14 +81,14 @@ def loaded_openmp() -> list[str]:
     return _read[1]
 
 
-_used_openmp: list[str] | None = None  # copies that the program may have used; None: all of them
+_used_openmp: list[str] | None = None  # copies that the program may have used; None: all
 
 
 @contextmanager
 def fresh_openmp() -> Iterator[None]:
-    """Copies of OpenMP that are loaded inside have no threads yet when processes are forked.
+    """A context for forks: copies of OpenMP that are loaded inside have no threads yet.
 
-    ``loaded_openmp()`` after the last of them spares each process that.
+    A call of ``loaded_openmp()`` after the last import spares each fork that call.
     """
     global _used_openmp
     _used_openmp = loaded_openmp()
@@ -99,28 +99,28 @@ def fresh_openmp() -> Iterator[None]:
 
 
 def inherited_openmp() -> list[str]:
-    """Copies of OpenMP that this process, forked just now, must not use with threads."""
+    """Copies of OpenMP that this process, a new fork, must not use with threads."""
     return loaded_openmp() if _used_openmp is None else _used_openmp
 
 
 def limit_threads(threads: int, inherited: Sequence[str] = ()) -> None:
-    """Limits libraries that are loaded in this process, as far as they let us.
+    """Limits the threads of libraries that are loaded in this process, as far as they can be.
 
     Args:
-        threads: How many; 0 leaves everything alone that was not inherited.
+        threads: The limit; 0: only libraries that were inherited are limited.
         inherited: Copies of GNU's OpenMP runtime that were loaded before the fork.
     """
     if threads > 0:
         _limit_loaded(threads)
     for path in inherited:
         _limit_openmp(path, 1)
-    if inherited:  # MKL inside it has a number of its own
+    if inherited:  # torch's MKL has a limit of its own
         _set_in("torch", "set_num_threads", 1)
 
 
 def _limit_openmp(path: str, threads: int) -> None:
     if "/torch/" in path and hasattr(sys.modules.get("torch"), "set_num_threads"):
-        return  # which tells its own copy, with less ado
+        return  # torch sets the limit of its own copy
     with suppress(OSError, AttributeError):
         ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_NOW).omp_set_num_threads(threads)
 
@@ -129,7 +129,7 @@ def _limit_loaded(threads: int) -> None:
     for name in _VARIABLES:  # for libraries loaded later, and for programs that envs start
         os.environ.setdefault(name, str(threads))
     threads = int(os.environ["OMP_NUM_THREADS"]) if _is_count("OMP_NUM_THREADS") else threads
-    for path in loaded_openmp():  # before a fork, it may be, where the variables were others
+    for path in loaded_openmp():  # they may have read other variables, before a fork
         _limit_openmp(path, threads)
     if _THREADPOOLCTL:
         with suppress(ImportError):
@@ -141,7 +141,7 @@ def _limit_loaded(threads: int) -> None:
 
 
 def _set_in(module: str, function: str, threads: int) -> None:
-    """Calls a function of a module that is loaded; what stands in its place may not have it."""
+    """Calls a function of a module, if the module is loaded and has it."""
     with suppress(AttributeError):
         getattr(sys.modules.get(module), function)(threads)
 
@@ -158,7 +158,7 @@ def pin_to_core(index: int) -> None:
 
 
 def state_of_generators() -> int:
-    """A number made of the states that they have in this process. Nothing is drawn from them."""
+    """A number derived from the states of this process's generators; nothing is drawn from them."""
     states = pickle.dumps((random.getstate(), np.random.get_state(legacy=False)), protocol=4)
     digest = hashlib.sha256(states)
     generator = _of_torch()
@@ -171,9 +171,9 @@ def worker_seeds(state: int, first_env: int, starts: int) -> npt.NDArray[np.uint
     """Seeds for a worker's generators, uint32 ``(8,)``.
 
     Args:
-        state: That of the parent's.
+        state: The parent's ``state_of_generators``.
         first_env: Index of the worker's first env.
-        starts: How often it was started before.
+        starts: How often the worker was started before.
     """
     return np.random.SeedSequence([state, first_env, starts]).generate_state(8).astype(np.uint32)
 
@@ -201,7 +201,7 @@ _MAIN = ("__main__", "__mp_main__")  # the latter where multiprocessing has spaw
 
 @dataclass
 class _Unpickled:
-    """Stands for the entry point of a spec that could not be sent."""
+    """Replaces the entry point of a spec that could not be sent."""
 
     name: str
     why: str
@@ -215,7 +215,7 @@ class _Unpickled:
 
 
 def packed_registry() -> bytes:
-    """All specs of this process's registry, and what of ``__main__`` they name."""
+    """Packs all specs of this process's registry, and the objects of ``__main__`` they name."""
     specs = dict(registry)
     try:
         return _packed(specs)
@@ -240,7 +240,7 @@ def _names_of_main(specs: dict[str, EnvSpec]) -> Iterator[str]:
 
 
 def _sendable(spec: EnvSpec) -> EnvSpec:
-    """The spec; or one like it that says, when it is used, why it could not be sent."""
+    """The spec; or one that, when it is used, raises why the spec could not be sent."""
     try:
         _packed({spec.id: spec})
     except Exception as error:
@@ -252,8 +252,8 @@ def _sendable(spec: EnvSpec) -> EnvSpec:
 
 
 def join_registry(packed: bytes) -> None:
-    """Registers what the parent's registry has; where both have an id the parent's counts."""
-    # Modules that registered ids in the parent may be imported, and do it again.
+    """Registers the parent's specs, which replace this process's of the same ids."""
+    # Modules that registered ids in the parent may be imported here, and register them too.
     warnings.filterwarnings("ignore", r".*Overriding environment .* already in registry")
     specs, found = loads_in_main(packed)
     vars(sys.modules["__main__"]).update(found)
@@ -262,7 +262,7 @@ def join_registry(packed: bytes) -> None:
 
 @contextmanager
 def kept_registry() -> Iterator[None]:
-    """What is registered inside adds ids, and replaces none."""
+    """A context in which new ids can be registered, and no id is replaced."""
     before = dict(registry)
     try:
         yield

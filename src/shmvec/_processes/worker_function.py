@@ -1,8 +1,8 @@
-"""``worker=``: a worker function written for ``AsyncVectorEnv``, made to look like an env.
+"""``worker=``: wraps a worker function written for ``AsyncVectorEnv`` as an env.
 
-Such a function owns an env and serves it over a pipe; people write them to change how episodes are
-reset. Here it runs as it is, in a thread of one of our workers, and its pipe ends in the same
-process: our hot loop steps it as it steps any env, and its results travel as all results do.
+Such a function owns an env and serves it over a pipe; users write one to change how episodes are
+reset. Here it runs unchanged in a thread of a worker, and its pipe ends in the same process: the
+worker steps it like any env, and its results travel like all results.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["FunctionEnv"]
 
-_CLOSE_S = 10.0  # what the function gets to return once its env is closed
+_CLOSE_S = 10.0  # for the function to return once its env is closed
 
 
 class FunctionEnv(HostedEnv):
     """One env behind a worker function: ``worker(index, env_fn, pipe, parent_pipe, ...)``.
 
-    It gets None for ``shared_memory`` (observations come over its pipe) and for ``semaphore``
-    (``max_concurrency`` limits the number of our workers instead), a queue for ``error_queue``.
+    The function gets None for ``shared_memory`` (observations come over its pipe) and for
+    ``semaphore`` (``max_concurrency`` limits the number of workers instead), and a queue for
+    ``error_queue``.
     """
 
     def __init__(
@@ -41,17 +42,17 @@ class FunctionEnv(HostedEnv):
         Args:
             worker: The function.
             index: The env's index.
-            env_fn: Makes the env, once for its spaces, as ``AsyncVectorEnv`` does, and once in
-                the function.
-            autoreset_mode: Passed on.
+            env_fn: The function that makes the env: called once for the spaces, as
+                ``AsyncVectorEnv`` does, and once by the worker function.
+            autoreset_mode: Passed on to the worker function.
         """
         super().__init__(env_fn())
         self.env.close()
-        self.env = None  # that of the function is its own
+        self.env = None  # the function makes its own env
 
         self._index = index
         self._pipe, theirs = multiprocessing.Pipe()
-        # Gymnasium's worker closes the parent's end, which a fork would have copied.
+        # Gymnasium's worker closes the parent's end, of which a fork would have a copy.
         copy_of_mine = Connection(os.dup(self._pipe.fileno()))
         self._errors: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._escaped: BaseException | None = None
@@ -71,27 +72,27 @@ class FunctionEnv(HostedEnv):
 
     @property
     def unwrapped(self) -> Any:
-        """Itself: which env the function has is its own affair."""
+        """This object: the function's env cannot be seen from here."""
         return self
 
     def reset(self, **arguments: Any) -> Any:
-        """What the function answers to "reset"."""
+        """Sends the function "reset", and returns its answer."""
         return self._ask("reset", {"seed": None, "options": None, **arguments})
 
     def step(self, action: Any) -> Any:
-        """What the function answers to "step"."""
+        """Sends the function "step", and returns its answer."""
         return self._ask("step", action)
 
     def get_wrapper_attr(self, name: str) -> Callable[..., Any]:
-        """A function that lets the worker function get or call the attribute."""
+        """A function that has the worker function get or call the attribute."""
         return lambda *args, **kwargs: self._ask("_call", (name, args, kwargs))
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Lets the worker function set an attribute."""
+        """Has the worker function set an attribute."""
         self._ask("_setattr", (name, value))
 
     def close(self) -> None:
-        """Lets the worker function close its env and return."""
+        """Has the worker function close its env and return."""
         try:
             if self._thread.is_alive():
                 self._ask("close", None)

@@ -1,4 +1,4 @@
-"""A worker's process, as ``multiprocessing`` shows its processes, but started by us."""
+"""A worker's process: a process of ``multiprocessing``, but started and watched by our code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shmvec._processes.signals import close_all, uninterrupted
 
 __all__ = ["WorkerProcess", "at_once", "child_status", "end_child_group"]
 
-_UNKNOWN = 255  # what multiprocessing says is the exit code where nobody knows it
+_UNKNOWN = 255  # multiprocessing's exit code where it is unknown
 
 
 def child_status(pid: int) -> int | None:
-    """The exit code of a child that has ended; it is waited for. None: it was already."""
+    """Waits for an ended child; returns its exit code, or None if it was waited for before."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
@@ -31,7 +31,7 @@ def child_status(pid: int) -> int | None:
 def end_child_group(pid: int) -> None:
     """Kills what is left of the process group of a child that has ended.
 
-    If somebody has waited for it, its number, and so the group's, may be somebody else's: nothing.
+    If the child was waited for before, nothing is done: its id may be another process's by now.
     """
     with suppress(ChildProcessError, ProcessLookupError, PermissionError):
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -39,13 +39,13 @@ def end_child_group(pid: int) -> None:
 
 
 class Keeper(Protocol):
-    """Whose child a process is, as the system sees it: ours, or a fork server's."""
+    """The owner of a process, whose child it is: this process, or a fork server."""
 
     def status(self, pid: int) -> int | None:
-        """Waits for it once it has ended, and says its exit code; None: nobody knows."""
+        """Waits for an ended process; returns its exit code, or None if it is unknown."""
 
     def end_group(self, pid: int) -> None:
-        """Kills what is left of its process group, if it has ended and was not waited for."""
+        """Kills what is left of its process group, if it has ended and was not waited for yet."""
 
 
 class _Ours:
@@ -56,28 +56,28 @@ class _Ours:
 def at_once(function: Callable[..., Any], *arguments: Any) -> None:
     """Calls a function, and appends what it returns to the last argument, a list.
 
-    Both in one bytecode: what a signal's handler raises comes before or after that.
+    Both happen in one bytecode: what a signal's handler raises comes before or after it.
     """
     *given, found = arguments
     found.extend(starmap(function, [given]))
 
 
 class Handle:
-    """What ``multiprocessing`` asks about a process: its ``_popen``.
+    """A running process, as the ``_popen`` that ``multiprocessing`` expects.
 
     Attributes:
-        pid: Its number.
-        sentinel: Its pidfd, which tells of its end; -1 once released.
+        pid: Its process id.
+        sentinel: Its pidfd, which is readable once it has ended; -1 once released.
         returncode: Its exit code; None while it runs.
-        known: Whether that is known.
+        known: Whether its exit code is known.
     """
 
     def __init__(self, pid: int, keeper: Keeper) -> None:
-        """Watches over a process.
+        """Opens the pidfd of a process.
 
         Args:
-            pid: Its number.
-            keeper: Whose child it is.
+            pid: Its process id.
+            keeper: The owner whose child it is.
 
         Raises:
             OSError: This system has no pidfds, or forbids them.
@@ -97,20 +97,20 @@ class Handle:
         self.release()
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """Its exit code, if it has ended."""
+        """The exit code, if the process has ended."""
         return self.wait(0.0)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Waits for its end, and says its exit code; None after ``timeout`` seconds."""
+        """Waits for the process to end; returns its exit code, None after ``timeout`` seconds."""
         if self.returncode is None and self.has_ended(timeout):
             code = self._keeper.status(self.pid)
-            if self.returncode is None:  # another thread has asked, too
+            if self.returncode is None:  # else another thread has set it
                 self.known = code is not None
                 self.returncode = code if code is not None else _UNKNOWN
         return self.returncode
 
     def has_ended(self, timeout: float | None) -> bool:
-        """Whether it ends within so many seconds. It is not waited for: its number stays its."""
+        """Whether it ends within so many seconds. It is not reaped: its id stays taken."""
         sentinel = self.sentinel  # once: another thread may release it meanwhile
         if sentinel < 0:
             return True
@@ -142,7 +142,7 @@ class Handle:
         self.send_signal(signal.SIGKILL)
 
     def release(self) -> None:
-        """Closes the descriptor; of what has ended the exit code is kept."""
+        """Closes the pidfd; the exit code of an ended process is kept."""
         self.sentinel = -1
         close_all(self._unclosed)
 
@@ -150,10 +150,10 @@ class Handle:
 
 
 class WorkerProcess(process.BaseProcess):
-    """A process of multiprocessing's in all that it shows and does, but for how it is started.
+    """A process of multiprocessing that is started in another way.
 
-    It may be started by a daemonic process, and may start processes itself: it ends with its
-    parent by other means than multiprocessing's, which work also when the parent is killed.
+    A daemonic process may start it, and it may start processes itself: it ends with its parent by
+    other means than multiprocessing's, which work even when the parent is killed.
     """
 
     _popen: Handle | None
@@ -164,14 +164,14 @@ class WorkerProcess(process.BaseProcess):
     _kwargs: Any
 
     def start_by(self, begin: Callable[[list[int]], object], keeper: Keeper | None = None) -> bool:
-        """Starts it; if that is broken off, by what a signal's handler raises, it is no more.
+        """Starts the process; kills it if a signal's handler interrupts this.
 
         Args:
-            begin: Appends its number to a list; 0 in the process itself, which then runs.
-            keeper: Whose child it is then; None: ours.
+            begin: Appends its process id to a list; 0 in the process itself, which then runs.
+            keeper: The owner whose child it becomes; None: this process.
 
         Returns:
-            Whether it was started: ``begin`` has appended something.
+            Whether it was started: whether ``begin`` has appended something.
         """
         numbers: list[int] = []
         keeper = keeper or _Ours()
@@ -183,7 +183,7 @@ class WorkerProcess(process.BaseProcess):
                 self.started(numbers[0], keeper)
         except BaseException:
             if numbers == [0]:
-                os._exit(1)  # or it would go on as the program does
+                os._exit(1)  # else it would go on as the program does
             if numbers and self._popen is None:
                 os.kill(numbers[0], signal.SIGKILL)
                 keeper.status(numbers[0])
@@ -191,25 +191,25 @@ class WorkerProcess(process.BaseProcess):
         return bool(numbers)
 
     def fork(self) -> None:
-        """Starts it by a fork of this process."""
+        """Starts the process by a fork of this one."""
         util._flush_std_streams()  # type: ignore[attr-defined]
 
         def begin(numbers: list[int]) -> None:
-            with uninterrupted():  # Python drops what is raised in hooks that run around a fork
+            with uninterrupted():  # Python discards what hooks raise around a fork
                 at_once(os.fork, numbers)
 
         self.start_by(begin)
 
     def run_and_exit(self) -> NoReturn:
-        """Runs, in a fork that becomes this process."""
+        """Runs the process in the fork that is to become it, and ends that fork."""
         code = 1
 
         def end() -> NoReturn:
             util._flush_std_streams()  # type: ignore[attr-defined]
             os._exit(code)
 
-        # An env's hooks are run, before this one; and after it none of the parent's, which are not
-        # cleared: that would free here what only they hold, clients of Ray's for example.
+        # Exit hooks of envs run before this one, which ends the process: the parent's never run.
+        # They are not cleared: that would free what only they hold, clients of Ray for example.
         atexit.register(end)
         try:
             code = self.run_here()
@@ -218,14 +218,14 @@ class WorkerProcess(process.BaseProcess):
             end()
 
     def run_here(self) -> int:
-        """Runs in this process, which becomes it; returns its exit code."""
+        """Runs the process in this one, which becomes it; returns its exit code."""
         # The descriptor is for multiprocessing.parent_process().
         parent = os.pidfd_open(self._parent_pid)
         code: int = self._bootstrap(parent_sentinel=parent)  # type: ignore[attr-defined]
         return code
 
     def started(self, pid: int, keeper: Keeper) -> None:
-        """Notes that it runs; the arguments are those of ``Handle``."""
+        """Notes that the process runs; the arguments are those of ``Handle``."""
         process._cleanup()  # type: ignore[attr-defined]
         self._popen = Handle(pid, keeper)
         self._sentinel = self._popen.sentinel  # as close() expects
@@ -234,11 +234,11 @@ class WorkerProcess(process.BaseProcess):
 
     @property
     def sentinel(self) -> int:
-        """Ready when the process has ended; -1 after the vector env has closed it."""
+        """Its pidfd, readable once it has ended; -1 before its start and after its release."""
         return self._popen.sentinel if self._popen is not None else -1
 
     def has_ended(self, timeout: float | None = 0.0) -> bool:
-        """Whether it ends within so many seconds, or never ran. It is not waited for."""
+        """Whether the process ends within so many seconds, or never ran. It is not reaped."""
         return self._popen is None or self._popen.has_ended(timeout)
 
     def end_group(self) -> None:
@@ -248,7 +248,7 @@ class WorkerProcess(process.BaseProcess):
 
     @property
     def known_exitcode(self) -> int | None:
-        """The exit code of one that has ended; None: nobody knows it."""
+        """The exit code of an ended process; None: unknown."""
         code: int | None = self.exitcode
         return code if self._popen is not None and self._popen.known else None
 
@@ -258,13 +258,13 @@ class WorkerProcess(process.BaseProcess):
             self._popen.send_signal(number)
 
     def release(self) -> None:
-        """Waits for it, which has ended if it ever ran, and closes its descriptor."""
+        """Reaps the process, which has ended if it ever ran, and closes its pidfd."""
         if self._popen is not None:
             self.join()
         self.close_here()
 
     def close_here(self) -> None:
-        """Closes this process's descriptor of it."""
+        """Closes the pidfd that this process has of it."""
         if self._popen is not None:
             self._popen.release()
 
