@@ -1,6 +1,6 @@
-"""How many cores there are, how many workers to start, and how each side may wait.
+"""Counts usable cores, splits envs among workers, and sets how long each side may wait.
 
-The phases of a wait, and why they are safe, are explained in csrc/wait.h.
+csrc/wait.h explains the phases of a wait and why they are safe.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-# How long a wait may pause, yield, linger and be awake around its foreseen end, in ns; see
+# How long a wait may pause, yield, linger and stay awake around its foreseen end, in ns; see
 # csrc/wait.h.
 Budget: TypeAlias = tuple[int, int, int, int]
 
 WAIT_POLICIES = ("adaptive", "spin", "park")
 
 _US = 1_000
-# Less than the slice of 50 ms after which a waiter looks at signals and at the other side; a wait
-# of that length is not made worse by a park at its end. An idle vector env sleeps, in any case.
+# Less than the slice of 50 ms after which a waiter looks at signals and at the other side; a park
+# at its end does not make so long a wait worse. An idle vector env sleeps in any case.
 _SPIN = 40_000 * _US
-# How long a worker yields: as long as a parent that runs a small network takes between steps.
+# How long a worker yields: the time between steps of a parent that runs a small network.
 _PATIENCE = 600 * _US
 
 
 def usable_cores(processes: Iterable[Any] = ()) -> int:
     """Cores that this process may use: its affinity, limited by the cgroup's CPU quota.
 
-    Less, where this is one of several processes that share them: the CPUs of a Slurm task
+    Fewer where this is one of several processes that share them: the CPUs of a Slurm task
     (``SLURM_CPUS_PER_TASK``) and of an actor or task of Ray (``num_cpus``, if it has any), and the
     host's by the number of ranks that torchrun has started there (``LOCAL_WORLD_SIZE``).
 
     Args:
-        processes: Others, of ``multiprocessing``: cores that one of them may use count too.
+        processes: Other processes: the cores that one of them may use count too.
     """
     cores = _host_share(len(allowed_cores(processes)), cgroup_quota())
     given = _count_in("SLURM_CPUS_PER_TASK"), _ray_cpus()
@@ -67,12 +67,12 @@ def usable_cores(processes: Iterable[Any] = ()) -> int:
 
 
 def _host_share(cores: int, quota: float | None) -> int:
-    """This rank's share of what torchrun's ranks on the host have together."""
+    """This rank's share of the cores that all of torchrun's ranks on the host have."""
     ranks = _count_in("LOCAL_WORLD_SIZE") or 1
     together = cores
     if ranks > 1:
-        # Ranks may be bound, each to its own cores or some to the same: whoever has started them
-        # has all.
+        # Ranks may be bound, each to its own cores or some to the same: the process that started
+        # them has all.
         with contextlib.suppress(OSError):
             together = max(cores, len(os.sched_getaffinity(os.getppid())))
     most = min(cores, together // ranks)
@@ -90,7 +90,7 @@ def _count_in(variable: str) -> int | None:
 def _ray_cpus() -> float | None:
     """CPUs of the actor or task of Ray that this is; None if it is none, or has none."""
     ray = sys.modules.get("ray")
-    # Anything may be wrong with it: another version, no connection, a driver, a fork.
+    # Ray may fail in many ways: another version, no connection, a driver, a fork.
     with contextlib.suppress(Exception):
         if ray is not None and ray.is_initialized():
             cpus = float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0))
@@ -99,7 +99,7 @@ def _ray_cpus() -> float | None:
 
 
 def allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
-    """Cores in the affinity of this process, or of one of those."""
+    """The cores in the affinity of this process or of one of those processes."""
     cores = os.sched_getaffinity(0)
     for process in processes:
         with contextlib.suppress(OSError):  # it has ended
@@ -108,7 +108,7 @@ def allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
 
 
 def cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """CPU quota in cores, the tightest of those that hold here; None if there is none."""
+    """The tightest CPU quota that holds here, in cores; None without a quota."""
     quotas = []
     for folder in own_cgroups("cpu", root, membership):
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
@@ -125,7 +125,7 @@ def cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | No
 def time_on_cores(pid: int | None) -> tuple[float | None, float | None]:
     """Seconds that a process's first thread has run, and could have while others had the cores.
 
-    (None, None) where the system does not say, and of a process that is gone.
+    (None, None) where the system does not report it, and of a process that is gone.
     """
     with contextlib.suppress(OSError, ValueError):
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text("utf-8").split()
@@ -136,8 +136,8 @@ def time_on_cores(pid: int | None) -> tuple[float | None, float | None]:
 def split_evenly(num_envs: int, num_workers: int, pinned: bool = False) -> list[range]:
     """The envs of each worker: neighbours, and no two workers differ by more than one.
 
-    Where workers are bound to cores, by turns, that holds for the cores, and for those who share
-    one: three workers on two cores get a quarter, a half and a quarter of the envs.
+    Where workers are bound to cores, in rotation, that holds for the cores, and for the workers
+    that share one: three workers on two cores get a quarter, a half and a quarter of the envs.
 
     >>> split_evenly(7, 2)
     [range(0, 4), range(4, 7)]
@@ -167,7 +167,7 @@ class WaitBudgets:
         worker: A worker, which waits for a request.
         homing: Whether each worker sleeps bound to a core of its own.
         cores: How many workers may linger.
-        usable: Cores that there are for all of them.
+        usable: The usable cores.
     """
 
     parent: Budget
@@ -178,7 +178,7 @@ class WaitBudgets:
 
 
 def current_budgets(policy: str, num_workers: int, processes: Iterable[Any]) -> WaitBudgets:
-    """Budgets for these workers on the cores that there are now."""
+    """Budgets for these workers on the cores that are usable now."""
     cores = usable_cores(processes)
     return replace(wait_budgets(num_workers, cores, policy), usable=cores)
 
@@ -189,14 +189,14 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
     Args:
         num_workers: Number of worker processes.
         cores: Number of usable cores.
-        policy: "adaptive", as follows; "spin": everybody pauses, for up to 40 ms, whoever else
-            wants the core; "park": everybody sleeps at once.
+        policy: "adaptive", as follows; "spin": all pause, for up to 40 ms, even if other
+            processes want the core; "park": all sleep at once.
 
-    With a core for everybody, everybody may pause, and the parent for long: it takes one core
-    that nobody else wants. Workers stop after about what a park costs and yield: while they wait
+    With a core for each worker and the parent, all may pause, and the parent for long: it takes a
+    core that no worker wants. Workers stop after about what a park costs and yield: while they wait
     the parent may be computing, with as many threads as there are cores. With as many workers as
-    cores, or more, a pause would take a core from somebody who has work: all yield instead. With
-    more, only the last of a batch step to finish do, as many as there are cores: others park.
+    cores, or more, a pause would take a core from a process that has work: all yield instead. With
+    more, only the last to finish in a batch step yield, as many as there are cores: others park.
     """
     if policy == "spin":
         return WaitBudgets(parent=(_SPIN, 0, 0, 0), worker=(_SPIN, 0, 0, 0), homing=False)
@@ -214,7 +214,7 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
         return WaitBudgets(
             parent=(8 * pause, pause, 0, window), worker=(pause, _PATIENCE, 0, window), homing=False
         )
-    # Under a quota there are more cores than workers, and others live on the first of them.
+    # Under a quota there are more cores than workers, and other processes use the first of them.
     homing = num_workers == len(allowed_cores())
     return WaitBudgets(
         parent=(0, 50 * _US, linger if num_workers > 1 else 0, window),
@@ -224,9 +224,9 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
 
 
 def own_cgroups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
-    """Folders of the cgroups that this process is in, and of all around them, of v2 and v1.
+    """The folders of this process's cgroups and of all that contain them, of v2 and v1.
 
-    A limit of any of them holds. A container usually sees its own cgroup as the root, and may see
+    The limits of all of them hold. A container usually sees its own cgroup as the root, and may see
     the path that it has outside as its membership: not every folder exists.
 
     Args:
@@ -247,14 +247,14 @@ def own_cgroups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHI
 
 
 def processes() -> Iterator[int]:
-    """The ids of those that there are."""
+    """The ids of all processes."""
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
 def identity(pid: int) -> tuple[str, int] | None:
-    """A process's namespace of ids (its container's), and what it is called there.
+    """A process's namespace of ids (its container's), and its id there.
 
-    None: it has gone, or that is not to be known.
+    None: the process is gone, or the system does not report it.
     """
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():

@@ -1,16 +1,16 @@
-"""cloudpickle, with one identity in all processes for classes that cannot be imported.
+"""Pickles by value, with one identity in all processes for classes that cannot be imported.
 
 Classes of ``__main__``, of notebooks and of functions travel by value, with an id by which
-cloudpickle finds the class again in a process that has it. A class gets its id when it is first
+cloudpickle finds the class in a process that has it. A class gets its id when it is first
 pickled: two forked workers that do so each invent one, and the parent finds neither. So it gets one
 before the forks, by ``share_classes``.
 
-What comes back is then the parent's own class, and stays as it is: cloudpickle would set all
-attributes of the sender's on it, that is its counters as they are in the worker, and methods that
-see copies of the module's globals. ``dumps`` has these filled in only where the class is new.
+What comes back is then the parent's own class, unchanged: cloudpickle would set all attributes of
+the sender's class on it, such as counters as they are in the worker, and methods that see copies of
+the module's globals. With ``dumps`` they are set only where the class is new.
 
 A fresh interpreter's ``__main__`` is not the program's. What travels there by value is put into it
-by its name as well (``dumps_for_main``): an env may pickle it as anybody would.
+by its name as well (``dumps_for_main``), so that an env can pickle it in the usual way.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID, _get_or_create
 
 __all__ = ["Pickler", "dumps", "dumps_for_main", "loads_in_main", "share_classes"]
 
-_unfilled: weakref.WeakSet[type] = weakref.WeakSet()  # made here, by what is just being unpickled
+_unfilled: weakref.WeakSet[type] = weakref.WeakSet()  # made here, not filled in yet
 
-# Of the class itself, whatever its metaclass says.
+# Attributes of the class itself, not through its metaclass.
 _module_of = type.__dict__["__module__"].__get__
 _qualname_of = type.__dict__["__qualname__"].__get__
 _attributes_of = type.__dict__["__dict__"].__get__
 _flags_of = type.__dict__["__flags__"].__get__
 _content_of = vars(ModuleType)["__dict__"].__get__
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: no other one can be made again
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: only such classes can be made by Python code
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's; a class that the other side has is not changed there.
+    """cloudpickle's pickler, but it does not change a class that the other side has.
 
     Attributes:
-        of_main: Takes what of the program's main module is pickled, by its name; None: nothing.
+        of_main: Collects, by name, pickled objects of the program's main module, unless None.
     """
 
     of_main: dict[str, Any] | None = None
 
     def reducer_override(self, obj: Any) -> Any:
-        """How an object is pickled, if not as usual."""
+        """Reduces an object that is not pickled as usual."""
         if self.of_main is not None:
             self._note(obj, self.of_main)
         reduced = super().reducer_override(obj)
@@ -82,9 +82,9 @@ def dumps(
 
     Args:
         value: Anything that cloudpickle takes.
-        protocol: Of pickle.
+        protocol: The pickle protocol.
         buffer_callback: As for ``pickle.dumps``.
-        kind: Of pickler.
+        kind: The class of the pickler.
         of_main: As for ``Pickler``.
 
     Returns:
@@ -100,21 +100,21 @@ def dumps(
 def dumps_for_main(value: Any, kind: type[Pickler] = Pickler) -> bytes:
     """Pickles a value for :func:`loads_in_main`; the arguments are those of :func:`dumps`."""
     of_main: dict[str, Any] = {}
-    # Behind the value: by then it holds all that it will, and nothing in it is pickled again.
+    # Behind the value: by then the dict is complete, and what is in it is pickled already.
     return dumps((value, of_main), kind=kind, of_main=of_main)
 
 
 def loads_in_main(packed: bytes) -> Any:
-    """A value that was pickled for a process whose main module is not the program's."""
+    """Unpickles a value of ``dumps_for_main``, in a process with another main module."""
     value, of_main = loads(packed)
     namespace = vars(sys.modules["__main__"])
     for name, found in of_main.items():
-        namespace.setdefault(name, found)  # of two copies of a function the first classes know one
+        namespace.setdefault(name, found)  # a function known to earlier classes stays
     return value
 
 
 def _found_or_made(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """The class of this process, or an empty one."""
+    """Finds the class in this process, or makes an empty one."""
     found: type | None = _DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
     if found is None:
         found = make(*arguments)
@@ -132,12 +132,12 @@ def _fill_if_made(kind: type, content: tuple[Callable[[type, Any], object], Any]
 def share_classes() -> None:
     """Gives each class that cannot be imported its id, for processes that are forked from now on.
 
-    All classes there are are looked at, which takes some 30 ms with torch loaded: an env may put
-    any of them into its infos. Nothing of theirs is called.
+    All classes are looked at, since an env may put any of them into its infos; that takes some
+    30 ms with torch loaded. None of their code is called.
     """
     by_value: set[str] = cloudpickle.list_registry_pickle_by_value()
     for kind in _classes():
-        with suppress(Exception):  # its metaclass says how it is hashed, or not at all
+        with suppress(Exception):  # its metaclass may refuse to hash it
             if _goes_by_value(kind, by_value):
                 _get_or_create_tracker_id(kind)
 

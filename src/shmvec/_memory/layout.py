@@ -1,7 +1,7 @@
-"""Spaces to slabs: which array lies where in the shared segment, with which dtype and shape.
+"""Lays out slabs for spaces: which array lies where in the segment, with which dtype and shape.
 
-The parent makes the layout from the spaces; it travels to the workers as it is, so that both
-sides agree even where equal spaces list their keys in another order.
+The parent makes the layout from the spaces and sends it to the workers, so that both sides agree
+even where equal spaces list their keys in another order.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ __all__ = [
 
 
 _ALIGNMENT = 128  # a cache line and its neighbour, as in csrc/platform.h
-_UNKNOWN_BYTES = 8192  # what a value of a space without a fixed size is guessed to need
-_MESSAGE_BYTES = 256  # what a message needs beside its value
+_UNKNOWN_BYTES = 8192  # a guess for a value of a space without a fixed size
+_MESSAGE_BYTES = 256  # for a message, besides its value
 
-# Takes an array's shape and dtype, gives the array (or nothing, while sizes are only added up).
+# Takes an array's shape and dtype, returns the array (or nothing, where only sizes are added up).
 _Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Memory in which observations of all envs are written where the user gets them.
+    """Memory for observations of all envs that the user gets without a copy.
 
     Attributes:
-        memory: Whole pages.
-        nbytes: Of a block.
-        codecs: Of observations, one a block.
+        memory: The memory, whole pages.
+        nbytes: The size of a block.
+        codecs: The codecs of the observations, one a block.
     """
 
     memory: npt.NDArray[np.uint8]
@@ -74,10 +74,10 @@ class Slabs:
     """The arrays of a segment, ready to use.
 
     Attributes:
-        results: Frames of what steps return: observations, rewards (float64) and flags (bool).
-        actions: Codec of the actions.
-        finals: Codec of the last observations of episodes; None unless resets overwrite them.
-        blocks: Where observations are written besides; None: nowhere.
+        results: Frames of results: observations, rewards (float64) and flags (bool).
+        actions: The codec of the actions.
+        finals: The codec of the last observations of episodes; None unless resets overwrite them.
+        blocks: Blocks in which observations are written besides; None: there are none.
     """
 
     results: Results
@@ -87,7 +87,7 @@ class Slabs:
 
 
 class ActionRows:
-    """Takes actions of some envs apart, and refuses what the core would refuse."""
+    """Splits a batch of actions of some envs, and refuses what the core would refuse."""
 
     def __init__(self, space: gym.Space[Any], num_envs: int) -> None:
         """Makes room for one action of each env."""
@@ -100,28 +100,28 @@ class ActionRows:
 
         Raises:
             ValueError: The number or the shape of the actions is wrong.
-            TypeError: Their dtype is.
+            TypeError: The dtype of the actions is wrong.
         """
         try:
             self._codec.put_rows(envs, actions)
-        except OtherShapeError as error:  # the core lets envs have them, as Gymnasium does
+        except OtherShapeError as error:  # the core passes them on to the envs, as Gymnasium does
             return list(error.actions)
         return [self._codec.get(env) for env in envs.tolist()]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the slabs of a segment hold.
+    """The layout of the slabs of a segment.
 
     Attributes:
         observation_space: Observation space of one env.
         action_space: Action space of one env.
         num_envs: Number of envs, the first dimension of every array.
         observation_messages: Whether observations travel as messages, not in slabs.
-        action_messages: Whether actions do.
+        action_messages: Whether actions travel as messages.
         final_observations: Whether there is a slab for the last observations of episodes.
-        num_frames: Frames of results.
-        num_blocks: Blocks for observations that are not copied for the user.
+        num_frames: Number of frames of results.
+        num_blocks: Number of blocks for observations that are not copied for the user.
     """
 
     observation_space: gym.Space[Any]
@@ -139,7 +139,7 @@ class Layout:
         return _nbytes(lambda place: self._slabs(place, None, _nothing))
 
     def results_nbytes(self, num_frames: int) -> int:
-        """Bytes that so many frames of results need."""
+        """The bytes that so many frames of results need."""
         return _nbytes(lambda place: self._results(place, None, _nothing, num_frames))
 
     @property
@@ -198,7 +198,7 @@ class Layout:
             else None,
             make(
                 self._blocks,
-                # Where pages begin is the same in all mappings of the segment.
+                # Pages begin at the same offsets in all mappings of the segment.
                 place((self.num_blocks * self.block_nbytes + mmap.PAGESIZE,), np.uint8),
             )
             if self.num_blocks > 0
@@ -215,7 +215,7 @@ class Layout:
             return make(ActionCodec, memory, place((n,), np.uint8), shape, space.dtype, space)
 
         def batched_keys(space: spaces.Dict) -> Any:
-            # Gymnasium hands out actions in the order of the batched space, which may differ.
+            # Gymnasium's actions are in the order of the batched space, which may differ.
             batched: Any = batch_space(space, 1)
             return batched.spaces
 
@@ -290,11 +290,11 @@ def _called(kind: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _nothing(kind: Callable[..., Any], *arguments: Any) -> None:
-    """In place of codecs, while sizes are only added up."""
+    """Makes nothing in place of a codec, where only sizes are added up."""
 
 
 def _nbytes(visit: Callable[[_Place], object]) -> int:
-    """Bytes of the arrays that are visited, one behind the other."""
+    """The bytes of the visited arrays, one after the other."""
     total = 0
 
     def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -306,7 +306,7 @@ def _nbytes(visit: Callable[[_Place], object]) -> int:
 
 
 def _placing(array: Callable[[int, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]) -> _Place:
-    """What makes arrays one behind the other, given what makes one at an offset."""
+    """A function that makes arrays one after the other, from one that makes them at offsets."""
     offset = 0
 
     def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -344,7 +344,8 @@ def check_shared_memory(space: gym.Space[Any]) -> None:
         space: The space.
 
     Raises:
-        ValueError: It is of a class of the user's; a Sequence or Graph raises TypeError, too.
+        ValueError: The space is of a class of the user's; for a Sequence or Graph the error is a
+            TypeError too.
     """
     found = _unshareable(space, "observation space")
     if found is None:
@@ -376,7 +377,7 @@ def check_shared_memory(space: gym.Space[Any]) -> None:
 
 
 def _unshareable(space: gym.Space[Any], path: str) -> tuple[gym.Space[Any], str] | None:
-    """The first part that cannot lie in shared memory, and what it is called; None: all can."""
+    """The first part that cannot lie in shared memory, and its name; None: all parts can."""
     parts: Iterable[tuple[Any, gym.Space[Any]]] = ()
     if isinstance(space, spaces.Dict):
         parts = space.items()
@@ -412,11 +413,11 @@ def misfit(
     """An error that names the env and the part of the space that an observation does not fit.
 
     Args:
-        env: Whose it is.
+        env: The env's index.
         space: Observation space of one env.
         observation: What the env returned.
-        error: What putting it has raised: the new one is of the same type, if it can be.
-        exact: Whether its shape must be that of the space, not only the number of elements.
+        error: The error of the attempt to write it; the new one is of the same type, if it can be.
+        exact: Whether its shape must be the space's, not only the number of elements.
     """
     what = _wrong(space, observation, "observation", exact) or f"observation: {error}"
     kind = next((kind for kind in (KeyError, TypeError) if isinstance(error, kind)), ValueError)
@@ -426,7 +427,7 @@ def misfit(
 def odd_one(
     space: gym.Space[Any], envs: Iterable[int], observations: Iterable[Any], error: Exception
 ) -> tuple[int | None, Exception]:
-    """The first of several that do not fit together, and its error; None and ``error``: none."""
+    """The first env whose observation does not fit, and its error; else None and ``error``."""
     for env, observation in zip(envs, observations, strict=True):
         if _wrong(space, observation, "", exact=True):
             return env, misfit(env, space, observation, error, exact=True)
@@ -434,7 +435,7 @@ def odd_one(
 
 
 def _wrong(space: gym.Space[Any], value: Any, path: str, exact: bool) -> str | None:
-    """What is wrong with a value, or with the first part of it that is; None: nothing."""
+    """Why a value, or the first part of it that is wrong, does not fit; None: it fits."""
     if isinstance(space, gym.spaces.Dict):
         if not isinstance(value, Mapping):
             return f"{path} is a {type(value).__name__}; its space {space} needs a mapping"

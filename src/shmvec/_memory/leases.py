@@ -1,4 +1,4 @@
-"""Batches that were handed out as views, and are not written while somebody holds them."""
+"""Leases of batches that are borrowed views: a held batch is not written over."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Leases", "release"]
 
 
 class Leases:
-    """Ends the leases of old batches, also of those that somebody still holds."""
+    """Ends the leases of old batches, even if those are still held."""
 
     def __init__(self, most: int | None) -> None:
-        """Takes how many of the last ones stay; None: all do."""
+        """Takes how many of the last batches keep their leases; None: all."""
         self._most = most
         self.limited = most is not None
         self._held: deque[weakref.ref[Lease] | None] = deque()
 
     def add(self, lease: Lease | None) -> None:
-        """Notes the next batch; None: it holds no lease."""
+        """Notes the next batch's lease; None: it has none."""
         if self._most is None:
             return
         self._held.append(None if lease is None else weakref.ref(lease))
@@ -35,10 +35,10 @@ class Leases:
 
 
 def release(array: Any) -> None:
-    """Ends the lease that an array of a batch, or a view of one, holds.
+    """Ends the lease of a batch, given one of its arrays or a view of one.
 
     Raises:
-        TypeError: It is no array.
+        TypeError: The argument is no array.
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(
@@ -47,5 +47,5 @@ def release(array: Any) -> None:
     owner: Any = array
     while isinstance(owner, (np.ndarray, memoryview)):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    if isinstance(owner, Lease):  # else a copy, which holds nothing
+    if isinstance(owner, Lease):  # else the array is a copy, without a lease
         owner.release()

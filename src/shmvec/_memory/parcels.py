@@ -1,10 +1,10 @@
-"""Results of commands on their way to the parent: pickled once, and what is large goes by memory.
+"""Sends results of commands to the parent: pickled once, with large parts in shared memory.
 
 A worker has a *depot*, memory that it shares with the parent. With a request the parent lends it to
-the worker, if nothing lies in it that is still to be read; the worker puts the large parts of each
-result there as the env returns it, and the parent takes copies before it notes the answer. A result
-that has no room there travels through the channel like any message. csrc/model/channel.pml models
-the lending.
+the worker, unless unread results lie in it. The worker writes the large parts of each result there
+as soon as the env returns it, and the parent copies them before it notes the answer. A result that
+finds no room there travels through the channel like any message. csrc/model/channel.pml models the
+lending.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from shmvec._pickling import dumps as dumps_by_value
 
 __all__ = ["Depot", "Parcel"]
 
-_LARGE = 1 << 14  # what is smaller costs less in the message itself
-_MOST = 1 << 26  # bytes of a depot, which it keeps: envs' pictures fit, a rare giant need not
+_LARGE = 1 << 14  # smaller parts cost less in the message itself
+_MOST = 1 << 26  # bytes of a depot, which it keeps: envs' images fit, rare giants need not
 _LEAST = 1 << 20
 
-# The second makes by value what the first does not find by its name. Bound here: an env may patch
+# The second pickles by value what the first cannot find by its name. Bound here: an env may patch
 # the modules.
 _PICKLES = dumps, dumps_by_value
 
-Span = tuple[int, int]  # where in the depot something lies, and how many bytes it has
+Span = tuple[int, int]  # offset in the depot, and number of bytes
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A result: pickled, and the buffers that were left out of that; or spans of these."""
+    """A pickled result and its out-of-band buffers; spans stand for what lies in the depot."""
 
     pickled: bytes | Span
     buffers: list[Any]
 
     def open(self) -> Any:
-        """The result. What the user's classes raise is raised."""
+        """Unpickles the result; exceptions of the user's classes pass through."""
         return loads(self.pickled, buffers=self.buffers)  # type: ignore[arg-type]
 
 
@@ -52,19 +52,19 @@ class Depot:
     """One side's view of the depot of a worker.
 
     Attributes:
-        descriptor: Of the memory.
+        descriptor: The descriptor of the memory.
     """
 
     @classmethod
     def create(cls) -> Depot:
-        """Makes the memory, which is empty and grows with use."""
+        """Makes the memory, which starts empty and grows with use."""
         try:
             descriptor = os.memfd_create("shmvec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError:  # a sandbox forbids it
             with tempfile.TemporaryFile() as file:
                 return cls(os.dup(file.fileno()))
         with suppress(OSError):
-            # Or whoever has mapped it would be killed for a look at what is not there any more.
+            # Else a process that has mapped it would be killed when it reads pages cut off.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return cls(descriptor)
 
@@ -76,7 +76,7 @@ class Depot:
         self._blocks: deque[bytearray] = deque()
 
     def close(self) -> None:
-        """Closes the descriptor, and lets go of all memory."""
+        """Closes the descriptor, and releases all memory."""
         self._memory = memoryview(b"")
         self._blocks.clear()
         descriptor, self.descriptor = self.descriptor, -1
@@ -86,16 +86,16 @@ class Depot:
     # ---- the worker's side -------------------------------------------------------------------
 
     def lend(self, lent: bool) -> None:
-        """Begins a request: everything may be written again, or nothing at all."""
+        """Begins a request, with the whole depot to write to if ``lent``, else with none of it."""
         self._used = 0 if lent else _MOST
 
     def pack(self, result: Any) -> Parcel:
-        """Packs a result, as it is now; what cannot be pickled raises here."""
+        """Packs a result as it is now; raises if it cannot be pickled."""
         begin = self._used
         spans: list[Any] = []
 
         def keep(buffer: PickleBuffer) -> bool:
-            """Puts a buffer into the depot; True: it goes with the rest, as there is no room."""
+            """Puts a buffer into the depot; True: it stays in the pickle, for want of room."""
             span = self._put(buffer.raw())
             if span is not None:
                 spans.append(span)
@@ -113,7 +113,7 @@ class Depot:
         return Parcel(self._put(memoryview(pickled)) or pickled, spans)
 
     def _put(self, content: memoryview) -> Span | None:
-        """Writes something large; None: it is not large, or does not fit."""
+        """Writes large content to the depot; returns None if it is small or does not fit."""
         begin, nbytes = self._used, content.nbytes
         if nbytes < _LARGE or begin + nbytes > _MOST or not self._reach(begin + nbytes):
             return None
@@ -122,29 +122,29 @@ class Depot:
         return begin, nbytes
 
     def _reach(self, end: int) -> bool:
-        """Maps the depot so far, and makes it larger if it must be; False: there is no memory."""
+        """Maps the depot up to ``end``, and enlarges it if necessary; False: there is no memory."""
         if end > len(self._memory):
             size = os.fstat(self.descriptor).st_size
             try:
                 if size < end:
                     size = min(_MOST, max(_LEAST, 2 * len(self._memory), end))
-                    # Reserved: to write where the kernel has no page would be fatal.
+                    # Reserved: a write where the kernel finds no page would be fatal.
                     os.posix_fallocate(self.descriptor, 0, size)
                 self._memory = memoryview(mmap.mmap(self.descriptor, size))
-            except OSError:  # or no descriptor, of which a mapping takes one
+            except OSError:  # or no free descriptor, of which a mapping takes one
                 return False
         return True
 
     # ---- the parent's side -------------------------------------------------------------------
 
     def collect(self, parcels: Sequence[Parcel | None]) -> list[Parcel | None]:
-        """The parcels of a message with copies in place of spans, which may be written again.
+        """The parcels of a message, with copies in place of spans, whose memory is then free.
 
-        Copies are made in the memory of earlier results that nobody has any more: other memory
+        Copies are made in the memory of earlier results that have no other reference: new memory
         comes from the system page by page, which takes longer than the copy.
 
         Raises:
-            ValueError: They are not what a worker's :meth:`pack` makes.
+            ValueError: A span lies outside the depot.
         """
         held: list[bytearray] = []
         used: list[bytearray] = []
@@ -171,12 +171,12 @@ class Depot:
                     pickled = bytes(self._at(pickled))
                 parcel = Parcel(pickled, [copied(span) for span in parcel.buffers])
             collected.append(parcel)
-        if used:  # the last ones are held until they are replaced: so two of each
+        if used:  # the caller holds the last results until it has the next: so two of each
             self._blocks = deque([*held, *self._blocks, *used][-2 * len(used) :])
         return collected
 
     def _at(self, span: Span) -> memoryview:
-        """What lies in the depot."""
+        """The content of a span."""
         begin, nbytes = span
         end = begin + nbytes
         if end > len(self._memory):
@@ -187,9 +187,9 @@ class Depot:
 
 
 def _oldest(blocks: deque[bytearray]) -> tuple[bytearray, int]:
-    """Takes the oldest block; the second is how many refer to it."""
+    """Removes and returns the oldest block, and the number of references to it."""
     block = blocks.popleft()
     return block, getrefcount(block)
 
 
-_ONLY_HERE = _oldest(deque([bytearray()]))[1]  # if nobody else does
+_ONLY_HERE = _oldest(deque([bytearray()]))[1]  # the references without any of a user's

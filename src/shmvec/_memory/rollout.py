@@ -1,6 +1,7 @@
-"""Rollouts: the steps of all envs one behind the other in shared memory, written there by workers.
+"""Rollouts: consecutive steps of all envs in shared memory, written there by the workers.
 
-Two rollouts alternate in one block of memory, so that one is learned from while the other fills.
+Two rollouts alternate in one block of memory, so that one can be learned from while the other
+fills.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Rollout", "Rollouts", "store"]
 
 _ALIGNMENT = 128
-_FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; some are at home
+_FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; the segment has some frames
 
 _CANNOT_GO_ON = (
     "this rollout cannot be gone on with: another one was begun, the envs were stepped or reset "
@@ -41,20 +42,20 @@ _CANNOT_GO_ON = (
 class Rollout:
     """``length`` steps of all envs, which workers write as :meth:`step` makes them.
 
-    Index ``t + 1`` holds what the action at index ``t`` led to; index 0 holds the last results
-    from before. What lies behind the last step made is not defined. The arrays are in shared
+    Index ``t + 1`` holds the results of the action at index ``t``; index 0 holds the last results
+    from before. The content beyond the last step made is not defined. The arrays are in shared
     memory: ``torch.from_numpy`` and DLPack take them as they are. They are yours to change.
 
     Attributes:
         length: Number of steps.
         observations: ``(length + 1, num_envs, ...)``, nested as the observation space is.
-        rewards: float64 ``(length + 1, num_envs)``. That of ``actions[t]`` is ``rewards[t + 1]``.
+        rewards: float64 ``(length + 1, num_envs)``. ``actions[t]`` has earned ``rewards[t + 1]``.
         terminations: bool ``(length + 1, num_envs)``.
         truncations: bool ``(length + 1, num_envs)``. In autoreset mode NEXT_STEP, an env that has
             ended at ``t`` is reset by the next step, which ignores ``actions[t]``.
         actions: ``(length, num_envs, ...)``, in the dtype of the action space.
         steps: Number of steps made so far.
-        within: The loan in which its steps are made; None: in none.
+        within: The loan in which its steps are made; None without one.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Rollout:
         ask: Callable[[Rollout, int, npt.NDArray[np.intp], Any], None],
         meet: Callable[[Rollout], None],
     ) -> None:
-        """Made by ``ShmVectorEnv.rollout``."""
+        """Takes the memory; ``ShmVectorEnv.rollout`` calls this."""
         self.length = length
         self.observations, self.rewards, self.terminations, self.truncations = arrays
         self.actions = actions
@@ -82,10 +83,10 @@ class Rollout:
         """Asks some envs for a step, and does not wait: each may be at an index of its own.
 
         Args:
-            envs: Which.
-            part: The same, as an index.
-            index: Of the actions; results go to the next one.
-            actions: Of these envs.
+            envs: The envs.
+            part: The same envs, as an index of the arrays.
+            index: The index of the actions; results go to the next one.
+            actions: The actions of these envs.
 
         Raises:
             RuntimeError: As :meth:`step`.
@@ -95,7 +96,7 @@ class Rollout:
         store(self._action_space, self.actions, (index, part), actions)
 
     def meet(self, steps: int) -> None:
-        """Says that all envs have made so many steps, by :meth:`ask`."""
+        """Notes that all envs have made so many steps, by :meth:`ask`."""
         self.steps = steps
         self._meet(self)
 
@@ -106,7 +107,7 @@ class Rollout:
 
         Args:
             actions: As for ``ShmVectorEnv.step``. A copy is kept in ``actions``.
-            meanwhile: Is called while they step.
+            meanwhile: Called while the envs step.
 
         Returns:
             The infos, as of ``ShmVectorEnv.step``.
@@ -151,8 +152,8 @@ class Rollouts:
         """Prepares for rollouts.
 
         Args:
-            exchange: Asks the envs.
-            step: Returns what steps all envs, while that is there.
+            exchange: The exchange that asks the envs.
+            step: Returns the function that steps all envs, while its owner exists.
         """
         self._exchange = exchange
         self._layout = exchange.layout
@@ -167,7 +168,7 @@ class Rollouts:
 
         Raises:
             TypeError: The length is no integer; the spaces are not of arrays only.
-            ValueError: The length is below 1; nobody resets envs whose episodes are over.
+            ValueError: The length is below 1; or the autoreset mode leaves resets to the caller.
             BufferError: Two rollouts are still in use.
             OSError: There is not enough shared memory.
             RuntimeError: The memory cannot be page-locked.
@@ -196,7 +197,7 @@ class Rollouts:
         lease = results.lease(half * count, count)
         self._exchange.frames.start_rollout(half * (length + 1))
         offset = self._layout.results_nbytes(2 * (length + 1))
-        for _ in range(half + 1):  # the second's actions lie behind the first's
+        for _ in range(half + 1):  # the second rollout's actions lie behind the first's
             actions, offset = self._actions(length, lease, offset)
         rollout = Rollout(
             length,
@@ -212,10 +213,10 @@ class Rollouts:
         return rollout
 
     def _free_half(self, results: Results, count: int) -> int:
-        """The half of the memory that is not in use; the other one than last time, if it can be."""
+        """The half of the memory that is free; the one not used last time, if both are."""
         halves = 1 - self._half, self._half
         for generation in (None, 0, 1, 2):
-            if generation is not None:  # arrays that only a cycle keeps: mostly a young one
+            if generation is not None:  # arrays may be kept by a cycle only, mostly by a young one
                 gc.collect(generation)
             for half in halves:
                 if not results.leased(half * count, count):
@@ -233,14 +234,14 @@ class Rollouts:
                 f"length must be at most {_FRAMES_MOST // 2 - 1:,}, got {length:,}: take several "
                 "rollouts"
             )
-        # Whoever breaks this off leaves workers that look at other memory than the parent.
+        # First: an interruption may leave workers with other memory than the parent.
         self._made = self._current = None
         nbytes = self._layout.results_nbytes(num_frames)
         for _ in range(2):
             _, nbytes = self._actions(length, None, nbytes)
         descriptor = reserve_memory(nbytes)
         try:
-            # An array: unlike a mapping it tells of its end before the memory is unmapped.
+            # An array: its finalizers, unlike a mapping's, run before the memory is unmapped.
             memory = np.asarray(MappedMemory(descriptor, nbytes))
             if pin:
                 _page_lock(memory)
@@ -252,7 +253,7 @@ class Rollouts:
         self._half = 1
 
     def _actions(self, length: int, lease: Any, offset: int) -> tuple[Any, int]:
-        """Arrays of actions from an offset on, and where they end; without a lease, only that."""
+        """Arrays of actions from an offset on, and their end; without a lease only the end."""
 
         def place(shape: tuple[int, ...], dtype: Any) -> Any:
             nonlocal offset
@@ -266,7 +267,7 @@ class Rollouts:
         return arrays, offset
 
     def _ask(self, rollout: Rollout, index: int, envs: npt.NDArray[np.intp], actions: Any) -> None:
-        """Asks some envs for the step behind an index of a rollout."""
+        """Asks some envs for the step after an index of a rollout."""
         exchange = self._exchange
         last = None if self._current is None else self._current()
         if last is not rollout or exchange.frames.away < 0:
@@ -275,7 +276,7 @@ class Rollouts:
         exchange.ask(envs, actions, frame=frame, together=True)
 
     def _meet(self, rollout: Rollout) -> None:
-        """Has the last results be those at an index of a rollout, where they are."""
+        """Makes the results at the rollout's present index the last results."""
         frames = self._exchange.frames
         frames.meet(self._half * (rollout.length + 1) + rollout.steps)
         if rollout.steps == rollout.length:
@@ -301,7 +302,7 @@ class Rollouts:
         return step(
             actions,
             frame=frame + 1,
-            last=rollout.steps == rollout.length - 1,  # its row is the user's, to change as well
+            last=rollout.steps == rollout.length - 1,  # the user may change its row
             meanwhile=meanwhile,
             within=rollout.within,
         )

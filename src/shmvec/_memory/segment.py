@@ -1,9 +1,9 @@
-"""Shared memory: reserved whole, without a name, handed over as a descriptor.
+"""Reserves shared memory, all of its pages at once, without a name.
 
-A segment is a block of ``multiprocessing.shared_memory``, whose name is removed at once; where that
-fails, or takes too much of /dev/shm, a sealed memfd. What is handed out later, for rollouts and
-traces, is a memfd, and a block where the system makes none. Processes get descriptors, so nothing
-can stay behind, whichever of them crashes when.
+A segment is a block of ``multiprocessing.shared_memory`` whose name is removed at once; where that
+fails, or would take too much of /dev/shm, it is a sealed memfd. Memory for rollouts and traces is a
+memfd, or a block where the system has no memfds. Processes get descriptors, so nothing can stay
+behind, whichever process crashes when.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
     "reserve_segment",
 ]
 
-SEGMENT = "shmvec-segment"  # what segments are called, in /proc
+SEGMENT = "shmvec-segment"  # the name of segments in /proc
 
 _OTHER = "shmvec"
 _SHM = "/dev/shm"
 _LEFT_AFTER_S = 60.0  # a name lives for less than a millisecond
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-# Each version's names of a cgroup's limit and of what of it is used.
+# The files of a cgroup's limit and of its use, of v2 and v1.
 _LIMITS = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -58,7 +58,7 @@ def reserve_memory(nbytes: int) -> int:
     """Reserves shared memory, every page of it, so that no later access can fail.
 
     Args:
-        nbytes: How much.
+        nbytes: The size.
 
     Returns:
         A descriptor to map and to pass on; the caller closes it.
@@ -71,7 +71,7 @@ def reserve_memory(nbytes: int) -> int:
 
 def _reserved(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:
     """Reserves memory by the first way that works."""
-    # Before anything is written: what goes beyond a limit is not refused but ended by the kernel.
+    # First: the kernel does not refuse memory beyond a limit, but kills the process.
     if free_memory() < nbytes:
         raise _no_room(nbytes)
     reason: OSError | None = None
@@ -114,8 +114,8 @@ def _block(name: str, nbytes: int) -> int:
             block = SharedMemory(name, create=True, size=nbytes, track=False)
             with contextlib.closing(block):
                 return os.dup(block._fd)  # type: ignore[attr-defined]
-        # What that does. Before Python 3.13 it would also start a resource tracker, a process, to
-        # remove a name that has gone by then.
+        # The same by hand: before Python 3.13 SharedMemory would also start a process, the resource
+        # tracker, to remove a name that is gone by then.
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
         descriptor: int = _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
         return descriptor
@@ -125,44 +125,44 @@ def _block(name: str, nbytes: int) -> int:
 
 
 def _remove_leftovers() -> None:
-    """Removes names of processes that were killed within ``_block``; there is no memory in them."""
+    """Removes names, without memory, that processes killed within ``_block`` have left."""
     for left in Path(_SHM).glob(f"{_OTHER}-*"):
-        with contextlib.suppress(OSError):  # another user's, or another process does it as well
+        with contextlib.suppress(OSError):  # another user's; or another process has removed it
             if left.stat().st_mtime < time.time() - _LEFT_AFTER_S:
                 left.unlink()
 
 
 class Kept:
-    """Memory that was handed to workers, and is for those that are started later, too."""
+    """Memory that workers have, kept for workers that are started later."""
 
     def __init__(self) -> None:
-        """Keeps nothing yet."""
+        """Begins with no memory."""
         self._by_name: dict[str, tuple[tuple[int, ...], int]] = {}
 
     def put(self, name: str, size: tuple[int, ...], descriptor: int) -> None:
-        """Keeps memory, in place of any that is kept by this name; the descriptor is copied."""
+        """Keeps memory under a name, in place of any before; copies the descriptor."""
         copy = os.dup(descriptor)
         self.drop(name)
         self._by_name[name] = size, copy
 
     def drop(self, name: str) -> None:
-        """Keeps it no more."""
+        """Discards the memory of a name."""
         if name in self._by_name:
             os.close(self._by_name.pop(name)[1])
 
     def clear(self) -> None:
-        """Keeps nothing any more."""
+        """Discards all memory."""
         for name in list(self._by_name):
             self.drop(name)
 
     @property
     def sizes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Name and size of each: of its bytes, first, and of what lies in it."""
+        """Name and size of each memory; a size is its bytes, then the sizes of its content."""
         return tuple((name, size) for name, (size, _) in self._by_name.items())
 
     @property
     def descriptors(self) -> list[int]:
-        """Their descriptors, in the same order."""
+        """The descriptors, in the same order."""
         return [descriptor for _, descriptor in self._by_name.values()]
 
 
@@ -182,7 +182,7 @@ def free_shm() -> int:
 
 
 def _size_of_shm() -> tuple[int, int]:
-    """Bytes that /dev/shm has room for, and how many of them are free."""
+    """The bytes of /dev/shm, and how many of them are free."""
     if not os.path.ismount(_SHM):  # a folder on a disk, or none
         return 0, 0
     status = os.statvfs(_SHM)
@@ -190,7 +190,7 @@ def _size_of_shm() -> tuple[int, int]:
 
 
 def free_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
-    """Bytes that this process can still have: the machine's, or fewer by a cgroup's limit."""
+    """Bytes that this process can still use: the machine's, or fewer by a cgroup's limit."""
     rooms = []
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="utf-8") as lines:
         for line in lines:
@@ -207,9 +207,9 @@ def free_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
 
 
 def _file_cache(folder: Path) -> int:
-    """Bytes of a cgroup's that hold files: counted as used, and given back where they are needed.
+    """A cgroup's bytes that cache files: counted as used, but freed when they are needed.
 
-    A job that has read much data has always filled its limit with them.
+    A job that has read much data has filled its limit with them.
     """
     with contextlib.suppress(OSError, ValueError):
         numbers = dict(
