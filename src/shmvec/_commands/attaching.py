@@ -75,7 +75,7 @@ class _View:
     _descriptor = -1
 
     def insight(self) -> Insight:
-        """What it says now.
+        """What the segment says now.
 
         Raises:
             UnfitError: It has been damaged.

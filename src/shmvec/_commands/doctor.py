@@ -17,7 +17,7 @@ __all__ = ["Finding", "findings", "report"]
 # What a vector env has open in the parent: itself, and for each worker (tests/test_doctor.py).
 _DESCRIPTORS, _DESCRIPTORS_A_WORKER = 16, 6
 _TASKS_A_WORKER = 2  # a process and its watchdog's thread
-_ROOM_FOR = 64  # workers; who has more cores needs room for as many
+_ROOM_FOR = 64  # workers; with more cores, room is needed for as many
 _LEAST_MEMORY = 1 << 30
 _LEAST_SHM = 256 << 20
 

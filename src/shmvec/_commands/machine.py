@@ -48,8 +48,8 @@ class Machine:
         shm: Bytes free in /dev/shm.
         memfd: Why no memfd can be made; None: they can.
         pidfd: Why no pidfd can be opened; None: they can.
-        descriptors: That one process may have, how many it may allow itself, and has.
-        processes: That may still be started by the cgroups' limits; None: there is none.
+        descriptors: How many one process may have, how many it may allow itself, and has.
+        processes: How many may still be started by the cgroups' limits; None: there is none.
         user_processes: The same, by the user's (``ulimit -u``).
         contexts: Start methods of multiprocessing.
         variables: Environment variables about threads of libraries, cores, and options of ours.

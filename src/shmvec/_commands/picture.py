@@ -69,7 +69,7 @@ class Picture:
         gap = Text("")
         whole = [part for pair in zip(heads, bodies, strict=True) for part in (*pair, gap)]
         lines = drawn(*whole, *problems)
-        if len(lines) > options.max_height and len(heads) > 1:  # who else is there matters more
+        if len(lines) > options.max_height and len(heads) > 1:  # the other vector envs matter more
             lines = drawn(*(part for head in heads for part in (head, gap)), *problems)
         if (more := len(lines) - options.max_height) > 0:
             rest = _single(Text(f"... and {more + 1} more"))

@@ -39,7 +39,7 @@ def run(
     """Shows vector envs.
 
     Args:
-        pid: Those of this process; None: all.
+        pid: Show those of this process; None: all.
         as_json: As JSON, once.
         prometheus: As Prometheus' text, once.
         interval: Seconds between two looks.

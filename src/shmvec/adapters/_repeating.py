@@ -290,7 +290,7 @@ def check_action(space: Any, action: Any) -> None:
     """Checks an action as the core would, where it must be known before anything is sent.
 
     Args:
-        space: That of the env's actions.
+        space: Action space of the env.
         action: One action.
 
     Raises:

@@ -22,7 +22,7 @@ def batched(space: Any, actions: Sequence[Any]) -> Any:
     """Turns a list of actions into the dict or tuple that a Dict or Tuple space batches them to.
 
     Args:
-        space: That of one env's actions.
+        space: Action space of one env.
         actions: One for each env, each as the space says.
 
     Returns:

@@ -79,8 +79,8 @@ class SubprocVecEnv(TwoCallSteps):
 
     Attributes:
         num_envs: Number of envs.
-        observation_space: Of one env.
-        action_space: Of one env.
+        observation_space: Observation space of one env.
+        action_space: Action space of one env.
         spec: The first env's, or None.
         metadata: The first env's, with the two modes of :meth:`render`.
         render_mode: The first env's.
@@ -115,7 +115,7 @@ class SubprocVecEnv(TwoCallSteps):
 
         Args:
             env_fns: One function for each env; sent by cloudpickle, so a lambda will do.
-            spaces: Those of observations and actions, if you want them checked. None: the envs'.
+            spaces: Observation and action space, if you want them checked. None: the envs'.
             context: How processes are started: "spawn", "fork", "forkserver", or None for Python's
                 default.
             in_series: Envs in each process, which steps them in turn.

@@ -808,7 +808,7 @@ class Team(HostedEnv):
         count = len(self.agents)
         seen = {key: env.observation_space(agent) for agent, key in self._keys.items()}
         self._nothing = {key: _nothing(space) for key, space in seen.items()}
-        self._acting: list[tuple[Any, str]] = []  # who acts in the next step, and its key
+        self._acting: list[tuple[Any, str]] = []  # agents of the next step, with their keys
         super().__init__(
             env,
             spaces.Dict(

@@ -74,7 +74,7 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
         processes: The worker processes, one for each worker.
         observation_space: Observation space of one env.
         action_space: Action space of one env.
-        render_mode: That of the envs.
+        render_mode: Render mode of the envs.
         metadata: The first env's, with the render modes that a ``VecEnv`` has.
         reset_infos: What the last reset of each env returned as info, a list of dicts.
         waiting: Whether a step was begun, by ``step_async``, and not waited for.
@@ -292,7 +292,7 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
 
         Args:
             attr_name: Its name. A method is returned, not called.
-            indices: Of the envs, an int or several; negative ones count from the end. None: all.
+            indices: Which envs, an int or several; negative ones count from the end. None: all.
 
         Returns:
             One value for each of these envs, in this order.

@@ -57,7 +57,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         waiting_id: Envs that are stepping: asked, and not returned by ``step`` yet.
         ready_id: All others, in order.
         is_closed: Whether it has been closed.
-        observation_space: That of each env, a list; so are ``action_space``, ``metadata`` and
+        observation_space: The space of each env, a list; so are ``action_space``, ``metadata`` and
             ``spec``.
 
     Example:
@@ -299,7 +299,7 @@ class TianshouVectorEnv(BaseVectorEnv):
 
     def _first_ready(self) -> Answers:
         """Waits for ``wait_num`` of the envs that are stepping, or for ``timeout`` and one."""
-        out = max(1, len(self.waiting_id))  # that there is none is an error
+        out = max(1, len(self.waiting_id))  # taking from none is an error
         try:
             return self._exchange.take(
                 count=out, least=min(self.wait_num, out), timeout=self.timeout
@@ -415,7 +415,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         observations, rewards, infos = answers.observations, answers.rewards, answers.infos
         given = [info.pop(REWARD, None) for info in infos]
         arrays = [reward for reward in given if reward is not None]
-        if arrays:  # who has none was reset, or had a fault
+        if arrays:  # an env without one was reset, or had a fault
             nothing = np.zeros_like(arrays[0])
             rewards = np.stack([nothing if reward is None else reward for reward in given])
         if isinstance(observations, dict):

@@ -80,7 +80,7 @@ class CollectorStats:
         lost: Runners that were lost, with the fragments that they had under way.
         started: Runners that were started, the first ones included.
         seconds: Since the runners were ready.
-        runners: Those that there are.
+        runners: Stats of the present runners.
     """
 
     fragments: int
@@ -146,8 +146,8 @@ class Collector:
     ``in_flight`` for each runner.
 
     Attributes:
-        single_observation_space: Of an env.
-        single_action_space: Of an env.
+        single_observation_space: Observation space of one env.
+        single_action_space: Action space of one env.
         version: How many times weights were set.
 
     Example:
@@ -222,7 +222,7 @@ class Collector:
         self._runners: dict[int, _Hired] = {}
         self._places: list[_Place] = []
         self._ready: deque[_Hired] = deque()  # whose next fragments have come
-        self._turn: deque[_Place] = deque()  # who is to come in this turn
+        self._turn: deque[_Place] = deque()  # places still to come in this turn
         self._closed = False
         for name, function in (("make_envs", make_envs), ("make_policy", make_policy)):
             if not callable(function):
@@ -472,7 +472,7 @@ class Collector:
         return next(iter(self._waited_for([runner])), None)
 
     def _waited_for(self, runners: list[_Hired]) -> list[_Hired]:
-        """Those among them from which something has come within a while.
+        """The runners among these from which something has come within a while.
 
         Raises:
             RuntimeError: None of them has started for too long.

@@ -123,8 +123,8 @@ class Crew(ABC):
             factory: What was ``put``: a function that returns the object.
             *args: For it.
             node: On which node, by id. None: where there is room, spread over all.
-            cpus: That are its own.
-            gpus: Likewise.
+            cpus: CPUs that are its own.
+            gpus: GPUs that are its own.
 
         Returns:
             The member, and a ticket for what the object's ``report`` says.

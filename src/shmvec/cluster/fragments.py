@@ -219,7 +219,7 @@ class Runner:
                     f"returned {policy!r}"
                 )
             self._policy = policy
-            # In lockstep: what the policy is asked at a time does not depend on who is faster.
+            # In lockstep: which envs the policy is asked for together does not depend on timing.
             self._pipeline = Pipeline(envs, policy, groups=1)
             self._pipeline.reset(seed=[seed + env for env in range(envs.num_envs)])
         except BaseException:

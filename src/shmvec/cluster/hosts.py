@@ -88,7 +88,7 @@ class Host:
         Args:
             env_fns: Pickled: a list, of all hosts' envs.
             envs: The host's share of these.
-            options: Of ``ShmVectorEnv``.
+            options: Options of ``ShmVectorEnv``.
         """
         functions = opened("env_fns", env_fns)[envs.start : envs.stop]
         self._envs = ShmVectorEnv(functions, batch_size=len(functions), **options)
@@ -137,7 +137,7 @@ def together(
     """Pieces as one, in their order: the results of a step, with the envs in front.
 
     Args:
-        space: Of an observation.
+        space: Space of an observation.
         pieces: At least one.
         num_envs: Infos have a row for each of so many envs. None: for those that there are.
     """

@@ -35,11 +35,11 @@ class Batches:
     """Makes batches for the rows of one kind of env.
 
     Attributes:
-        seen_space: Of a row's observations, see rows.py.
-        asked_space: Of its actions.
-        observation_space: Of one env.
-        action_space: Likewise.
-        state_space: Likewise.
+        seen_space: Space of a row's observations, see rows.py.
+        asked_space: Space of a row's actions.
+        observation_space: Observation space of one env.
+        action_space: Action space of one env.
+        state_space: State space of one env.
         list_infos: Whether infos are a list of dicts.
     """
 

@@ -59,9 +59,9 @@ class PlanningVectorEnv:
         n_workers: Number of worker processes; 0: the envs live in this process.
         frameskip: How often each step is repeated with the same action.
         autoreset: Whether an env whose episode has ended is reset by its next step without a state.
-        observation_space: Of one env.
-        action_space: Of one env.
-        state_space: Of states: a Box, or ``shmvec.spaces.Anything``.
+        observation_space: Observation space of one env.
+        action_space: Action space of one env.
+        state_space: Space of states: a Box, or ``shmvec.spaces.Anything``.
         closed: Whether it has been closed.
 
     Example:

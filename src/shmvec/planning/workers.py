@@ -28,7 +28,7 @@ Round = tuple[Rows, Rows]  # rows, and which of the batch they get
 # Asks rows, then yields what waits for their answers, and gets these; returns the result.
 Work = Generator[Callable[..., Answers], Answers, Result]
 
-_TRIES = 2  # to step rows again whose worker has died
+_TRIES = 2  # retries of rows whose worker has died
 _TURNS = 2  # rounds under way at a time: while the parent takes one, the workers have the other
 _LEAST = 32  # rows of a round; taking its results costs the parent as much as some steps
 

@@ -85,8 +85,8 @@ class ManagedEnv(HostedEnv):
 
         Args:
             env: The env.
-            observation_space: Its own.
-            action_space: Its own.
+            observation_space: The env's own.
+            action_space: The env's own.
             index: Its index.
             reset_inplace: Whether the step that ends an episode also resets.
             in_messages: Whether observations are in no slab, which would check them.

@@ -52,7 +52,7 @@ class EnvState(IntEnum):
     VOID = 0  # there is none: the manager is closed
     INIT = 1  # it is built
     RUN = 2  # it can be stepped
-    RESET = 3  # it is being reset, or will be tried again
+    RESET = 3  # its reset is in flight, or will be retried
     DONE = 4  # it has played its episodes
     ERROR = 5  # it has failed: reset it
     NEED_RESET = 6  # its episode is over, and auto_reset is off: reset it
@@ -201,7 +201,7 @@ class Machine:
                 for answer in self._answers(min(count, asked), timeout):
                     self._take(*answer)
             elif timeout is not None:
-                time.sleep(timeout)  # until a reset is tried again
+                time.sleep(timeout)  # until a reset is retried
             self._send_due(time.monotonic(), held)
         except BaseException:
             if self.exchange.closed:  # it could not go on

@@ -32,8 +32,8 @@ def make(
         n_workers: Number of worker processes. None: the env itself, without workers.
         ray: Asks plangym for workers of Ray's. Here they are processes like the others: eight,
             unless ``n_workers`` says so.
-        domain_name: Of dm_control.
-        state: Of a game of Retro's.
+        domain_name: Name of a domain of dm_control.
+        state: State of a game of Retro's.
         **kwargs: For the env's class; and for ``ParallelEnv``, if there are workers.
 
     Example:
