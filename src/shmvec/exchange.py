@@ -187,6 +187,7 @@ class Exchange:
             settings = exchange_settings(self.num_envs, options)
         self._settings = settings
         self.num_workers: int = settings.num_workers
+        self._recycles = settings.recycle_after is not None
         self.policy: FaultPolicy = settings.faults
         self.autoreset_mode: AutoresetMode = settings.autoreset_mode
         self.autoreset = settings.autoreset
@@ -588,9 +589,9 @@ class Exchange:
     def step(
         self,
         actions: Any,
+        gather: Any = None,
         envs: Envs | None = None,
         *,
-        gather: Any = None,
         frame: int = -1,
         last: bool = False,
         arrays: bool = True,
@@ -601,8 +602,8 @@ class Exchange:
 
         Args:
             actions: As for :meth:`ask`.
-            envs: Which. None: all.
             gather: As for :meth:`take`.
+            envs: Which. None: all.
             frame: The rollout's frame for the results; -1: none.
             last: Whether that is the rollout's last frame.
             arrays: Whether results other than infos are wanted at all.
@@ -630,14 +631,19 @@ class Exchange:
         return results
 
     def _step_results(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
-        results: Any = self._lockstep_results(ledger, gather, arrays)
+        results: Any
+        try:
+            results = ledger.take_all(gather, arrays)
+        except (WorkerCrashError, EnvTimeoutError) as error:
+            self._recover(error)
+            results = None
         if results is None:
             answers = self._take_all(ledger, gather, arrays=arrays)
             if answers.failures:
                 raise_as_gymnasium_does(answers.failures)
             flags = answers.terminations, answers.truncations
             results = answers.observations, answers.rewards, *flags, answers.infos
-        if self._settings.recycle_after is not None:
+        if self._recycles:
             with self._closing():
                 self._recovery.recycle(None)
         return results  # type: ignore[no-any-return]
@@ -771,8 +777,18 @@ class Exchange:
 
     def _begin(self, name: str, within: Any = None) -> tuple[Ledger, Workers]:
         """The ledger and the workers, for a call that asks envs, none of which is in flight."""
-        self._check_pending(name, within, alone=True)
-        return self._settled()
+        ledger, workers, guard = self._ledger, self._workers, self.guard
+        if (
+            ledger is None
+            or workers is None
+            or guard.pending is not within
+            or guard.abandoned
+            or ledger.num_asked
+            or self._recovery.down
+        ):
+            self._check_pending(name, within, alone=True)
+            return self._settled()
+        return ledger, workers  # as usual
 
     @whole
     def begin(self, pending: Any, *arguments: Any) -> None:

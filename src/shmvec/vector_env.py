@@ -107,6 +107,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         super().__init__()
         self._recycles = settings.recycle_after is not None
+        self._steps_in_two = self._overrides("step_async", "step_wait")
 
         self.env_fns = env_fns
         self.num_envs = settings.num_envs
@@ -313,15 +314,16 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
             exchange.check_pending("step_async", alone=True)
             envs = masked_env_ids(mask, self.num_envs, "`mask`")
             actions = actions_of(envs, self.single_action_space, actions, self.num_envs)
-            return exchange.step(actions, envs, gather=self)
+            return exchange.step(actions, self, envs)
         if env_id is not None or self.batch_size is not None:
             envs = checked_env_ids(env_id, self.num_envs)
             self.send(actions, envs)
             return self._recv(self.batch_size or len(envs), None, None)
-        if self._overrides("step_async", "step_wait"):
+        if self._steps_in_two:
             parts: StepResults = self._both(partial(self.step_async, actions), self.step_wait)
             return parts
-        return self.exchange.step(actions, gather=self)
+        assert self._exchange is not None
+        return self._exchange.step(actions, self)
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all envs and does not wait; see :meth:`step`.

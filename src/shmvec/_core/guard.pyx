@@ -122,7 +122,7 @@ def exclusive(method):
         cdef Guard guard = self.guard
         guard.enter()
         try:
-            return method(self, *args, **kwargs)
+            return method(self, *args, **kwargs) if kwargs else method(self, *args)
         finally:
             guard.leave()
     return call
@@ -139,7 +139,7 @@ def whole(method):
         pending = guard.pending
         guard.claimed = False
         try:
-            return method(self, *args, **kwargs)
+            return method(self, *args, **kwargs) if kwargs else method(self, *args)
         except BaseException:
             if guard.claimed and guard.owing:
                 guard.abandoned = True
