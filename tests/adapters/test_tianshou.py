@@ -446,7 +446,7 @@ def test_wait_num():
 
 
 def test_timeout():
-    with gated(timeout=0.2) as (envs, gates):
+    with gated(timeout=2.0) as (envs, gates):
         envs.reset()
         *_, infos = envs.step([RIGHT, GATED, GATED, RIGHT])
         assert sorted(ids_of(infos)) == [0, 3]
