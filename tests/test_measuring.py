@@ -134,8 +134,8 @@ SLOWS_DOWN = """
 import shmvec.exchange
 import time
 
-_ready = shmvec.exchange.Exchange._ready
-shmvec.exchange.Exchange._ready = lambda self: (time.sleep(0.02), _ready(self))[1]
+step = shmvec.exchange.Exchange.step
+shmvec.exchange.Exchange.step = lambda *args, **kwargs: (time.sleep(0.02), step(*args, **kwargs))[1]
 """
 
 

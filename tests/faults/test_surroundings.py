@@ -176,7 +176,7 @@ print("all is well")
 
 
 def test_an_env_may_set_and_write_to_the_terminal():
-    body = TERMINAL.format(folder=str(Path(__file__).parent))
+    body = TERMINAL.format(folder=str(Path(__file__).parents[1]))
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-c", body])

@@ -46,6 +46,18 @@ class Interrupted(Exception):
     """What the handler raises."""
 
 
+def is_lost(frame):
+    """Whether an exception raised in this frame is printed and lost, as in any `__del__`.
+
+    The others are callbacks: of a weak reference, and Hypothesis's of the garbage collector.
+    """
+    while frame is not None:
+        if frame.f_code.co_name in ("__del__", "remove", "gc_callback"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Signals:
     """Signals at random moments, whose handler raises."""
 
@@ -57,7 +69,7 @@ class Signals:
         signal.signal(signal.SIGALRM, self._raise)
 
     def _raise(self, number, frame):
-        if self._armed:
+        if self._armed and not is_lost(frame):
             self._armed = False
             self.came += 1
             raise Interrupted
@@ -113,9 +125,6 @@ class Moments:
         return self._left < 0
 
     def _enter(self, frame, event, arg):
-        # What is raised there is lost: in Hypothesis's callback, and in one of a weak reference.
-        if frame.f_code.co_name in ("gc_callback", "remove"):
-            return None
         code, previous = frame.f_code.co_code, ""
 
         def trace(frame, event, arg):
@@ -128,7 +137,7 @@ class Moments:
                 looks = previous.startswith(_LOOKS)
                 if looks and not previous.startswith("CALL_INTRINSIC"):
                     self._left -= 1
-                    if self._left < 0:
+                    if self._left < 0 and not is_lost(frame):
                         sys.settrace(None)
                         if self._by is None:
                             raise Interrupted
