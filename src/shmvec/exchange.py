@@ -89,6 +89,7 @@ __all__ = [
     "Exchange",
     "HostedEnv",
     "Options",
+    "OwnsProcesses",
     "Told",
     "checked_count",
     "checked_env_fns",
@@ -106,7 +107,18 @@ __all__ = [
 _SLICE_S = 0.05
 
 
-class Exchange:
+class OwnsProcesses:
+    """Base of what has worker processes: it can be neither pickled nor copied."""
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled or copied."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied: it owns processes. Send the "
+            "env_fns, and make one there."
+        )
+
+
+class Exchange(OwnsProcesses):
     """Envs in worker processes, and the one ledger of what is in flight.
 
     Attributes:

@@ -30,7 +30,7 @@ from shmvec._memory.rollout import Rollout, Rollouts
 from shmvec._options import Settings, VectorEnvOptions, signed_as
 from shmvec._processes.worker_function import FunctionEnv
 from shmvec._trace import Trace
-from shmvec.exchange import Exchange
+from shmvec.exchange import Exchange, OwnsProcesses
 from shmvec.faults import raise_as_gymnasium_does
 from shmvec.stats import Stats
 
@@ -52,7 +52,7 @@ StepResults: TypeAlias = tuple[
 _NOT_CALLED = ("reset", "step", "close", "_setattr", "_check_spaces")
 
 
-class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
+class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     """Steps ordinary Gymnasium envs in parallel worker processes, through shared memory.
 
     A drop-in for :class:`gymnasium.vector.AsyncVectorEnv`: the same arguments, methods, results
@@ -766,13 +766,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
                     exchange.warn_unclosed()
             finally:  # warnings may be errors
                 self.close(terminate=True)
-
-    def __reduce__(self) -> Any:
-        """Refuses to be pickled or copied."""
-        raise TypeError(
-            f"a {type(self).__name__} cannot be pickled or copied: it owns processes. Send the "
-            "env_fns, and make one there."
-        )
 
 
 class Replay:

@@ -5,6 +5,7 @@ an action of its own, and what comes back is a list with a row for each env.
 """
 
 import contextlib
+import copy
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ import time
 from contextlib import closing
 from functools import partial
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -428,8 +430,9 @@ def test_an_env_fn_that_raises_does_so_here_and_leaves_nothing(system):
 @EVERY
 def test_it_is_not_pickled(system):
     with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
-        with pytest.raises((TypeError, pickle.PicklingError)):
-            pickle.dumps(envs)
+        for send in (pickle.dumps, cloudpickle.dumps, copy.copy):
+            with pytest.raises(TypeError, match=f"a {type(envs).__name__} cannot be pickled or"):
+                send(envs)
 
 
 # ---- faults ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 
-from shmvec.exchange import Answers, Exchange
+from shmvec.exchange import Answers, Exchange, OwnsProcesses
 from shmvec.faults import raise_as_gymnasium_does
 
 
@@ -79,7 +79,7 @@ def split_end(infos: list[Any], env: int) -> tuple[Any, dict[str, Any]]:
     return reset_info.pop("final_obs", None), reset_info
 
 
-class TwoCallSteps:
+class TwoCallSteps(OwnsProcesses):
     """Steps of all envs of an exchange, each in two calls; and resets, which end a step.
 
     Attributes:

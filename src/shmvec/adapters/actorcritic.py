@@ -16,7 +16,14 @@ import gymnasium as gym
 
 from shmvec.adapters._meeting import Job, Meeting, current
 from shmvec.adapters._repeating import RepeatingEnvs, Reset, Step, check_action
-from shmvec.exchange import EnvFn, Options, checked_env_fns, checked_options, checked_seeds
+from shmvec.exchange import (
+    EnvFn,
+    Options,
+    OwnsProcesses,
+    checked_env_fns,
+    checked_options,
+    checked_seeds,
+)
 from shmvec.faults import Failure, FaultPolicy, RemoteTraceback, WorkerCrashError, raise_failures
 
 __all__ = ["MultiEnv", "SubprocessEnv", "create_subprocess_envs"]
@@ -34,7 +41,7 @@ class _Close:
 _Asked: TypeAlias = Step | Reset | _Close | str  # a text: a method to call, or an attribute
 
 
-class SubprocessEnv(gym.Env[Any, Any]):
+class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
     """An env whose env lives in a process of its own.
 
     :meth:`start` and :meth:`initialize` must be called first; :func:`create_subprocess_envs` does
@@ -265,7 +272,7 @@ class SubprocessEnv(gym.Env[Any, Any]):
         return answer
 
 
-class MultiEnv:
+class MultiEnv(OwnsProcesses):
     """Steps envs in parallel; takes and returns lists.
 
     An env whose episode has ended is reset by its next step, so that the terminal observation is

@@ -19,6 +19,7 @@ from shmvec.exchange import (
     Autoreset,
     HostedEnv,
     Options,
+    OwnsProcesses,
     checked_env_fns,
     checked_options,
     checked_seeds,
@@ -42,7 +43,7 @@ OF_AGENT = "agent "  # before the name of an agent, as a key of infos
 _NEEDED = ("observation_space", "action_space", "reset", "step")
 
 
-class ParallelVectorEnv:
+class ParallelVectorEnv(OwnsProcesses):
     """Steps PettingZoo parallel envs in worker processes, through shared memory.
 
     Everything is a dict by agent, of arrays with a row for each env: ``(num_envs, ...)``. All dicts

@@ -33,6 +33,7 @@ from shmvec.exchange import (
     Autoreset,
     AutoresetMode,
     Exchange,
+    OwnsProcesses,
     checked_env_fns,
     checked_options,
     checked_seeds,
@@ -420,7 +421,7 @@ def _batched(space: gym.Space[Any], actions: Any) -> Any:
     return batched(space, actions)
 
 
-class AgentVecEnv(VecEnv):
+class AgentVecEnv(OwnsProcesses, VecEnv):
     """:class:`shmvec.adapters.pettingzoo.AgentRows`, with SB3's four values and lists of infos.
 
     What is asked of a row is asked of its env: ``get_attr``, ``env_method`` and ``set_attr`` reach

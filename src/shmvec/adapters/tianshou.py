@@ -18,6 +18,7 @@ from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
 from shmvec.exchange import (
     Answers,
     AutoresetMode,
+    OwnsProcesses,
     checked_seeds,
     existing_env_ids,
 )
@@ -40,7 +41,7 @@ Envs: TypeAlias = npt.NDArray[np.intp]
 Ids: TypeAlias = int | Sequence[int] | Array | None
 
 
-class TianshouVectorEnv(BaseVectorEnv):
+class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
     """Tianshou's vector env, with envs in workers that are reached through shared memory.
 
     In place of ``SubprocVectorEnv`` and ``ShmemVectorEnv``, whose names are here as well, with

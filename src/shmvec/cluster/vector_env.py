@@ -36,6 +36,7 @@ from shmvec.exchange import (
     Autoreset,
     AutoresetMode,
     Options,
+    OwnsProcesses,
     checked_count,
     checked_env_fns,
     checked_options,
@@ -62,7 +63,7 @@ class _Hand:
     out: int = 0  # envs that were asked, and have not answered
 
 
-class ClusterVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]]):
+class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     """Steps envs on all nodes of a cluster: for envs of 10 ms a step and more.
 
     Each node holds some of the envs, in a :class:`shmvec.ShmVectorEnv` over its cores. A batch

@@ -13,7 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec.exchange import EnvFn, checked_count, existing_env_ids, usable_cores
+from shmvec.exchange import (
+    EnvFn,
+    OwnsProcesses,
+    checked_count,
+    existing_env_ids,
+    usable_cores,
+)
 from shmvec.planning.batches import checked_dt
 from shmvec.planning.rows import SharedEnv
 from shmvec.planning.workers import Work, Workers
@@ -38,7 +44,7 @@ _OPTIONS = frozenset(
 _ROWS = 512
 
 
-class PlanningVectorEnv:
+class PlanningVectorEnv(OwnsProcesses):
     """Steps batches of states and actions in parallel: the tree search's and shooter's env.
 
     Every worker process holds one env. A batch may have any size: it is split evenly over the

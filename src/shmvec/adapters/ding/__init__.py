@@ -36,7 +36,7 @@ from shmvec.adapters.ding._machine import (
     ManagerClosedError,
     Slot,
 )
-from shmvec.exchange import HostedEnv, checked_env_fns
+from shmvec.exchange import HostedEnv, OwnsProcesses, checked_env_fns
 
 __all__ = [
     "AsyncSubprocessEnvManager",
@@ -55,7 +55,7 @@ __all__ = [
 _CLOSE_S = 5.0  # what envs get to close
 
 
-class AsyncSubprocessEnvManager:
+class AsyncSubprocessEnvManager(OwnsProcesses):
     """Steps envs, each with its own action and at its own pace, in worker processes.
 
     ``step`` sends actions to some envs and returns the results of those that are ready first; the

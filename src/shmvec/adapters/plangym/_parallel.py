@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec.adapters.plangym._gymnasium_env import count_among, given_states, repeats
-from shmvec.exchange import HostedEnv
+from shmvec.exchange import HostedEnv, OwnsProcesses
 from shmvec.planning import PlanningVectorEnv
 from shmvec.spaces import Anything
 
@@ -31,7 +31,7 @@ def _of_plan_env(name: str) -> property:
     return property(lambda self: getattr(self.plan_env, name), doc=f"{name} of ``plan_env``.")
 
 
-class ParallelEnv:
+class ParallelEnv(OwnsProcesses):
     """Steps batches in worker processes; all else is done by an env in this one, ``plan_env``.
 
     Attributes and methods that are not described here are those of ``plan_env``: ``obs_shape``,
