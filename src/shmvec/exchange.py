@@ -48,7 +48,7 @@ from shmvec._core import (
     Guard,
     Ledger,
     Loan,
-    Told,
+    Report,
     exclusive,
     whole,
 )
@@ -90,7 +90,7 @@ __all__ = [
     "HostedEnv",
     "Options",
     "OwnsProcesses",
-    "Told",
+    "Report",
     "checked_count",
     "checked_env_fns",
     "checked_env_ids",
@@ -423,7 +423,7 @@ class Exchange(OwnsProcesses):
         if not len(chosen):
             return
         ledger.check(chosen)
-        packed = packed_command(workers, chosen.tolist(), name, payload, ledger.is_out)
+        packed = packed_command(workers, chosen.tolist(), name, payload, ledger.in_flight)
         workers.doing = name
         ledger.command(np.sort(chosen), packed)
 
@@ -520,12 +520,12 @@ class Exchange(OwnsProcesses):
                 return ledger.ready(), None
             these = self._chosen(envs)
             self._wait(ledger, 0, these, timeout)
-            return ledger.those_ready(these), set(these.tolist())
+            return ledger.ready_among(these), set(these.tolist())
         wanted = count if least is None else least
-        if ledger.num_asked < wanted and not ledger.raised:
+        if ledger.num_in_flight < wanted and not ledger.raised:
             raise NoAsyncCallError(
-                f"Calling `recv` for {wanted} envs, but only {ledger.num_asked} have been asked to "
-                "step or reset: `send` actions, or call `async_reset`, first.",
+                f"Calling `recv` for {wanted} envs, but only {ledger.num_in_flight} have been "
+                "asked to step or reset: `send` actions, or call `async_reset`, first.",
                 "recv",
             )
         try:
@@ -592,7 +592,7 @@ class Exchange(OwnsProcesses):
 
     def _discard(self, ledger: Ledger) -> None:
         self._wait(ledger)
-        ledger.forget()
+        ledger.discard()
         self.guard.settled()
 
     # ---- calls that ask envs and take their answers ------------------------------------------
@@ -742,7 +742,7 @@ class Exchange(OwnsProcesses):
         ledger, workers = self._open()
         order = self._chosen(envs)
         self._wait(ledger, 0, order, timeout)
-        ready, among = ledger.those_ready(order), set(order.tolist())
+        ready, among = ledger.ready_among(order), set(order.tolist())
         answers = self._taken(ledger, ready, None, False, False, among)
         raise_failures(answers.failures)
         if answers.unanswered:
@@ -795,7 +795,7 @@ class Exchange(OwnsProcesses):
             or workers is None
             or guard.pending is not within
             or guard.abandoned
-            or ledger.num_asked
+            or ledger.num_in_flight
             or self._recovery.down
         ):
             self._check_pending(name, within, alone=True)
@@ -933,7 +933,7 @@ class Exchange(OwnsProcesses):
     def num_asked(self) -> int:
         """Number of envs in flight: asked, and not taken."""
         ledger = self._ledger
-        return 0 if ledger is None else ledger.num_asked
+        return 0 if ledger is None else ledger.num_in_flight
 
     @property
     def waiting(self) -> bool:
@@ -944,7 +944,7 @@ class Exchange(OwnsProcesses):
     def is_out(self, env: int) -> bool:
         """Whether an env is in flight: asked, and its answer not taken."""
         ledger = self._ledger
-        return ledger is not None and ledger.is_out(env)
+        return ledger is not None and ledger.in_flight(env)
 
     def is_over(self, env: int) -> bool:
         """Whether an env's last step has ended an episode."""
@@ -1083,13 +1083,13 @@ class Exchange(OwnsProcesses):
                 became = ledger.wait_ready(wanted, envs, left)
                 if became == DONE:
                     return
-                if ledger.owing:
+                if ledger.incomplete:
                     self._fetch(ledger)
-                if became == TIME_UP or (left == 0.0 and ledger.owing):
+                if became == TIME_UP or (left == 0.0 and ledger.incomplete):
                     raise multiprocessing.TimeoutError(f"timed out after {timeout} second(s)")
-                if ledger.owing:
+                if ledger.incomplete:
                     assert self._workers is not None
-                    self._workers.listen(ledger.owing, _SLICE_S if left is None else left)
+                    self._workers.listen(ledger.incomplete, _SLICE_S if left is None else left)
                     ledger.look_around()
             except TooManyFaultsError:
                 raise
@@ -1099,16 +1099,16 @@ class Exchange(OwnsProcesses):
 
     def _fetch(self, ledger: Ledger) -> None:
         """Receives the messages that have come and that answers wait for."""
-        for index in ledger.owing:
+        for index in ledger.incomplete:
             self._fetch_from(index)
 
     def _fetch_from(self, index: int) -> None:
         """Receives the messages of a worker that answers wait for."""
         ledger, workers = self._open()
-        while index in ledger.owing:
+        while index in ledger.incomplete:
             # A message stays in the channel until the ledger has it: an interrupted receive is
             # retried.
-            channel, sequence = workers.channels[index], ledger.owed_by(index)
+            channel, sequence = workers.channels[index], ledger.sequence_awaited(index)
             message = channel.find(sequence)
             if message is None:
                 return
@@ -1283,7 +1283,7 @@ class Answers:
     terminations: Any = None
     truncations: Any = None
     infos: Any = field(default_factory=list)
-    told: dict[int, Told] = field(default_factory=dict)
+    told: dict[int, Report] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     results: dict[int, Any] = field(default_factory=dict)
     unanswered: list[int] = field(default_factory=list)

@@ -14,7 +14,7 @@ _NAMES = {
     "OtherShapeError TextCodec TupleCodec",
     "frames": "Frames",
     "guard": "Guard Loan exclusive raises_by_itself whole",
-    "ledger": "DONE SEE_TO TIME_UP Ledger",
+    "ledger": "DONE TIME_UP Ledger",
     "links": "Alarms Links",
     "messages": "pickle_value",
     "probe": "clock_cost core_rates core_round_trip yield_cost",
@@ -22,7 +22,7 @@ _NAMES = {
     "signal_marked start_watchdog stop_watchdog",
     "results": "Results",
     "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",
-    "told": "Batch Told",
+    "told": "Batch Report",
     "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",
     "worker": "FAULT_POINTS WorkerLoop die_at end_forks watch_forks",
 }

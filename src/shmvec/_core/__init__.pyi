@@ -649,7 +649,6 @@ class Links:
 Envs = npt.NDArray[np.intp]
 
 DONE: int
-SEE_TO: int
 TIME_UP: int
 
 class Ledger:
@@ -658,15 +657,10 @@ class Ledger:
     links: Links
     frames: Frames
     num_ready: int
-    num_asked: int
-    num_out: int
-    owing: Sequence[int]
-    unanswered: list[int]
+    num_in_flight: int
+    incomplete: Sequence[int]
     failures: list[Failure]
     raised: list[Failure]
-    results: dict[int, Any]
-    told: dict[int, Told]
-    lockstep: bool
     resets: npt.NDArray[np.int64]
     asked_with: list[tuple[int | None, Any]]
     last_seeds: list[int | None]
@@ -691,7 +685,7 @@ class Ledger:
             in_ranges: Whether neighbours are asked together.
         """
 
-    def is_out(self, env: int) -> bool:
+    def in_flight(self, env: int) -> bool:
         """Whether an env was asked and its answer not taken."""
     def has_failed(self, env: int) -> bool:
         """Whether an env has raised, and nothing is decided about it yet."""
@@ -741,15 +735,13 @@ class Ledger:
         """
     def wait_all(self, timeout: float | None) -> bool:
         """Waits until all requests are answered; False if the time is up first."""
-    def wait(self, wanted: int, timeout: float | None, requests: bool = False) -> bool:
-        """Waits until so many more may have answered; False if the time is up first."""
     def wait_ready(
         self, wanted: int, envs: Envs | None = None, timeout: float | None = None
     ) -> int:
         """Waits until so many envs are ready (-1: all in flight), or these have answered.
 
         Returns:
-            DONE; TIME_UP; or SEE_TO: a message must be read, or an env has raised.
+            DONE; TIME_UP; or neither: a message must be read, or an env has raised.
         """
     def look_around(self) -> None:
         """Checks signals, channels, workers and limits."""
@@ -757,9 +749,7 @@ class Ledger:
         """Checks likewise, if the last check was a slice ago."""
     def take_all(self, vector_env: Any, arrays: bool = True) -> tuple[Any, ...] | None:
         """Takes a lockstep request's four arrays and infos; None in an exceptional case."""
-    def pop(self) -> None:
-        """Takes the answers that are there."""
-    def owed_by(self, worker: int) -> int:
+    def sequence_awaited(self, worker: int) -> int:
         """The number of the request whose message must come next from a worker."""
     def deliver(
         self,
@@ -773,8 +763,8 @@ class Ledger:
         """Notes that a worker is dead; its complete answers remain valid."""
     def is_lost(self, worker: int) -> bool:
         """Whether a worker is dead and has no successor."""
-    def passed_over(self, failure: Failure) -> None:
-        """Withdraws an env's failure, as its worker was replaced."""
+    def settle_failure(self, failure: Failure) -> None:
+        """Removes an env's failure from those about which nothing is decided."""
     def retire(self, worker: int) -> None:
         """Notes that a worker is dead and gets no successor: its envs are not waited for."""
     def lost_resets(self, worker: int) -> list[int]:
@@ -785,11 +775,11 @@ class Ledger:
         """Answers in place of an env that has raised."""
     def give_up(self, failure: Failure) -> None:
         """Leaves an env's exception to the caller."""
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Discards all answers, none of which is pending."""
     def oldest(self, count: int) -> Envs:
         """The envs that have been ready for longest, at most so many of them."""
-    def those_ready(self, envs: Envs) -> Envs:
+    def ready_among(self, envs: Envs) -> Envs:
         """The ready ones of these envs."""
     def ready(self) -> Envs:
         """All ready envs, by index."""
@@ -804,7 +794,7 @@ class Ledger:
         Envs,
         tuple[Any, ...],
         Lease | None,
-        dict[int, Told],
+        dict[int, Report],
         list[Failure],
         dict[int, Any],
         list[int],
@@ -816,7 +806,7 @@ class Ledger:
             command; envs whose command was lost.
         """
 
-class Told:
+class Report:
     """Report of a fault in an env's next answer.
 
     Attributes:

@@ -14,7 +14,7 @@ cdef class Guard:
     cdef readonly bint abandoned   # what is in flight is of a call that has raised: it is discarded
     cdef uint64_t asked            # how often envs were asked something
     cdef uint64_t asker            # the thread that has asked last
-    cdef bint owing                # and of that nothing was taken since
+    cdef bint untaken                # and of that nothing was taken since
     cdef bint claimed              # the call that is under way has claimed what was pending
     cdef int enter(self) except -1
     cdef void leave(self) noexcept

@@ -62,7 +62,7 @@ cdef class Guard:
 
     cdef void note_asked(self) noexcept:
         self.asked += 1
-        self.owing = True
+        self.untaken = True
         self.asker = PyThread_get_thread_ident()
 
     cdef int abandon_own(self, uint64_t asked, pending) except -1:
@@ -70,7 +70,7 @@ cdef class Guard:
         cdef uint64_t me = PyThread_get_thread_ident()
         if pending is None and self.pending is not None and self.beginner == me:
             self.pending = self.held = None
-        if self.owing and self.asked != asked and self.asker == me:
+        if self.untaken and self.asked != asked and self.asker == me:
             self.abandoned = True
         return 0
 
@@ -141,7 +141,7 @@ def whole(method):
         try:
             return method(self, *args, **kwargs) if kwargs else method(self, *args)
         except BaseException:
-            if guard.claimed and guard.owing:
+            if guard.claimed and guard.untaken:
                 guard.abandoned = True
             guard.abandon_own(asked, pending)
             raise

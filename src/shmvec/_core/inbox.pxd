@@ -26,10 +26,10 @@ cdef class Inbox:
     cdef list each_of_all(self, list workers, uint32_t sequence)
     cdef dict gather_all(self, list workers, uint32_t sequence, vector_env)
     cdef list each(self, const Py_ssize_t[::1] envs)
-    cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict told,
+    cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict reports,
                        vector_env)
-    cdef object add_others(self, object infos, Py_ssize_t env, Py_ssize_t row, dict told,
+    cdef object add_others(self, object infos, Py_ssize_t env, Py_ssize_t row, dict reports,
                            vector_env)
     cdef int give_back(self) except -1
-    cdef int drop(self, Py_ssize_t env) except -1
-    cdef int clear(self, uint32_t sequence) except -1
+    cdef int discard(self, Py_ssize_t env) except -1
+    cdef int discard_all(self, uint32_t sequence) except -1

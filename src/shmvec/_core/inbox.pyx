@@ -149,7 +149,7 @@ cdef class Inbox:
             self.hold(envs[i])
         return [_merged(self.held.get(envs[i], [])) for i in range(envs.shape[0])]
 
-    cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict told,
+    cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict reports,
                        vector_env):
         """Infos of these envs, with reports of faults: Gymnasium's dict of arrays."""
         cdef Py_ssize_t i
@@ -167,17 +167,17 @@ cdef class Inbox:
                 elif self.flags[env] & MESSAGES:
                     decoder = self.decoders[self.workers[env]]
                     decoder.add_env(infos, env, self.sequences[env], rows[i], num_rows, vector_env)
-                if self.held or told:
-                    infos = self.add_others(infos, env, rows[i], told, vector_env)
+                if self.held or reports:
+                    infos = self.add_others(infos, env, rows[i], reports, vector_env)
         finally:
             self.columns.finish()
         return infos
 
-    cdef object add_others(self, object infos, Py_ssize_t env, Py_ssize_t row, dict told,
+    cdef object add_others(self, object infos, Py_ssize_t env, Py_ssize_t row, dict reports,
                            vector_env):
         """Adds an env's held infos and its report; discards what cannot be added, and raises."""
         cdef list held = self.held.get(env, [])
-        cdef list others = held + [told[env].info] if told and env in told else held
+        cdef list others = held + [reports[env].info] if reports and env in reports else held
         for info in others:
             try:
                 infos = vector_env._add_info(infos, info, row)
@@ -185,7 +185,7 @@ cdef class Inbox:
                 if raises_by_itself(vector_env._add_info, infos, info, row):
                     self.held[env] = [each for each in held if each is not info]
                     if len(self.held[env]) == len(held):  # none of the held: it was the report
-                        del told[env]
+                        del reports[env]
                 raise
         return infos
 
@@ -199,13 +199,13 @@ cdef class Inbox:
             decoder.give_back()
         return 0
 
-    cdef int drop(self, Py_ssize_t env) except -1:
+    cdef int discard(self, Py_ssize_t env) except -1:
         """Discards an env's held messages."""
         if self.held:
             self.held.pop(env, None)
         return 0
 
-    cdef int clear(self, uint32_t sequence) except -1:
+    cdef int discard_all(self, uint32_t sequence) except -1:
         """Discards all messages of answers to requests before this one."""
         cdef InfoDecoder decoder
         self.rewind()

@@ -30,9 +30,9 @@ cdef class Ledger:
     cdef uint64_t[::1] checked_by # the last check that named it
     cdef uint64_t checks
     # All of them, asked at once, one request a worker; `spread` writes it to the above.
-    cdef readonly bint lockstep
+    cdef bint lockstep
     cdef bint popped              # their answers are in `lock_answers`, and are not taken yet,
-    cdef bint irregular           # and for some a message must come
+    cdef bint awaits_messages     # and for some a message must come
     cdef uint32_t lock_operation
     cdef uint32_t lock_sequence
     cdef sv_record *lock_answers
@@ -40,18 +40,18 @@ cdef class Ledger:
     cdef Py_ssize_t[::1] queue
     cdef Py_ssize_t head
     cdef readonly Py_ssize_t num_ready
-    cdef Py_ssize_t asked         # not in lockstep, and not taken
-    cdef Py_ssize_t calls_out     # envs that have a command of the user's to answer
+    cdef Py_ssize_t num_singles   # envs in flight that were not asked in lockstep
+    cdef Py_ssize_t calls_in_flight  # envs that have a command of the user's to answer
     cdef uint32_t open_requests   # those without an answer
     cdef uint32_t next_worker     # whose ring is looked at first
-    cdef bint ranges_out          # some requests are for several envs
-    cdef list owed                # by worker: answers for whose messages, or turn, we wait
-    cdef Py_ssize_t num_owed
+    cdef bint ranges_in_flight    # some requests are for several envs
+    cdef list unfinished          # by worker: answers that wait for a message, or for earlier ones
+    cdef Py_ssize_t num_unfinished
     cdef readonly list failures   # of envs that have raised, about which nothing is decided yet
     cdef readonly list raised     # those that are to be raised
-    cdef readonly dict results    # of commands: env: value
-    cdef readonly list unanswered # envs whose command was lost
-    cdef readonly dict told       # env: Told, by its answer
+    cdef dict results    # of commands: env: value
+    cdef list unanswered # envs whose command was lost
+    cdef dict reports    # env: Report, by its answer
     cdef dict after               # env: (fault, whether it breaks the episode), by the next one
     cdef Py_ssize_t num_broken
     cdef readonly object resets   # int64: how often each env was asked to reset
@@ -78,15 +78,16 @@ cdef class Ledger:
     cdef int make_ready(self, Py_ssize_t env) except -1
     cdef int spread(self) except -1
     cdef int settle(self, uint32_t worker, sv_record *answer) except -1
-    cdef int settle_owed(self, uint32_t worker) except -1
+    cdef int settle_unfinished(self, uint32_t worker) except -1
     cdef int make_all_ready(self, Py_ssize_t first, Py_ssize_t count,
                             uint32_t sequence) except -1
     cdef object last_of_lost(self, Py_ssize_t env)
-    cdef int decided(self, failure) except -1
     cdef int cut(self, Py_ssize_t env, fault, dict lasts) except -1
     cdef int ask_reset_instead(self, Py_ssize_t env) except -1
     cdef int break_later(self, Py_ssize_t env, fault) except -1
     cdef int answer_lost(self, Py_ssize_t env, fault, dict lasts) except -1
+    cdef bint wait(self, Py_ssize_t wanted, timeout, bint requests) except -1
     cdef int pop_all(self) except -1
+    cdef int pop(self) except -1
     cdef int disregard(self, error) except -1
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays)

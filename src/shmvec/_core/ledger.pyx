@@ -31,7 +31,7 @@ from shmvec._core.inbox cimport Inbox
 from shmvec._core.outbox cimport Outbox
 from shmvec._core.protocol cimport COMMAND, LATE, MESSAGES, OBSERVATION
 from shmvec._core.protocol cimport RESET, STEP, TOGETHER
-from shmvec._core.told cimport Told, tell
+from shmvec._core.told cimport Report, report_of
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -41,16 +41,16 @@ from shmvec._core.told import Batch
 cdef object _plain_add_info = VectorEnv._add_info
 cdef tuple NOTHING = (None, None)  # the seed and the options of a reset that has neither
 
-DONE, SEE_TO, TIME_UP = range(3)
+DONE, UNFINISHED, TIME_UP = range(3)
 
 cdef double FOR_EVER_S = 1e9
 
 cdef enum State:
-    IDLE    # not asked, or its answer was taken; broken if `after` says so
-    OUT     # in flight: asked, and has not answered
-    READY   # it has answered: it is in the queue
-    LOST    # asked, and its worker has died
-    FAILED  # asked, and has raised
+    IDLE       # not asked, or its answer was taken; broken if `after` says so
+    IN_FLIGHT  # asked, and has not answered
+    READY      # it has answered: it is in the queue
+    LOST       # asked, and its worker has died
+    FAILED     # asked, and has raised
 
 
 cdef class Ledger:
@@ -87,7 +87,7 @@ cdef class Ledger:
         self.queue = np.zeros(self.num_envs, np.intp)
         self.inbox = Inbox(links, slabs, self.workers, self.sequences, self.flags)
         self.outbox = Outbox(links, slabs, self.workers)
-        self.owed = [[] for _ in range(links.num_workers)]
+        self.unfinished = [[] for _ in range(links.num_workers)]
         for worker in range(links.num_workers):
             for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
                 self.workers[env] = worker
@@ -96,7 +96,7 @@ cdef class Ledger:
         self.raised = []
         self.results = {}
         self.unanswered = []
-        self.told = {}
+        self.reports = {}
         self.after = {}
         self.resets = np.zeros(self.num_envs, np.int64)
         self.asked_with = [NOTHING] * self.num_envs
@@ -112,27 +112,27 @@ cdef class Ledger:
     # ---- questions ---------------------------------------------------------------------------
 
     @property
-    def num_asked(self):
+    def num_in_flight(self):
         """How many envs were asked and have not been taken."""
-        return self.num_envs if self.lockstep else self.asked
+        return self.num_envs if self.lockstep else self.num_singles
 
     @property
-    def num_out(self):
+    def num_unanswered(self):
         """How many of the asked envs have not answered yet."""
-        return self.num_asked - self.num_ready
+        return self.num_in_flight - self.num_ready
 
     @property
-    def owing(self):
+    def incomplete(self):
         """Workers whose answers can be taken only after a message that has not come yet."""
-        if self.num_owed == 0:
+        if self.num_unfinished == 0:
             return ()
-        return [worker for worker in range(len(self.owed)) if self.owed[worker]]
+        return [worker for worker in range(len(self.unfinished)) if self.unfinished[worker]]
 
     cdef int check_exists(self, Py_ssize_t env) except -1:
         if not 0 <= env < self.num_envs:
             raise ValueError(f"there is no env {env}: there are {self.num_envs}")
 
-    def is_out(self, Py_ssize_t env):
+    def in_flight(self, Py_ssize_t env):
         self.check_exists(env)
         return self.lockstep or self.states[env] != IDLE
 
@@ -198,7 +198,7 @@ cdef class Ledger:
         cdef dict late
         cdef uint32_t sequence
         self.links.enter(SV_TRACE_SEND)
-        if self.lockstep or self.asked:
+        if self.lockstep or self.num_singles:
             raise RuntimeError("take the answers to what was asked first: the slabs are in use")
         if not self.may_step_over:
             self.check_none_over(self.everyone)
@@ -255,7 +255,7 @@ cdef class Ledger:
         if not self.may_step_over:
             self.check_none_over(envs)
         if rollout_frame is None:
-            self.frames.come_home(self.asked)
+            self.frames.come_home(self.num_singles)
             self.choose_frames(envs, False)
         elif envs.shape[0] < self.num_envs:
             self.frames.check_away()
@@ -293,7 +293,7 @@ cdef class Ledger:
         self.links.enter(SV_TRACE_SEND)
         self.check(envs)
         self.ranging = self.in_ranges
-        self.frames.come_home(self.asked)
+        self.frames.come_home(self.num_singles)
         self.choose_frames(envs, False)
         self.links.sequence += <uint32_t>envs.shape[0]
         self.note_reset(envs, None, True)
@@ -341,10 +341,10 @@ cdef class Ledger:
                 self.open_requests += 1
                 for j in range(i, i + count):
                     self.enter(envs[j], operation, sequence + <uint32_t>i)
-                self.ranges_out |= count > 1
+                self.ranges_in_flight |= count > 1
             i += count
         for env in broken:  # last, because their requests have later numbers
-            self.cut(env, self.told[env].fault, lasts)
+            self.cut(env, self.reports[env].fault, lasts)
         return links.ring(SV_EVERYONE if broken else mask)
 
     cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
@@ -386,7 +386,7 @@ cdef class Ledger:
         links.enter(SV_TRACE_SEND)
         self.check(envs)
         if resets is not None:
-            self.frames.come_home(self.asked)
+            self.frames.come_home(self.num_singles)
             self.choose_frames(envs, True)
         links.sequence += 1
         sequence = links.sequence
@@ -407,7 +407,7 @@ cdef class Ledger:
                 self.open_requests += 1
         for i in range(envs.shape[0]):
             self.enter(envs[i], COMMAND if resets is None else RESET, sequence)
-        self.ranges_out = True
+        self.ranges_in_flight = True
         links.ring(self.mask_of(envs))
 
     def close(self):
@@ -459,30 +459,30 @@ cdef class Ledger:
     cdef int enter(self, Py_ssize_t env, uint32_t operation, uint32_t sequence) except -1:
         """Notes that an env was asked."""
         self.sequences[env] = sequence
-        self.states[env] = OUT
+        self.states[env] = IN_FLIGHT
         self.operations[env] = operation
         self.by_user[env] = operation == RESET
-        self.asked += 1
+        self.num_singles += 1
         if operation == COMMAND:
-            self.calls_out += 1
+            self.calls_in_flight += 1
             self.links.calling = True
             return 0
         if self.after and env in self.after:
             fault, breaks = self.after.pop(env)
             self.num_broken -= breaks
-            self.told[env] = tell(fault, False, None)
-        self.inbox.drop(env)  # left from answers that were never taken
+            self.reports[env] = report_of(fault, False, None)
+        self.inbox.discard(env)  # left from answers that were never taken
         return 0
 
     cdef int leave(self, Py_ssize_t env, int state) except -1:
         """Notes that an env is no longer in flight."""
         if self.operations[env] == COMMAND and (
-                self.states[env] == OUT or self.states[env] == LOST):
-            self.calls_out -= 1
-            self.links.calling = self.calls_out > 0
+                self.states[env] == IN_FLIGHT or self.states[env] == LOST):
+            self.calls_in_flight -= 1
+            self.links.calling = self.calls_in_flight > 0
         self.states[env] = state
         if state == IDLE:
-            self.asked -= 1
+            self.num_singles -= 1
         return 0
 
     cdef int make_ready(self, Py_ssize_t env) except -1:
@@ -497,7 +497,7 @@ cdef class Ledger:
         """Waits until all requests are answered; False if the time is up first."""
         return self.links.wait_for(self.links.issued, timeout)
 
-    def wait(self, Py_ssize_t wanted, timeout, bint requests=False):
+    cdef bint wait(self, Py_ssize_t wanted, timeout, bint requests) except -1:
         """Waits until so many more envs or requests may be answered; False if time is up first."""
         cdef Links links = self.links
         cdef uint32_t done = links.issued - self.open_requests
@@ -506,7 +506,7 @@ cdef class Ledger:
             return self.wait_all(timeout)
         if self.open_requests == 0:  # no answer would ever come
             raise RuntimeError("the segment is damaged: answers are lost")
-        if self.ranges_out and not requests:  # one answer may be for many envs
+        if self.ranges_in_flight and not requests:  # one answer may be for many envs
             wanted = 1
         if usual.pause == 0:
             # A worker to which the core is yielded keeps it until it has answered all that it was
@@ -527,7 +527,7 @@ cdef class Ledger:
             timeout: Seconds to wait. None: as long as it takes.
 
         Returns:
-            DONE; TIME_UP; or SEE_TO: a message must be read, or an env has raised.
+            DONE; TIME_UP; or UNFINISHED: a message must be read, or an env has raised.
         """
         cdef Py_ssize_t missing
         cdef int64_t deadline = -1
@@ -535,12 +535,12 @@ cdef class Ledger:
             deadline = sv_now_ns() + <int64_t>(timeout * 1e9)
         while True:
             self.pop()
-            if self.num_owed > 0 or self.failures:
-                return SEE_TO
+            if self.num_unfinished > 0 or self.failures:
+                return UNFINISHED
             if envs is not None:
                 missing = self.num_missing(envs)
             elif wanted < 0:
-                missing = self.num_out
+                missing = self.num_unanswered
             elif self.raised:
                 return DONE
             else:
@@ -575,7 +575,7 @@ cdef class Ledger:
             self.enter(env, self.lock_operation, self.lock_sequence)
         for worker in range(links.num_workers):
             self.open_requests += links.outstanding[worker]
-        self.ranges_out = True
+        self.ranges_in_flight = True
         if self.popped:
             self.popped = False
             self.open_requests = links.num_workers
@@ -608,7 +608,7 @@ cdef class Ledger:
             if self.lock_answers[worker].operation & MESSAGES:
                 sending = [] if sending is None else sending
                 sending.append(worker)
-        if self.irregular or self.after or (
+        if self.awaits_messages or self.after or (
                 vector_env is not None and type(vector_env)._add_info is not _plain_add_info):
             self.spread()
             return None
@@ -635,17 +635,17 @@ cdef class Ledger:
         """Takes the answers to a lockstep request, all of which are there."""
         cdef Links links = self.links
         cdef uint32_t worker
-        self.irregular = False
+        self.awaits_messages = False
         for worker in range(links.num_workers):
             if (not links.take(worker, &self.lock_answers[worker])
                     or self.lock_answers[worker].sequence != self.lock_sequence):
                 raise RuntimeError(
                     f"the segment is damaged: worker {worker} has answered what was not asked")
-            self.irregular |= (self.lock_answers[worker].operation & LATE) != 0
+            self.awaits_messages |= (self.lock_answers[worker].operation & LATE) != 0
         self.popped = True
         return 0
 
-    def pop(self):
+    cdef int pop(self) except -1:
         """Takes the answers that are there."""
         cdef Links links = self.links
         cdef sv_record answer
@@ -659,34 +659,34 @@ cdef class Ledger:
                 self.settle(worker, &answer)
         self.next_worker = (self.next_worker + 1) % links.num_workers
         if self.open_requests == 0:
-            self.ranges_out = False
-        links.follow_if_due()
+            self.ranges_in_flight = False
+        return links.follow_if_due()
 
     cdef int settle(self, uint32_t worker, sv_record *answer) except -1:
         """Notes an answer; it counts once its message has come and earlier ones are settled."""
         cdef Py_ssize_t env
         cdef bint asked = False
-        cdef list owed = self.owed[worker]
+        cdef list unfinished = self.unfinished[worker]
         for env in range(answer.first, answer.first + answer.count):
-            if self.states[env] == OUT and self.sequences[env] == answer.sequence:
+            if self.states[env] == IN_FLIGHT and self.sequences[env] == answer.sequence:
                 asked = True
                 self.flags[env] = answer.operation
         if not asked:
             raise RuntimeError(
                 f"the segment is damaged: worker {worker} has answered what was not asked")
         self.open_requests -= 1
-        if not owed and not answer.operation & LATE:  # the fast path
+        if not unfinished and not answer.operation & LATE:  # the fast path
             return self.make_all_ready(answer.first, answer.count, answer.sequence)
-        self.num_owed += 1
-        owed.append((answer.sequence, answer.first, answer.count, answer.operation & LATE))
-        return self.settle_owed(worker)
+        self.num_unfinished += 1
+        unfinished.append((answer.sequence, answer.first, answer.count, answer.operation & LATE))
+        return self.settle_unfinished(worker)
 
-    cdef int settle_owed(self, uint32_t worker) except -1:
+    cdef int settle_unfinished(self, uint32_t worker) except -1:
         """Makes envs ready, in the order of their answers, up to one whose message must come."""
-        cdef list owed = self.owed[worker]
-        while owed and not owed[0][3]:
-            sequence, first, count, _ = owed.pop(0)
-            self.num_owed -= 1
+        cdef list unfinished = self.unfinished[worker]
+        while unfinished and not unfinished[0][3]:
+            sequence, first, count, _ = unfinished.pop(0)
+            self.num_unfinished -= 1
             self.make_all_ready(first, count, sequence)
         return 0
 
@@ -694,19 +694,19 @@ cdef class Ledger:
                             uint32_t sequence) except -1:
         cdef Py_ssize_t env
         for env in range(first, first + count):
-            if self.states[env] == OUT and self.sequences[env] == sequence:
+            if self.states[env] == IN_FLIGHT and self.sequences[env] == sequence:
                 self.make_ready(env)
         return 0
 
-    def owed_by(self, uint32_t worker):
+    def sequence_awaited(self, uint32_t worker):
         """The number of the request whose message must come next from a worker."""
-        return self.owed[worker][0][0]
+        return self.unfinished[worker][0][0]
 
     def deliver(self, uint32_t worker, list messages, list failures, results):
         """Takes the next message of a worker: (kind, env, message), failures and results."""
         cdef Py_ssize_t env
         cdef dict held = {}
-        sequence, first, count, _ = self.owed[worker][0]
+        sequence, first, count, _ = self.unfinished[worker][0]
         for kind, env, message in messages:
             if self.sequences[env] != sequence:
                 continue
@@ -716,11 +716,11 @@ cdef class Ledger:
                 held.setdefault(env, []).append(message)
         failed = {failure.env for failure in failures}
         # The commit.
-        del self.owed[worker][0]
-        self.num_owed -= 1
+        del self.unfinished[worker][0]
+        self.num_unfinished -= 1
         self.inbox.held.update(held)
         for env in range(first, first + count):
-            if self.states[env] == OUT and self.sequences[env] == sequence:
+            if self.states[env] == IN_FLIGHT and self.sequences[env] == sequence:
                 if env in failed:
                     self.leave(env, FAILED)
                 else:
@@ -728,7 +728,7 @@ cdef class Ledger:
                         self.results[env] = results[env - first]
                     self.make_ready(env)
         self.failures += failures
-        self.settle_owed(worker)
+        self.settle_unfinished(worker)
 
     # ---- faults ------------------------------------------------------------------------------
 
@@ -747,17 +747,17 @@ cdef class Ledger:
                and links.is_of(worker, &answer)):
             links.outstanding[worker] -= 1
             self.settle(worker, &answer)
-        self.num_owed -= len(self.owed[worker])
-        self.owed[worker] = [owed for owed in self.owed[worker] if not owed[3]]
-        self.num_owed += len(self.owed[worker])
-        self.settle_owed(worker)
+        self.num_unfinished -= len(self.unfinished[worker])
+        self.unfinished[worker] = [left for left in self.unfinished[worker] if not left[3]]
+        self.num_unfinished += len(self.unfinished[worker])
+        self.settle_unfinished(worker)
         for i in range(self.num_ready):  # their infos are in a ring that is about to go
             env = self.queue[(self.head + i) % self.num_envs]
             if self.workers[env] == worker:
                 self.inbox.hold(env)
         # The commit.
         for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
-            if self.states[env] == OUT:
+            if self.states[env] == IN_FLIGHT:
                 self.states[env] = LOST
         self.open_requests -= links.outstanding[worker]
         links.renew(worker)
@@ -816,30 +816,26 @@ cdef class Ledger:
         """Answers in place of an env that has raised; nothing else is left to decide about it."""
         cdef dict lasts = {failure.env: self.last_of_lost(failure.env)}
         self.answer_lost(failure.env, fault, lasts)
-        self.decided(failure)
+        self.settle_failure(failure)
         self.links.ring(SV_EVERYONE)
 
-    cdef int decided(self, failure) except -1:
+    def settle_failure(self, failure):
+        """Removes an env's failure from those about which nothing is decided."""
         cdef Py_ssize_t i
         for i in range(len(self.failures)):
             if self.failures[i] is failure:
                 del self.failures[i]
                 break
-        return 0
-
-    def passed_over(self, failure):
-        """Withdraws an env's failure, as its worker was replaced."""
-        self.decided(failure)
 
     def give_up(self, failure):
         """Leaves an env's exception to the caller."""
         if self.states[failure.env] == FAILED:
             self.leave(failure.env, IDLE)
         self.raised.append(failure)
-        self.decided(failure)
+        self.settle_failure(failure)
 
     cdef int answer_lost(self, Py_ssize_t env, fault, dict lasts) except -1:
-        cdef Told told = self.told.get(env)
+        cdef Report report = self.reports.get(env)
         if self.operations[env] == COMMAND:
             self.leave(env, IDLE)
             self.unanswered.append(env)
@@ -847,10 +843,10 @@ cdef class Ledger:
         if self.operations[env] == STEP and not (
                 self.resets_in_next_step and self.frames.was_over(env)):
             return self.cut(env, fault, lasts)
-        if told is not None:  # the reset itself may be due to an earlier fault
-            self.told[env] = tell(fault, told.cut_off, told.last)
+        if report is not None:  # the reset itself may be due to an earlier fault
+            self.reports[env] = report_of(fault, report.cut_off, report.last)
         else:
-            self.told[env] = tell(fault, False, None)
+            self.reports[env] = report_of(fault, False, None)
         return self.ask_reset_instead(env)
 
     cdef int break_later(self, Py_ssize_t env, fault) except -1:
@@ -867,10 +863,10 @@ cdef class Ledger:
         self.frames.truncate(env)
         self.flags[env] = 0
         if self.resets_in_step:
-            self.told[env] = tell(fault, True, [lasts[env]])
+            self.reports[env] = report_of(fault, True, [lasts[env]])
             self.by_user[env] = False
             return self.ask_reset_instead(env)
-        self.told[env] = tell(fault, True, None)
+        self.reports[env] = report_of(fault, True, None)
         return self.make_ready(env)
 
     cdef int ask_reset_instead(self, Py_ssize_t env) except -1:
@@ -882,22 +878,22 @@ cdef class Ledger:
         self.open_requests += 1
         self.sequences[env] = links.sequence
         self.operations[env] = RESET
-        self.states[env] = OUT
+        self.states[env] = IN_FLIGHT
         return 0
 
-    def forget(self):
+    def discard(self):
         """Discards all answers, none of which is pending; the next answers report their faults."""
         cdef Py_ssize_t env
-        self.inbox.clear(self.links.sequence + 1)
+        self.inbox.discard_all(self.links.sequence + 1)
         for env in range(self.num_envs):
             if self.states[env] == READY:
                 self.leave(env, IDLE)
         self.num_ready = 0
-        for env, told in self.told.items():
+        for env, report in self.reports.items():
             if env not in self.after:
-                self.after[env] = told.fault, told.cut_off
-                self.num_broken += told.cut_off
-        self.told.clear()
+                self.after[env] = report.fault, report.cut_off
+                self.num_broken += report.cut_off
+        self.reports.clear()
         self.results.clear()
         self.unanswered.clear()
         self.raised.clear()
@@ -914,7 +910,7 @@ cdef class Ledger:
             view[i] = self.queue[(self.head + i) % self.num_envs]
         return envs
 
-    def those_ready(self, const Py_ssize_t[::1] envs):
+    def ready_among(self, const Py_ssize_t[::1] envs):
         """The ready ones of these envs; the others have raised or lost their command."""
         return np.array([env for env in envs if self.states[env] == READY], np.intp)
 
@@ -938,24 +934,24 @@ cdef class Ledger:
         cdef const Py_ssize_t[::1] envs = which
         cdef Frames frames = self.frames
         cdef Py_ssize_t i
-        cdef Told told
+        cdef Report report
         lease, results = None, (None, None, None, None)
         if self.inbox.unread:
             self.inbox.rewind()
-        if self.told:
+        if self.reports:
             for i in range(envs.shape[0]):
-                told = self.told.get(envs[i])
-                if told is not None and told.cut_off:  # the reset has overwritten the truncation
+                report = self.reports.get(envs[i])
+                if report is not None and report.cut_off:  # the reset has overwritten the truncation
                     frames.mark_truncated(envs[i])
         if vector_env is None:
             if self.inbox.has_any(envs):
                 self.inbox.order(self.oldest(self.num_ready), envs)
             infos = self.inbox.each(envs)
-        elif self.told or self.inbox.has_any(envs):
+        elif self.reports or self.inbox.has_any(envs):
             self.inbox.order(self.oldest(self.num_ready), envs)
             rows = which if everyone else np.arange(envs.shape[0], dtype=np.intp)
             batch = vector_env if everyone else Batch(envs.shape[0])
-            infos = self.inbox.gather(envs, rows, self.told, batch)
+            infos = self.inbox.gather(envs, rows, self.reports, batch)
         else:
             infos = {}
         try:  # not earlier: observations that are messages come with the infos
@@ -985,12 +981,12 @@ cdef class Ledger:
             among: Envs of whose failures the results tell; None: of all.
 
         Returns:
-            The envs; four arrays and infos; the lease if these are views; {env: Told}; failures;
+            The envs; four arrays and infos; the lease if these are views; {env: Report}; failures;
             results of a command, by env; envs whose command was lost.
         """
         results, lease = self.results_of(envs, vector_env, everyone, arrays)
-        telling = {env: self.told[env] for env in envs.tolist() if env in self.told} \
-            if self.told else {}
+        telling = {env: self.reports[env] for env in envs.tolist() if env in self.reports} \
+            if self.reports else {}
         failures = [failure for failure in self.raised if among is None or failure.env in among]
         values = {env: self.results[env].open() for env in envs.tolist() if env in self.results} \
             if self.results else {}
@@ -1003,11 +999,11 @@ cdef class Ledger:
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         cdef Py_ssize_t kept = 0
-        self.links.guard.owing = False
+        self.links.guard.untaken = False
         self.links.enter(SV_TRACE_CALLER)
         if failures:
-            told = {id(failure) for failure in failures}
-            self.raised = [failure for failure in self.raised if id(failure) not in told]
+            taken = {id(failure) for failure in failures}
+            self.raised = [failure for failure in self.raised if id(failure) not in taken]
         if self.inbox.unread:
             self.inbox.give_back()
         if self.popped:
@@ -1019,9 +1015,9 @@ cdef class Ledger:
                 continue
             self.leave(env, IDLE)
             self.flags[env] = 0
-            self.inbox.drop(env)
-            if self.told:
-                self.told.pop(env, None)
+            self.inbox.discard(env)
+            if self.reports:
+                self.reports.pop(env, None)
             if self.results:
                 self.results.pop(env, None)
         for i in range(self.num_ready):

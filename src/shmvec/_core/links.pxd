@@ -19,7 +19,7 @@ cdef class Links:
     cdef sv_ring *completions
     cdef sv_bell *bell
     cdef sv_completion *completion
-    cdef sv_notice *notice        # what onlookers are told
+    cdef sv_notice *notice        # what onlookers read
     cdef sv_waiter waiter
     cdef uint32_t num_workers
     cdef uint32_t *firsts         # of each worker's envs
@@ -48,8 +48,8 @@ cdef class Links:
     cdef int64_t slice_ns         # between two looks around
     cdef int64_t counted_from     # limits count from here, at the earliest
     cdef object hung
-    cdef int64_t hang_ns          # what takes longer is told; -1: nothing is
-    cdef int64_t[::1] told        # when that began which was told of a worker
+    cdef int64_t hang_ns          # a call that takes longer is reported; -1: none is
+    cdef int64_t[::1] hang_reported  # when the call began that was reported of a worker
     cdef int64_t[::1] idle_since  # since when a worker has not begun what it was asked; 0: it has
     cdef uint64_t[::1] idle_answered  # what it had answered then
     cdef int attach(self, uint32_t worker) except -1

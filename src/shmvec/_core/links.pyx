@@ -154,7 +154,7 @@ cdef class Links:
 
     def __cinit__(self, Segment segment, ranges, *args, **kwargs):
         cdef uint32_t worker
-        cdef sv_counters *told
+        cdef sv_counters *past
         self.num_workers = len(ranges)
         if self.num_workers != segment.plan.sizes.num_workers:
             raise ValueError("one range of envs a worker")
@@ -171,9 +171,9 @@ cdef class Links:
             self.firsts[worker] = ranges[worker].start
             self.counts[worker] = len(ranges[worker])
             self.attach(worker)
-            told = sv_segment_past(segment.base, &segment.plan, worker)
-            sv_counter_set(&told.first_env, self.firsts[worker])
-            sv_counter_set(&told.num_envs, self.counts[worker])
+            past = sv_segment_past(segment.base, &segment.plan, worker)
+            sv_counter_set(&past.first_env, self.firsts[worker])
+            sv_counter_set(&past.num_envs, self.counts[worker])
         self.bell = sv_segment_bell(segment.base, &segment.plan)
         self.notice = sv_segment_notice(segment.base, &segment.plan)
         self.completion = sv_segment_completion(segment.base, &segment.plan)
@@ -195,7 +195,7 @@ cdef class Links:
         self.inline = inline
         self.hung = hung
         self.hang_ns = -1 if hang_after is None else <int64_t>(hang_after * 1e9)
-        self.told = np.zeros(self.num_workers, np.int64)
+        self.hang_reported = np.zeros(self.num_workers, np.int64)
         self.idle_since = np.zeros(self.num_workers, np.int64)
         self.idle_answered = np.zeros(self.num_workers, np.uint64)
         step_limit, reset_limit = limits
@@ -468,8 +468,8 @@ cdef class Links:
             limit = self.limit_of(busy)
             if self.idle_since[worker] != 0:
                 limit = -1 if limit < 0 or self.calling else max(limit, BEGIN_NS)
-            if 0 <= self.hang_ns < elapsed and self.told[worker] != began:
-                self.told[worker] = began
+            if 0 <= self.hang_ns < elapsed and self.hang_reported[worker] != began:
+                self.hang_reported[worker] = began
                 hanging.append((worker, self.busy_with(worker, busy), 1e-9 * elapsed))
             if 0 <= limit < elapsed and error is None:
                 if not self.has(worker, busy):

@@ -3,7 +3,7 @@
 from gymnasium.vector import VectorEnv
 
 
-cdef class Told:
+cdef class Report:
     """Report of a fault in an env's next answer."""
 
     @property
@@ -14,12 +14,12 @@ cdef class Told:
         return {"fault": fault, "final_obs": self.last[0], "final_info": {"fault": fault}}
 
 
-cdef Told tell(fault, bint cut_off, list last):
-    cdef Told told = Told()
-    told.fault = fault
-    told.cut_off = cut_off
-    told.last = last
-    return told
+cdef Report report_of(fault, bint cut_off, list last):
+    cdef Report report = Report()
+    report.fault = fault
+    report.cut_off = cut_off
+    report.last = last
+    return report
 
 
 class Batch(VectorEnv):

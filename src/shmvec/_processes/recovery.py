@@ -147,10 +147,10 @@ class Recovery:
             late = failure.type == EnvTimeoutError.__name__
             self._counted("timeouts" if late else "errors")
             if not self._ledger.has_failed(failure.env):  # its worker was replaced
-                self._ledger.passed_over(failure)
+                self._ledger.settle_failure(failure)
             elif cure == "restart":
                 self._replace({failure.worker: failure}, failure.env)
-                self._ledger.passed_over(failure)
+                self._ledger.settle_failure(failure)
             else:
                 self._ledger.mend(failure, self._note(failure, "reset"))
 

@@ -18,7 +18,7 @@ from gymnasium.error import ClosedEnvironmentError
 from shmvec.adapters._shared import batched
 from shmvec.adapters.ding._config import EnvManagerConfig
 from shmvec.adapters.ding._env import NOTE, ManagedEnv, Note, Numbers, Orders
-from shmvec.exchange import AutoresetMode, Exchange, Told, given_once
+from shmvec.exchange import AutoresetMode, Exchange, Report, given_once
 from shmvec.faults import (
     EnvTimeoutError,
     Failure,
@@ -43,7 +43,7 @@ _HELD = 2  # and for how many further batches one is not written again
 StepResult: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
 # From an env: what it returned (a reset, too) or why that could not be read; what its wrapper says
 # besides; what the core says of its worker.
-Answer: TypeAlias = tuple[int, StepResult | Failure, Note, Told | None]
+Answer: TypeAlias = tuple[int, StepResult | Failure, Note, Report | None]
 
 
 class EnvState(IntEnum):
@@ -369,7 +369,9 @@ class Machine:
             found.append((env, (rows[row], reward, *ended, info), note, taken.told.get(env)))
         return found
 
-    def _take(self, env: int, result: StepResult | Failure, note: Note, told: Told | None) -> None:
+    def _take(
+        self, env: int, result: StepResult | Failure, note: Note, told: Report | None
+    ) -> None:
         """Acts on an answer."""
         slot = self.slots[env]
         self._num_answers += 1
@@ -467,7 +469,7 @@ class Machine:
         self._goes_on(env)
 
     def _take_reset(
-        self, slot: Slot, env: int, result: StepResult | Failure, note: Note, told: Told | None
+        self, slot: Slot, env: int, result: StepResult | Failure, note: Note, told: Report | None
     ) -> None:
         """Acts on the answer to a reset."""
         late, slot.late = slot.late, None
