@@ -13,6 +13,8 @@ import pytest
 
 from shmvec import ShmVectorEnv, exchange
 from shmvec._options import OPTIONS, variable
+from shmvec.cluster import ClusterVectorEnv
+from shmvec.planning import PlanningVectorEnv
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 
@@ -45,6 +47,18 @@ def test_the_page_names_every_variable():
 def test_an_exchange_refuses_what_is_no_option_of_its(name):
     with pytest.raises(TypeError, match=name):
         exchange.Exchange([lambda: gym.make("CartPole-v1")], **{name: None, "num_workers": 0})
+
+
+@pytest.mark.parametrize("kind", [PlanningVectorEnv, ClusterVectorEnv])
+def test_classes_on_an_exchange_name_the_options_that_they_take_and_refuse_others(kind):
+    taken = set(re.findall(r"``(\w+)``", inspect.getdoc(kind.__init__)))
+    own = inspect.signature(kind).parameters.keys()
+    assert {"context", "step_timeout", "worker_init"} <= taken
+    for name in OPTIONS.keys() - taken - own | {"workers"}:
+        with pytest.raises(
+            TypeError, match=rf"{kind.__name__}\(\) takes no {name}: .*step_timeout"
+        ):
+            kind([lambda: gym.make("CartPole-v1")], **{name: None})
 
 
 def test_an_option_that_there_is_not():

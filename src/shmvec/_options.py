@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from enum import Enum
+from functools import wraps
 from importlib.util import find_spec
 from multiprocessing.context import BaseContext
 from types import SimpleNamespace
@@ -45,12 +46,14 @@ __all__ = [
     "exchange_settings",
     "given_once",
     "signed_as",
+    "takes_options",
     "variable",
     "with_faults",
 ]
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
+Init = TypeVar("Init", bound=Callable[..., None])
 
 _FOR_EVER = 1e9  # seconds: the nanoseconds of more do not fit into 64 bits
 _LIMITS = ("step_timeout", "reset_timeout")
@@ -656,6 +659,37 @@ def documented(doc: str) -> str:
     return f"{before}{text}\n\n{raises}{after}"
 
 
+def takes_options(*chosen: str, because: str) -> Callable[[Init], Init]:
+    """Has an ``__init__`` with ``**options`` take those of an Exchange, but for some.
+
+    Others are refused. ``{options}`` in the docstring becomes the names of those that are taken.
+
+    Args:
+        *chosen: Names of the options that the class sets itself, or that have no meaning for it.
+        because: The reason, for the message.
+    """
+    names = sorted(_of_exchange().keys() - set(chosen))
+
+    def decorate(init: Init) -> Init:
+        parameters = inspect.signature(init).parameters
+
+        @wraps(init)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            refused = [name for name in kwargs if name not in parameters and name not in names]
+            if refused:
+                raise TypeError(
+                    f"{type(self).__name__}() takes no {', '.join(refused)}: {because}. Of "
+                    f"ShmVectorEnv's options it takes {', '.join(names)}"
+                )
+            init(self, *args, **kwargs)
+
+        quoted = textwrap.wrap(", ".join(f"``{name}``" for name in names), width=80)
+        checked.__doc__ = (init.__doc__ or "").replace("{options}", f"\n{' ' * 16}".join(quoted))
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
 # ---- values that a program does not give ---------------------------------------------------------
 
 _installed: list[dict[str, Any]] = []  # the options of each call of install
@@ -700,7 +734,7 @@ def exchange_settings(num_envs: int, options: Mapping[str, Any]) -> Settings:
         TypeError: An Exchange has no such option; or the option's check raises it.
         ValueError: A value is out of range, or none of the allowed words.
     """
-    mine = {name: each for name, each in OPTIONS.items() if each.scope is not Scope.VECTOR_ENV}
+    mine = _of_exchange()
     unknown = sorted(options.keys() - mine.keys())
     if unknown:
         raise TypeError(f"Exchange has no option {', '.join(map(repr, unknown))}")
@@ -709,6 +743,11 @@ def exchange_settings(num_envs: int, options: Mapping[str, Any]) -> Settings:
     settings = Settings(num_envs=num_envs)
     _check(settings, {**options, **from_outside, **given}, mine)
     return settings
+
+
+def _of_exchange() -> dict[str, Option]:
+    """The options of an Exchange."""
+    return {name: each for name, each in OPTIONS.items() if each.scope is not Scope.VECTOR_ENV}
 
 
 def _check(settings: Settings, given: Mapping[str, Any], table: Mapping[str, Option]) -> None:

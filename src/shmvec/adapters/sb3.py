@@ -37,29 +37,13 @@ from shmvec.exchange import (
     checked_env_fns,
     checked_options,
     checked_seeds,
+    takes_options,
 )
 from shmvec.faults import EnvTimeoutError, WorkerCrashError
 from shmvec.stats import Stats
 
 __all__ = ["AgentVecEnv", "ShmVecEnv"]
 
-# Options of ShmVectorEnv that keep what a VecEnv promises.
-_OPTIONS = frozenset(
-    {
-        "daemon",
-        "faults",
-        "max_concurrency",
-        "num_workers",
-        "observation_mode",
-        "pin_workers",
-        "recycle_after",
-        "reset_timeout",
-        "shared_memory",
-        "step_timeout",
-        "threads_per_worker",
-        "wait_policy",
-    }
-)
 _CLOSE_S = 2.0  # what envs get to close while one of them is over its time limit
 
 
@@ -102,6 +86,13 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
 
     metadata: dict[str, Any]
 
+    @takes_options(
+        "autoreset_mode",
+        "context",
+        "copy",
+        because="envs are reset in the step that ends an episode, results are copies, and "
+        "start_method= says how processes start",
+    )
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
@@ -115,10 +106,7 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
             start_method: How processes are started: "fork", "spawn" or "forkserver". None:
                 "forkserver" where there is one, else "spawn", both of which are safe beside
                 threads such as torch's; scripts need ``if __name__ == "__main__":``.
-            **options: Of :class:`shmvec.ShmVectorEnv`: ``num_workers``, ``step_timeout``,
-                ``reset_timeout``, ``faults``, ``recycle_after``, ``wait_policy``,
-                ``threads_per_worker``, ``pin_workers``, ``max_concurrency``, ``shared_memory``,
-                ``observation_mode``, ``daemon``.
+            **options: Of :class:`shmvec.ShmVectorEnv`: {options}.
 
         Raises:
             TypeError: There is no such option, or it would break what a ``VecEnv`` promises.
@@ -129,13 +117,6 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
             WorkerCrashError: A worker process died while it built its envs.
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
-        refused = sorted(options.keys() - _OPTIONS)
-        if refused:
-            raise TypeError(
-                f"ShmVecEnv() takes no {', '.join(refused)}: envs are reset in the step that ends "
-                "an episode, results are copies, and start_method= says how processes start. It "
-                f"takes {', '.join(sorted(_OPTIONS))}"
-            )
         if start_method is None:
             available = multiprocessing.get_all_start_methods()
             start_method = "forkserver" if "forkserver" in available else "spawn"

@@ -21,6 +21,7 @@ from shmvec.exchange import (
     OwnsProcesses,
     checked_seeds,
     existing_env_ids,
+    takes_options,
 )
 from shmvec.faults import EnvTimeoutError
 from shmvec.spaces import Anything, one_of
@@ -78,6 +79,13 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
     # __getattribute__ asks these for spaces. It is the base because collectors check for it.
     __getattribute__ = object.__getattribute__
 
+    @takes_options(
+        "autoreset_mode",
+        "copy",
+        "observation_mode",
+        "shared_memory",
+        because="they are chosen as Tianshou expects them",
+    )
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
@@ -96,9 +104,9 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
             share_memory: Whether observations and actions lie in arrays in shared memory; all
                 envs then need spaces of one shape and dtype. False: they travel as messages, and
                 may be anything, of another shape in each env and at each step.
-            **options: Of ``ShmVectorEnv``: ``num_workers``, ``context``, ``step_timeout``,
-                ``reset_timeout``, ``faults`` and so on. ``num_workers`` is by default one for
-                each env if ``wait_num`` or ``timeout`` is given, so that none waits for another.
+            **options: Of :class:`shmvec.ShmVectorEnv`: {options}.
+                ``num_workers`` is by default one for each env if ``wait_num`` or ``timeout`` is
+                given, so that none waits for another.
 
         Raises:
             ValueError: ``wait_num`` or ``timeout`` is out of range; and as ``ShmVectorEnv``.
@@ -113,11 +121,6 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
             raise ValueError(f"wait_num must be between 1 and {num_envs}, got {wait_num}")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be positive seconds or None, got {timeout}")
-        chosen = {"autoreset_mode", "batch_size", "copy", "observation_mode", "shared_memory"}
-        if chosen & set(options):
-            raise TypeError(
-                f"{', '.join(sorted(chosen & set(options)))}: what Tianshou expects is chosen here"
-            )
         self.env_num = num_envs
         self.wait_num = num_envs if wait_num is None else int(wait_num)
         self.timeout = timeout

@@ -42,6 +42,7 @@ from shmvec.exchange import (
     checked_options,
     checked_seeds,
     existing_env_ids,
+    takes_options,
 )
 from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
 from shmvec.vector_env import StepResults
@@ -85,6 +86,12 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
+    @takes_options(
+        "autoreset_mode",
+        "copy",
+        "faults",
+        because="results are copies, and nothing is reset within a step",
+    )
     def __init__(
         self,
         env_fns: Sequence[Callable[[], gym.Env[Any, Any]]],
@@ -114,7 +121,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             local: All of it in this process, without Ray.
             start_timeout: Seconds that hosts get to start.
             actor_options: For Ray's actors.
-            **options: Options of :class:`shmvec.ShmVectorEnv`, for each node.
+            **options: Of :class:`shmvec.ShmVectorEnv`, for each node: {options}.
 
         Raises:
             ImportError: Ray is not installed.

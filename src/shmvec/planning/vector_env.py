@@ -18,6 +18,7 @@ from shmvec.exchange import (
     OwnsProcesses,
     checked_count,
     existing_env_ids,
+    takes_options,
     usable_cores,
 )
 from shmvec.planning.batches import checked_dt
@@ -27,20 +28,6 @@ from shmvec.spaces import one_of
 
 __all__ = ["PlanningVectorEnv"]
 
-# Options of ShmVectorEnv that make sense here.
-_OPTIONS = frozenset(
-    {
-        "context",
-        "daemon",
-        "faults",
-        "pin_workers",
-        "reset_timeout",
-        "shared_memory",
-        "step_timeout",
-        "threads_per_worker",
-        "wait_policy",
-    }
-)
 _ROWS = 512
 
 
@@ -84,6 +71,15 @@ class PlanningVectorEnv(OwnsProcesses):
         >>> env.close()
     """
 
+    @takes_options(
+        "autoreset_mode",
+        "copy",
+        "max_concurrency",
+        "num_workers",
+        "observation_mode",
+        "recycle_after",
+        because="n_workers= says how many processes there are, and results are copies",
+    )
     def __init__(
         self,
         env_fns: EnvFn | Sequence[EnvFn],
@@ -114,11 +110,10 @@ class PlanningVectorEnv(OwnsProcesses):
                 takes the memory of two states, an observation and an action. None: 512.
             list_infos: Whether infos of batches are a list, of one dict for each row as its env
                 has returned it. False: they are gathered as Gymnasium's vector envs do.
-            **options: Of ``ShmVectorEnv``: ``context``, ``daemon``, ``faults``, ``pin_workers``,
-                ``reset_timeout``, ``shared_memory``, ``step_timeout``, ``threads_per_worker`` and
-                ``wait_policy``. With a fault policy, rows whose worker has
-                died are stepped again, if their states were given; a row that fails otherwise, or
-                a third time, is truncated, its results are void, and ``infos["fault"]`` says why.
+            **options: Of :class:`shmvec.ShmVectorEnv`: {options}.
+                With a fault policy, rows whose worker has died are stepped again, if their states
+                were given; a row that fails otherwise, or a third time, is truncated, its results
+                are void, and ``infos["fault"]`` says why.
 
         Raises:
             TypeError: An env_fn is not callable; the state of an env cannot be taken; and as
@@ -142,12 +137,6 @@ class PlanningVectorEnv(OwnsProcesses):
             "list_infos": list_infos,
             **options,
         }
-        refused = sorted(options.keys() - _OPTIONS)
-        if refused:
-            raise TypeError(
-                f"PlanningVectorEnv() takes no {', '.join(refused)}; of ShmVectorEnv's options it "
-                f"takes {', '.join(sorted(_OPTIONS))}"
-            )
         functions = [env_fns] if callable(env_fns) else list(env_fns)
         if not functions or not all(map(callable, functions)):
             raise TypeError("env_fns must be a function that makes an env, or a list of some")
