@@ -18,8 +18,8 @@ def test_envs_that_there_are_not(env):
         for ask in (
             lambda: exchange.take([env]),
             lambda: exchange.take(np.array([env], np.intp)),
-            lambda: exchange.is_out(env),
-            lambda: exchange.is_over(env),
+            lambda: exchange.in_flight(env),
+            lambda: exchange.over(env),
         ):
             with pytest.raises(ValueError, match=f"there is no env {env}: there are 3"):
                 ask()
@@ -102,7 +102,7 @@ def test_what_a_call_raises_leaves_others_in_flight(tmp_path):
         exchange.ask([0], [7])
         with pytest.raises(LookupError):
             exchange.call("fails", envs=[1])
-        assert exchange.is_out(0) and not exchange.is_out(1)
+        assert exchange.in_flight(0) and not exchange.in_flight(1)
         exchange.ask([1], [3])
         assert exchange.take([1]).observations[:, :2].tolist() == [[1, 3]]
         gate.touch()

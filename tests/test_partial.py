@@ -313,7 +313,7 @@ def gated():
         batch_size=2,
     )
     envs.async_reset()
-    while envs.exchange.num_asked:
+    while envs.exchange.num_in_flight:
         envs.recv(min_envs=1, timeout=DEADLINE)
     try:
         yield envs, gates

@@ -139,7 +139,7 @@ def test_as_lockstep(
             rollout = pipeline.collect(length)
             assert_same_rollout(rollout, steps, given)
             held = [(rollout, steps, given)]  # a third one needs its room
-            assert envs.exchange.num_asked == 0
+            assert envs.exchange.num_in_flight == 0
         assert_same_rollout(*held[0])
         sizes = [len(group) for group in pipeline.groups]
         if batch == "fixed":
@@ -321,7 +321,7 @@ def test_lockstep_tells_what_a_policy_raises():
         envs.reset(seed=0)
         with pytest.raises(ZeroDivisionError):
             Pipeline(envs, lambda seen, ids: 1 / 0, groups=1).collect(2)
-        assert envs.exchange.num_asked == 0
+        assert envs.exchange.num_in_flight == 0
         Pipeline(envs, Chooser(4)).collect(2)
 
 
@@ -376,7 +376,7 @@ def test_policies_that_answer_wrongly(envs, answer, error, message, how):
         noted = "".join(getattr(raised.value, "__notes__", []))
         if error is not ZeroDivisionError or sys.version_info >= (3, 11):
             assert where in f"{raised.value}{noted}"
-    assert envs.exchange.num_asked == 0
+    assert envs.exchange.num_in_flight == 0
     assert envs.step([1] * 5)[1].tolist() == [1] * 5
     use()
     pipeline.drop()
@@ -417,7 +417,7 @@ def test_an_env_that_raises():
         for use in (lambda: pipeline.collect(5), lambda: list(pipeline)):
             with pytest.raises(LookupError, match="thirteen"):
                 use()
-            assert envs.exchange.num_asked == 0
+            assert envs.exchange.num_in_flight == 0
             envs.reset(seed=0)
         unlucky = 1
         assert pipeline.collect(2).rewards[1:].tolist() == [[1] * 4] * 2

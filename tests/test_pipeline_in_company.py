@@ -187,7 +187,7 @@ def test_a_pipeline_is_forgotten_whose_loop_was_left():
         with pytest.raises(AlreadyPendingCallError):
             envs.step([1] * 4)
         del pipeline
-        assert envs.exchange.num_asked == 4
+        assert envs.exchange.num_in_flight == 4
     for _ in range(2):
         with closing(ShmVectorEnv(stories(4), num_workers=1)) as envs:
             pipeline = Pipeline(envs, seven)
@@ -281,7 +281,7 @@ def test_an_env_raises_that_is_not_waited_for_yet(workers, go_on):
         else:
             with pytest.raises(OSError, match="mine"):
                 next(pipeline) if go_on == "next" else pipeline.collect(1)
-        assert envs.exchange.num_asked == 0
+        assert envs.exchange.num_in_flight == 0
         envs.reset(seed=0)
 
 
@@ -308,7 +308,7 @@ def test_ctrl_c_waits_for_no_env(how, tmp_path):
         pipeline.reset(seed=0)
         with pytest.raises(KeyboardInterrupt):
             next(pipeline) if how == "next" else pipeline.collect(3)
-        assert envs.exchange.num_asked == 1
+        assert envs.exchange.num_in_flight == 1
         (tmp_path / "go").touch()
         pipeline.drop()
         assert pipeline.collect(2).rewards[1:].tolist() == [[1, 1]] * 2
@@ -353,7 +353,7 @@ def test_groups_that_are_apart_when_it_is_broken_off(workers, faults, mode):
             assert (rollout.observations[-1, :, 1] == asked).all()
             assert (envs.step([5] * 4)[0][:, 1] == asked + 1).all()
             asked += 1
-        assert not any(map(envs.exchange.is_out, range(4)))
+        assert not any(map(envs.exchange.in_flight, range(4)))
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -600,14 +600,14 @@ class EpisodePlayer:
         try:
             if not exchange.wait(_left(deadline)):
                 return False
-            exchange.drop()
+            exchange.discard()
             self._begin(everyone)
             while self._playing or self._waiting:
                 if self._waiting and len(self._playing) < len(everyone):
                     idle = [env for env in everyone if env not in self._playing]
                     exchange.recycle(idle)
                     self._begin(idle)
-                count = min(self._batch_size, exchange.num_asked)
+                count = min(self._batch_size, exchange.num_in_flight)
                 # All that are ready: more than these the policy could have only by waiting, and
                 # while it is busy the others become ready.
                 answers = exchange.take(count=count, least=1, timeout=_left(deadline))
@@ -649,10 +649,10 @@ class EpisodePlayer:
         ended: dict[int, Episode] = {}
         for row, env in enumerate(answers.envs.tolist()):
             episode = self._playing[env]
-            told = answers.told.get(env)
+            report = answers.reports.get(env)
             resets = env in self._begun
             self._begun.discard(env)
-            if told is not None and told.cut_off:
+            if report is not None and report.cut_off:
                 episode.repeats += 1
                 episode.return_, episode.length = 0.0, 0
                 broken.append(env)

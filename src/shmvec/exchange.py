@@ -580,7 +580,7 @@ class Exchange(OwnsProcesses):
         return True
 
     @exclusive
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Waits for all envs in flight, and discards their answers.
 
         Their next answers report the faults that the discarded ones would have reported.
@@ -780,7 +780,7 @@ class Exchange(OwnsProcesses):
                 "complete.",
                 str(pending.value),
             )
-        if alone and self.num_asked and not self.guard.abandoned:
+        if alone and self.num_in_flight and not self.guard.abandoned:
             raise AlreadyPendingCallError(
                 f"Calling `{name}` while envs are in flight: take the results of all that were "
                 "asked to step or reset, with `recv`, or `drop()` the Pipeline that has asked "
@@ -925,13 +925,13 @@ class Exchange(OwnsProcesses):
 
     def abandon(self) -> None:
         """Abandons what is in flight: the next call waits for that, and discards it."""
-        if self.num_asked:
+        if self.num_in_flight:
             self.guard.abandon()
 
     # ---- questions ---------------------------------------------------------------------------
 
     @property
-    def num_asked(self) -> int:
+    def num_in_flight(self) -> int:
         """Number of envs in flight: asked, and not taken."""
         ledger = self._ledger
         return 0 if ledger is None else ledger.num_in_flight
@@ -942,18 +942,14 @@ class Exchange(OwnsProcesses):
         ledger = self._ledger
         return ledger is not None and ledger.links.waiting
 
-    def is_out(self, env: int) -> bool:
+    def in_flight(self, env: int) -> bool:
         """Whether an env is in flight: asked, and its answer not taken."""
         ledger = self._ledger
         return ledger is not None and ledger.in_flight(env)
 
-    def is_over(self, env: int) -> bool:
-        """Whether an env's last step has ended an episode."""
+    def over(self, env: int) -> bool:
+        """Whether an env's episode is over: its last step ended it, or its worker was restarted."""
         return self._open()[0].is_over(env)
-
-    def is_broken(self, env: int) -> bool:
-        """Whether an env was restarted: its next step returns a truncation."""
-        return self._open()[0].is_broken(env)
 
     def restarts(self, env: int) -> int:
         """Number of restarts of an env's worker."""
@@ -1272,7 +1268,7 @@ class Answers:
         truncations: bool ``(n,)``.
         infos: One dict for each env, as the env returned it; or, gathered, a dict of arrays:
             Gymnasium's, or by the vector env's own ``_add_info``.
-        told: By env, what its answer reports about its worker, if anything.
+        reports: By env, the fault of its worker that its answer reports, if there is one.
         failures: The exceptions of envs; these envs have no row above.
         results: The results of a command, by env.
         unanswered: Envs whose worker died in a command, and was restarted: they have no result.
@@ -1284,7 +1280,7 @@ class Answers:
     terminations: Any = None
     truncations: Any = None
     infos: Any = field(default_factory=list)
-    told: dict[int, Report] = field(default_factory=dict)
+    reports: dict[int, Report] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     results: dict[int, Any] = field(default_factory=dict)
     unanswered: list[int] = field(default_factory=list)

@@ -553,7 +553,7 @@ class Pipeline:
             self._exchange.abandon()
             self._asking = False
             if waits and not isinstance(error, EnvTimeoutError):
-                self._exchange.drop()
+                self._exchange.discard()
         self._asking = self._midway = False
 
     @staticmethod
@@ -686,8 +686,8 @@ def said_in(answers: Answers) -> Said:
     if any(answers.infos):
         each = zip(answers.envs.tolist(), answers.infos, strict=True)
         said = {env: [info] for env, info in each if info}
-    for env, told in answers.told.items():
-        said.setdefault(env, []).append(told.info)
+    for env, report in answers.reports.items():
+        said.setdefault(env, []).append(report.info)
     return said
 
 

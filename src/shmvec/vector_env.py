@@ -795,10 +795,10 @@ class Replay:
                 raise ValueError(f"replay_order is over: it holds {self.batches} batches") from None
             self._batch = self.batches, envs
         envs = self._batch[1]
-        if not all(exchange.is_out(env) for env in envs.tolist()):
+        if not all(exchange.in_flight(env) for env in envs.tolist()):
             self.batches += 1
             raise ValueError(
                 f"replay_order does not fit: batch {self.batches - 1} is envs {envs.tolist()}, "
-                f"of which not all have been asked anything: {exchange.num_asked} have been"
+                f"of which not all have been asked anything: {exchange.num_in_flight} have been"
             )
         return envs

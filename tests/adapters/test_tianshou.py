@@ -527,7 +527,7 @@ def test_attributes_are_asked_without_waiting_for_others():
         envs.reset()
         envs.step([RIGHT, GATED, RIGHT, GATED])
         assert envs.get_env_attr("index", [2, 0]) == [1, 1]
-        assert all(envs.envs.exchange.is_out(env) for env in (1, 3))
+        assert all(envs.envs.exchange.in_flight(env) for env in (1, 3))
 
 
 def test_results_that_come_during_a_reset_are_kept():
@@ -567,7 +567,7 @@ def test_an_env_that_raises_while_another_is_reset_is_told_by_the_next_step():
         assert ids_of(infos) == [1]
         gates[0].set()
         deadline = time.monotonic() + DEADLINE
-        while envs.envs.exchange.is_out(0):
+        while envs.envs.exchange.in_flight(0):
             assert time.monotonic() < deadline
             assert envs.reset([1])[0].tolist() == [[0]]
         with pytest.raises(AssertionError, match="after the end"):

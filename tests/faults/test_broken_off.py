@@ -244,7 +244,7 @@ def test_infos_outlive_a_take_of_all_that_is_broken_off(interruption, gather):
         exchange.ask(None, [1, 2, 3, 0])
         with pytest.raises(interruption):
             exchange.take(gather=gather)
-        assert exchange.num_asked == 4
+        assert exchange.num_in_flight == 4
         answers = exchange.take(gather=gather, timeout=20)
         assert _each(answers.infos) == [(1, None), (2, None), (3, "read"), (0, None)]
     finally:

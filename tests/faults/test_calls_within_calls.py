@@ -65,7 +65,7 @@ ASKING = {
     "rollout": lambda envs: envs.rollout(2),
     "restart": lambda envs: envs.restart([0]),
     "take": lambda envs: envs.exchange.take(),
-    "drop": lambda envs: envs.exchange.drop(),
+    "drop": lambda envs: envs.exchange.discard(),
 }
 
 

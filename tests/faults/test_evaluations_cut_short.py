@@ -60,7 +60,7 @@ def test_a_time_limit_does_not_wait_for_an_env_that_is_stuck(tmp_path, cure):
         result = evaluate(envs, act, 9, seeds=0, time_limit=0.5)  # for ever, if it waited
         assert not result.complete and len(result) == 1
         # Its answer is still out, and whoever comes next would wait for it.
-        assert sum(map(envs.exchange.is_out, range(3))) == 1
+        assert sum(map(envs.exchange.in_flight, range(3))) == 1
         again = evaluate(envs, act, 9, seeds=3, time_limit=0.2)
         assert len(again) == 0 and again.steps == 0
         if cure == "restart":

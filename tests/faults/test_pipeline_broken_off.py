@@ -31,7 +31,7 @@ def test_it_is_broken_off_at_any_moment(groups, stride):
             moments = Moments(stride)
             while moments.interrupt(partial(interrupted, call)):
                 rollout = pipeline.collect(2)
-                assert envs.exchange.num_asked == 0
+                assert envs.exchange.num_in_flight == 0
                 for t in range(2):
                     ended = rollout.terminations[t] | rollout.truncations[t]
                     actions = np.where(ended, 0, rollout.actions[t])

@@ -203,7 +203,7 @@ def test_failures_are_told_once_though_ctrl_c_comes_as_they_are_compared(monkeyp
         with pytest.raises(LookupError):
             envs.recv()
         monkeypatch.undo()
-        assert envs.exchange.num_asked == 0  # both were told
+        assert envs.exchange.num_in_flight == 0  # both were told
         envs.reset(seed=1)
         envs.send([0, 0])
         assert envs.recv()[0][:, 0].tolist() == [1, 1]

@@ -180,7 +180,7 @@ def test_one_vector_env():
         def told(n):
             stats = envs.stats()
             assert len(stats.workers) == 2
-            envs.exchange.num_asked, envs.exchange.is_out(3), envs.exchange.waiting
+            envs.exchange.num_in_flight, envs.exchange.in_flight(3), envs.exchange.waiting
 
         functions = step, some, begin, finish, call, reset, roll, told
         calls = {function.__name__: function for function in functions}
@@ -205,7 +205,7 @@ def test_one_vector_env():
         envs = ShmVectorEnv([Echo] * 4, num_workers=2)
         envs.reset(seed=0)
         run(*map(body, range(3)), enough=lambda: sum(served.values()) > 10)
-        if envs.exchange.num_asked:
+        if envs.exchange.num_in_flight:
             finish(0)
         reset(7)
         for n in range(5):
@@ -397,7 +397,7 @@ def test_closed_while_it_steps():
             try:
                 while True:
                     envs.stats()
-                    envs.exchange.num_asked, envs.exchange.is_out(0), envs.exchange.waiting
+                    envs.exchange.num_in_flight, envs.exchange.in_flight(0), envs.exchange.waiting
             except ClosedEnvironmentError:
                 pass
 

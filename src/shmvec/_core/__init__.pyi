@@ -690,9 +690,7 @@ class Ledger:
     def has_failed(self, env: int) -> bool:
         """Whether an env has raised, and nothing is decided about it yet."""
     def is_over(self, env: int) -> bool:
-        """Whether the env's last results ended an episode."""
-    def is_broken(self, env: int) -> bool:
-        """Whether the env's next step is answered by a truncation."""
+        """Whether an env's episode is over, or its next step is answered by a truncation."""
     def num_missing(self, envs: Envs) -> int:
         """At least how many requests to these envs are pending."""
     def check(self, envs: Envs) -> None:

@@ -138,10 +138,7 @@ cdef class Ledger:
 
     def is_over(self, Py_ssize_t env):
         self.check_exists(env)
-        return self.frames.over(env)
-
-    def is_broken(self, Py_ssize_t env):
-        return env in self.after and self.after[env][1]
+        return self.frames.over(env) or (env in self.after and self.after[env][1])
 
     def num_missing(self, const Py_ssize_t[::1] envs):
         """At least how many requests to these envs are pending; one may be for several envs."""

@@ -154,7 +154,7 @@ class RepeatingEnvs:
             ValueError: The number or shape of the actions is wrong. Nothing was sent.
             TypeError: Their dtype is. Nothing was sent.
         """
-        self.exchange.drop()  # what an interrupted call has left in flight
+        self.exchange.discard()  # what an interrupted call has left in flight
         self.exchange.recycle()
         self._send(requests)
 
@@ -165,7 +165,7 @@ class RepeatingEnvs:
         for env, asked in requests.items():
             if isinstance(asked, Reset):
                 resets[env] = asked
-            elif self.exchange.is_over(env):  # the core knows of ends by crashes only
+            elif self.exchange.over(env):  # the core knows only of ends by crashes
                 resets[env] = Reset(None, self._options.get(env))
             else:
                 steps[env] = asked.action
@@ -203,9 +203,9 @@ class RepeatingEnvs:
             if taken.failures:
                 log_as_gymnasium_does(taken.failures)
             answers.update({failure.env: failure for failure in taken.failures})
-            self._faults.update({env: told.fault.info for env, told in taken.told.items()})
+            self._faults.update({env: report.fault.info for env, report in taken.reports.items()})
             for row, env in enumerate(taken.envs.tolist()):
-                if env in taken.told and taken.told[env].cut_off:
+                if env in taken.reports and taken.reports[env].cut_off:
                     continue  # asked once more below
                 observation, info = one_of(space, taken.observations, row), taken.infos[row]
                 if env not in self._resets:
@@ -239,13 +239,13 @@ class RepeatingEnvs:
             Exception: Whatever the env raises.
         """
         while True:
-            self.exchange.drop()
+            self.exchange.discard()
             try:
                 return self.exchange.call(name, envs=[env])[0]
             except WorkerCrashError:
                 if self.exchange.closed:
                     raise
-            if self.exchange.is_broken(env):  # else it was another one's worker
+            if self.exchange.over(env):  # else it was another one's worker
                 reset = {env: Reset(None, self._options.get(env))}
                 self.begin(reset)
                 answer = self.finish(reset)[env]
@@ -272,7 +272,7 @@ class RepeatingEnvs:
         if not self._open or self.exchange.closed:
             return True
         try:
-            self.exchange.drop()
+            self.exchange.discard()
             self.exchange.command("call", ("close", (), {}), envs)
             self.exchange.returned(envs, timeout)
         except WorkerCrashError:

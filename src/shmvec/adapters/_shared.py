@@ -63,8 +63,8 @@ def delivered(answers: Answers) -> Answers:
     """
     if answers.failures:
         raise_as_gymnasium_does(answers.failures)
-    for env, told in answers.told.items():
-        answers.infos[answers.envs.tolist().index(env)].update(told.info)
+    for env, report in answers.reports.items():
+        answers.infos[answers.envs.tolist().index(env)].update(report.info)
     return answers
 
 
@@ -99,8 +99,8 @@ class TwoCallSteps(OwnsProcesses):
             raise AlreadyPendingCallError(
                 f"Calling `{name}` while waiting for a pending call to `step` to complete.", "step"
             )
-        if self._exchange.num_asked:
-            self._exchange.drop()
+        if self._exchange.num_in_flight:
+            self._exchange.discard()
         return self._exchange
 
     def _begin_step(self, actions: Any) -> None:
@@ -126,6 +126,6 @@ class TwoCallSteps(OwnsProcesses):
         Observations are of all envs, the last ones of those that are not reset.
         """
         self.waiting = False
-        self._exchange.drop()
+        self._exchange.discard()
         self._exchange.ask_reset(envs, seeds, options)
         return delivered(self._exchange.take(envs, everyone=True))

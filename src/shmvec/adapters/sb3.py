@@ -257,7 +257,7 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
         self.waiting = False
         timeout = None
         try:
-            self._exchange.drop()
+            self._exchange.discard()
         except EnvTimeoutError:
             timeout = _CLOSE_S
         except WorkerCrashError:  # which has closed it

@@ -386,9 +386,9 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
             )
 
     def _check_ready(self, envs: Envs) -> None:
-        if self._exchange.num_asked > len(self.waiting_id):
+        if self._exchange.num_in_flight > len(self.waiting_id):
             # An interrupted call left them in flight: their results are discarded.
-            self._exchange.take([env for env in self.ready_id if self._exchange.is_out(env)])
+            self._exchange.take([env for env in self.ready_id if self._exchange.in_flight(env)])
         stepping = [env for env in envs.tolist() if env in self.waiting_id]
         if stepping:
             raise AssertionError(

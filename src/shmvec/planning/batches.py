@@ -173,7 +173,7 @@ class Batch:
     def put(self, where: Where, answers: Answers) -> None:
         """Puts answers into their places, over what was there; infos are joined."""
         self._infos.append((answers.infos, where))
-        if self._seen is None and len(where) == self.count and not answers.told:  # as they are
+        if self._seen is None and len(where) == self.count and not answers.reports:  # as they are
             self._seen, self._rewards = answers.observations, answers.rewards
             return
 

@@ -169,9 +169,9 @@ class Workers:
         exchange = self._exchange
         if self._spoiled and not exchange.closed:
             with suppress(WorkerCrashError):  # which has closed it
-                exchange.drop()
+                exchange.discard()
                 rows = range(exchange.num_envs)
-                left = [row for row in rows if exchange.is_over(row) or exchange.is_broken(row)]
+                left = [row for row in rows if exchange.over(row)]
                 if left:
                     exchange.ask_reset(np.array(left, np.intp))
                     exchange.take()
@@ -219,8 +219,8 @@ class Workers:
         if answers.failures:
             raise_failures(answers.failures)
         if not gathered:
-            for row, told in answers.told.items():
-                answers.infos[answers.envs.tolist().index(row)].update(told.info)
+            for row, report in answers.reports.items():
+                answers.infos[answers.envs.tolist().index(row)].update(report.info)
         return answers
 
     def _in_rounds(self, batch: Batch, rounds: Iterable[Round], turns: int) -> Work[None]:
@@ -245,8 +245,8 @@ class Workers:
             return []
         # Rows that have done nothing wrong are lost with others of their worker.
         innocent = batch.sets_states and any(
-            told.fault.done == "restart" or told.fault.type == "EnvTimeoutError"
-            for told in answers.told.values()
+            report.fault.done == "restart" or report.fault.type == "EnvTimeoutError"
+            for report in answers.reports.values()
         )
         return [(rows[lost], where[lost], _TRIES if innocent else 0)]
 

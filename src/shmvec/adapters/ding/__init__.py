@@ -306,7 +306,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         if reset_param is None:
             reset_param = {env: slot.param for env, slot in enumerate(self._slots)}
         params = checked_params(reset_param, self.env_num)
-        while any(map(machine.exchange.is_out, params)):
+        while any(map(machine.exchange.in_flight, params)):
             machine.pump(1, math.inf, held=params)
         if not params:
             return

@@ -178,7 +178,7 @@ class Machine:
 
     def wait_until_home(self) -> None:
         """Waits until nothing is asked of any env; results are kept."""
-        while self.exchange.num_asked:
+        while self.exchange.num_in_flight:
             self.pump(1, math.inf)
 
     def call(self, envs: Sequence[int], name: str, *args: Any) -> list[Any]:
@@ -196,7 +196,7 @@ class Machine:
         try:
             until = min(self._send_due(now, held), deadline)
             timeout = None if until == math.inf else max(0.0, until - now)
-            asked = self.exchange.num_asked
+            asked = self.exchange.num_in_flight
             if asked:
                 for answer in self._answers(min(count, asked), timeout):
                     self._take(*answer)
@@ -213,7 +213,7 @@ class Machine:
     def _find_lost(self) -> None:
         """Makes up for answers that an interrupted call (Ctrl-C) took without acting on them."""
         for env, slot in enumerate(self.slots):
-            if self.exchange.is_out(env):
+            if self.exchange.in_flight(env):
                 continue
             if slot.state is EnvState.RESET and slot.reset_at is None:
                 slot.reset_at = _NOW
@@ -299,7 +299,7 @@ class Machine:
     def _asked(self, envs: Iterable[int]) -> list[int]:
         """Notes that envs were asked: all of them, unless Ctrl-C came before some were."""
         now = time.monotonic()
-        asked = [env for env in envs if self.exchange.is_out(env)]
+        asked = [env for env in envs if self.exchange.in_flight(env)]
         for env in asked:
             self.slots[env].asked_at = now
             self.slots[env].asked_generation = self.exchange.restarts(env)
@@ -366,7 +366,7 @@ class Machine:
             note = info.pop(NOTE, _PLAIN)
             reward = taken.rewards[row] if note.reward is None else note.reward
             ended = bool(taken.terminations[row]), bool(taken.truncations[row])
-            found.append((env, (rows[row], reward, *ended, info), note, taken.told.get(env)))
+            found.append((env, (rows[row], reward, *ended, info), note, taken.reports.get(env)))
         return found
 
     def _take(
