@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -797,7 +797,13 @@ def _make(env_fn: Callable[[], _Env], folder: str, chosen: frozenset[int]) -> _E
     return Recorder(env_fn(), folder, chosen)
 
 
-class Recorder(RecordVideo[Any, Any]):
+if TYPE_CHECKING:
+    _RecordVideo = RecordVideo[Any, Any]
+else:  # Gymnasium 1.1 to 1.3 give it three type arguments
+    _RecordVideo = RecordVideo
+
+
+class Recorder(_RecordVideo):
     """Gymnasium's RecordVideo with given episode numbers: its own counts are of one env."""
 
     def __init__(self, env: _Env, folder: str, chosen: frozenset[int]) -> None:

@@ -1,0 +1,109 @@
+"""Runs the tests with other versions of Gymnasium and NumPy, each in an environment of its own.
+
+    python tests/upstream/versions.py                       # all rows, the default suite: hours
+    python tests/upstream/versions.py oldest --fast         # what .ci/run runs
+    python tests/upstream/versions.py gymnasium==1.2.0 numpy==1.26.4 -- tests/test_modes.py
+
+Prints one line a row, and before it what pytest said where tests fail. shmvec must be installed
+from this checkout, with `pip install -e .`, for the Python that runs this: the environments share
+its compiled modules.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+ROWS = {
+    "oldest": ["gymnasium==1.0.0", "numpy==1.24.4", "cloudpickle==2.2.1"],
+    "1.1": ["gymnasium==1.1.1"],
+    "1.2": ["gymnasium==1.2.2"],
+    "1.3": ["gymnasium==1.3.0"],
+    "numpy-1": ["numpy<2"],
+    "newest": [],
+}
+# What a drop-in does: Gymnasium's contract, results, modes, evaluations and workers that die.
+FAST = [
+    f"tests/{name}.py"
+    for name in (
+        "test_contract",
+        "test_equivalence",
+        "test_modes",
+        "test_evaluation",
+        "test_installed",
+        "faults/test_deaths",
+    )
+]
+SHOWN = ("gymnasium", "numpy", "cloudpickle")
+
+
+def needed(extras: set[str]) -> list[str]:
+    """The requirements of shmvec with these extras."""
+    found = []
+    for requirement in importlib.metadata.requires("shmvec") or ():
+        name, _, marker = requirement.partition(";")
+        extra = re.search(r"extra == ['\"](.+?)['\"]", marker)
+        if extra is None or extra[1] in extras:
+            found.append(name.strip())
+    return found
+
+
+def run(folder: Path, row: str, pins: list[str], tests: list[str]) -> bool:
+    """Makes an environment, runs the tests in it and prints the row; returns whether they pass."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    # ruff and mypy check the sources: the same everywhere.
+    wanted = [each for each in needed({"bench", "dev"}) if not each.startswith(("ruff", "mypy"))]
+    installed = subprocess.run(
+        [*pip, "install", "-q", *pins, *wanted], capture_output=True, text=True
+    )
+    if installed.returncode:
+        print(f"{row}: {' '.join(pins)} cannot be installed\n{installed.stderr}", flush=True)
+        return False
+    show = "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in %r), sep=', ')"
+    versions = subprocess.check_output([python, "-c", show % (SHOWN,)], text=True).strip()
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", "-n", "3", "--dist", "worksteal", *tests]
+        + ["-p", "no:cacheprovider"],
+        cwd=CHECKOUT,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = done.stdout.strip().splitlines()
+    if done.returncode:
+        print(*lines[-200:], sep="\n")
+    print(f"{row}: {versions}: {lines[-1].strip('= ')}", flush=True)
+    return done.returncode == 0
+
+
+def main() -> int:
+    """Runs the rows that are asked for; returns 1 if tests of one failed."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("rows", nargs="*", help=f"{', '.join(ROWS)}, or pins (default: all rows)")
+    parser.add_argument("--fast", action="store_true", help="only what a drop-in does")
+    given = sys.argv[1:]
+    end = given.index("--") if "--" in given else len(given)
+    arguments, tests = parser.parse_args(given[:end]), given[end + 1 :]
+    pins = [each for each in arguments.rows if each not in ROWS]
+    rows = {name: ROWS[name] for name in arguments.rows if name in ROWS}
+    if pins:
+        rows[" ".join(pins)] = pins
+    chosen = tests or (FAST if arguments.fast else [])
+    passed = []
+    for name, row in (rows or ROWS).items():
+        with tempfile.TemporaryDirectory(prefix="shmvec-versions-") as folder:
+            passed.append(run(Path(folder), name, row, chosen))
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
