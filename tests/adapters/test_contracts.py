@@ -296,7 +296,7 @@ class DingV2(Ding):
 
 
 class Planning(System):
-    seeded = recycles = refuses_threads = False
+    seeded = recycles = False
     any_count = True
 
     def make(self, env_fns, num_workers=2, **options):

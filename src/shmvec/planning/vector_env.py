@@ -15,8 +15,10 @@ from gymnasium.error import ClosedEnvironmentError
 
 from shmvec.exchange import (
     EnvFn,
+    Guard,
     OwnsProcesses,
     checked_count,
+    exclusive,
     existing_env_ids,
     takes_options,
     usable_cores,
@@ -56,6 +58,7 @@ class PlanningVectorEnv(OwnsProcesses):
         action_space: Action space of one env.
         state_space: Space of states: a Box, or ``shmvec.spaces.Anything``.
         closed: Whether it has been closed.
+        guard: Refuses a call while another one is under way, in another thread for example.
 
     Example:
         >>> import gymnasium as gym
@@ -126,6 +129,7 @@ class PlanningVectorEnv(OwnsProcesses):
         self._current: Any = None  # the state that was last set everywhere
         self._newest = object()  # stands for the call that sets it
         self.closed = False
+        self.guard = Guard()
         self._arguments = {
             "env_fns": env_fns,
             "n_workers": n_workers,
@@ -160,11 +164,14 @@ class PlanningVectorEnv(OwnsProcesses):
             partial(SharedEnv, function, self.frameskip, self.autoreset, include_rng)
             for function in functions
         ]
-        self._make_workers = partial(Workers, makers, self.n_workers, num_rows, list_infos, options)
+        self._make_workers = partial(
+            Workers, makers, self.n_workers, num_rows, list_infos, self.guard, options
+        )
         self._make_local = makers[0]
         if not delay_setup:
-            self.setup()
+            self._running()
 
+    @exclusive
     def setup(self) -> None:
         """Starts the workers, unless they have been; only needed with ``delay_setup``."""
         self._running()
@@ -194,6 +201,7 @@ class PlanningVectorEnv(OwnsProcesses):
 
     # ---- batches -----------------------------------------------------------------------------
 
+    @exclusive
     def step_batch(
         self,
         actions: Any,
@@ -222,6 +230,7 @@ class PlanningVectorEnv(OwnsProcesses):
             says.
 
         Raises:
+            AlreadyPendingCallError: Another call is under way. Nothing was sent.
             ValueError: Numbers or shapes do not fit. Nothing was sent.
             TypeError: A dtype does not. Nothing was sent.
             Exception: Whatever an env raises, with a note that names the row of the batch.
@@ -234,6 +243,7 @@ class PlanningVectorEnv(OwnsProcesses):
 
     # ---- states of all workers ---------------------------------------------------------------
 
+    @exclusive
     def sync_states(self, state: Any = None, blocking: bool = True) -> Any:
         """Sets one state in all workers.
 
@@ -249,6 +259,7 @@ class PlanningVectorEnv(OwnsProcesses):
         given = self.get_state() if state is None else _kept(state)
         return workers.do(workers.setting(workers.batches.checked_state(given)), blocking)
 
+    @exclusive
     def set_state(self, state: Any, blocking: bool = True) -> Any:
         """Sets the state of this process's env and of all workers.
 
@@ -280,6 +291,7 @@ class PlanningVectorEnv(OwnsProcesses):
         if self._local is not None:
             self._local.set(_kept(state))
 
+    @exclusive
     def reset(
         self,
         return_state: bool = True,
@@ -411,6 +423,7 @@ class PlanningVectorEnv(OwnsProcesses):
             return object.__getattribute__(self, name)
         return self.env.get_wrapper_attr(name)
 
+    @exclusive
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every worker's env, or gets an attribute: one result for each.
 

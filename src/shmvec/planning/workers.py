@@ -14,7 +14,15 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shmvec.exchange import Answers, AutoresetMode, Exchange, split_evenly, uninterrupted
+from shmvec.exchange import (
+    Answers,
+    AutoresetMode,
+    Exchange,
+    Guard,
+    exclusive,
+    split_evenly,
+    uninterrupted,
+)
 from shmvec.faults import WorkerCrashError, raise_failures
 from shmvec.planning.batches import Batch, Batches
 from shmvec.planning.rows import Row, SharedEnv
@@ -39,14 +47,18 @@ class Promise(Generic[Result]):
     Promises may be waited for in any order, and more than once.
     """
 
-    def __init__(self, work: Work[Result], go_on: Callable[[float | None], None]) -> None:
-        """Takes what leads to the result, and what lets works go on by one wait."""
+    def __init__(
+        self, work: Work[Result], go_on: Callable[[float | None], None], guard: Guard
+    ) -> None:
+        """Takes what leads to the result, what lets works go on by one wait, and its guard."""
         self._work = work
         self._go_on = go_on
+        self.guard = guard
         self._done = False
         self._result: Any = None
         self._error: BaseException | None = None
 
+    @exclusive
     def __call__(self, timeout: float | None = None) -> Result:
         """Waits, and returns the result.
 
@@ -54,9 +66,14 @@ class Promise(Generic[Result]):
             timeout: Seconds to wait. None: as long as it takes.
 
         Raises:
+            AlreadyPendingCallError: Another call is under way.
             multiprocessing.TimeoutError: The time is up. Nothing is lost: call again.
             Exception: Whatever the call has raised.
         """
+        return self.result(timeout)
+
+    def result(self, timeout: float | None = None) -> Result:
+        """As a call of the promise, within a call that is guarded."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._done:
             self._go_on(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -77,6 +94,7 @@ class Workers:
     The first work is under way. An error of an env ends the work that it happened in, and no other.
 
     Attributes:
+        guard: Refuses a call of its user while another one is under way.
         count: Number of workers; 1 if the env lives in this process.
         batches: Makes batches for the rows.
     """
@@ -87,9 +105,11 @@ class Workers:
         num_workers: int,
         num_rows: int,
         list_infos: bool,
+        guard: Guard,
         options: dict[str, Any],
     ) -> None:
         """Starts the workers: ``shared`` makes the env of each, or that of all."""
+        self.guard = guard
         env_fns: list[Any] = []
         ranges = split_evenly(num_rows, max(1, num_workers))
         for make, rows in zip(itertools.cycle(shared), ranges, strict=False):
@@ -116,11 +136,11 @@ class Workers:
 
     def do(self, work: Work[Result], blocking: bool) -> Any:
         """Begins a work, or leaves it for when those before it are done: its result or promise."""
-        promise = Promise(work, self._go_on)
+        promise = Promise(work, self._go_on, self.guard)
         self._promises.append(promise)
         if len(self._promises) == 1 and not self._spoiled:
             self._advance(partial(next, work))
-        return promise() if blocking else promise
+        return promise.result() if blocking else promise
 
     def _go_on(self, timeout: float | None) -> None:
         """Lets the first work go on by one wait."""
