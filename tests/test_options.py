@@ -62,8 +62,8 @@ def test_classes_on_an_exchange_name_the_options_that_they_take_and_refuse_other
 
 
 def test_an_option_that_there_is_not():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'workers'"):
-        ShmVectorEnv([lambda: gym.make("CartPole-v1")], workers=1)
+    with pytest.raises(TypeError, match="has no option 'num_worker'. Did you mean 'num_workers'"):
+        ShmVectorEnv([lambda: gym.make("CartPole-v1")], num_worker=1)
     with pytest.raises(TypeError, match="missing a required argument: 'env_fns'"):
         ShmVectorEnv(num_workers=1)
 

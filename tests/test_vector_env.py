@@ -79,7 +79,7 @@ def test_spaces_and_metadata_are_those_of_sync():
     assert ours.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     assert "autoreset_mode" not in Counter.metadata or gym.__version__ < "1.4"  # a copy
     assert gym.vector.VectorEnv in ShmVectorEnv.__bases__
-    assert str(ours) == "ShmVectorEnv(num_envs=2)"
+    assert str(ours).startswith("ShmVectorEnv(num_envs=2, num_workers=")
     ours.close()
 
 
@@ -325,6 +325,30 @@ def test_make_vec_arguments():
         shmvec.make_vec(3)
     with pytest.raises(ValueError, match="num_envs must be at least 1"):
         shmvec.make_vec("CartPole-v1", 0)
+
+
+def test_make_vec_takes_options_and_arguments_of_the_env():
+    with shmvec.make_vec(
+        "CartPole-v1", 2, num_workers=2, autoreset_mode="SameStep", sutton_barto_reward=True
+    ) as envs:
+        assert envs.num_workers == 2 and envs.autoreset_mode is AutoresetMode.SAME_STEP
+        envs.reset(seed=1)
+        assert envs.step([0, 1])[1].tolist() == [0.0, 0.0]
+        with shmvec.make_vec(envs.spec) as again:
+            assert again.num_workers == 2 and again.autoreset_mode is AutoresetMode.SAME_STEP
+    assert envs.closed
+    with pytest.raises(TypeError, match="argument 'num_worker'") as caught:
+        shmvec.make_vec("CartPole-v1", 2, num_worker=2)
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__[-1].startswith("Did you mean 'num_workers'")
+
+
+def test_repr():
+    envs = shmvec.make_vec("CartPole-v1", 3, num_workers=2, context="spawn")
+    shown = "CartPole-v1, num_envs=3, num_workers=2, autoreset_mode='NextStep', context='spawn'"
+    assert repr(envs) == f"ShmVectorEnv({shown})"
+    envs.close()
+    assert repr(envs) == f"ShmVectorEnv({shown}, closed)"
 
 
 def test_actions_keep_the_dtype_of_the_caller():

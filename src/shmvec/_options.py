@@ -8,6 +8,7 @@ signature and the docstring of ``ShmVectorEnv``, the checked values (:class:`Set
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import multiprocessing
 import operator
@@ -45,6 +46,7 @@ __all__ = [
     "end_installed",
     "exchange_settings",
     "given_once",
+    "refuse_unknown",
     "signed_as",
     "takes_options",
     "variable",
@@ -621,6 +623,7 @@ def signed_as(
         init: Callable[[Owner, list[Any], Settings], None],
     ) -> Callable[Concatenate[Owner, P], None]:
         def checked(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            refuse_unknown(type(self).__name__, kwargs, signature.parameters)
             given = signature.bind(*args, **kwargs).arguments
             env_fns = checked_env_fns(given.pop("env_fns"))
             settings = Settings(num_envs=len(env_fns))
@@ -639,6 +642,16 @@ def signed_as(
         return checked
 
     return decorate
+
+
+def refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError if an option is not known, with the known ones that are spelt alike."""
+    names = list(known)
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        alike = [each for name in unknown for each in difflib.get_close_matches(name, names, 1)]
+        hint = f". Did you mean {' and '.join(map(repr, alike))}?" if alike else ""
+        raise TypeError(f"{owner} has no option {', '.join(map(repr, sorted(unknown)))}{hint}")
 
 
 def documented(doc: str) -> str:
@@ -735,9 +748,7 @@ def exchange_settings(num_envs: int, options: Mapping[str, Any]) -> Settings:
         ValueError: A value is out of range, or none of the allowed words.
     """
     mine = _of_exchange()
-    unknown = sorted(options.keys() - mine.keys())
-    if unknown:
-        raise TypeError(f"Exchange has no option {', '.join(map(repr, unknown))}")
+    refuse_unknown("Exchange", options, mine)
     given = {name: value for name, value in options.items() if value is not None}
     from_outside = _from_environment(Scope.WORKERS)
     settings = Settings(num_envs=num_envs)

@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 import copy
+import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ import gymnasium as gym
 import gymnasium.vector
 from gymnasium.envs.registration import EnvSpec, _find_spec
 
-from shmvec._options import OPTIONS, add_installed, end_installed
+from shmvec._options import OPTIONS, add_installed, end_installed, refuse_unknown
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Installation", "install", "make_vec", "uninstall"]
@@ -53,9 +54,12 @@ def make_vec(
     Args:
         id: The env's id, "module:Env-v0" to import a module first, or a spec.
         num_envs: Number of envs.
-        vector_kwargs: Arguments of :class:`ShmVectorEnv`, ``num_workers`` for example.
+        vector_kwargs: Options of :class:`ShmVectorEnv`, as a dict: for one that the env has as an
+            argument, too.
         wrappers: Functions that wrap each env.
-        **kwargs: Arguments of the env, as for :func:`gymnasium.make`.
+        **kwargs: Options of :class:`ShmVectorEnv`, ``num_workers`` for example, and arguments of
+            the env, as for :func:`gymnasium.make`. What is in ``vector_kwargs`` as well is the
+            env's.
 
     Returns:
         The vector env. Its ``spec`` says how it was made.
@@ -66,10 +70,9 @@ def make_vec(
 
     Example:
         >>> import shmvec
-        >>> envs = shmvec.make_vec("CartPole-v1", num_envs=2)
-        >>> envs
-        ShmVectorEnv(CartPole-v1, num_envs=2)
-        >>> envs.close()
+        >>> with shmvec.make_vec("CartPole-v1", num_envs=2, num_workers=1) as envs:
+        ...     envs.num_workers, envs.reset(seed=1)[0].shape
+        (1, (2, 4))
     """
     if isinstance(id, EnvSpec):
         spec = copy.deepcopy(id)
@@ -80,10 +83,12 @@ def make_vec(
     # A spec that a vector env was made from carries these arguments.
     made_with, spec.kwargs = spec.kwargs, {}
     num_envs = made_with.pop("num_envs", num_envs)
-    vector_kwargs = made_with.pop("vector_kwargs", vector_kwargs) or {}
+    vector_kwargs = {**(made_with.pop("vector_kwargs", vector_kwargs) or {})}
     wrappers = made_with.pop("wrappers", wrappers) or ()
     made_with.pop("vectorization_mode", None)
     env_kwargs = {**made_with, **kwargs}
+    for name in (OPTIONS.keys() & kwargs.keys()) - vector_kwargs.keys():
+        vector_kwargs[name] = env_kwargs.pop(name)
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     if spec.entry_point is None:
@@ -98,7 +103,14 @@ def make_vec(
             env = wrapper(env)
         return env
 
-    envs = ShmVectorEnv([make_env] * num_envs, **vector_kwargs)
+    try:
+        envs = ShmVectorEnv([make_env] * num_envs, **vector_kwargs)
+    except TypeError as error:
+        for name in env_kwargs:
+            alike = difflib.get_close_matches(name, OPTIONS, 1)
+            if alike and f"argument {name!r}" in str(error) and hasattr(error, "add_note"):
+                error.add_note(f"Did you mean {alike[0]!r}, an option of ShmVectorEnv?")
+        raise
     vector_spec = copy.deepcopy(spec)
     vector_spec.kwargs = dict(env_kwargs)
     if num_envs != 1:
@@ -121,11 +133,10 @@ def __getattr__(name: str) -> Callable[..., ShmVectorEnv]:
 def _make(
     id: str, num_envs: int = 1, max_episode_steps: int | None = None, **kwargs: Any
 ) -> ShmVectorEnv:
-    """Passes arguments that ``ShmVectorEnv`` has as options to it, all others to the env."""
-    options = {name: kwargs.pop(name) for name in OPTIONS.keys() & kwargs.keys()}
+    """Makes a vector env as ``gymnasium.make_vec`` asks an entry point to."""
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = max_episode_steps
-    return make_vec(id, num_envs, vector_kwargs=options, **kwargs)
+    return make_vec(id, num_envs, **kwargs)
 
 
 class Installation:
@@ -179,9 +190,7 @@ def install(**options: Any) -> Installation:
         >>> gym.vector.AsyncVectorEnv.__name__
         'AsyncVectorEnv'
     """
-    unknown = sorted(options.keys() - OPTIONS.keys())
-    if unknown:
-        raise TypeError(f"ShmVectorEnv has no option {', '.join(map(repr, unknown))}")
+    refuse_unknown("ShmVectorEnv", options, OPTIONS)
     added = add_installed(options)
     _rebind(_ORIGINAL, ShmVectorEnv)
     return Installation(added)

@@ -114,6 +114,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.shared_memory = settings.shared_memory
         self.copy = settings.copy
         self.context = settings.context
+        self._start_method = settings.method
         self.daemon = settings.daemon
         self.worker = settings.worker
         self.observation_mode = settings.observation_mode
@@ -153,6 +154,26 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         # A weak reference makes no cycle: a forgotten vector env is freed at once.
         step = weakref.WeakMethod(self._step_rollout)
         self._rollouts = Rollouts(exchange, step)
+
+    def __enter__(self) -> ShmVectorEnv:
+        """Returns the vector env, which the end of the ``with`` block closes."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Closes the vector env."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """What it steps, where, and how; and whether it is closed."""
+        name = type(self).__name__
+        if self._exchange is None or not self._exchange.initialized:
+            return f"{name}(not started)"
+        known = [] if self.spec is None else [self.spec.id]
+        known += [f"num_envs={self.num_envs}", f"num_workers={self.num_workers}"]
+        known.append(f"autoreset_mode={self.autoreset_mode.value!r}")
+        if self.num_workers:
+            known.append(f"context={self._start_method!r}")
+        return f"{name}({', '.join(known)}{', closed' if self.closed else ''})"
 
     @property
     def exchange(self) -> Exchange:
