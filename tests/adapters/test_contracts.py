@@ -271,7 +271,7 @@ class Ding(System):
         return [tuple(found[env]) for env in range(len(actions))]
 
     def pids(self, envs):
-        return [process.pid for process in envs._machine.exchange.processes]
+        return [process.pid for process in envs.exchange.processes]
 
     def settle(self, envs):
         while len(envs.ready_env) < envs.env_num:

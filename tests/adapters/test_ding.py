@@ -281,7 +281,7 @@ def test_close_ends_envs_that_hang(monkeypatch):
                  wait_num=1) as envs:  # fmt: skip
         envs.launch()
         envs.step({0: WAIT, 1: 0})
-        processes = envs._machine.exchange.processes
+        processes = envs.exchange.processes
         envs.close()
         assert [process.exitcode is None for process in processes] == [False, False]
 

@@ -74,10 +74,10 @@ def test_retries_of_a_failing_reset_by_reset(num_workers):
 def test_retries_of_a_failing_reset_by_renewing(num_workers):
     with manager(num_workers=num_workers, max_retry=2, retry_type="renew") as envs:
         envs.launch()
-        before = envs._machine.exchange.restarts(1)
+        before = envs.exchange.restarts(1)
         with pytest.raises(RuntimeError, match="Env 1"):  # it fails once in each
             envs.reset({1: {"stat": "error once"}})
-        assert envs._machine.exchange.restarts(1) == before + 1
+        assert envs.exchange.restarts(1) == before + 1
         assert envs.resets[1] == 1
         assert usable(envs)
 
@@ -246,16 +246,16 @@ def test_fault_policy_on_error(num_workers, cure):
     with manager(num_workers=num_workers, faults=FaultPolicy(on_error=cure)) as envs:
         envs.launch()
         before = envs.ready_obs[1]
-        generation = envs._machine.exchange.restarts(1)
+        generation = envs.exchange.restarts(1)
         step = envs.step(dict.fromkeys(range(4), 0) | {1: RAISE})[1]
         assert same(step.obs, before) and step.reward == 0 and step.done
         assert step.info["TimeLimit.truncated"] is True
         assert step.info["fault"]["type"] == "Told"
         assert "env 1 in step" in step.info["fault"]["message"]
-        assert envs._machine.exchange.restarts(1) == generation + (cure == "restart")
+        assert envs.exchange.restarts(1) == generation + (cure == "restart")
         while 1 not in envs.ready_obs:
             pass
-        assert envs._machine.exchange.stats().faults.errors == 1
+        assert envs.exchange.stats().faults.errors == 1
         assert usable(envs)
 
 

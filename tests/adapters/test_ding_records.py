@@ -218,7 +218,6 @@ def test_v2_actions_are_for_the_observations_that_were_shown():
     door = gate()
     with manager(SubprocessEnvManagerV2, env_fns=obedient(3, gate=door), num_workers=3) as envs:
         envs.launch()
-        envs._slots[0].param = {"stat": "gate"}
         door.set()
         envs.reset({0: {"stat": "gate"}})
         door.clear()
@@ -226,7 +225,7 @@ def test_v2_actions_are_for_the_observations_that_were_shown():
         envs.step([END, 0, 0])
         assert envs.ready_obs[:, 0].tolist() == [1, 2]
         door.set()
-        envs._machine.wait_until_home()
+        assert envs.resets == [3, 1, 1]  # waits for all
         assert [int(record.env_id) for record in envs.step([5, 6])] == [1, 2]
         assert envs.asked == [1, 2, 2]
 

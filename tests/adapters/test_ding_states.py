@@ -241,7 +241,9 @@ def test_every_state_to_void_by_close():
                  step_wait_timeout=None) as envs:  # fmt: skip
         door.set()
         envs.launch({env: {"stat": "gate"} if env == 1 else {} for env in range(6)})
-        envs._slots[2].episodes = 1
+        envs.step({2: END})
+        while 2 not in envs.ready_obs:
+            pass
         door.clear()
         envs.step({1: END, 2: END, 3: ABNORMAL, 4: 0, 5: 0})
         assert list(envs.env_states.values()) == [RUN, RESET, DONE, ERROR, RUN, RUN]

@@ -36,7 +36,7 @@ from shmvec.adapters.ding._machine import (
     ManagerClosedError,
     Slot,
 )
-from shmvec.exchange import HostedEnv, OwnsProcesses, checked_env_fns
+from shmvec.exchange import Exchange, HostedEnv, OwnsProcesses, checked_env_fns
 
 __all__ = [
     "AsyncSubprocessEnvManager",
@@ -120,6 +120,15 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         return self._machine is None or self._machine.exchange.closed
 
     @property
+    def exchange(self) -> Exchange:
+        """The ``Exchange`` below, for its ``processes``, ``restarts`` and ``stats``.
+
+        Raises:
+            ManagerClosedError: Before ``launch`` and after ``close``.
+        """
+        return self._open().exchange
+
+    @property
     def env_states(self) -> dict[int, EnvState]:
         """The state of each env."""
         return {env: slot.state for env, slot in enumerate(self._slots)}
@@ -151,7 +160,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     @property
     def ready_env(self) -> list[int]:
         """The envs in RUN that are not in flight: those that can be stepped."""
-        return [env for env, slot in enumerate(self._slots) if slot.ready]
+        return [] if self._machine is None else self._machine.ready
 
     @property
     def method_name_list(self) -> list[str]:
@@ -229,7 +238,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         if render_mode not in IMAGES:
             raise ValueError(f"render_mode must be one of {IMAGES}, got {render_mode!r}")
         machine = self._open()
-        machine.wait_until_home()
+        machine.wait_for_all()
         ready = self.ready_env
         return dict(zip(ready, machine.call(ready, "picture", render_mode), strict=True))
 
@@ -306,11 +315,9 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         if reset_param is None:
             reset_param = {env: slot.param for env, slot in enumerate(self._slots)}
         params = checked_params(reset_param, self.env_num)
-        while any(map(machine.exchange.in_flight, params)):
-            machine.pump(1, math.inf, held=params)
         if not params:
             return
-        machine.ask_to_reset(list(params), True, params)
+        machine.reset(params)
         while any(self._slots[env].state is EnvState.RESET for env in params):
             machine.pump(1, math.inf)
         machine.raise_reset_errors(params)
@@ -357,7 +364,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
             raise TypeError(f"dynamic_seed must be a bool or None, got {dynamic_seed!r}")
         for env, value in seeds.items():
             slot = self._slots[env]
-            slot.seed, slot.seed_used, slot.with_orders = value, value is None, False
+            slot.seed, slot.asked_seed = value, None
             slot.dynamic_seed = None if dynamic_seed is None else bool(dynamic_seed)
         if 0 in seeds:
             self._action_seed = seeds[0]
@@ -406,29 +413,48 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
                 other envs returned is its ``timesteps``.
         """
         machine = self._open()
-        envs = _checked_envs(actions, self._slots)
+        envs = self._checked_envs(actions)
         machine.raise_reset_errors()
         if envs:
-            machine.ask_to_step(envs, list(actions.values()))
+            machine.step(dict(zip(envs, actions.values(), strict=True)))
         wanted, timeout = self._patience()
         deadline = time.monotonic() + timeout
-        while True:
-            arrived = len(machine.undelivered)
-            flying = sum([slot.in_flight for slot in self._slots]) - arrived
-            if flying == 0:
+        while stepping := len(machine.stepping):
+            missing = wanted - len(machine.undelivered)
+            if missing > 0 and time.monotonic() < deadline:
+                machine.pump(int(min(missing, stepping)), deadline)
+            elif machine.any_goes_on():
                 break
-            missing = int(min(wanted - arrived, flying))
-            late = time.monotonic() >= deadline
-            if (missing <= 0 or (late and arrived > 0)) and machine.any_goes_on():
-                break
-            if missing <= 0 or late:
-                machine.pump(1, math.inf)
             else:
-                machine.pump(missing, deadline)
+                machine.pump(1, math.inf)
         timesteps = machine.deliver()
         if not timesteps:
             machine.raise_reset_errors()
         return timesteps
+
+    def _checked_envs(self, actions: Any) -> list[int]:
+        """The envs to step.
+
+        Raises:
+            TypeError: It is no mapping, or an id is no integer.
+            ValueError: There is no such env.
+            EnvStateError: One cannot be stepped now.
+        """
+        if not isinstance(actions, Mapping):
+            raise TypeError(f"step() takes a dict {{env_id: action}}, got {type(actions).__name__}")
+        envs = [checked_env(env, self.env_num) for env in actions]
+        machine = self._open()
+        if not set(machine.ready).issuperset(envs):
+            states = ", ".join(
+                f"{env}: {self._slots[env].state.name}"
+                + (" (in flight)" if machine.is_in_flight(env) else "")
+                for env in envs
+            )
+            raise EnvStateError(
+                f"current env states are: {{{states}}}, please check whether the requested env is "
+                "in reset or done. Nothing was sent to any env."
+            )
+        return envs
 
     def _patience(self) -> tuple[float, float]:
         """Number of envs whose results a step waits for, and seconds after which fewer will do."""
@@ -677,26 +703,3 @@ def create_env_manager(
         (2, True)
     """
     return get_env_manager_cls(manager_cfg)(env_fn, manager_cfg)
-
-
-def _checked_envs(actions: Any, slots: Sequence[Slot]) -> list[int]:
-    """The envs to step.
-
-    Raises:
-        TypeError: It is no mapping, or an id is no integer.
-        ValueError: There is no such env.
-        EnvStateError: One cannot be stepped now.
-    """
-    if not isinstance(actions, Mapping):
-        raise TypeError(f"step() takes a dict {{env_id: action}}, got {type(actions).__name__}")
-    envs = [checked_env(env, len(slots)) for env in actions]
-    if not all(slots[env].ready for env in envs):
-        states = ", ".join(
-            f"{env}: {slots[env].state.name}" + (" (in flight)" if slots[env].in_flight else "")
-            for env in envs
-        )
-        raise EnvStateError(
-            f"current env states are: {{{states}}}, please check whether the requested env is "
-            "in reset or done. Nothing was sent to any env."
-        )
-    return envs

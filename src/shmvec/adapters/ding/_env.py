@@ -1,7 +1,13 @@
 """The env as it runs in a worker: it resets as its manager says, and reports what went wrong.
 
-Whatever an env raises travels as a value, so that one that fails disturbs no other. Values that the
-slabs cannot hold travel in a note, which is an entry of the info.
+What the slabs cannot hold, and what an env raises, travels in a note: a dict, in the info, with
+
+- ``failure``: what its step has raised;
+- ``reset failed``: what its reset has raised;
+- ``abnormal``: the timestep (observation, reward, done) that its info calls abnormal;
+- ``reset``: of an episode that was followed by a reset in the same step: (terminated, truncated),
+  the last observation, the reset's info;
+- ``reward``: one that is an array.
 """
 
 from __future__ import annotations
@@ -32,41 +38,19 @@ _PLAIN, _NO_DIMENSION, _ONE_DIMENSION = range(3)  # the forms of a number: an in
 
 @dataclass(frozen=True)
 class Orders:
-    """How an env is to be reset, now and automatically.
+    """How an env is reset, now and automatically: the options of its reset.
 
     Attributes:
         kwargs: Keyword arguments of its ``reset``.
-        seed: For the next reset; with ``dynamic_seed``, for all to come.
         dynamic_seed: Whether every reset is seeded anew, by numbers that the seed determines.
         replay_path: Where it saves replays.
         replay_name: What their names begin with.
     """
 
     kwargs: dict[str, Any] | None
-    seed: int | None
     dynamic_seed: bool | None
     replay_path: str | None
     replay_name: str
-
-
-@dataclass(frozen=True)
-class Note:
-    """What a manager must know besides observation, reward, flags and info.
-
-    Attributes:
-        fresh: The env has no orders for resets yet: its process is a new one.
-        failure: What it has raised.
-        abnormal: The timestep (observation, reward, done) that its info calls abnormal.
-        ended: Of an episode that was followed by a reset in the same step: terminated, truncated,
-            last observation, the reset's info.
-        reward: One that is an array.
-    """
-
-    fresh: bool = False
-    failure: Failure | None = None
-    abnormal: tuple[Any, Any, bool] | None = None
-    ended: tuple[bool, bool, Any, dict[str, Any]] | None = None
-    reward: Any = None
 
 
 class ManagedEnv(HostedEnv):
@@ -101,26 +85,28 @@ class ManagedEnv(HostedEnv):
         self._inplace = reset_inplace
         self._in_messages = in_messages
         self._orders: Orders | None = None
-        self._seed: int | None = None  # of the next reset: one that fails does not use it up
-        self._seeds: Iterator[int | None] = itertools.repeat(None)  # of those after it
+        self._given: int | None = None  # the seed of the next reset, until one has succeeded
+        self._seed: int | None = None  # what that is seeded with,
+        self._seeds: Iterator[int | None] = itertools.repeat(None)  # and the resets after it
         self._recording: str | None = None
 
     # ---- what the core calls -----------------------------------------------------------------
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Resets as the last orders say; ``options`` may be new ones."""
-        options = arguments.get("options")
-        if isinstance(options, Orders):
-            self._orders = options
-            if options.seed is not None:
-                self._seeds = _seeds(options.seed, options.dynamic_seed)
-                self._seed = next(self._seeds)
+        """Resets as the last orders say: ``options`` are new ones.
+
+        Without orders, in a process that takes another's place, it does nothing: the manager, which
+        counts attempts, asks again.
+        """
+        self._orders = arguments.get("options") or self._orders
+        if arguments.get("seed") is not None:
+            self._given = arguments["seed"]
         if self._orders is None:
-            return self._nothing, {NOTE: Note(fresh=True)}
+            return self._nothing, {}
         try:
-            return self._reset()
+            return self._reset(self._orders)
         except BaseException as error:
-            return self._nothing, self._failed(error, "reset")
+            return self._nothing, {NOTE: {"reset failed": self._failure(error, "reset")}}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps; takes results of four or five values."""
@@ -129,7 +115,8 @@ class ManagedEnv(HostedEnv):
         try:
             result = self.env.step(action)
         except BaseException as error:
-            return self._nothing, 0.0, False, False, self._failed(error, "step")
+            failure = self._failure(error, "step")
+            return self._nothing, 0.0, False, False, {NOTE: {"failure": failure}}
         if len(result) == 5:
             observation, reward, terminated, truncated, info = result
         else:  # DI-engine's own, and Gym's of old
@@ -137,16 +124,24 @@ class ManagedEnv(HostedEnv):
             truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
             terminated = bool(done) and not truncated
         if info.get("abnormal", False):
-            done = bool(terminated) or bool(truncated)
-            note = Note(abnormal=(observation, reward, done))
-            return self._nothing, 0.0, False, False, {**info, NOTE: note}
+            timestep = observation, reward, bool(terminated) or bool(truncated)
+            return self._nothing, 0.0, False, False, {**info, NOTE: {"abnormal": timestep}}
         self._check(observation)
-        array = None
+        note: dict[str, Any] = {}
         if isinstance(reward, np.ndarray) and reward.ndim > 0:
-            array, reward = reward.copy(), 0.0
-            info = {**info, NOTE: Note(reward=array)}
+            note, reward = {"reward": reward.copy()}, 0.0
         if self._inplace and (terminated or truncated):
-            return self._reset_after((observation, reward, terminated, truncated, info), array)
+            # Copies: an env may use its arrays again in reset().
+            last, info = deepcopy((observation, info))
+            ended = bool(terminated), bool(truncated)
+            observation, following = self.reset()
+            if NOTE in following:
+                observation, note = last, {**note, **following[NOTE]}
+            else:  # to the core it goes on: the next step is one like all others
+                note["reset"] = ended, last, following
+                terminated = truncated = False
+        if note:
+            info = {**info, NOTE: note}
         return observation, reward, terminated, truncated, info
 
     def get_wrapper_attr(self, name: str) -> Any:
@@ -190,24 +185,25 @@ class ManagedEnv(HostedEnv):
 
     # ---- resets ------------------------------------------------------------------------------
 
-    def _reset(self) -> tuple[Any, dict[str, Any]]:
-        orders = self._orders
-        assert orders is not None
+    def _reset(self, orders: Orders) -> tuple[Any, dict[str, Any]]:
         if orders.replay_path is not None and orders.replay_path != self._recording:
             self._record(orders.replay_path, orders.replay_name)
+        if self._given is not None:
+            own = _method(self.env, "seed")
+            if own is None:
+                self._seeds = _seeds(self._given, orders.dynamic_seed)
+            else:  # it knows what to do with it
+                own(self._given, *([] if orders.dynamic_seed is None else [orders.dynamic_seed]))
+                self._seeds = itertools.repeat(None)
+            self._seed = next(self._seeds)
         kwargs = dict(orders.kwargs or {})
-        own = _method(self.env, "seed")
-        if self._seed is not None and own is not None:  # it knows what to do with it
-            dynamic = () if orders.dynamic_seed is None else (orders.dynamic_seed,)
-            own(orders.seed, *dynamic)
-            self._seeds = itertools.repeat(None)
-        elif self._seed is not None:
+        if self._seed is not None:
             kwargs.setdefault("seed", self._seed)
         result = self.env.reset(**kwargs)
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
         observation, info = result if is_pair else (result, {})  # as DI-engine's own return
         self._check(observation)
-        self._seed = next(self._seeds)
+        self._given, self._seed = None, next(self._seeds)
         return observation, info
 
     def _check(self, observation: Any) -> None:
@@ -215,21 +211,6 @@ class ManagedEnv(HostedEnv):
         if self._in_messages:
             space = self.observation_space
             concatenate(space, [observation], create_empty_array(space, 1))  # type: ignore[arg-type]
-
-    def _reset_after(
-        self, result: tuple[Any, ...], array: Any
-    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """The results of a step that has ended an episode, and of the reset after it."""
-        # Copies: an env may use its arrays again in reset().
-        last, reward, terminated, truncated, info = deepcopy(result)
-        try:
-            following, reset_info = self._reset()
-        except BaseException as error:
-            failed = self._failed(error, "reset", array)
-            return last, reward, terminated, truncated, {**info, **failed}
-        ended = bool(terminated), bool(truncated), last, reset_info
-        # To the core it goes on: the next step is one like all others.
-        return following, reward, False, False, {**info, NOTE: Note(ended=ended, reward=array)}
 
     def _record(self, path: str, name: str) -> None:
         """Saves replays from now on."""
@@ -244,9 +225,8 @@ class ManagedEnv(HostedEnv):
                 )
         self._recording = path
 
-    def _failed(self, error: BaseException, operation: str, reward: Any = None) -> dict[str, Any]:
-        """An info that reports an exception."""
-        return {NOTE: Note(failure=Failure.of(error, self._index, -1, operation), reward=reward)}
+    def _failure(self, error: BaseException, operation: str) -> Failure:
+        return Failure.of(error, self._index, -1, operation)
 
     @functools.cached_property
     def _nothing(self) -> Any:

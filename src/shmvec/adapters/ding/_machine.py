@@ -10,40 +10,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
 from shmvec.adapters._shared import batched
 from shmvec.adapters.ding._config import EnvManagerConfig
-from shmvec.adapters.ding._env import NOTE, ManagedEnv, Note, Numbers, Orders
-from shmvec.exchange import AutoresetMode, Exchange, Report, given_once
-from shmvec.faults import (
-    EnvTimeoutError,
-    Failure,
-    Fault,
-    FaultPolicy,
-    WorkerCrashError,
-    restart_seed,
-)
+from shmvec.adapters.ding._env import NOTE, ManagedEnv, Numbers, Orders
+from shmvec.exchange import AutoresetMode, Exchange, Report
+from shmvec.faults import EnvTimeoutError, Failure, Fault, FaultPolicy, WorkerCrashError
 from shmvec.spaces import mapped, one_of
 
 log = logging.getLogger("shmvec")
 
-_NOW = -math.inf  # by the monotonic clock
-
-
-_PLAIN = Note()
-_DEFAULT = FaultPolicy()
 _FRAMES = 4  # copy_on_get=False: results of an env that there is room for,
 _HELD = 2  # and for how many further batches one is not written again
-
-# Observation, reward, terminated, truncated, and the info as the env returned it.
-StepResult: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
-# From an env: what it returned (a reset, too) or why that could not be read; what its wrapper says
-# besides; what the core says of its worker.
-Answer: TypeAlias = tuple[int, StepResult | Failure, Note, Report | None]
 
 
 class EnvState(IntEnum):
@@ -85,26 +68,21 @@ class ManagerClosedError(ClosedEnvironmentError, AssertionError):
 
 @dataclass
 class Slot:
-    """An env's place in the manager.
+    """What a manager knows of an env, besides what its Exchange does.
 
     Attributes:
-        state: Its state.
+        state: Its state. RUN with a request in flight: it steps; RESET with one: it resets.
         episodes: How many it has played.
         observation: The next one to act on.
         reset_info: The info of its last reset.
         param: Keyword arguments of its resets.
-        asked_at: When it was asked last, by the monotonic clock.
-        asked_generation: How often its worker had been restarted by then.
-        answered: When its last answer came, by the number of answers before it.
-        in_flight: Whether a step's result has not been returned yet.
+        asked_at: When it was asked to reset last, by the monotonic clock.
+        restarts: How often its worker had been restarted when it was asked last.
         attempts: How often its reset has failed in a row.
-        reset_at: In RESET: when it is to be asked, by the monotonic clock; None: it was.
-        late: The error, if the parent waits for its reset no longer.
-        seed: The last one that ``seed`` gave it.
-        seed_used: Whether a reset has used it.
+        reset_at: In RESET: when its next reset is due, by the monotonic clock.
+        seed: The seed that ``seed`` gave it, until a reset is asked with it.
+        asked_seed: The seed of that reset, until it has succeeded.
         dynamic_seed: What ``seed`` said with it.
-        generation: How often its worker had been restarted at its last reset with orders.
-        with_orders: Whether the reset that was asked last has some, the seed among them.
         replay_path: Where it saves replays.
     """
 
@@ -114,39 +92,31 @@ class Slot:
     reset_info: dict[str, Any] = field(default_factory=dict)
     param: dict[str, Any] | None = None
     asked_at: float = 0.0
-    asked_generation: int = 0
-    answered: int = 0
-    in_flight: bool = False
+    restarts: int = 0
     attempts: int = 0
-    reset_at: float | None = None
-    late: BaseException | None = None
+    reset_at: float = 0.0
     seed: int | None = None
-    seed_used: bool = True
+    asked_seed: int | None = None
     dynamic_seed: bool | None = None
-    generation: int = 0
-    with_orders: bool = False
     replay_path: str | None = None
 
-    @property
-    def ready(self) -> bool:
-        """Whether it can be stepped."""
-        return self.state is EnvState.RUN and not self.in_flight
-
-    def launched(self) -> None:
-        """Begins anew, but for a seed that was not used."""
-        kept = ("seed", "seed_used", "dynamic_seed", "replay_path")
-        fresh = Slot(EnvState.INIT, **{name: getattr(self, name) for name in kept})
-        if self.seed_used:
-            fresh.seed = None
-        self.__dict__.update(fresh.__dict__)
+    def launched(self) -> Slot:
+        """A slot that begins anew, but for a seed that was not used."""
+        seed = self.asked_seed if self.seed is None else self.seed
+        return Slot(
+            EnvState.INIT,
+            seed=seed,
+            dynamic_seed=self.dynamic_seed,
+            replay_path=self.replay_path,
+        )
 
 
 class Machine:
     """The envs of a manager from ``launch`` to ``close``.
 
     Attributes:
-        exchange: Through which they are asked.
-        slots: Their states, one a env.
+        exchange: The exchange that asks them, and knows which are in flight.
+        slots: Their states, one for each env.
         undelivered: What ``step`` has not returned, or raised, yet, in the order of arrival.
         reset_errors: What resets are to raise.
     """
@@ -159,195 +129,188 @@ class Machine:
     ) -> None:
         """Builds the envs: they are in INIT."""
         self.exchange = _exchange(env_fns, config)
+        slots[:] = [slot.launched() for slot in slots]
         self.slots = slots
         self.undelivered: dict[int, BaseEnvTimestep | BaseException] = {}
         self.reset_errors: dict[int, BaseException] = {}
         self._config = config
-        self._num_answers = 0
-        for slot in slots:
-            slot.launched()
+        self._policy = config.faults or FaultPolicy()
 
     def end(self) -> None:
         """Notes that there are no envs any more."""
         for slot in self.slots:
-            slot.state, slot.in_flight, slot.reset_at = EnvState.VOID, False, None
+            slot.state = EnvState.VOID
         self.undelivered.clear()
         self.reset_errors.clear()
 
+    # ---- questions ---------------------------------------------------------------------------
+
+    def is_in_flight(self, env: int) -> bool:
+        """Whether an env steps, or has stepped and its result was not returned yet."""
+        return env in self.undelivered or self._is_stepping(env)
+
+    def _is_stepping(self, env: int) -> bool:
+        return self.slots[env].state is EnvState.RUN and self.exchange.in_flight(env)
+
+    @property
+    def ready(self) -> list[int]:
+        """The envs that can be stepped."""
+        return [
+            env
+            for env, slot in enumerate(self.slots)
+            if slot.state is EnvState.RUN and not self.is_in_flight(env)
+        ]
+
+    @property
+    def stepping(self) -> list[int]:
+        """The envs whose steps have not been answered."""
+        return [env for env in range(len(self.slots)) if self._is_stepping(env)]
+
+    def any_goes_on(self) -> bool:
+        """Whether there is a timestep to act on, or something to raise."""
+        return any(
+            isinstance(each, BaseException)
+            or (not each.done and self.slots[env].state is not EnvState.ERROR)
+            for env, each in self.undelivered.items()
+        )
+
     # ---- asking ------------------------------------------------------------------------------
 
-    def wait_until_home(self) -> None:
-        """Waits until nothing is asked of any env; results are kept."""
+    def wait_for_all(self) -> None:
+        """Waits until no env is in flight; results are kept."""
         while self.exchange.num_in_flight:
             self.pump(1, math.inf)
 
     def call(self, envs: Sequence[int], name: str, *args: Any) -> list[Any]:
-        """Calls a method of what stands for envs, as soon as nothing is asked of any."""
-        self.wait_until_home()
+        """Calls a method of the ``ManagedEnv`` of each of these envs, once none is in flight."""
+        self.wait_for_all()
         return self.exchange.call(name, args, envs=envs) if envs else []
 
+    def step(self, actions: Mapping[int, Any]) -> None:
+        """Asks envs to step."""
+        space = self.exchange.single_action_space
+        envs, given = list(actions), list(actions.values())
+        if isinstance(space, Numbers):
+            batch = space.rows(given)
+        else:
+            try:
+                batch = batched(space, given)
+            except ValueError as error:
+                raise ValueError(f"{error} (These are places among envs {envs}.)") from None
+            batch = mapped(space, _with_numbers, space, batch)
+        for env in envs:
+            self.slots[env].restarts = self.exchange.restarts(env)
+        self.exchange.ask(envs, batch)
+
+    def reset(self, params: Mapping[int, dict[str, Any] | None]) -> None:
+        """Asks envs to reset with these arguments; what they have returned is discarded."""
+        while any(map(self.exchange.in_flight, params)):
+            self.pump(1, math.inf, held=params)
+        for env in params:
+            slot = self.slots[env]
+            slot.attempts = 0
+            self.undelivered.pop(env, None)
+            self.reset_errors.pop(env, None)
+            if slot.state is EnvState.RESET:
+                slot.state = EnvState.NEED_RESET
+        self._ask_to_reset(params)
+
+    def _ask_to_reset(self, params: Mapping[int, dict[str, Any] | None]) -> None:
+        seeds: list[int | None] = []
+        orders: list[Orders] = []
+        for env, param in params.items():
+            slot = self.slots[env]
+            slot.asked_at, slot.restarts = time.monotonic(), self.exchange.restarts(env)
+            if slot.seed is not None:
+                slot.asked_seed, slot.seed = slot.seed, None
+            seeds.append(slot.asked_seed)
+            name = f"env-{env}-{slot.restarts}" if slot.restarts else f"env-{env}"
+            orders.append(Orders(param, slot.dynamic_seed, slot.replay_path, name))
+        try:
+            # What may have ended a process is not repeated by itself: it counts as an attempt.
+            self.exchange.ask_reset(list(params), seeds, orders, repeat=False)
+        finally:
+            for env, param in params.items():
+                if self.exchange.in_flight(env):
+                    self.slots[env].param, self.slots[env].state = param, EnvState.RESET
+
+    def deliver(self) -> dict[int, BaseEnvTimestep]:
+        """Hands out the timesteps that have arrived, or raises what has."""
+        arrived = dict(self.undelivered)
+        self.undelivered.clear()
+        errors = {env: each for env, each in arrived.items() if isinstance(each, BaseException)}
+        timesteps = {
+            env: each for env, each in arrived.items() if not isinstance(each, BaseException)
+        }
+        _raise_first(errors, timesteps)
+        return timesteps
+
+    def raise_reset_errors(self, envs: Iterable[int] | None = None) -> None:
+        """Raises what the resets of these envs, or of any, have come to; once."""
+        chosen = [*self.reset_errors] if envs is None else envs
+        _raise_first(
+            {env: self.reset_errors.pop(env) for env in chosen if env in self.reset_errors}, {}
+        )
+
+    # ---- answers -----------------------------------------------------------------------------
+
     def pump(self, count: int, deadline: float, held: Collection[int] = ()) -> None:
-        """Sends what is due, waits for so many answers, and acts on them.
+        """Asks for resets that are due, waits for so many answers, and acts on them.
 
         Returns earlier when something else is due, and at the deadline (monotonic clock). Envs that
         are held are not reset: the caller will.
         """
-        now = time.monotonic()
+        stepping = self.stepping
         try:
-            until = min(self._send_due(now, held), deadline)
+            now = time.monotonic()
+            until = min(self._ask_what_is_due(now, held), deadline)
             timeout = None if until == math.inf else max(0.0, until - now)
-            asked = self.exchange.num_in_flight
-            if asked:
-                for answer in self._answers(min(count, asked), timeout):
-                    self._take(*answer)
+            in_flight = self.exchange.num_in_flight
+            if in_flight:
+                self._take(min(count, in_flight), timeout)
             elif timeout is not None:
                 time.sleep(timeout)  # until a reset is retried
-            self._send_due(time.monotonic(), held)
+            self._ask_what_is_due(time.monotonic(), held)
         except BaseException:
             if self.exchange.closed:  # it could not go on
                 self.end()
-            else:
-                self._find_lost()
+            for env in stepping:  # Ctrl-C may have cost what was taken
+                if not self.exchange.closed and not self.is_in_flight(env):
+                    self._abnormal(env, "it was interrupted")
             raise
 
-    def _find_lost(self) -> None:
-        """Makes up for answers that an interrupted call (Ctrl-C) took without acting on them."""
-        for env, slot in enumerate(self.slots):
-            if self.exchange.in_flight(env):
-                continue
-            if slot.state is EnvState.RESET and slot.reset_at is None:
-                slot.reset_at = _NOW
-            elif slot.in_flight and env not in self.undelivered:
-                self._abnormal(env, "it was interrupted")
-
-    def _send_due(self, now: float, held: Collection[int]) -> float:
-        """Asks envs to reset whose time has come; when the next thing is due."""
+    def _ask_what_is_due(self, now: float, held: Collection[int]) -> float:
+        """Asks for the resets whose time has come; returns when the next thing is due."""
         due = math.inf
         patience = self._config.connect_timeout or math.inf
-        renews = self._config.retry_type == "renew"
-        known: list[int] = []
-        to_tell: list[int] = []
+        params: dict[int, dict[str, Any] | None] = {}
         for env, slot in enumerate(self.slots):
             if slot.state is not EnvState.RESET:
                 continue
-            at = slot.asked_at + patience if slot.reset_at is None else slot.reset_at
+            in_flight = self.exchange.in_flight(env)
+            at = slot.asked_at + patience if in_flight else slot.reset_at
             if now < at:
                 due = min(due, at)
-            elif slot.reset_at is None:
-                slot.asked_at = math.inf  # said once
-                slot.late = ConnectionError(
-                    f"env {env}: no answer to reset() within connect_timeout={patience:g} s; "
-                    "its process was replaced"
-                )
+            elif in_flight:
                 self.exchange.restart([env])
+                self.exchange.take([env])  # of the new process, which was not asked
+                self._reset_failed(
+                    env,
+                    ConnectionError(
+                        f"env {env}: no answer to reset() within connect_timeout={patience:g} s; "
+                        "its process was replaced"
+                    ),
+                )
+                due = min(due, slot.reset_at)
             elif env not in held:
-                generation = self.exchange.restarts(env)
-                if renews and slot.attempts and generation == slot.asked_generation:
-                    self.exchange.restart([env])
-                    generation = self.exchange.restarts(env)
-                is_known = slot.seed_used and generation == slot.generation
-                (known if is_known else to_tell).append(env)
-        for envs in known, to_tell:
-            if envs:
-                self.ask_to_reset(envs, envs is to_tell)
+                params[env] = slot.param
+        if params:
+            self._ask_to_reset(params)
+            due = min(due, now + patience)
         return due
 
-    def ask_to_step(self, envs: list[int], actions: list[Any]) -> None:
-        """Asks envs to step, with an action each: first those that were ready first."""
-        # A worker goes by that order. In any other, some of its envs would always come last.
-        order = sorted(range(len(envs)), key=lambda i: self.slots[envs[i]].answered)
-        try:
-            ordered = [envs[i] for i in order]
-            self.exchange.ask(ordered, self._batch(ordered, [actions[i] for i in order]))
-        finally:
-            for env in self._asked(envs):
-                self.slots[env].in_flight = True
-
-    def ask_to_reset(
-        self,
-        envs: list[int],
-        told: bool,
-        params: Mapping[int, dict[str, Any] | None] | None = None,
-    ) -> None:
-        """Asks envs to reset; with ``told``, sends them orders how to."""
-        if params is None:
-            params = {env: self.slots[env].param for env in envs}
-        else:
-            self._drop(params)
-        try:
-            orders = [self._orders(env, params[env]) for env in envs] if told else None
-            # A new process must not repeat what may have ended the old one before that was
-            # counted here: without orders it says that it is fresh.
-            self.exchange.ask_reset(envs, options=orders, repeat=False)
-        finally:
-            for env in self._asked(envs):
-                slot = self.slots[env]
-                slot.param, slot.with_orders = params[env], told
-                slot.state, slot.reset_at, slot.late = EnvState.RESET, None, None
-
-    def _batch(self, envs: Sequence[int], actions: Sequence[Any]) -> Any:
-        """Actions of these envs as the core takes them."""
-        space = self.exchange.single_action_space
-        if isinstance(space, Numbers):
-            return space.rows(actions)
-        try:
-            batch = batched(space, actions)
-        except ValueError as error:
-            raise ValueError(f"{error} (These are places among envs {list(envs)}.)") from None
-        return mapped(space, _with_numbers, space, batch)
-
-    def _asked(self, envs: Iterable[int]) -> list[int]:
-        """Notes that envs were asked: all of them, unless Ctrl-C came before some were."""
-        now = time.monotonic()
-        asked = [env for env in envs if self.exchange.in_flight(env)]
-        for env in asked:
-            self.slots[env].asked_at = now
-            self.slots[env].asked_generation = self.exchange.restarts(env)
-        return asked
-
-    def _drop(self, envs: Iterable[int]) -> None:
-        """Forgets what was asked of envs and what they returned: the caller resets them."""
-        for env in envs:
-            slot = self.slots[env]
-            slot.in_flight, slot.reset_at, slot.attempts = False, None, 0
-            self.undelivered.pop(env, None)
-            self.reset_errors.pop(env, None)
-            if slot.state is EnvState.RESET:  # it was to be: now it is by the caller
-                slot.state = EnvState.NEED_RESET
-
-    def _orders(self, env: int, param: dict[str, Any] | None) -> Orders:
-        slot = self.slots[env]
-        generation = self.exchange.restarts(env)
-        seed = slot.seed
-        if slot.seed_used and seed is not None:
-            # A new process goes on with a seed of its own, as the core's do.
-            seed = None if generation == slot.generation else restart_seed(seed, generation)
-        name = f"env-{env}" if generation == 0 else f"env-{env}-{generation}"
-        return Orders(param, seed, slot.dynamic_seed, slot.replay_path, name)
-
-    def deliver(self) -> dict[int, BaseEnvTimestep]:
-        """Hands out the timesteps that have arrived, or raises what has."""
-        arrived, self.undelivered = self.undelivered, {}
-        timesteps: dict[int, BaseEnvTimestep] = {}
-        errors: dict[int, BaseException] = {}
-        for env, each in arrived.items():
-            self.slots[env].in_flight = False
-            if isinstance(each, BaseException):
-                errors[env] = each
-            else:
-                timesteps[env] = each
-        if errors:
-            raise _first_of(errors, timesteps)
-        return timesteps
-
-    # ---- answers -----------------------------------------------------------------------------
-
-    def _answers(self, count: int, timeout: float | None) -> list[Answer]:
-        """Waits for so many answers; those that are there, less when the time is up.
-
-        Args:
-            count: At most as many as were asked.
-            timeout: Seconds to wait. None: as long as it takes.
+    def _take(self, count: int, timeout: float | None) -> None:
+        """Waits for so many answers, and acts on those that are there; less at the time limit.
 
         Raises:
             WorkerCrashError: Processes could not be kept alive; all is closed.
@@ -355,88 +318,127 @@ class Machine:
         try:
             taken = self.exchange.take(count=self.exchange.num_envs, least=count, timeout=timeout)
         except multiprocessing.TimeoutError:
-            return []
-        rows = taken.observations
-        if type(rows) is not np.ndarray:  # else its rows are views, too
-            space = self.exchange.single_observation_space
-            rows = [one_of(space, taken.observations, row) for row in range(len(taken.envs))]
-        found: list[Answer] = [(failure.env, failure, _PLAIN, None) for failure in taken.failures]
+            return
+        for failure in taken.failures:  # what the env has returned cannot be read
+            if self.slots[failure.env].state is EnvState.RESET:
+                self._reset_failed(failure.env, failure.exception())
+            else:
+                self._abnormal(failure.env, failure.summary)
+        space = self.exchange.single_observation_space
         for row, env in enumerate(taken.envs.tolist()):
-            info = taken.infos[row]
-            note = info.pop(NOTE, _PLAIN)
-            reward = taken.rewards[row] if note.reward is None else note.reward
-            ended = bool(taken.terminations[row]), bool(taken.truncations[row])
-            found.append((env, (rows[row], reward, *ended, info), note, taken.reports.get(env)))
-        return found
+            observation, info = one_of(space, taken.observations, row), taken.infos[row]
+            note, report = info.pop(NOTE, {}), taken.reports.get(env)
+            if self.slots[env].state is EnvState.RESET:
+                self._take_reset(env, observation, info, note, report)
+            elif report is not None and report.cut_off:
+                self._take_cut_off(env, report.fault)
+            elif "abnormal" in note:
+                self.slots[env].state = EnvState.ERROR
+                observation, reward, done = note["abnormal"]
+                self.undelivered[env] = BaseEnvTimestep(observation, reward, done, info)
+            elif "failure" in note:
+                self._take_failure(env, note["failure"])
+            else:
+                reward = note.get("reward", taken.rewards[row])
+                ended = bool(taken.terminations[row]), bool(taken.truncations[row])
+                self._take_step(env, observation, reward, ended, info, note)
 
-    def _take(
-        self, env: int, result: StepResult | Failure, note: Note, told: Report | None
+    def _take_step(
+        self,
+        env: int,
+        observation: Any,
+        reward: npt.NDArray[Any],
+        ended: tuple[bool, bool],
+        info: dict[str, Any],
+        note: dict[str, Any],
     ) -> None:
-        """Acts on an answer."""
+        """Acts on a step that went well, and on the reset that followed it in place."""
         slot = self.slots[env]
-        self._num_answers += 1
-        slot.answered = self._num_answers
-        if slot.state is EnvState.RESET:
-            self._take_reset(slot, env, result, note, told)
-        elif isinstance(result, Failure):
-            self._abnormal(env, result.summary)
-        elif told is not None and told.cut_off:  # because of this env, or of another in its worker
-            if self._is_of(slot, env, told.fault) and self._cure(told.fault.type) == "raise":
-                self._raise_later(env, self._exception(told.fault, env, "step"))
-            else:
-                self._truncated(env, told.fault)
-        elif note.abnormal is not None:
-            slot.state = EnvState.ERROR
-            self.undelivered[env] = BaseEnvTimestep(*note.abnormal, result[-1])
-        elif note.failure is not None and note.failure.operation == "step":
-            cure = self._cure(note.failure.type)
-            if cure == "raise":
-                self._raise_later(env, note.failure.exception())
-            else:
-                fault = self.exchange.count_fault(note.failure, cure)
-                if cure == "restart":
-                    self.exchange.restart([env])
-                self._truncated(env, fault)
-        else:
-            self._take_step(slot, env, note, result)
-
-    def _take_step(self, slot: Slot, env: int, note: Note, result: StepResult) -> None:
-        """Acts on a step that went well."""
-        observation, reward, terminated, truncated, info = result
-        if note.ended is not None:
-            terminated, truncated, info["final_obs"], slot.reset_info = note.ended
+        if "reset" in note:
+            ended, info["final_obs"], slot.reset_info = note["reset"]
+        terminated, truncated = ended
         done = terminated or truncated
         if done:
             info["TimeLimit.truncated"] = truncated and not terminated
         self.undelivered[env] = BaseEnvTimestep(observation, reward, done, info)
-        if done:
-            self._end_episode(env)
-        if not done or (note.ended is not None and slot.state is EnvState.RESET):
-            slot.state, slot.reset_at, slot.observation = EnvState.RUN, None, observation
-        elif note.failure is not None and slot.state is EnvState.RESET:  # the reset in place
-            self._fail(env, note.failure.exception())
+        slot.observation = observation
+        if not done:
+            return
+        self._end_episode(env)
+        if slot.state is EnvState.RESET and "reset" in note:
+            slot.state = EnvState.RUN
+        elif slot.state is EnvState.RESET and "reset failed" in note:
+            self._reset_failed(env, note["reset failed"].exception())
 
-    def _end_episode(self, env: int) -> None:
-        slot = self.slots[env]
-        slot.episodes += 1
-        if slot.episodes >= self._config.episode_num:
-            slot.state = EnvState.DONE
-        elif not self._config.auto_reset:
-            slot.state = EnvState.NEED_RESET
+    def _take_failure(self, env: int, failure: Failure) -> None:
+        """Acts on a step that has raised."""
+        late = failure.type == EnvTimeoutError.__name__
+        cure = self._policy.on_timeout if late else self._policy.on_error
+        if cure == "raise":
+            self._raise_later(env, failure.exception())
+            return
+        fault = self.exchange.count_fault(failure, cure)
+        if cure == "restart":
+            self.exchange.restart([env])
+        self._truncated(env, fault)
+
+    def _take_cut_off(self, env: int, fault: Fault) -> None:
+        """Acts on a step that was lost because of this env, or of another in its worker."""
+        late = fault.type == EnvTimeoutError.__name__
+        cure = self._policy.on_timeout if late else self._policy.on_crash
+        if cure == "raise" and self._blames(fault, env):
+            self._raise_later(env, self._exception(fault, env, "step"))
         else:
-            slot.state, slot.reset_at = EnvState.RESET, _NOW
+            self._truncated(env, fault)
 
-    def _is_of(self, slot: Slot, env: int, fault: Fault) -> bool:
+    def _take_reset(
+        self,
+        env: int,
+        observation: Any,
+        info: dict[str, Any],
+        note: dict[str, Any],
+        report: Report | None,
+    ) -> None:
+        """Acts on the answer to a reset."""
+        slot = self.slots[env]
+        if report is not None and report.fault.restarts > slot.restarts:  # it was lost
+            if self._blames(report.fault, env):
+                self._reset_failed(env, self._exception(report.fault, env, "reset"))
+        elif "reset failed" in note:
+            self._reset_failed(env, note["reset failed"].exception())
+        else:
+            slot.state, slot.attempts, slot.asked_seed = EnvState.RUN, 0, None
+            slot.observation, slot.reset_info = observation, info
+            self._forgive(env)
+
+    def _reset_failed(self, env: int, cause: BaseException) -> None:
+        """Handles a reset that has failed: schedules a retry, or gives up."""
+        slot = self.slots[env]
+        slot.attempts += 1
+        tries = max(1, self._config.max_retry)
+        log.warning("env %d: reset failed (%d of %d): %r", env, slot.attempts, tries, cause)
+        if slot.attempts < tries:
+            slot.reset_at = time.monotonic() + self._config.retry_waiting_time
+            replaced = self.exchange.restarts(env) > slot.restarts
+            if self._config.retry_type == "renew" and not replaced:
+                self.exchange.restart([env])
+            return
+        slot.state, slot.attempts = EnvState.ERROR, 0
+        error = RuntimeError(
+            f"Env {env} reset has exceeded max retries({tries}), and the latest exception is: "
+            f"{cause!r}"
+        )
+        error.__cause__ = cause
+        self.reset_errors[env] = error
+        self._forgive(env)
+
+    # ---- what becomes of an env --------------------------------------------------------------
+
+    def _blames(self, fault: Fault, env: int) -> bool:
         """Whether it was in this env's step or reset that its worker failed."""
-        if fault.type == "Restart" or fault.restarts <= slot.asked_generation:
+        if fault.type == "Restart" or fault.restarts <= self.slots[env].restarts:
             return False
         return fault.env == env or fault.type != EnvTimeoutError.__name__
-
-    def _cure(self, error: str) -> str:
-        policy = self._config.faults or _DEFAULT
-        if error == EnvTimeoutError.__name__:
-            return policy.on_timeout
-        return policy.on_crash if error == WorkerCrashError.__name__ else policy.on_error
 
     def _exception(self, fault: Fault, env: int, operation: str) -> BaseException:
         """What a fault of an env is raised as, if it is raised."""
@@ -451,14 +453,23 @@ class Machine:
         return error
 
     def _truncated(self, env: int, fault: Fault) -> None:
-        """An episode that a fault has cut off."""
+        """Ends an episode that a fault has cut off."""
         info = {"fault": fault.info, "TimeLimit.truncated": True}
-        observation = self.slots[env].observation  # the last
-        self.undelivered[env] = BaseEnvTimestep(observation, np.float64(0.0), True, info)
+        last = self.slots[env].observation
+        self.undelivered[env] = BaseEnvTimestep(last, np.float64(0.0), True, info)
         self._end_episode(env)
 
+    def _end_episode(self, env: int) -> None:
+        slot = self.slots[env]
+        slot.episodes += 1
+        slot.reset_at = 0.0
+        if slot.episodes >= self._config.episode_num:
+            slot.state = EnvState.DONE
+        else:
+            slot.state = EnvState.RESET if self._config.auto_reset else EnvState.NEED_RESET
+
     def _abnormal(self, env: int, why: str) -> None:
-        """A timestep that could not be read."""
+        """Makes a timestep of what could not be read."""
         log.warning("env %d: its timestep cannot be read: %s", env, why)
         self.slots[env].state = EnvState.ERROR
         self.undelivered[env] = BaseEnvTimestep(None, None, False, {"abnormal": True, "error": why})
@@ -466,71 +477,18 @@ class Machine:
     def _raise_later(self, env: int, error: BaseException) -> None:
         self.slots[env].state = EnvState.ERROR
         self.undelivered[env] = error
-        self._goes_on(env)
+        self._forgive(env)
 
-    def _take_reset(
-        self, slot: Slot, env: int, result: StepResult | Failure, note: Note, told: Report | None
-    ) -> None:
-        """Acts on the answer to a reset."""
-        late, slot.late = slot.late, None
-        if late is not None:
-            self._fail(env, late)
-        elif isinstance(result, Failure):
-            self._fail(env, result.exception())
-        elif note.failure is not None:
-            self._fail(env, note.failure.exception())
-        elif not note.fresh:
-            slot.state, slot.attempts = EnvState.RUN, 0
-            slot.observation, *_, slot.reset_info = result
-            if slot.with_orders:
-                slot.seed_used, slot.generation = True, slot.asked_generation
-            self._goes_on(env)
-        elif told is not None and self._is_of(slot, env, told.fault):
-            self._fail(env, self._exception(told.fault, env, "reset"))
-        else:  # its process was replaced for another reason
-            slot.reset_at = _NOW
-
-    def _fail(self, env: int, cause: BaseException) -> None:
-        """Handles a reset that has failed: retries it later, or gives up."""
-        slot = self.slots[env]
-        slot.attempts += 1
-        tries = max(1, self._config.max_retry)
-        log.warning("env %d: reset failed (%d of %d): %r", env, slot.attempts, tries, cause)
-        if slot.attempts < tries:
-            slot.reset_at = time.monotonic() + self._config.retry_waiting_time
-            return
-        slot.state, slot.reset_at, slot.attempts = EnvState.ERROR, None, 0
-        error = RuntimeError(
-            f"Env {env} reset has exceeded max retries({tries}), and the latest exception is: "
-            f"{cause!r}"
-        )
-        error.__cause__ = cause
-        self.reset_errors[env] = error
-        self._goes_on(env)
-
-    def _goes_on(self, env: int) -> None:
+    def _forgive(self, env: int) -> None:
         """Counts an env's faults anew: it has recovered, or its failure is reported."""
         if self._config.faults is None:
             self.exchange.forgive(env)
 
-    def raise_reset_errors(self, envs: Iterable[int] | None = None) -> None:
-        """Raises what the resets of these envs, or of any, have come to; once."""
-        chosen = [*self.reset_errors] if envs is None else envs
-        errors = {env: self.reset_errors.pop(env) for env in chosen if env in self.reset_errors}
-        if errors:
-            raise _first_of(errors, {})
 
-    def any_goes_on(self) -> bool:
-        """Whether there is a timestep to act on, or something to raise."""
-        return any(
-            isinstance(each, BaseException)
-            or (not each.done and self.slots[env].state is not EnvState.ERROR)
-            for env, each in self.undelivered.items()
-        )
-
-
-def _first_of(errors: dict[int, BaseException], timesteps: dict[int, Any]) -> BaseException:
-    """The error of the first env, which names those of others, and has what came with them."""
+def _raise_first(errors: dict[int, BaseException], timesteps: dict[int, Any]) -> None:
+    """Raises the error of the first env, with the other envs' in a note and with the timesteps."""
+    if not errors:
+        return
     first, *others = sorted(errors)
     error = errors[first]
     if others and hasattr(error, "add_note"):  # Python 3.11
@@ -541,7 +499,7 @@ def _first_of(errors: dict[int, BaseException], timesteps: dict[int, Any]) -> Ba
         error.timesteps = timesteps  # type: ignore[attr-defined]
     except AttributeError:
         log.warning("%r takes no attribute: timesteps of envs %s are lost", error, [*timesteps])
-    return error
+    raise error
 
 
 def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) -> Exchange:
@@ -551,26 +509,20 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
         ValueError: Time limits, or numbers of workers, that cannot be.
         Exception: What an env_fn raises, and as ``Exchange``.
     """
-    policy = config.faults or FaultPolicy()
-    step_timeout = given_once("step_timeout", config.step_timeout, policy.step_timeout)
-    reset_timeout = given_once("reset_timeout", config.reset_timeout, policy.reset_timeout)
-    limited = step_timeout is not None or reset_timeout is not None
+    # The manager tries resets again, so that the exchange need only limit those processes that make
+    # no progress at all.
+    default = FaultPolicy(max_restarts=10 + config.max_retry, window_s=math.inf, backoff_s=0.0)
+    policy = config.faults or default
+    limits = {
+        name: getattr(policy, name) or getattr(config, name)
+        for name in ("step_timeout", "reset_timeout")
+    }
+    limited = any(limits.values())
     num_workers = config.num_workers
     if num_workers is None and (limited or config.retry_type == "renew"):
         num_workers = len(env_fns)
     # Nothing but a new process ends C code that hangs; a policy may try to interrupt first.
     late = "reset" if policy.on_timeout == "reset" else "restart"
-    # What the core restarts anyway the manager may still raise. Resets are tried again by the
-    # manager, so the core's limit is for those that make no progress at all.
-    limits = FaultPolicy(max_restarts=10 + config.max_retry, window_s=math.inf, backoff_s=0.0)
-    core = replace(
-        limits if config.faults is None else policy,
-        on_crash="restart",
-        on_error="raise",
-        on_timeout=late if limited else "raise",
-        step_timeout=step_timeout,
-        reset_timeout=reset_timeout,
-    )
     return Exchange(
         [
             partial(
@@ -588,7 +540,15 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
         context=config.context,
         autoreset_mode=AutoresetMode.DISABLED,
         num_workers=num_workers,
-        faults=core,
+        step_timeout=config.step_timeout,
+        reset_timeout=config.reset_timeout,
+        faults=replace(
+            policy,
+            on_crash="restart",
+            on_error="raise",
+            on_timeout=late if limited else "raise",
+            **limits,
+        ),
         num_buffers=_FRAMES,
         hold_batches=_HELD,
     )
