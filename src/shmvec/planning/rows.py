@@ -7,6 +7,7 @@ core sees rows whose episodes never end, so it never resets one by itself.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ import numpy as np
 from shmvec.exchange import EnvFn, HostedEnv
 from shmvec.states import StateAccess
 
-__all__ = ["DT", "INDEX", "NUM_ORDERS", "SET", "WANTED", "Row", "SharedEnv"]
+__all__ = ["DT", "INDEX", "NUM_ORDERS", "SET", "WANTED", "Row", "SharedEnv", "copied"]
 
 # Columns of a row's orders: steps to make (0: none), whether to set the state first, whether to
 # return the one after it, and the row's index in the user's batch, for messages.
@@ -26,72 +27,107 @@ class SharedEnv:
     """An env that continues from any state: one a worker, which all the worker's rows step.
 
     Attributes:
-        env: The env, once it is open.
-        state: Takes and sets the env's state.
         observation: The env's last.
         over: Whether the env's episode has ended.
+        num_steps: Number of env steps that the last step has made.
     """
 
-    env: gym.Env[Any, Any] | None = None
-    state: StateAccess
-    observation: Any
+    observation: Any = None
     over = False
+    num_steps = 0
+    _env: Any = None
+    _state: StateAccess | None = None
 
-    def __init__(self, env_fn: EnvFn, frameskip: int, autoreset: bool, include_rng: bool) -> None:
-        """Takes the env's function; ``open`` calls it, in the worker."""
+    def __init__(
+        self,
+        env_fn: EnvFn,
+        frameskip: int = 1,
+        autoreset: bool = False,
+        include_rng: bool = True,
+    ) -> None:
+        """Takes the env's function, which is called when the env is first needed."""
         self._env_fn = env_fn
         self._frameskip = frameskip
         self._autoreset = autoreset
         self._include_rng = include_rng
 
-    def open(self) -> gym.Env[Any, Any]:
+    @property
+    def env(self) -> Any:
         """The env, built now if it was not."""
-        if self.env is None:
+        if self._env is None:
             env = self._env_fn()
             try:
                 self.observation = env.reset()[0]  # some have no state before
-                self.state = StateAccess(env, self._include_rng)
             except BaseException:
                 env.close()
                 raise
-            self.env = env
-        return self.env
+            self._env = env
+        return self._env
 
-    def set(self, state: Any) -> None:
-        """Sets a state, which the env may keep."""
-        self.state.set(state)
+    @env.setter
+    def env(self, env: Any) -> None:
+        """Takes the env's place, wrapped for example."""
+        self._env, self._state = env, None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the env was built, and not closed since."""
+        return self._env is not None
+
+    @property
+    def state(self) -> StateAccess:
+        """Takes and sets the env's state."""
+        if self._state is None:
+            self._state = StateAccess(self.env, self._include_rng)
+        return self._state
+
+    def get_state(self) -> Any:
+        """A copy of the env's state."""
+        return copied(self.state.get())
+
+    def set_state(self, state: Any) -> None:
+        """Sets a copy of a state."""
+        self.state.set(copied(state))
         self.over = False
 
     def reset(self, **arguments: Any) -> dict[str, Any]:
         """Resets the env; returns the info."""
-        assert self.env is not None
         self.observation, info = self.env.reset(**arguments)
         self.over = False
-        return info
+        return info  # type: ignore[no-any-return]
 
     def step(self, action: Any, dt: int) -> tuple[float, bool, bool, dict[str, Any]]:
         """Repeats an action ``dt`` times: the sum of rewards, how it ended, and the last info."""
-        assert self.env is not None
+        env = self.env
         was_reset = self.over and self._autoreset
         if was_reset:
-            self.env.reset()
+            env.reset()
         info: dict[str, Any] = {}
-        step, reward, terminated, truncated = self.env.step, 0.0, False, False
-        for _ in range(dt * self._frameskip):
+        step, reward, terminated, truncated, count = env.step, 0.0, False, False, 0
+        for count in range(1, dt * self._frameskip + 1):  # noqa: B007
             self.observation, gained, terminated, truncated, info = step(action)
             reward += float(gained)
             if terminated or truncated:
                 break
-        self.over = terminated or truncated
+        self.num_steps, self.over = count, terminated or truncated
         if was_reset:
             info = {**info, "autoreset": True}
-        return reward, terminated, truncated, info
+        return reward, bool(terminated), bool(truncated), info
+
+    def render(self) -> Any:
+        """What the env renders, in the state it is in."""
+        return self.state.rendered(self.env.render)
 
     def close(self) -> None:
-        """Closes the env, once."""
-        env, self.env = self.env, None
+        """Closes the env, once; it is built anew if it is used again."""
+        env, self.env = self._env, None
         if env is not None:
             env.close()
+
+
+def copied(state: Any) -> Any:
+    """A state that nothing else will change."""
+    return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
 
 
 class Row(HostedEnv):
@@ -99,20 +135,25 @@ class Row(HostedEnv):
 
     def __init__(self, shared: SharedEnv) -> None:
         """Takes the env it shares."""
-        super().__init__(shared.open())
+        super().__init__(shared.env)
         self._shared = shared
+        try:
+            self._state = shared.state
+        except BaseException:
+            shared.close()
+            raise
         self._ends = np.zeros(2, np.int8)  # the dtype of MultiBinary
         self.observation_space = gym.spaces.Dict(
             {
                 "observation": self.env.observation_space,
-                "state": shared.state.space,
+                "state": self._state.space,
                 "ends": gym.spaces.MultiBinary(2),
             }
         )
         self.action_space = gym.spaces.Dict(
             {
                 "action": self.env.action_space,
-                "state": shared.state.space,
+                "state": self._state.space,
                 "orders": gym.spaces.Box(0, np.iinfo(np.int64).max, (NUM_ORDERS,), np.int64),
             }
         )
@@ -133,7 +174,7 @@ class Row(HostedEnv):
         dt, given, wanted, index = action["orders"].tolist()
         try:
             if given:
-                shared.state.put(action["state"])  # it was checked as one of a batch
+                self._state.put(action["state"])  # it was checked as one of a batch
                 shared.over = False
             if not dt:
                 return self._seen(False, False, wanted), 0.0, False, False, {}
@@ -146,7 +187,7 @@ class Row(HostedEnv):
             raise
 
     def _seen(self, terminated: bool, truncated: bool, wanted: bool) -> dict[str, Any]:
-        ends, state = self._ends, self._shared.state
+        ends, state = self._ends, self._state
         ends[0] = terminated
         ends[1] = truncated
         return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +23,7 @@ from shmvec.exchange import (
     usable_cores,
 )
 from shmvec.planning.batches import checked_dt
-from shmvec.planning.rows import SharedEnv
+from shmvec.planning.rows import SharedEnv, copied
 from shmvec.planning.workers import Work, Workers
 from shmvec.spaces import one_of
 
@@ -256,7 +255,7 @@ class PlanningVectorEnv(OwnsProcesses):
             TypeError: It has another dtype.
         """
         workers = self._running()
-        given = self.get_state() if state is None else _kept(state)
+        given = self.get_state() if state is None else copied(state)
         return workers.do(workers.setting(workers.batches.checked_state(given)), blocking)
 
     @exclusive
@@ -272,7 +271,7 @@ class PlanningVectorEnv(OwnsProcesses):
             TypeError: It has another dtype.
         """
         workers = self._running()
-        given = workers.batches.checked_state(_kept(state))
+        given = workers.batches.checked_state(copied(state))
         self._newest = object()
         self._set_current(given)
         return workers.do(workers.setting(given), blocking)
@@ -283,13 +282,13 @@ class PlanningVectorEnv(OwnsProcesses):
         Unless ``step`` has changed it.
         """
         if self._local is None and self._current is not None:
-            return _kept(self._current)
-        return _kept(self._here().state.get())
+            return copied(self._current)
+        return self._here().get_state()
 
     def _set_current(self, state: Any) -> None:
         self._current = state
         if self._local is not None:
-            self._local.set(_kept(state))
+            self._local.set_state(state)
 
     @exclusive
     def reset(
@@ -331,13 +330,13 @@ class PlanningVectorEnv(OwnsProcesses):
     ) -> Work[tuple[Any, ...]]:
         workers = self._running()
         answers = yield from workers.resetting(np.zeros(1, np.intp), [seed], options)
-        state = _kept(answers.observations["state"][0])
+        state = copied(answers.observations["state"][0])
         if self._newest is this:  # else another state was set meanwhile
             self._set_current(state)
         yield from workers.setting(state)
         seen = answers.observations["observation"]
         result = one_of(self.observation_space, seen, 0), answers.infos[0]
-        return (_kept(state), *result) if returned else result
+        return (copied(state), *result) if returned else result
 
     def _resetting_some(
         self, which: npt.NDArray[np.intp], seed: int | None, options: Any, returned: bool
@@ -357,16 +356,21 @@ class PlanningVectorEnv(OwnsProcesses):
             raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
         if self._local is None:
             local = self._make_local()
-            local.open()
+            try:
+                state = local.state
+                if self._current is not None:
+                    state.set(copied(self._current))
+            except BaseException:
+                local.close()
+                raise
             self._local = local
-            if self._current is not None:
-                local.set(_kept(self._current))
         return self._local
 
     @property
     def env(self) -> gym.Env[Any, Any]:
         """The env of this process."""
-        return self._here().open()
+        env: gym.Env[Any, Any] = self._here().env
+        return env
 
     def step(
         self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
@@ -386,11 +390,11 @@ class PlanningVectorEnv(OwnsProcesses):
         times = int(checked_dt(dt, 1)[0])
         here = self._here()
         if state is not None:
-            here.set(_kept(state))
+            here.set_state(state)
         reward, end, truncated, info = here.step(action, times)
-        result = here.observation, reward, bool(end), bool(truncated), info
+        result = here.observation, reward, end, truncated, info
         returned = state is not None if return_state is None else return_state
-        return (_kept(here.state.get()), *result) if returned else result
+        return (here.get_state(), *result) if returned else result
 
     def sample_action(self) -> Any:
         """A random action."""
@@ -398,8 +402,7 @@ class PlanningVectorEnv(OwnsProcesses):
 
     def render(self) -> Any:
         """What the env of this process renders, in the state it is in."""
-        here = self._here()
-        return here.state.rendered(here.open().render)
+        return self._here().render()
 
     def get_image(self) -> npt.NDArray[np.uint8]:
         """A picture of the env of this process, ``(height, width, 3)``.
@@ -463,8 +466,3 @@ class PlanningVectorEnv(OwnsProcesses):
     def __exit__(self, *error: object) -> None:
         """Closes it."""
         self.close()
-
-
-def _kept(state: Any) -> Any:
-    """A state that nothing else will change."""
-    return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
-from shmvec.planning import StateAccess
 from shmvec.planning.batches import checked_dt
+from shmvec.planning.rows import SharedEnv
 
 _GREY = np.array([19595, 38470, 7471])  # parts of 65536: ITU-R 601, as Pillow has it
 
@@ -95,8 +94,7 @@ class GymnasiumEnv:
         self._env_fn = env_fn
         self._include_rng = include_rng
         self._seed: int | None = None
-        self._gym_env: Any = None
-        self._access: StateAccess | None = None
+        self._shared = SharedEnv(self._build, include_rng=include_rng)
         self._observation_space: gym.Space[Any] | None = None
         if not delay_setup:
             self.setup()
@@ -106,21 +104,21 @@ class GymnasiumEnv:
     def setup(self) -> None:
         """Builds the env anew, and resets it."""
         self.close()
+        _ = self.gym_env
+
+    def _build(self) -> Any:
         if self._env_fn is not None:
             env = self._env_fn()
         else:
             env = gym.make(self.name, render_mode=self._render_mode, **self._kwargs)
-        self._gym_env = _without_time_limit(env) if self.remove_time_limit else env
-        self._access = self._observation_space = None
-        self.apply_wrappers(self._wrappers or ())
-        self._gym_env.reset()  # some have no state before
+        self._observation_space = None
+        env = _without_time_limit(env) if self.remove_time_limit else env
+        return _wrapped(env, self._wrappers or ())
 
     @property
     def gym_env(self) -> Any:
         """The Gymnasium env, built now if it was not."""
-        if self._gym_env is None:
-            self.setup()
-        return self._gym_env
+        return self._shared.env
 
     def apply_wrappers(self, wrappers: Iterable[Any]) -> None:
         """Wraps the env.
@@ -128,22 +126,11 @@ class GymnasiumEnv:
         Args:
             wrappers: As the constructor's.
         """
-        for wrapper in wrappers:
-            if not isinstance(wrapper, tuple):
-                self.wrap(wrapper)
-                continue
-            wrapper, arguments = wrapper
-            if isinstance(arguments, dict):
-                self.wrap(wrapper, **arguments)
-            elif isinstance(arguments, (list, tuple)):
-                self.wrap(wrapper, *arguments)
-            else:
-                self.wrap(wrapper, arguments)
+        self._shared.env, self._observation_space = _wrapped(self.gym_env, wrappers), None
 
     def wrap(self, wrapper: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Puts one wrapper around the env, with its arguments."""
-        self._gym_env = wrapper(self.gym_env, *args, **kwargs)
-        self._access = self._observation_space = None
+        self._shared.env, self._observation_space = wrapper(self.gym_env, *args, **kwargs), None
 
     def seed(self, seed: int | None = None) -> None:
         """Seeds the env at its next reset, and its sampled actions."""
@@ -170,9 +157,7 @@ class GymnasiumEnv:
 
     def close(self) -> None:
         """Closes the env; it is built anew if it is used again."""
-        env, self._gym_env = self._gym_env, None
-        if env is not None:
-            env.close()
+        self._shared.close()
 
     def __repr__(self) -> str:
         """Its name and how it steps."""
@@ -226,9 +211,9 @@ class GymnasiumEnv:
     @property
     def render_mode(self) -> str | None:
         """The render mode of the env."""
-        if self._gym_env is None or self._env_fn is None:
+        if self._env_fn is None or not self._shared.is_open:
             return self._render_mode
-        mode: str | None = self._gym_env.render_mode
+        mode: str | None = self.gym_env.render_mode
         return mode
 
     @property
@@ -248,32 +233,23 @@ class GymnasiumEnv:
     # ---- stepping ----------------------------------------------------------------------------
 
     @property
-    def _states(self) -> StateAccess:
-        env = self.gym_env
-        if self._access is None:
-            self._access = StateAccess(env, self._include_rng)
-        return self._access
-
-    @property
     def STATE_IS_ARRAY(self) -> bool:
         """Whether states are arrays."""
-        return isinstance(self._states.space, gym.spaces.Box)
+        return isinstance(self._shared.state.space, gym.spaces.Box)
 
     def get_state(self) -> Any:
         """The state of the env, wrappers included."""
-        return _copied(self._states.get())
+        return self._shared.get_state()
 
     def set_state(self, state: Any) -> None:
         """Sets a state that ``get_state`` gave, here or of an equal env elsewhere."""
-        self._states.set(_copied(state))
+        self._shared.set_state(state)
 
     def reset(self, return_state: bool = True) -> tuple[Any, ...]:
         """Resets the env: ``(state, observation, info)``, or without the state."""
-        env, seed = self.gym_env, self._seed
-        self._seed = None
-        observation, info = env.reset() if seed is None else env.reset(seed=seed)
-        info = self._with_image(info)
-        result = self._shown(observation), info
+        seed, self._seed = self._seed, None
+        info = self._with_image(self._shared.reset(**({} if seed is None else {"seed": seed})))
+        result = self._shown(self._shared.observation), info
         return (self.get_state(), *result) if return_state else result
 
     def step_with_dt(self, action: Any, dt: int = 1) -> tuple[Any, ...]:
@@ -284,16 +260,11 @@ class GymnasiumEnv:
             whatever ``obs_type`` says; the reward is the sum of all, and ``info["n_step"]`` says
             how many.
         """
-        env, total, count = self.gym_env, 0.0, 0
-        for _ in range(int(dt) * self.frameskip):
-            observation, reward, end, truncated, info = env.step(action)
-            total += float(reward)
-            count += 1
-            if end or truncated:
-                break
-        if not count:
+        if int(dt) < 1:
             raise ValueError(f"dt must be at least 1, got {dt!r}")
-        return observation, total, bool(end), bool(truncated), {**info, "n_step": count}
+        shared = self._shared
+        reward, end, truncated, info = shared.step(action, int(dt) * self.frameskip)
+        return shared.observation, reward, end, truncated, {**info, "n_step": shared.num_steps}
 
     def step(
         self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
@@ -336,7 +307,7 @@ class GymnasiumEnv:
 
     def render(self) -> Any:
         """What the env renders, in the state it is in."""
-        return self._states.rendered(self.gym_env.render)
+        return self._shared.render()
 
     def get_image(self) -> npt.NDArray[np.uint8]:
         """A picture, ``(height, width, 3)``.
@@ -393,8 +364,17 @@ def repeats(dt: Any, count: int) -> npt.NDArray[np.int64]:
     return checked_dt(times.astype(np.int64) if times.dtype.kind == "f" else dt, count)
 
 
-def _copied(state: Any) -> Any:
-    return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
+def _wrapped(env: Any, wrappers: Iterable[Any]) -> Any:
+    """An env in wrappers, each alone or with its arguments."""
+    for wrapper in wrappers:
+        wrap, arguments = wrapper if isinstance(wrapper, tuple) else (wrapper, ())
+        if isinstance(arguments, dict):
+            env = wrap(env, **arguments)
+        elif isinstance(arguments, (list, tuple)):
+            env = wrap(env, *arguments)
+        else:
+            env = wrap(env, arguments)
+    return env
 
 
 def _without_time_limit(env: Any) -> Any:
