@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 import warnings
@@ -559,11 +560,29 @@ def test_defaults_of_the_environment_and_of_install_hold(monkeypatch, given):
             monkeypatch.setenv("SHMVEC_STEP_TIMEOUT", "0.2")
         monkeypatch.setattr("shmvec.evaluation._CLOSE_S", 0.1)
         with pytest.raises(shmvec.EnvTimeoutError):
-            evaluate(Stuck, act, 1, num_workers=1, time_limit=30, context="fork")
+            evaluate(Stuck, act, 1, num_workers=1, hard_time_limit=30, context="fork")
         assert len(evaluate(Walk, act, 2, num_workers=0)) == 2
 
 
-def test_when_the_time_is_up_shorter_episodes_do_not_count_for_more():
+def test_when_the_time_is_up_what_has_begun_is_played_to_its_end_and_counts():
+    limit_s, begin, asked = 2.0, time.monotonic(), []
+
+    def slow(observations, env_ids):
+        if not asked:  # the time is up before any episode is over
+            time.sleep(begin + limit_s - time.monotonic())
+        asked.append(len(env_ids))
+        return act(observations, env_ids)
+
+    with closing(ShmVectorEnv([Walk] * 3, num_workers=2)) as envs:
+        begin = time.monotonic()
+        result = evaluate(envs, slow, 9, seeds=0, time_limit=limit_s)
+        assert (len(result), result.asked, result.complete) == (3, 9, False)
+        assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(3))]
+        late = evaluate(envs, act, 9, seeds=0, time_limit=1e-9)
+        assert (len(late), late.steps) == (0, 0)
+
+
+def test_when_the_hard_time_limit_is_over_no_episode_counts_before_which_one_is_missing():
     class Slow(Walk):
         """The episode of seed 2 never ends."""
 
@@ -572,7 +591,7 @@ def test_when_the_time_is_up_shorter_episodes_do_not_count_for_more():
             return observation, reward, self.seed != 2, False, info
 
     seen = []
-    options = {"time_limit": 2.0, "context": "fork"}  # which imports nothing meanwhile
+    options = {"hard_time_limit": 2.0, "context": "fork"}  # which imports nothing meanwhile
     result = evaluate(Slow, act, 9, seeds=0, num_envs=3, progress=seen.append, **options)
     assert not result.complete and (len(result), result.asked) == (2, 9)
     assert result.seeds.tolist() == [0, 1] and result.lengths.tolist() == [1, 1]
@@ -586,7 +605,7 @@ def test_an_env_that_is_slower_than_the_time_limit(tmp_path):
             os.mkfifo(tmp_path / "never")
             open(tmp_path / "never")  # until somebody writes
 
-    result = evaluate(Stuck, act, 1, num_workers=1, time_limit=0.5)
+    result = evaluate(Stuck, act, 1, num_workers=1, hard_time_limit=0.5)
     assert len(result) == 0 and np.isnan(result.mean) and np.isnan(result.interquartile_mean)
     assert "0 episodes of 1" in str(result)
 
@@ -608,7 +627,8 @@ def test_an_env_that_is_slower_than_the_time_limit(tmp_path):
         ({"info_keys": "left"}, TypeError, r"info_keys must be several, as \['left'\]"),
         ({"batch": "full"}, ValueError, "batch must be 'ready' or 'fixed'"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
-        ({"time_limit": 0}, ValueError, "time_limit must be positive"),
+        ({"time_limit": 0}, ValueError, "^time_limit must be positive"),
+        ({"hard_time_limit": 0}, ValueError, "hard_time_limit must be positive"),
         ({"policy": 3}, TypeError, "policy must be callable"),
         ({"envs": [Walk] * 3, "num_envs": 2}, ValueError, "there are 3 env_fns"),
         ({"envs": "No-v0"}, gym.error.Error, "No"),

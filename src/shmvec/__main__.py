@@ -88,7 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument(
         "--fixed-batch", action="store_true", help="always ask the policy about as many envs"
     )
-    command.add_argument("--time-limit", type=_positive(float), metavar="S", help="in seconds")
+    command.add_argument(
+        "--time-limit",
+        type=_positive(float),
+        metavar="S",
+        help="after so many seconds no further episode begins",
+    )
+    command.add_argument(
+        "--hard-time-limit",
+        type=_positive(float),
+        metavar="S",
+        help="after so many seconds nothing is waited for, and shorter episodes count for more",
+    )
     command.add_argument("--info", nargs="+", default=[], metavar="KEY", help="of last infos")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the episodes to a file")
     command.set_defaults(run=_evaluate)
@@ -296,6 +307,7 @@ def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         batch="fixed" if options.fixed_batch else "ready",
         info_keys=options.info,
         time_limit=options.time_limit,
+        hard_time_limit=options.hard_time_limit,
         progress=sys.stderr.isatty(),
         **workers,
     )

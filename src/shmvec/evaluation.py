@@ -186,6 +186,7 @@ def evaluate(
     batch: str = "ready",
     info_keys: Collection[str] = (),
     time_limit: float | None = None,
+    hard_time_limit: float | None = None,
     progress: bool | Callable[[Episode], object] = False,
     video_folder: str | os.PathLike[str] | None = None,
     video_episodes: Collection[int] = (0,),
@@ -228,9 +229,11 @@ def evaluate(
             their actions are discarded.
         info_keys: Further keys of an episode's last info that ``Evaluation.infos`` has;
             ``is_success`` is included where there is one.
-        time_limit: Seconds. When they are over, the episodes before the first unfinished one count:
-            to count all that are finished would favour short ones. Envs that are in the middle of a
-            step are not waited for.
+        time_limit: Seconds after which no further episode begins. Those that are under way are
+            played to their end and count, whatever their length.
+        hard_time_limit: Seconds after which nothing is waited for, not even an env in the middle
+            of a step. The episodes before the first unfinished one count: so shorter ones are more
+            likely to, and the mean is biased towards them.
         progress: True: a bar, where tqdm is installed. A function: it is called with each
             :class:`Episode` when that is over.
         video_folder: Where videos are written, by Gymnasium's ``RecordVideo``:
@@ -266,8 +269,10 @@ def evaluate(
         raise TypeError(f"info_keys must be several, as [{info_keys!r}]")
     keys = dict.fromkeys(info_keys)  # now: what raises here must not do so at the end
     played = _episodes(checked_count("episodes", episodes), seeds, options)
-    if time_limit is not None and not time_limit > 0:
-        raise ValueError(f"time_limit must be positive, got {time_limit}")
+    limits = {"time_limit": time_limit, "hard_time_limit": hard_time_limit}
+    for name, limit in limits.items():
+        if limit is not None and not limit > 0:
+            raise ValueError(f"{name} must be positive, got {limit}")
     check_policy(policy, batch)
     if cluster:
         return _on_nodes(
@@ -276,7 +281,7 @@ def evaluate(
             played,
             {"num_envs": num_envs, **vector_options},
             {"batch_size": batch_size, "batch": batch},
-            {"time_limit": time_limit, "video_folder": video_folder},
+            {**limits, "video_folder": video_folder},
             keys,
             progress,
         )
@@ -311,9 +316,12 @@ def evaluate(
                 options_of=_options_of if video_folder is None else _options_with_number,
                 finished=report,
             )
-            complete = player.play(np.inf if time_limit is None else begin + time_limit)
+            player.play(
+                np.inf if time_limit is None else begin + time_limit,
+                np.inf if hard_time_limit is None else begin + hard_time_limit,
+            )
         if own:
-            _close(vector, None if complete and time_limit is None else _CLOSE_S, None)
+            _close(vector, None if hard_time_limit is None else _CLOSE_S, None)
     except BaseException as error:
         if own:
             _close(vector, _CLOSE_S, error)
@@ -585,21 +593,27 @@ class EpisodePlayer:
         self._batch_size = batch_size
         self._options_of = options_of
         self._finished = finished
+        self._last_start = np.inf
         self._playing: dict[int, Episode] = {}  # by env
         self._begun: set[int] = set()  # envs that were asked to reset
         self.steps = 0
 
-    def play(self, deadline: float) -> bool:
-        """Plays all episodes; False: ``deadline``, by the monotonic clock, comes first.
+    def play(self, last_start: float, deadline: float) -> None:
+        """Plays the episodes, as far as the time allows.
+
+        Args:
+            last_start: When the last episode may begin, by the monotonic clock.
+            deadline: When it stops to wait for those that have begun.
 
         Raises:
             Exception: What envs and the policy raise.
         """
         exchange = self._exchange
         everyone = range(exchange.num_envs)
+        self._last_start = last_start
         try:
             if not exchange.wait(_left(deadline)):
-                return False
+                return
             exchange.discard()
             self._begin(everyone)
             while self._playing or self._waiting:
@@ -607,6 +621,8 @@ class EpisodePlayer:
                     idle = [env for env in everyone if env not in self._playing]
                     exchange.recycle(idle)
                     self._begin(idle)
+                    if not self._playing:  # the time is up
+                        break
                 count = min(self._batch_size, exchange.num_in_flight)
                 # All that are ready: more than these the policy could have only by waiting, and
                 # while it is busy the others become ready.
@@ -619,12 +635,11 @@ class EpisodePlayer:
         except multiprocessing.TimeoutError:
             if time.monotonic() < deadline:  # an env's own limit
                 raise
-        return not self._playing and not self._waiting
 
     def _begin(self, envs: Sequence[int]) -> None:
-        """Has envs begin the episodes that come next, as long as there are any."""
+        """Has envs begin the episodes that come next, as long as there are any, and time."""
         for env in envs:
-            if not self._waiting:
+            if not self._waiting or time.monotonic() >= self._last_start:
                 break
             if self._exchange.is_worn(env):  # when its worker's other episodes are over, too
                 continue

@@ -57,11 +57,11 @@ def check(envs):
 def test_a_time_limit_does_not_wait_for_an_env_that_is_stuck(tmp_path, cure):
     mark = str(tmp_path / "go")
     with stuck_envs(mark) as envs:
-        result = evaluate(envs, act, 9, seeds=0, time_limit=0.5)  # for ever, if it waited
+        result = evaluate(envs, act, 9, seeds=0, hard_time_limit=0.5)  # for ever, if it waited
         assert not result.complete and len(result) == 1
         # Its answer is still out, and whoever comes next would wait for it.
         assert sum(map(envs.exchange.in_flight, range(3))) == 1
-        again = evaluate(envs, act, 9, seeds=3, time_limit=0.2)
+        again = evaluate(envs, act, 9, seeds=3, hard_time_limit=0.2)
         assert len(again) == 0 and again.steps == 0
         if cure == "restart":
             envs.restart([1])
@@ -166,7 +166,7 @@ def test_a_time_limit_holds_for_closing_too(monkeypatch):
             threading.Event().wait(600)
 
     monkeypatch.setattr("shmvec.evaluation._CLOSE_S", 0.1)
-    assert len(evaluate(Unending, act, 3, seeds=0, num_envs=1, time_limit=60)) == 3
+    assert len(evaluate(Unending, act, 3, seeds=0, num_envs=1, hard_time_limit=60)) == 3
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------
