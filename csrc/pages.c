@@ -1,29 +1,105 @@
 /* pages.c — see pages.h. */
 #include "pages.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
-void *sv_pages_copy(const void *start, size_t bytes)
+#include "marks.h"
+
+static sv_area *all;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
+static bool registered;
+
+static bool is_lent(const sv_area *area)
 {
-    void *copy = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (size_t row = 0; row < area->num_rows; row++)
+        if (sv_is_marked(area->marks, row))
+            return true;
+    return false;
+}
+
+static void *copy_of(const sv_area *area)
+{
+    void *copy =
+        mmap(NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED)
         return NULL;
-    (void)madvise(copy, bytes, MADV_HUGEPAGE); /* most of the time goes into page faults */
-    return memcpy(copy, start, bytes);
+    (void)madvise(copy, area->bytes, MADV_HUGEPAGE); /* most of the time goes into page faults */
+    return memcpy(copy, area->start, area->bytes);
 }
 
-bool sv_pages_replace(void *start, size_t bytes, void *copy)
+static void before_fork(void)
 {
-    return mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, start) != MAP_FAILED;
+    pthread_mutex_lock(&lock);
+    for (sv_area *area = all; area != NULL; area = area->after) {
+        if (!is_lent(area))
+            continue;
+        area->copy = copy_of(area);
+        if (area->copy == NULL)
+            /* relaxed: a flag, which guards nothing else. */
+            atomic_store_explicit(&area->both, 1, memory_order_relaxed);
+    }
 }
 
-void sv_pages_drop(void *copy, size_t bytes)
+static void after_fork(bool in_child)
 {
-    munmap(copy, bytes);
+    for (sv_area *area = all; area != NULL; area = area->after) {
+        if (area->copy == NULL)
+            continue;
+        if (!in_child
+            || mremap(area->copy, area->bytes, area->bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
+                      area->start)
+                   == MAP_FAILED)
+            munmap(area->copy, area->bytes);
+        area->copy = NULL;
+    }
+    pthread_mutex_unlock(&lock);
 }
 
-void sv_pages_give_back(void *start, size_t bytes)
+static void in_parent(void)
 {
-    (void)madvise(start, bytes, MADV_REMOVE);
+    after_fork(false);
+}
+
+static void in_child(void)
+{
+    after_fork(true);
+}
+
+bool sv_area_add(sv_area *area, void *start, size_t bytes, const uint8_t *marks, size_t num_rows)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = (uintptr_t)start / page * page;
+    uintptr_t end = ((uintptr_t)start + bytes + page - 1) / page * page;
+    *area = (sv_area){.start = (char *)begin, .bytes = end - begin, .marks = marks,
+                      .num_rows = num_rows};
+    pthread_mutex_lock(&lock);
+    registered = registered || pthread_atfork(before_fork, in_parent, in_child) == 0;
+    if (registered) {
+        area->after = all;
+        if (all != NULL)
+            all->before = area;
+        all = area;
+    }
+    pthread_mutex_unlock(&lock);
+    return registered;
+}
+
+void sv_area_remove(sv_area *area)
+{
+    pthread_mutex_lock(&lock);
+    if (area->before != NULL)
+        area->before->after = area->after;
+    else
+        all = area->after;
+    if (area->after != NULL)
+        area->after->before = area->before;
+    pthread_mutex_unlock(&lock);
+}
+
+bool sv_area_is_common(const sv_area *area)
+{
+    return atomic_load_explicit(&area->both, memory_order_relaxed) != 0;
 }

@@ -1,12 +1,14 @@
-/* test_pages.c — pages that are shared, and that a fork gets a copy of. */
+/* test_pages.c — pages that are shared, and that a fork gets a copy of while they are lent. */
 #include "pages.h"
 
 #include <string.h>
 
 #include "check.h"
+#include "marks.h"
 
 static size_t bytes;
-static void *copy;
+static unsigned char *volatile before;
+static uint8_t marks[2];
 
 static bool is_all(const unsigned char *start, unsigned char value)
 {
@@ -18,56 +20,60 @@ static bool is_all(const unsigned char *start, unsigned char value)
 
 static void write_all(void *argument)
 {
-    memset(argument, 3, bytes);
-}
-
-static void write_to_copy(void *argument)
-{
-    unsigned char *start = argument;
-    CHECK(sv_pages_replace(start, bytes, copy));
+    (void)argument;
+    unsigned char *start = before + bytes;
     CHECK(is_all(start, 4));
     memset(start, 5, bytes);
-    CHECK(is_all(start, 5));
-    /* the neighbours are as they were */
-    CHECK(is_all(start - bytes, 1) && is_all(start + bytes, 1));
+    /* the neighbours are as they were, and shared */
+    CHECK(is_all(before, 1) && is_all(start + bytes, 1));
     memset(start + bytes, 6, bytes);
 }
 
-/* Pages of a size get copies of their own in a fork, round by round. */
+/* What is in the middle of three ranges after a fork has written to all. */
+static unsigned char seen_after_a_fork(void)
+{
+    runner child;
+    memset(before, 1, 3 * bytes);
+    memset(before + bytes, 4, bytes);
+    run(&child, true, write_all, NULL);
+    join(&child);
+    CHECK(is_all(before + 2 * bytes, 6));
+    unsigned char seen = before[bytes];
+    CHECK(is_all(before + bytes, seen));
+    return seen;
+}
+
 static void copy_in_forks(size_t size, int rounds)
 {
+    sv_area area, other;
+    uint8_t none[1] = {0};
     bytes = size;
-    unsigned char *before = shared_memory(3 * bytes);
-    unsigned char *start = before + bytes;
-    runner child;
+    before = shared_memory(3 * bytes);
+    CHECK(seen_after_a_fork() == 5); /* shared: a fork's writes are seen */
+    CHECK(sv_area_add(&other, before, bytes, none, 1));
+    /* whole pages, of which these bytes are parts */
+    CHECK(sv_area_add(&area, before + bytes + 1, bytes - 2, marks, 2));
     for (int round = 0; round < rounds; round++) {
-        memset(before, 1, 3 * bytes);
-        memset(start, 4, bytes);
-        copy = sv_pages_copy(start, bytes);
-        CHECK(copy != NULL && is_all(copy, 4));
-        memset(start, 7, bytes); /* not seen in the fork */
-        run(&child, true, write_to_copy, start);
-        join(&child);
-        sv_pages_drop(copy, bytes);
-        CHECK(is_all(start, 7));
-        CHECK(is_all(start + bytes, 6)); /* the neighbours are shared */
+        CHECK(seen_after_a_fork() == 5); /* none is lent */
+        sv_marks_set(marks, 1, 1);
+        CHECK(seen_after_a_fork() == 4);
+        sv_marks_clear(marks, 1, 1);
     }
-    sv_pages_give_back(before, bytes);
-    CHECK(is_all(before, 0) && is_all(start, 7) && is_all(start + bytes, 6));
+    CHECK(!sv_area_is_common(&area));
+    sv_area_remove(&other);
+    sv_marks_set(marks, 0, 2);
+    CHECK(seen_after_a_fork() == 4);
+    sv_area_remove(&area);
+    CHECK(seen_after_a_fork() == 5);
+    sv_marks_clear(marks, 0, 2);
+    munmap(before, 3 * bytes);
 }
 
 int main(void)
 {
     start_deadline();
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    bytes = 3 * page;
-    unsigned char *start = shared_memory(bytes);
-    runner child;
-    run(&child, true, write_all, start); /* shared: a fork's writes are seen */
-    join(&child);
-    CHECK(is_all(start, 3));
-
-    copy_in_forks(3 * page, 100);
+    copy_in_forks(3 * page, 50);
     copy_in_forks(((size_t)5 << 20) + page, 2); /* huge pages, which the copy's place cuts up */
     return 0;
 }

@@ -54,7 +54,6 @@ from shmvec._core import (
 )
 from shmvec._cores import split_evenly, time_on_cores, usable_cores
 from shmvec._memory.layout import ActionRows
-from shmvec._memory.leases import Leases
 from shmvec._options import Settings, exchange_settings, given_once, takes_options
 from shmvec._processes.assembly import agree, assemble, workers_for
 from shmvec._processes.host import EnvFn, HostedEnv
@@ -208,8 +207,7 @@ class Exchange(OwnsProcesses):
         self.autoreset = settings.autoreset
         if may_step_over is None:
             may_step_over = self.autoreset.by_worker
-        self._manners = num_buffers, bool(may_step_over), in_ranges
-        self._leases = Leases(hold_batches)
+        self._manners = num_buffers, bool(may_step_over), in_ranges, hold_batches
         self.guard = Guard()
         self._called: Envs | None = None  # of the call that is pending; None: all
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
@@ -255,7 +253,7 @@ class Exchange(OwnsProcesses):
 
     def _start(self, workers: Workers) -> None:
         """Takes the workers' reports, makes the segment and hands it to them."""
-        num_buffers, may_step_over, in_ranges = self._manners
+        num_buffers, may_step_over, in_ranges, hold_batches = self._manners
         try:
             agreement = agree(workers, self._settings, self._name, num_buffers)
         except BaseException:
@@ -266,7 +264,15 @@ class Exchange(OwnsProcesses):
         self.single_observation_space, self.observation_space = agreement.spaces[:2]
         self.single_action_space, self.action_space = agreement.spaces[2:]
         self.metadata, self.render_mode = agreement.metadata, agreement.render_mode
-        made = assemble(workers, self._settings, agreement, self.guard, may_step_over, in_ranges)
+        made = assemble(
+            workers,
+            self._settings,
+            agreement,
+            self.guard,
+            may_step_over,
+            in_ranges,
+            hold_batches,
+        )
         self.layout = agreement.layout
         self._links, self._frames, self._ledger = made.links, made.frames, made.ledger
         self._recovery = Recovery(
@@ -503,10 +509,7 @@ class Exchange(OwnsProcesses):
         among: Collection[int] | None,
     ) -> Answers:
         """Takes envs that are ready."""
-        envs, results, lease, *rest = ledger.take(envs, gather, everyone, arrays, among)
-        if self._leases.limited:
-            self._leases.add(lease)
-        return Answers(envs, *results, *rest)
+        return Answers(*ledger.take(envs, gather, everyone, arrays, among))
 
     def _waited_for(
         self,
@@ -642,7 +645,7 @@ class Exchange(OwnsProcesses):
             meanwhile()
         results = self._step_results(ledger, gather, arrays)
         if last:
-            self._frames.end_rollout()
+            self._frames.come_home()
         return results
 
     def _step_results(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
@@ -1189,7 +1192,6 @@ class Exchange(OwnsProcesses):
         ledger = self._ledger
         if ledger is not None:
             ledger.links.closed = True
-            ledger.frames.end()
         self._ledger = None
         gone: Any = _Gone()
         self._links = self._frames = self._recovery = self.tracing = gone

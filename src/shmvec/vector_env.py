@@ -25,7 +25,7 @@ from shmvec._arguments import (
     reset_arguments,
 )
 from shmvec._autoreset import AutoresetMode
-from shmvec._memory.leases import release
+from shmvec._core import release
 from shmvec._memory.rollout import Rollout, Rollouts
 from shmvec._options import Settings, VectorEnvOptions, signed_as
 from shmvec._processes.worker_function import FunctionEnv

@@ -22,14 +22,9 @@ SLOTS = {
     "PyArray_GetNDArrayCVersion": arrays.ABI_VERSION,
     "PyArray_GetNDArrayCFeatureVersion": arrays.API_VERSION,
     "PyArray_NewLikeArray": arrays.NEW_LIKE_ARRAY,
-    "PyDataMem_SetHandler": arrays.SET_HANDLER,
 }
-GET_HANDLER = arrays.SET_HANDLER + 1
 read = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-    ("PyCapsule_New", ctypes.pythonapi)
 )
 
 
@@ -65,18 +60,6 @@ def test_an_array_like_another(dtype):
         made = like(prototype, 0, None, False)
         assert type(made) is np.ndarray and made.base is None and made.flags.c_contiguous
         assert made.shape == prototype.shape and made.dtype == prototype.dtype
-
-
-def test_an_allocator_is_set_and_the_last_one_returned():
-    name = b"mem_handler"
-    now = function(GET_HANDLER, ctypes.py_object)
-    set_handler = function(arrays.SET_HANDLER, ctypes.py_object, ctypes.py_object)
-    usual = now()
-    same = capsule(read(usual, name), name, None)  # another capsule of the usual one's
-    assert set_handler(same) is usual
-    assert now() is same
-    assert set_handler(usual) is same
-    assert now() is usual
 
 
 @pytest.mark.parametrize(

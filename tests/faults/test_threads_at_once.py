@@ -97,10 +97,10 @@ def test_guards_leases_and_processes():
         guarded.use(0)
     """
     released_by_several = """
-        from shmvec._core import Lease
+        from shmvec._core import Lender
 
-        memory, leased = np.zeros(64, np.uint8), np.zeros(8, np.uint8)
-        held = [Lease(memory, leased, 0, 4)]
+        lender = Lender(np.zeros(64, np.uint8), 8)
+        held = [lender.lease(0, 4)]
 
         def release():
             held[0].release()
@@ -108,14 +108,14 @@ def test_guards_leases_and_processes():
 
         def renew():
             held[0].release()
-            lease = Lease(memory, leased, 0, 4)
+            lease = lender.lease(0, 4)
             for _ in range(9):
-                assert leased[:4].all()  # nobody has it yet
+                assert all(lender.leased(row, 1) for row in range(4))  # nobody has it yet
             held[0] = lease
 
         run(release, release, renew, enough=lambda: True)
         held[0].release()
-        assert not leased.any()
+        assert not lender.leased(0, 8)
     """
     released_while_others_look = """
         from shmvec._processes.worker_process import Handle

@@ -8,11 +8,10 @@ from importlib import import_module
 from importlib.util import find_spec
 
 _NAMES = {
-    "arrays": "Lease Pool",
     "channel": "Channel ChannelMessage",
     "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
     "OtherShapeError TextCodec TupleCodec",
-    "frames": "Frames",
+    "frames": "Blocks Frames Lease Lender Results release",
     "guard": "Guard Loan exclusive raises_by_itself whole",
     "ledger": "DONE TIME_UP Ledger",
     "links": "Alarms Links",
@@ -20,7 +19,6 @@ _NAMES = {
     "probe": "clock_cost core_rates core_round_trip yield_cost",
     "process": "buffer_c_lines flush_c guard_handler is_unhandled mark_process "
     "signal_marked start_watchdog stop_watchdog",
-    "results": "Results",
     "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",
     "told": "Batch Report",
     "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",

@@ -239,34 +239,34 @@ class MessageCodec(Codec):
         | None,
     ) -> None: ...
 
-# Memory that is lent to the user
+# Results, and memory that is lent to the user
+
+class Lender:
+    """Rows in shared memory, and which of them are lent."""
+
+    def __init__(self, memory: Any, num_rows: int) -> None: ...
+    def leased(self, first: int, count: int) -> bool:
+        """Whether one of these rows is lent."""
+    def lease(self, first: int, count: int) -> Lease:
+        """Lends rows, which are not written until the lease is released, or gone."""
 
 class Lease:
-    """Marks rows as leased while it lives; the base of the arrays that show them."""
+    """Marks rows as lent while it lives; the base of the arrays that show them."""
 
-    def __init__(
-        self, memory: Buffer, leased: npt.NDArray[np.uint8], first: int, count: int
-    ) -> None:
-        """Marks ``leased[first : first + count]``; arrays are made over ``memory``."""
     def release(self) -> None:
         """Lets the rows be written, even if arrays still show them."""
     @property
     def released(self) -> bool: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-class Pool:
-    """Blocks of shared memory, each for observations of all envs, given to the user uncopied."""
+def release(array: Any) -> None:
+    """Ends the lease of a batch or a rollout, given one of its arrays or a view of one.
 
-    def __init__(
-        self, memory: npt.NDArray[np.uint8], block_bytes: int, codecs: list[Codec]
-    ) -> None:
-        """Takes whole pages of memory, the bytes of a block, and a codec over each."""
-    def end(self) -> None:
-        """Makes no more arrays; memory that the user does not hold goes back to the system."""
+    Raises:
+        TypeError: The argument is no array.
+    """
 
-# Results
-
-class Results:
+class Results(Lender):
     """Frames of what steps return, with a row for each env: frame * num_envs + env."""
 
     observations: Codec
@@ -285,16 +285,18 @@ class Results:
         num_envs: int,
     ) -> None:
         """Takes arrays ``(num_frames * num_envs, ...)``, and the memory in which they lie."""
-    def leased(self, first: int, count: int) -> bool:
-        """Whether one of these rows is leased."""
-    def lease(self, first: int, count: int) -> Lease:
-        """Protects rows from being written until the lease is released, or gone."""
     def view(
-        self, lease: Lease, first: int, lead: tuple[int, ...]
+        self, lease: Lease, lead: tuple[int, ...]
     ) -> tuple[Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Arrays ``(*lead, ...)`` over leased rows from ``first`` on, which keep the lease."""
+        """Arrays ``(*lead, ...)`` over the rows of a lease, which keep it."""
     def copy_rows(self, source: Results, rows: npt.NDArray[np.intp], first: int) -> None:
         """Copies rows of other frames to those from ``first`` on."""
+
+class Blocks(Lender):
+    """Blocks for observations of all envs, each of which becomes an array of the user's."""
+
+    def __init__(self, memory: Any, observations: Codec, num_envs: int, num_blocks: int) -> None:
+        """Takes the memory of all blocks, and observations ``(num_blocks * num_envs, ...)``."""
 
 class Frames:
     """Register of where each env's results are."""
@@ -308,7 +310,8 @@ class Frames:
         copy: bool = True,
         leasing: bool = False,
         keep_last: bool = False,
-        pool: Pool | None = None,
+        blocks: Blocks | None = None,
+        hold_batches: int | None = None,
     ) -> None:
         """Takes the frames of the segment.
 
@@ -317,7 +320,8 @@ class Frames:
             copy: Whether observations are returned as copies.
             leasing: Whether batches are handed out as views.
             keep_last: Whether new results leave the last ones in place.
-            pool: Where observations of all envs are written as well, to be handed out uncopied.
+            blocks: Where observations of all envs are written as well, to be lent.
+            hold_batches: Number of further batches after which a batch's lease ends.
         """
 
     def take_rollouts(self, rollouts: Results) -> None:
@@ -329,11 +333,8 @@ class Frames:
     def meet(self, frame: int) -> None:
         """Notes that the last results of all envs are, or will be, in a frame of a rollout."""
 
-    def end_rollout(self) -> None:
-        """Brings the last results home: their frame is the user's from now on."""
-
-    def end(self) -> None:
-        """Releases memory that is no longer in use, as the vector env is closed."""
+    def come_home(self) -> None:
+        """Copies the last results to a frame at home: the rollout's is the user's from now on."""
 
     def observe(self) -> Any:
         """The last observations of all envs, as ``copy`` says."""
@@ -449,12 +450,6 @@ def read_trace(
     """
 
 # Both sides
-
-class Blocks(Protocol):
-    """Memory that the user gets, where observations of all envs are written."""
-
-    @property
-    def codecs(self) -> list[Codec]: ...
 
 class Slabs(Protocol):
     """The arrays of a segment: the part of `shmvec._memory.layout.Slabs` used here."""
@@ -788,20 +783,12 @@ class Ledger:
         everyone: bool,
         arrays: bool,
         among: Collection[int] | None,
-    ) -> tuple[
-        Envs,
-        tuple[Any, ...],
-        Lease | None,
-        dict[int, Report],
-        list[Failure],
-        dict[int, Any],
-        list[int],
-    ]:
+    ) -> tuple[Any, ...]:
         """Takes ready envs.
 
         Returns:
-            The envs; four arrays and infos; the lease; reports of faults; failures; results of a
-            command; envs whose command was lost.
+            The envs; four arrays; infos; reports of faults; failures; results of a command; envs
+            whose command was lost.
         """
 
 class Report:

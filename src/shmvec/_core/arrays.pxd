@@ -1,8 +1,4 @@
-from cpython.buffer cimport Py_buffer
 from cpython.object cimport PyObject
-from libc.stdint cimport uint8_t
-
-from shmvec._core.csrc cimport sv_hold
 
 
 # The beginning of an array, NumPy's PyArrayObject_fields: the same in 1.x and 2.x.
@@ -57,25 +53,5 @@ cdef inline bint is_contiguous(object array) noexcept:
 cdef object new_like(object array)
 
 
-cdef class Lease:
-    cdef object __weakref__
-    cdef object memory
-    cdef Py_buffer export
-    cdef uint8_t[::1] leased
-    cdef bint ended
-    cdef Py_ssize_t first
-    cdef Py_ssize_t count
-    cdef void end(self) noexcept
-    cdef object show(self, char *start, tuple shape, object dtype)
-
-
-cdef struct Block:
-    sv_hold hold      # arrays that live in it; a block that is never to be used again counts one
-    void *copy        # for the fork that is being made; NULL: none
-
-
-cdef class Pool:
-    cdef object capsule   # of the allocator, which lives as long as its arrays do
-    cdef readonly list codecs  # of observations of all envs, one a block
-    cdef Py_ssize_t unheld(self)
-    cdef object array(self, char *start, tuple shape, object dtype)
+# An array over memory of an exporter, from `start` on, which keeps the exporter.
+cdef object array_over(object exporter, char *start, tuple shape, object dtype)

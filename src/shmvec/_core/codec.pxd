@@ -1,7 +1,5 @@
 from libc.stdint cimport uint8_t, uint32_t
 
-from shmvec._core.arrays cimport Lease, Pool
-
 
 # Where an array's data is; it stays there while the caller holds the array.
 cdef void *address_of(object array) except? NULL
@@ -17,8 +15,7 @@ cdef class Codec:
     cdef object read(self, Py_ssize_t env)
     cpdef object batch(self, bint copy, Py_ssize_t first=*, Py_ssize_t count=*)
     cdef object gather(self, const Py_ssize_t[::1] envs)
-    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead)
-    cdef object lend(self, Pool pool)
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead)
     cdef int put_many(self, Py_ssize_t first, object values) except -1
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1

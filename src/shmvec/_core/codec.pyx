@@ -18,8 +18,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy, strcmp
 
 from shmvec._core.arrays cimport (
-    Lease,
-    Pool,
+    array_over,
     data_of,
     has_dtype,
     is_contiguous,
@@ -65,12 +64,8 @@ cdef class Codec:
     cdef object gather(self, const Py_ssize_t[::1] envs):
         raise NotImplementedError
 
-    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
-        """Rows from `first` on as an array (*lead, ...), which keeps the lease."""
-        raise NotImplementedError
-
-    cdef object lend(self, Pool pool):
-        """All rows, which lie in a block of the pool: as an array of the caller's."""
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
+        """Rows from `first` on as an array (*lead, ...) over what the lease exports, which keeps it."""
         raise NotImplementedError
 
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
@@ -231,14 +226,9 @@ cdef class ArrayCodec(Codec):
                 memcpy(target + i * nbytes, base + envs[i] * nbytes, nbytes)
         return array
 
-    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
-        return lease.show(self.rows.base + first * self.rows.row_bytes, lead + self.shape,
-                          self.dtype)
-
-    cdef object lend(self, Pool pool):
-        if self.size == 0:
-            return self.batch(True)
-        return pool.array(self.rows.base, (self.rows.num_envs, *self.shape), self.dtype)
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
+        return array_over(lease, self.rows.base + first * self.rows.row_bytes,
+                          lead + self.shape, self.dtype)
 
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
         self.rows.array[first:first + len(values)] = values
@@ -445,11 +435,8 @@ cdef class TextCodec(Codec):
     cdef object gather(self, const Py_ssize_t[::1] envs):
         return tuple([self.read(env) for env in envs])
 
-    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
         return tuple([self.read(row) for row in range(first, first + lead[0])])
-
-    cdef object lend(self, Pool pool):
-        return self.batch(True)
 
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
         cdef Py_ssize_t i
@@ -521,18 +508,11 @@ cdef class DictCodec(Codec):
             values[self.keys[i]] = (<Codec>self.codecs[i]).gather(envs)
         return values
 
-    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
         cdef Py_ssize_t i
         cdef dict values = {}
         for i in range(len(self.keys)):
             values[self.keys[i]] = (<Codec>self.codecs[i]).view(lease, first, lead)
-        return values
-
-    cdef object lend(self, Pool pool):
-        cdef Py_ssize_t i
-        cdef dict values = {}
-        for i in range(len(self.keys)):
-            values[self.keys[i]] = (<Codec>self.codecs[i]).lend(pool)
         return values
 
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
@@ -599,11 +579,8 @@ cdef class TupleCodec(Codec):
     cdef object gather(self, const Py_ssize_t[::1] envs):
         return tuple([(<Codec>codec).gather(envs) for codec in self.codecs])
 
-    cdef object view(self, Lease lease, Py_ssize_t first, tuple lead):
+    cdef object view(self, object lease, Py_ssize_t first, tuple lead):
         return tuple([(<Codec>codec).view(lease, first, lead) for codec in self.codecs])
-
-    cdef object lend(self, Pool pool):
-        return tuple([(<Codec>codec).lend(pool) for codec in self.codecs])
 
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
         cdef Py_ssize_t i

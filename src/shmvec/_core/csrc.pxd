@@ -19,10 +19,12 @@ cdef extern from "affinity.h" nogil:
 
 
 cdef extern from "pages.h" nogil:
-    void *sv_pages_copy(const void *start, size_t bytes)
-    bint sv_pages_replace(void *start, size_t bytes, void *copy)
-    void sv_pages_drop(void *copy, size_t bytes)
-    void sv_pages_give_back(void *start, size_t bytes)
+    ctypedef struct sv_area:
+        pass
+    bint sv_area_add(sv_area *area, void *start, size_t bytes, const uint8_t *marks,
+                     size_t num_rows)
+    void sv_area_remove(sv_area *area)
+    bint sv_area_is_common(const sv_area *area)
 
 
 cdef extern from "guard.h" nogil:
@@ -33,12 +35,7 @@ cdef extern from "guard.h" nogil:
     void sv_guard_leave(sv_guard *guard)
 
 
-cdef extern from "hold.h" nogil:
-    ctypedef struct sv_hold:
-        pass
-    void sv_hold_take(sv_hold *hold)
-    bint sv_hold_drop(sv_hold *hold)
-    bint sv_hold_is_free(const sv_hold *hold)
+cdef extern from "marks.h" nogil:
     void sv_marks_set(uint8_t *marks, size_t first, size_t count)
     void sv_marks_clear(uint8_t *marks, size_t first, size_t count)
     bint sv_is_marked(const uint8_t *marks, size_t row)

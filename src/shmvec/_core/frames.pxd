@@ -1,7 +1,49 @@
+from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint8_t
 
-from shmvec._core.arrays cimport Pool
-from shmvec._core.results cimport Results
+from shmvec._core.codec cimport Codec
+from shmvec._core.csrc cimport sv_area
+
+
+cdef class Lender:
+    cdef Py_buffer export     # of the memory in which the rows lie
+    cdef uint8_t[::1] marks   # by row: whether it is lent
+    cpdef bint leased(self, Py_ssize_t first, Py_ssize_t count)
+    cpdef Lease lease(self, Py_ssize_t first, Py_ssize_t count)
+
+
+cdef class Lease:
+    cdef object __weakref__
+    cdef Lender lender
+    cdef Py_ssize_t first
+    cdef Py_ssize_t count
+    cdef bint ended
+    cdef void end(self) noexcept
+
+
+cdef class Results(Lender):
+    cdef readonly Codec observations
+    cdef readonly object rewards
+    cdef readonly object terminations
+    cdef readonly object truncations
+    cdef readonly Py_ssize_t num_envs
+    cdef readonly Py_ssize_t num_frames
+    cdef double[::1] reward_of
+    cdef uint8_t[::1] terminated_of
+    cdef uint8_t[::1] truncated_of
+    cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1
+    cdef tuple gather(self, object rows)
+    cpdef tuple view(self, Lease lease, tuple lead)
+
+
+cdef class Blocks(Lender):
+    cdef Codec observations
+    cdef Py_ssize_t num_envs
+    cdef Py_ssize_t num_blocks
+    cdef sv_area area         # whose pages a fork gets copies of,
+    cdef bint added           # once it was added
+    cdef Py_ssize_t unleased(self)
+    cdef object lend(self, Py_ssize_t block)
 
 
 cdef class Frames:
@@ -18,9 +60,11 @@ cdef class Frames:
     cdef bint leasing             # views of batches are handed out; what they show is leased
     cdef bint keep_last           # new results do not overwrite the last ones
     cdef bint several             # there are several frames at home
-    cdef Pool pool                # blocks where observations are written besides; None: nowhere
-    cdef Py_ssize_t block         # the one that was named last, if it is still to be handed out; -1
+    cdef Blocks blocks            # None: there are none
+    cdef Py_ssize_t block         # the one that the last request named, if it is to be lent; -1
     cdef Py_ssize_t beyond        # the number of the rollouts' first frame
+    cdef Py_ssize_t hold_batches  # after so many further batches a lease ends; 0: it does not
+    cdef object batches           # weak references to the leases of the last ones
     cdef Py_ssize_t free(self, const Py_ssize_t[::1] envs)
     cdef Py_ssize_t choose(self, const Py_ssize_t[::1] envs) except -1
     cdef int aim(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1
@@ -29,7 +73,7 @@ cdef class Frames:
     cdef Py_ssize_t frame_of(self, Py_ssize_t env)
     cpdef meet(self, Py_ssize_t frame)
     cdef object rows_away(self)
-    cdef int come_home(self, Py_ssize_t asked=*) except -1
+    cpdef int come_home(self, Py_ssize_t asked=*) except -1
     cdef Results where(self, Py_ssize_t env, Py_ssize_t *row, Py_ssize_t *last)
     cdef Py_ssize_t first_row(self)
     cdef bint over(self, Py_ssize_t env)
@@ -40,3 +84,4 @@ cdef class Frames:
     cdef int mark_truncated(self, Py_ssize_t env) except -1
     cdef tuple all(self, bint usual)
     cdef tuple some(self, object envs)
+    cdef int count_batch(self, Lease lease) except -1

@@ -1,26 +1,216 @@
-"""Where each env's results are: in frames of the segment, or in those of a rollout.
+"""Where results lie, who may write there when, and how they are lent to the user.
 
-Each request names the frame for its results. There is one frame, unless batches are handed out as
-borrowed views (*leasing*: a frame that is held is not written), or faults are handled (*keep_last*:
-an env whose results are lost keeps its last ones). A frame's number may also name a block of the
-pool, where workers write observations as well: first come the frames at home without a block, then
-the same frames with each of the blocks, then the frames of rollouts.
+The result of an env is a *row*: observation, reward and two flags. A *frame* has a row for each env:
+row = frame * num_envs + env. Each request names the frame for its results, and the env's worker
+writes there. `Frames` is the one place that chooses it:
+
+    memory               what the user gets                     written again
+    one frame            copies; with copy=False observations   by the next step
+                         as they lie there, without a lease
+    a frame more, where  (so that an env whose results are      by the step after the next
+    faults are handled   lost can show its last ones)
+    num_buffers frames,  views of a batch of neighbours,        after their lease
+    with copy=False      leased; copies of other batches
+    blocks, for large    the observations of a batch step,      after their lease
+    observations         leased; the other arrays are copies
+    rollouts             views of all their frames, leased      after their lease
+
+The parent itself writes results only of envs that are not in flight: `truncate`, `mark_truncated`
+and `come_home` do.
+
+All that is lent is lent by a `Lender`, which marks rows, and by a `Lease`, which clears the marks:
+when its last array is gone, when its owner releases it, or as a batch so many batches ago. Rows that
+are marked are named in no request.
+
+A *block* is for observations of all envs that are the user's own, to write there as well, with
+copy=True: a copy would cost the parent as much time, while all workers wait, as it costs the workers
+to write to two places. Where all blocks are leased, or after a fault or an interrupted call, the
+observations are copied from the frame, where they are in any case. What a user holds when the
+process forks is copied for the fork: csrc/pages.h.
+
+The numbers in requests: first the frames at home, in the segment; then the same frames with each of
+the blocks; then the frames of rollouts, in memory of their own.
 """
 
 cimport cython
+from cpython.buffer cimport (
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
 
-from shmvec._core.arrays cimport Lease, Pool
+from shmvec._core.arrays cimport array_over
 from shmvec._core.codec cimport Codec, copied
-from shmvec._core.csrc cimport sv_is_marked
-from shmvec._core.results cimport Results
+from shmvec._core.csrc cimport (
+    sv_area_add,
+    sv_area_is_common,
+    sv_area_remove,
+    sv_is_marked,
+    sv_marks_clear,
+    sv_marks_set,
+)
 
 import gc
+from collections import deque
+from weakref import ref
 
 import numpy as np
 
 
+@cython.no_gc_clear  # which would drop the exporter without releasing its buffer
+cdef class Lender:
+    """Rows in shared memory, and which of them are lent."""
+
+    def __cinit__(self, memory, *args, **kwargs):
+        PyObject_GetBuffer(memory, &self.export, PyBUF_WRITABLE)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.export)
+
+    def __init__(self, memory, num_rows):
+        self.marks = np.zeros(num_rows, np.uint8)
+
+    cpdef bint leased(self, Py_ssize_t first, Py_ssize_t count):
+        cdef Py_ssize_t row
+        for row in range(first, first + count):
+            if sv_is_marked(&self.marks[0], row):
+                return True
+        return False
+
+    cpdef Lease lease(self, Py_ssize_t first, Py_ssize_t count):
+        return Lease(self, first, count)
+
+
+@cython.no_gc  # nothing it refers to can refer to it, and it must be whole when it goes
+cdef class Lease:
+    """Marks rows as lent while it lives; the arrays that show them have it as their base."""
+
+    def __cinit__(self, Lender lender not None, Py_ssize_t first, Py_ssize_t count):
+        self.lender = lender
+        self.first = first
+        self.count = count
+        sv_marks_set(&lender.marks[0], first, count)
+
+    def __dealloc__(self):
+        self.end()
+
+    def release(self):
+        with cython.critical_section(self):  # once, or it would end the lease of who has it next
+            self.end()
+
+    cdef void end(self) noexcept:
+        if not self.ended:
+            self.ended = True
+            sv_marks_clear(&self.lender.marks[0], self.first, self.count)
+
+    @property
+    def released(self):
+        return self.ended
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        cdef Py_buffer *export = &self.lender.export
+        PyBuffer_FillInfo(view, self, export.buf, export.len, False, flags)
+
+
+def release(array):
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"release() takes an array of a batch, such as its rewards, got {type(array).__name__}"
+        )
+    owner = array
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    # Other arrays are the user's own, and have no lease or one that is not seen.
+    if isinstance(owner, Lease) and not isinstance((<Lease>owner).lender, Blocks):
+        owner.release()
+
+
+cdef class Results(Lender):
+    """Frames of results."""
+
+    def __init__(self, memory, Codec observations, rewards, terminations, truncations,
+                 Py_ssize_t num_envs):
+        super().__init__(memory, len(rewards))
+        self.observations = observations
+        self.rewards = rewards
+        self.terminations = terminations
+        self.truncations = truncations
+        self.reward_of = rewards
+        self.terminated_of = terminations.view("u1")
+        self.truncated_of = truncations.view("u1")
+        self.num_envs = num_envs
+        self.num_frames = len(rewards) // num_envs
+
+    cdef tuple gather(self, object rows):
+        """Copies of rows, an array of their numbers."""
+        return (self.observations.gather(rows), self.rewards[rows], self.terminations[rows],
+                self.truncations[rows])
+
+    cpdef tuple view(self, Lease lease, tuple lead):
+        return (
+            self.observations.view(lease, lease.first, lead),
+            array_over(lease, <char *>&self.reward_of[lease.first], lead, self.rewards.dtype),
+            array_over(lease, <char *>&self.terminated_of[lease.first], lead,
+                       self.terminations.dtype),
+            array_over(lease, <char *>&self.truncated_of[lease.first], lead,
+                       self.truncations.dtype),
+        )
+
+    def copy_rows(self, Results source, const Py_ssize_t[::1] rows, Py_ssize_t first):
+        cdef Py_ssize_t count = len(rows)
+        observations, rewards, terminations, truncations = source.gather(np.asarray(rows))
+        self.observations.put_many(first, observations)
+        self.rewards[first:first + count] = rewards
+        self.terminations[first:first + count] = terminations
+        self.truncations[first:first + count] = truncations
+
+    cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1:
+        """Copies one row of other frames, or of these."""
+        self.observations.copy_row(source.observations, row, target)
+        self.reward_of[target] = source.reward_of[row]
+        self.terminated_of[target] = source.terminated_of[row]
+        self.truncated_of[target] = source.truncated_of[row]
+        return 0
+
+
+cdef class Blocks(Lender):
+    """Blocks for observations of all envs, each of which becomes an array of the user's."""
+
+    def __init__(self, memory, Codec observations, Py_ssize_t num_envs, Py_ssize_t num_blocks):
+        super().__init__(memory, num_blocks * num_envs)
+        self.observations = observations
+        self.num_envs = num_envs
+        self.num_blocks = num_blocks
+        if not sv_area_add(&self.area, self.export.buf, self.export.len, &self.marks[0],
+                           num_blocks * num_envs):
+            raise MemoryError
+        self.added = True
+
+    def __dealloc__(self):
+        if self.added:
+            sv_area_remove(&self.area)
+
+    cdef Py_ssize_t unleased(self):
+        """A block that is not lent; -1: there is none."""
+        cdef Py_ssize_t block
+        if not sv_area_is_common(&self.area):
+            for block in range(self.num_blocks):
+                if not self.leased(block * self.num_envs, self.num_envs):
+                    return block
+        return -1
+
+    cdef object lend(self, Py_ssize_t block):
+        """The observations in a block, leased."""
+        cdef Lease lease = self.lease(block * self.num_envs, self.num_envs)
+        return self.observations.view(lease, lease.first, (self.num_envs,))
+
+
 cdef class Frames:
-    def __init__(self, Results home, copy=True, leasing=False, keep_last=False, Pool pool=None):
+    """Where each env's last results are, and where its next ones go."""
+
+    def __init__(self, Results home, copy=True, leasing=False, keep_last=False,
+                 Blocks blocks=None, hold_batches=None):
         self.home = home
         self.copy = copy
         self.leasing = leasing
@@ -29,11 +219,13 @@ cdef class Frames:
         self.away = -1
         self.uneven = False
         self.ahead = np.zeros(home.num_envs, np.intp)
-        self.pool = pool
+        self.blocks = blocks
         self.block = -1
         self.beyond = home.num_frames
-        if pool is not None:
-            self.beyond += home.num_frames * <Py_ssize_t>len(pool.codecs)
+        if blocks is not None:
+            self.beyond += home.num_frames * blocks.num_blocks
+        self.hold_batches = 0 if hold_batches is None else hold_batches
+        self.batches = deque()
         self.num_envs = home.num_envs
         self.everyone = np.arange(home.num_envs, dtype=np.intp)
         self.rows = np.arange(home.num_envs, dtype=np.intp)
@@ -49,7 +241,7 @@ cdef class Frames:
         for frame in range(self.home.num_frames):
             for i in range(envs.shape[0]):
                 row = frame * self.num_envs + envs[i]
-                if sv_is_marked(&self.home.leased_of[0], row) or (
+                if sv_is_marked(&self.home.marks[0], row) or (
                         self.keep_last and self.rows[envs[i]] == row):
                     break
             else:
@@ -105,8 +297,8 @@ cdef class Frames:
         self.meet(-1)
         if self.several:
             self.aim(self.everyone, frame)
-        if self.pool is not None:
-            self.block = self.pool.unheld()
+        if self.blocks is not None:
+            self.block = self.blocks.unleased()
             frame += (1 + self.block) * self.home.num_frames
         return frame
 
@@ -159,11 +351,7 @@ cdef class Frames:
         frames = self.away + np.asarray(self.ahead)
         return frames * self.num_envs + np.asarray(self.everyone)
 
-    def end_rollout(self):
-        """Brings the last results home: their frame is the user's from now on."""
-        self.come_home()
-
-    cdef int come_home(self, Py_ssize_t asked=0) except -1:
+    cpdef int come_home(self, Py_ssize_t asked=0) except -1:
         """Copies the last results to the frames in the segment if they are in a rollout.
 
         Raises while results of the `asked` are still pending there.
@@ -178,13 +366,6 @@ cdef class Frames:
             self.home.copy_rows(self.rollouts, rows, self.rows[0])
             self.meet(-1)
         return 0
-
-    def end(self):
-        """Releases memory that is no longer in use, as the vector env is closed."""
-        with cython.critical_section(self):
-            self.block = -1
-            if self.pool is not None:
-                self.pool.end()
 
     # ---- single envs -------------------------------------------------------------------------
 
@@ -266,14 +447,11 @@ cdef class Frames:
         cdef Results home = self.home
         if self.away >= 0:  # no env was asked since
             self.come_home()
-        cdef Py_ssize_t block
-        observations = None
-        with cython.critical_section(self):  # another thread may call `end`
-            block = self.block
-            self.block = -1  # it is handed out once at most
-            if usual and block >= 0:
-                observations = (<Codec>self.pool.codecs[block]).lend(self.pool)
-        if observations is None:
+        cdef Py_ssize_t block = self.block
+        self.block = -1  # it is lent once at most
+        if usual and block >= 0:
+            observations = self.blocks.lend(block)
+        else:
             observations = self.observe()
         if not self.several:
             return (observations, copied(home.rewards, sizeof(double)),
@@ -298,5 +476,17 @@ cdef class Frames:
                     break
             else:
                 lease = self.home.lease(row_of[0], count)
-                return self.home.view(lease, row_of[0], (count,)), lease
+                return self.home.view(lease, (count,)), lease
         return self.home.gather(rows), None
+
+    cdef int count_batch(self, Lease lease) except -1:
+        """Notes a batch, and its lease if it has one; ends the lease of one so many batches ago."""
+        if self.hold_batches == 0:
+            return 0
+        self.batches.append(None if lease is None else ref(lease))
+        if len(self.batches) > self.hold_batches:
+            oldest = self.batches.popleft()
+            alive = None if oldest is None else oldest()
+            if alive is not None:
+                alive.release()
+        return 0

@@ -978,8 +978,8 @@ cdef class Ledger:
             among: Envs of whose failures the results tell; None: of all.
 
         Returns:
-            The envs; four arrays and infos; the lease if these are views; {env: Report}; failures;
-            results of a command, by env; envs whose command was lost.
+            The envs; four arrays, infos, {env: Report}, failures, results of a command, by env, and
+            envs whose command was lost.
         """
         results, lease = self.results_of(envs, vector_env, everyone, arrays)
         telling = {env: self.reports[env] for env in envs.tolist() if env in self.reports} \
@@ -987,8 +987,9 @@ cdef class Ledger:
         failures = [failure for failure in self.raised if among is None or failure.env in among]
         values = {env: self.results[env].open() for env in envs.tolist() if env in self.results} \
             if self.results else {}
-        taken = (envs, results[1:], lease, telling, failures, values, self.unanswered)
+        taken = (*results, telling, failures, values, self.unanswered)
         self.commit(envs, failures)
+        self.frames.count_batch(lease)
         return taken
 
     cdef int commit(self, const Py_ssize_t[::1] envs, failures) except -1:

@@ -87,7 +87,7 @@ from shmvec._core.protocol cimport (
     TOGETHER,
     TRACE,
 )
-from shmvec._core.results cimport Results
+from shmvec._core.frames cimport Blocks, Results
 from shmvec._core.segment cimport Segment
 from shmvec._core.trace cimport Recorder
 
@@ -175,8 +175,9 @@ cdef class WorkerLoop:
     cdef Results rollouts         # frames after these, in memory of their own; None: there are none
     cdef Results results          # the one for the current request,
     cdef Py_ssize_t row           # from this row on, that of env 0
-    cdef list blocks              # where observations may be written as well,
-    cdef Codec block              # and the one for the current request; None: none
+    cdef Blocks blocks            # where observations may be written as well; None: there are none
+    cdef Py_ssize_t num_blocks
+    cdef Py_ssize_t block_row     # the first one of the current request's block; -1: it names none
     cdef bint observation_messages
     cdef list envs
     cdef object host
@@ -224,7 +225,8 @@ cdef class WorkerLoop:
         self.home = slabs.results
         self.actions = slabs.actions
         self.finals = slabs.finals
-        self.blocks = [] if slabs.blocks is None else slabs.blocks.codecs
+        self.blocks = slabs.blocks
+        self.num_blocks = 0 if self.blocks is None else self.blocks.num_blocks
         self.observation_messages = isinstance(self.home.observations, MessageCodec)
         if isinstance(self.actions, MessageCodec):
             self.action_messages = Decoder(segment, index, False)
@@ -418,12 +420,12 @@ cdef class WorkerLoop:
 
     cdef int choose_frame(self, Py_ssize_t frame) except -1:
         cdef Py_ssize_t block = frame // self.home.num_frames - 1
-        self.results, self.block = self.home, None
-        if 0 <= block < len(self.blocks):
-            self.block = self.blocks[block]
+        self.results, self.block_row = self.home, -1
+        if 0 <= block < self.num_blocks:
+            self.block_row = block * self.home.num_envs
             frame -= (1 + block) * self.home.num_frames
         elif block >= 0:
-            frame -= (1 + <Py_ssize_t>len(self.blocks)) * self.home.num_frames
+            frame -= (1 + self.num_blocks) * self.home.num_frames
             self.results = self.rollouts
             if self.rollouts is None or frame >= self.rollouts.num_frames:
                 raise RuntimeError("the segment is damaged: a request names no frame")
@@ -636,8 +638,9 @@ cdef class WorkerLoop:
                 self.results.observations.write(self.row + env, observation)
             except Exception as error:
                 raise self.host.misfit(env, observation, error) from error
-            if self.block is not None:
-                self.block.copy_row(self.results.observations, self.row + env, env)
+            if self.block_row >= 0:
+                self.blocks.observations.copy_row(
+                    self.results.observations, self.row + env, self.block_row + env)
         return 0
 
     cdef int put_reward(self, Py_ssize_t env, object reward) except -1:

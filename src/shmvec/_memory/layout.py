@@ -7,7 +7,6 @@ even where equal spaces list their keys in another order.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +23,7 @@ from shmvec._core import (
     ACTION_ITEMSIZE,
     ActionCodec,
     ArrayCodec,
+    Blocks,
     Codec,
     DictCodec,
     MessageCodec,
@@ -36,7 +36,6 @@ from shmvec._core import (
 
 __all__ = [
     "ActionRows",
-    "Blocks",
     "Layout",
     "Slabs",
     "check_shared_memory",
@@ -52,21 +51,6 @@ _MESSAGE_BYTES = 256  # for a message, besides its value
 
 # Takes an array's shape and dtype, returns the array (or nothing, where only sizes are added up).
 _Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Memory for observations of all envs that the user gets without a copy.
-
-    Attributes:
-        memory: The memory, whole pages.
-        nbytes: The size of a block.
-        codecs: The codecs of the observations, one a block.
-    """
-
-    memory: npt.NDArray[np.uint8]
-    nbytes: int
-    codecs: list[Codec]
 
 
 @dataclass(frozen=True)
@@ -144,9 +128,11 @@ class Layout:
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes of a block for the observations of all envs: whole pages."""
-        nbytes = _nbytes(lambda place: self._observations(place, _nothing, self.num_envs))
-        return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        """Bytes of a block for the observations of all envs."""
+        return self._observations_nbytes(self.num_envs)
+
+    def _observations_nbytes(self, rows: int) -> int:
+        return _nbytes(lambda place: self._observations(place, _nothing, rows))
 
     @property
     def observation_message_bytes(self) -> int:
@@ -179,11 +165,7 @@ class Layout:
 
     def results_in(self, memory: Any, num_frames: int) -> Results:
         """Frames of results in memory of their own, of ``results_nbytes``."""
-
-        def array(offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-            return np.ndarray(shape, dtype, memory, offset)
-
-        results: Results = self._results(_placing(array), memory, _called, num_frames)
+        results: Results = self._results(_placing_in(memory), memory, _called, num_frames)
         return results
 
     def _slabs(self, place: _Place, memory: Any, make: Callable[..., Any]) -> Any:
@@ -196,11 +178,7 @@ class Layout:
             self._observations(place, make, n)
             if self.final_observations and not self.observation_messages
             else None,
-            make(
-                self._blocks,
-                # Pages begin at the same offsets in all mappings of the segment.
-                place((self.num_blocks * self.block_nbytes + mmap.PAGESIZE,), np.uint8),
-            )
+            make(self._blocks, place((self._observations_nbytes(self.num_blocks * n),), np.uint8))
             if self.num_blocks > 0
             else None,
         )
@@ -223,21 +201,10 @@ class Layout:
             return make(MessageCodec, self.action_space, n, None)
         return _walk(self.action_space, n, place, make, action, batched_keys)
 
-    def _blocks(self, room: npt.NDArray[np.uint8]) -> Blocks:
-        nbytes = self.block_nbytes
-        begin = -room.ctypes.data % mmap.PAGESIZE
-        memory = room[begin : begin + self.num_blocks * nbytes]
-
-        def codec(block: int) -> Codec:
-            def array(
-                offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike
-            ) -> npt.NDArray[Any]:
-                return np.ndarray(shape, dtype, memory, block * nbytes + offset)
-
-            made: Codec = self._observations(_placing(array), _called, self.num_envs)
-            return made
-
-        return Blocks(memory, nbytes, [codec(block) for block in range(self.num_blocks)])
+    def _blocks(self, memory: npt.NDArray[np.uint8]) -> Blocks:
+        rows = self.num_blocks * self.num_envs
+        observations = self._observations(_placing_in(memory), _called, rows)
+        return Blocks(memory, observations, self.num_envs, self.num_blocks)
 
     def _results(
         self, place: _Place, memory: Any, make: Callable[..., Any], num_frames: int
@@ -317,6 +284,11 @@ def _placing(array: Callable[[int, tuple[int, ...], npt.DTypeLike], npt.NDArray[
         return made
 
     return place
+
+
+def _placing_in(memory: Any) -> _Place:
+    """A function that makes arrays one after the other in memory."""
+    return _placing(lambda offset, shape, dtype: np.ndarray(shape, dtype, memory, offset))
 
 
 class DynamicShapeError(TypeError, ValueError):

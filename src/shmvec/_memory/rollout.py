@@ -202,7 +202,7 @@ class Rollouts:
         rollout = Rollout(
             length,
             lease,
-            results.view(lease, half * count, (length + 1, num_envs)),
+            results.view(lease, (length + 1, num_envs)),
             actions,
             self._action_space,
             self._step,
@@ -280,7 +280,7 @@ class Rollouts:
         frames = self._exchange.frames
         frames.meet(self._half * (rollout.length + 1) + rollout.steps)
         if rollout.steps == rollout.length:
-            frames.end_rollout()
+            frames.come_home()
 
     def _step(
         self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]

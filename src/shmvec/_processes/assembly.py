@@ -18,7 +18,6 @@ from shmvec._core import (
     Ledger,
     Links,
     MappedMemory,
-    Pool,
     Segment,
     segment_bytes,
 )
@@ -124,6 +123,7 @@ def assemble(
     guard: Guard,
     may_step_over: bool,
     in_ranges: bool,
+    hold_batches: int | None,
 ) -> Assembly:
     """Makes the segment, has the workers attach, and makes the parent's side.
 
@@ -162,9 +162,9 @@ def assemble(
         hang_after=settings.hang_warning_s,
         hung=workers.hung,
     )
-    blocks = slabs.blocks
-    pool = None if blocks is None else Pool(blocks.memory, blocks.nbytes, blocks.codecs)
-    frames = Frames(slabs.results, settings.copy, agreement.leasing, mends, pool)
+    frames = Frames(
+        slabs.results, settings.copy, agreement.leasing, mends, slabs.blocks, hold_batches
+    )
     ledger = Ledger(links, frames, slabs, autoreset, may_step_over, in_ranges)
     return Assembly(links, frames, ledger)
 

@@ -79,9 +79,9 @@ def test_nothing_is_copied(envs):
 
 def test_it_is_an_array_like_any_other(envs):
     observations = envs.step(NOTHING)[0]
-    assert type(observations) is np.ndarray and observations.base is None
+    assert type(observations) is np.ndarray
     usual = np.zeros((N, *SHAPE), np.uint8)
-    assert str(observations.flags) == str(usual.flags)  # it owns its data, and is writable
+    assert observations.flags.carray == usual.flags.carray  # contiguous, aligned and writable
     assert observations.dtype == usual.dtype and observations.strides == usual.strides
     assert (pickle.loads(pickle.dumps(observations)) == observations).all()
     copied = copy.deepcopy(observations)
@@ -91,11 +91,15 @@ def test_it_is_an_array_like_any_other(envs):
     reference = weakref.ref(observations)
     del observations
     assert reference() is None
+
+
+def test_it_cannot_be_released(envs):
     observations = envs.step(NOTHING)[0]
-    observations.resize((N, 2 * SHAPE[0], SHAPE[1]), refcheck=False)  # which moves it
-    assert observations.nbytes == 2 * N * SHAPE[0] * SHAPE[1]
-    assert (observations.ravel()[: usual.size] == 2).all()
-    assert (envs.step(NOTHING)[0] == 3).all()
+    address = observations.ctypes.data
+    envs.release(observations)  # as of any copy: nothing is done
+    for _ in range(10):
+        assert envs.step(NOTHING)[0].ctypes.data != address
+    assert (observations == 1).all()
 
 
 def test_a_tensor_is_made_of_it_without_a_copy(envs):
@@ -129,7 +133,7 @@ def test_who_holds_all_gets_ordinary_arrays(envs):
     begin = int(envs.step(NOTHING)[0][0, 0, 0])
     kept = [envs.step(NOTHING)[0] for _ in range(3 * len(blocks))]
     for turn, array in enumerate(kept, begin + 1):
-        assert (array == turn).all() and array.flags.owndata and array.base is None
+        assert (array == turn).all() and array.flags.writeable
     assert blocks <= {array.ctypes.data for array in kept}
     kept[0][:] = 200  # is not in anybody's way
     assert (kept[1] == begin + 2).all() and (envs.step(NOTHING)[0] == begin + 13).all()
@@ -184,23 +188,18 @@ def segments():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("dropped", ["before", "after"])
-def test_who_holds_one_holds_no_others_after_close(workers, dropped):
+def test_the_memory_goes_with_the_last_array(workers):
     before = segments()
     envs = ShmVectorEnv([Picture] * (16 * N), num_workers=workers)
     try:
-        one = 16 * N * SHAPE[0] * SHAPE[1] // 1024
         envs.reset()
         kept = [envs.step([0] * 16 * N)[0] for _ in range(4)]
         assert [int(array.max()) for array in kept] == [1, 2, 3, 4]  # all pages are looked at
         held = kept.pop(1)
-        if dropped == "before":
-            kept.clear()
-        assert segments() - before > 4 * one
     finally:
         envs.close()
     kept.clear()
-    assert segments() - before < 3 * one  # this one, and the frame
+    assert segments() > before
     assert (held == 2).all()
     del held, envs
     assert segments() == before

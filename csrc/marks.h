@@ -1,0 +1,42 @@
+/* marks.h — marks of rows of memory that are lent, and not written again before they are given back.
+ *
+ * A mark is a byte, each of its own, in an array of NumPy's.  One thread lends, finds what is free and
+ * has workers write there; any thread may be the one that gives back.  What a borrower has read there
+ * it has read before it gives back (release), and who has found that (acquire) asks workers to write
+ * after that.
+ */
+#ifndef SHMVEC_MARKS_H
+#define SHMVEC_MARKS_H
+
+#include "platform.h"
+
+static inline _Atomic uint8_t *sv_mark_at(uint8_t *marks, size_t row)
+{
+    return (_Atomic uint8_t *)(void *)(marks + row);
+}
+
+static inline void sv_marks_set(uint8_t *marks, size_t first, size_t count)
+{
+    /* relaxed: the thread that lends has found these rows free. */
+    for (size_t row = first; row < first + count; row++)
+        atomic_store_explicit(sv_mark_at(marks, row), 1, memory_order_relaxed);
+}
+
+static inline void sv_marks_clear(uint8_t *marks, size_t first, size_t count)
+{
+    /* release: pairs with the acquire of sv_is_marked. */
+    for (size_t row = first; row < first + count; row++)
+        atomic_store_explicit(sv_mark_at(marks, row), 0, memory_order_release);
+}
+
+static inline bool sv_is_marked(const uint8_t *marks, size_t row)
+{
+    /* acquire: pairs with the release of sv_marks_clear. */
+    return atomic_load_explicit((const _Atomic uint8_t *)(const void *)(marks + row),
+                                memory_order_acquire)
+           != 0;
+}
+
+_Static_assert(sizeof(_Atomic uint8_t) == 1 && ATOMIC_CHAR_LOCK_FREE == 2, "a mark is a byte");
+
+#endif
