@@ -4,15 +4,15 @@ A wrapper around an env handle is the user's code, and runs here; what it asks t
 sent by its thread. The thread waits until all the others have asked something or are done; then the
 caller's thread carries all requests out at once.
 
-Ctrl-C may come anywhere in the caller's thread. So that thread takes no lock: what jobs have come
-to is in attributes, each written by one thread, and what wakes is a queue's put, which is done as a
-whole or not at all.
+Ctrl-C may come anywhere in the caller's thread. So that thread takes no lock: it puts into queues,
+which is done as a whole or not at all.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,11 +20,15 @@ _local = threading.local()
 
 
 class Job:
-    """Something that is done in a thread, and may ask its meeting for something.
+    """A call that is made in a thread, and may ask its meeting for something.
 
     Attributes:
         result: What it has returned.
         error: What it has raised, or None.
+        request: What it asks for.
+        answers: Where it waits for an answer.
+        cancelled: Whether its requests are refused.
+        done: Whether it has ended.
     """
 
     def __init__(self, call: Callable[[], Any], bell: SimpleQueue[None]) -> None:
@@ -32,15 +36,13 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self.request: Any = None
-        self.num_asked = self.num_answered = 0  # by the job, and by the caller's thread
         self.answers: SimpleQueue[Any] = SimpleQueue()
-        self.cancelled = self._begun = self._done = False
+        self.cancelled = self.done = False
         self._call = call
         self._bell = bell
 
     def run(self) -> None:
-        """Runs the call, in the job's thread."""
-        self._begun = True  # before it looks whether it is cancelled
+        """Makes the call, in the job's thread."""
         _local.job = self
         try:
             if not self.cancelled:
@@ -49,31 +51,19 @@ class Job:
             self.error = error
         finally:
             _local.job = None
-            self._done = True
+            self.done = True
             self._bell.put(None)
 
     def ask(self, request: Any) -> Any:
         """Waits until a request of this job has been carried out; returns the answer."""
-        self.request = request
-        self.num_asked += 1
-        self._bell.put(None)
-        return self.answers.get()
-
-    def reply(self, answer: Any) -> None:
-        """Answers its request; where Ctrl-C comes in between, it is answered once more."""
-        number = self.num_asked
-        self.answers.put(answer)
-        self.num_answered = number
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether the job waits for an answer."""
-        return self.num_asked > self.num_answered and not self._done
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the job has ended, or will never begin."""
-        return self._done or (self.cancelled and not self._begun)
+        answer = None
+        if not self.cancelled:
+            self.request = request
+            self._bell.put(None)
+            answer = self.answers.get()
+        if self.cancelled:
+            raise RuntimeError("interrupted: another env has raised, or Ctrl-C")
+        return answer
 
 
 def current() -> Job | None:
@@ -92,14 +82,15 @@ class Meeting:
             carry_out: Takes the requests of all jobs that ask, and returns an answer to each.
         """
         self._carry_out = carry_out
-        self._jobs: list[Job] = []
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(num_jobs)]
-        self._threads = [
-            threading.Thread(target=_work, args=[queue], name="shmvec-wrapped-env", daemon=True)
-            for queue in self._queues
-        ]
-        for thread in self._threads:
+        self._jobs: list[Job] = []  # of a call that has not come to its end
+        self._queues: list[SimpleQueue[Callable[[], None] | None]] = []
+        self._threads: list[threading.Thread] = []
+        for _ in range(num_jobs):
+            queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+            thread = threading.Thread(target=_work, args=[queue], name="shmvec-wrapped-env")
+            thread.daemon = True
+            self._queues.append(queue)
+            self._threads.append(thread)
             thread.start()
 
     def run(self, calls: Mapping[int, Callable[[], Any]]) -> dict[int, Job]:
@@ -115,40 +106,44 @@ class Meeting:
             BaseException: What ``carry_out`` raises, KeyboardInterrupt included; all calls have
                 come to an end.
         """
-        self._break_off()  # what a call has left that was interrupted twice
-        jobs = {number: Job(call, self._bell) for number, call in calls.items()}
-        self._jobs = list(jobs.values())
+        self._interrupt()  # what a call has left that was interrupted twice
+        bell: SimpleQueue[None] = SimpleQueue()
+        jobs = {number: Job(call, bell) for number, call in calls.items()}
+        self._jobs = active = list(jobs.values())
         try:
-            for queue, job in zip(self._queues, self._jobs, strict=False):
-                queue.put(job)
-            while asking := self._asking():
-                answers = self._carry_out([job.request for job in asking])
-                for job, answer in zip(asking, answers, strict=True):
-                    job.reply(answer)
+            for queue, job in zip(self._queues, active, strict=False):
+                queue.put(job.run)
+            while active:
+                for _ in active:  # each rings once: it asks for something, or is done
+                    bell.get()
+                active = [job for job in active if not job.done]
+                answers = self._carry_out([job.request for job in active]) if active else []
+                for job, answer in zip(active, answers, strict=True):
+                    job.answers.put(answer)
+            self._jobs = []
         except BaseException:
-            self._break_off()
+            self._interrupt()
             raise
         return jobs
 
-    def _asking(self) -> list[Job]:
-        """Waits until each job asks for something or is done; returns those that ask."""
-        while not all([job.is_asking or job.is_done for job in self._jobs]):
-            self._bell.get()
-        return [job for job in self._jobs if job.is_asking]
-
-    def _break_off(self) -> None:
+    def _interrupt(self) -> None:
         """Brings all jobs to their end."""
+        if not self._jobs:
+            return
         for job in self._jobs:
             job.cancelled = True
-        while asking := self._asking():
-            for job in asking:
-                job.reply(RuntimeError("broken off: another env has raised, or Ctrl-C"))
+            job.answers.put(None)
+        over: SimpleQueue[None] = SimpleQueue()
+        for queue in self._queues:  # what comes after the jobs is run when they are done
+            queue.put(partial(over.put, None))
+        for _ in self._queues:
+            over.get()
+        self._jobs = []
 
     def close(self) -> None:
         """Ends the threads."""
-        self._break_off()
-        for queue in self._queues:
-            queue.put(None)
+        self._interrupt()
+        self.__del__()
         for thread in self._threads:
             thread.join()
 
@@ -158,7 +153,7 @@ class Meeting:
             queue.put(None)
 
 
-def _work(queue: SimpleQueue[Job | None]) -> None:
-    while (job := queue.get()) is not None:
-        job.run()
-        del job
+def _work(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := queue.get()) is not None:
+        call()
+        del call

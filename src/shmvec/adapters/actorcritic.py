@@ -13,10 +13,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import gymnasium as gym
+import numpy as np
 
 from shmvec.adapters._meeting import Job, Meeting, current
-from shmvec.adapters._repeating import RepeatingEnvs, Reset, Step, check_action
+from shmvec.adapters._repeating import RepeatingEnvs, Reset, Step
+from shmvec.adapters._shared import batched
 from shmvec.exchange import (
+    ActionRows,
     EnvFn,
     Options,
     OwnsProcesses,
@@ -228,8 +231,8 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         """
         if self.ready_for("step()").over[self.index]:
             raise ValueError("The episode is over. Call 'reset()' before 'step()'.")
-        if current() is not None:  # it is sent with those of others, where the core checks it
-            check_action(self.action_space, action)
+        if current() is not None:  # else the core checks it, with no others
+            _check_actions(self.action_space, [action])
         return self._ask(Step(action))  # type: ignore[no-any-return]
 
     def render(self, mode: str | None = None) -> Any:
@@ -443,9 +446,9 @@ class MultiEnv(OwnsProcesses):
     def _ask(self, requests: Mapping[int, Step | Reset]) -> dict[int, Any]:
         """What plain handles answer; raises what the first has raised."""
         if len({self._handles[i].group for i in requests}) > 1:
-            for asked in requests.values():  # before the first group is sent any
-                if isinstance(asked, Step):
-                    check_action(self.action_space, asked.action)
+            # Before the first group is sent any.
+            actions = [asked.action for asked in requests.values() if isinstance(asked, Step)]
+            _check_actions(self.action_space, actions)
         answers = _carry_out([(self._handles[i], asked) for i, asked in requests.items()])
         results = dict(zip(requests, answers, strict=True))
         raise_failures(
@@ -520,6 +523,18 @@ def create_subprocess_envs(
 
 
 # ---- requests ------------------------------------------------------------------------------------
+
+
+def _check_actions(space: gym.Space[Any], actions: Sequence[Any]) -> None:
+    """Refuses what the core would refuse, where it must be known before anything is sent.
+
+    Raises:
+        ValueError: A shape is wrong.
+        TypeError: A dtype is.
+    """
+    if actions:
+        envs = np.arange(len(actions))
+        ActionRows(space, len(actions)).of(envs, batched(space, actions))
 
 
 def _carry_out(requests: Sequence[tuple[SubprocessEnv, _Asked]]) -> list[Any]:
