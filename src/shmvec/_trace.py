@@ -32,7 +32,6 @@ from shmvec._core import (
 )
 from shmvec._memory.segment import reserve_memory
 from shmvec._processes.recovery import Recovery
-from shmvec._processes.signals import uninterrupted
 from shmvec._processes.supervisor import Workers
 from shmvec.faults import Fault
 
@@ -115,10 +114,9 @@ class Trace:
                 f"a trace is being recorded already, to {tracing.current.path}: one at a time"
             )
         try:
-            with uninterrupted():
-                self._begin()
+            self._begin()
         except BaseException:  # also Ctrl-C, by which the caller never learns that it has begun
-            self._drop()
+            self._stop_recording()
             raise
 
     def _begin(self) -> None:
@@ -150,33 +148,29 @@ class Trace:
         """
         if self._memory is None or self._owner != os.getpid():  # a fork, whose parent goes on
             return
-        recorded: list[Recorded] = []
-
-        def end() -> None:
-            with uninterrupted():
-                recorded.append(self._end())
-
-        try:
-            self._tracing.guard.beside(end)
-        finally:
-            if recorded:
-                _save(self.path, recorded[0])
+        recorded = self._tracing.guard.beside(self._end)
+        _save(self.path, recorded)
 
     def _end(self) -> Recorded:
         """Stops the recording; returns what was recorded."""
-        tracing, memory = self._tracing, self._memory
-        if self._switch is not None:
-            self._switch.off()
-        tracing.links.record(None)
-        tracing.workers.kept.drop("trace")
-        tracing.recovery.heard = None
-        tracing.current = self._memory = self._switch = None
+        memory = self._memory
+        try:
+            self._stop_recording()
+        except BaseException:  # Ctrl-C in the middle: what is left of it is done now
+            self._stop_recording()
+            raise
         return self._recorded(memory)
 
-    def _drop(self) -> None:
-        """Discards a trace that was begun in part, or in vain."""
-        if self._tracing.current is self:
-            self._end()
+    def _stop_recording(self) -> None:
+        """Has parent and workers record no more; may be repeated."""
+        tracing = self._tracing
+        if self._switch is not None:
+            self._switch.off()
+        if tracing.current is self:
+            tracing.links.record(None)
+            tracing.workers.kept.drop("trace")
+            tracing.recovery.heard = None
+            tracing.current = None
         self._memory = self._switch = None
 
     def _recorded(self, memory: Any) -> Recorded:

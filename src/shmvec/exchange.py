@@ -58,7 +58,6 @@ from shmvec._options import Settings, exchange_settings, given_once, takes_optio
 from shmvec._processes.assembly import agree, assemble, workers_for
 from shmvec._processes.host import EnvFn, HostedEnv
 from shmvec._processes.recovery import Recovery
-from shmvec._processes.signals import uninterrupted
 from shmvec._processes.supervisor import (
     Unreadable,
     Workers,
@@ -101,7 +100,6 @@ __all__ = [
     "given_once",
     "split_evenly",
     "takes_options",
-    "uninterrupted",
     "usable_cores",
 ]
 

@@ -9,19 +9,21 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from echoing import Moments
 from envs import Counter, Spaces, TwoArguments
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from tables import deep
 from test_planning import Raises, cartpole, counter, planning
 
 from shmvec import FaultPolicy
 from shmvec.planning import PlanningVectorEnv
-from shmvec.planning.batches import Batch
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -305,24 +307,23 @@ def test_an_env_that_raises_what_stands_for_a_timeout():
         assert env.step_batch([1] * 4)[0][:, 1].tolist() == [1] * 4
 
 
-@pytest.mark.parametrize("n_workers", [0, 2])
-def test_ctrl_c_between_waits_loses_nothing(n_workers, monkeypatch):
-    """It is for waits: what is sent or put together in between is brought to its end."""
-    put = Batch.put
-
-    def interrupted(*arguments):
-        monkeypatch.undo()
-        os.kill(os.getpid(), signal.SIGINT)
-        put(*arguments)
-
+@pytest.mark.parametrize("n_workers, stride", [(0, 997), (2, 97), *deep((0, 101), (2, 11))])
+def test_ctrl_c_at_any_moment(n_workers, stride):
+    """It costs at most one result; the other promises keep theirs."""
+    moments = Moments(stride, by=partial(signal.raise_signal, signal.SIGINT))
+    interrupted = True
     with planning(counter, n_workers, rows=8) as env:
         state, *_ = env.reset(seed=0)
-        promises = [env.step_batch([i] * 30, [state] * 30, blocking=False) for i in range(3)]
-        monkeypatch.setattr("shmvec.planning.batches.Batch.put", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            promises[0]()
-        for i in (1, 0, 2):
-            assert promises[i]()[1][:, 1].tolist() == [i] * 30
+        while interrupted:
+            promises = [env.step_batch([i] * 10, [state] * 10, blocking=False) for i in range(3)]
+            interrupted = moments.interrupt(promises[0])
+            lost = []
+            for i in (2, 1, 0):
+                try:
+                    assert promises[i]()[1][:, 1].tolist() == [i] * 10
+                except (KeyboardInterrupt, RuntimeError) as error:
+                    lost.append(error)
+            assert len(lost) <= 1
 
 
 def test_a_batch_whose_rows_all_raise():

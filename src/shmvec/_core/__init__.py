@@ -17,7 +17,7 @@ _NAMES = {
     "links": "Alarms Links",
     "messages": "pickle_value",
     "probe": "clock_cost core_rates core_round_trip yield_cost",
-    "process": "buffer_c_lines flush_c guard_handler is_unhandled mark_process "
+    "process": "Descriptor buffer_c_lines flush_c guard_handler is_unhandled mark_process "
     "signal_marked start_watchdog stop_watchdog",
     "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",
     "told": "Batch Report",

@@ -881,6 +881,22 @@ def start_watchdog(descriptor: int, mark: int) -> None:
 def stop_watchdog() -> None:
     """Ends the watch, if there is one."""
 
+class Descriptor:
+    """A file descriptor, closed when nothing refers to this object any more.
+
+    Opening and closing are in C: what a signal's handler raises loses no descriptor.
+
+    Attributes:
+        number: The descriptor; -1 once it is closed.
+    """
+
+    number: int
+
+    def __init__(self, opens: Callable[..., int], *arguments: Any) -> None:
+        """Calls a builtin function that opens a descriptor, and owns that."""
+    def close(self) -> None:
+        """Closes it, unless that was done."""
+
 def mark_process(mark: int) -> None:
     """Marks this process, and so what it starts from now on.
 

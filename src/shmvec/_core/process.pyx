@@ -37,10 +37,34 @@ cdef extern from *:
     const void *UNREADY
     size_t UNREADY_BYTES
 
+
+cdef extern from "unistd.h":
+    int close(int descriptor) nogil
+
 cdef int _watched = -1          # the watchdog's pidfd; -1: there is no watchdog
 cdef uint64_t _mark = 0         # of the family that it ends, too
 cdef bint _follows = False      # forks, by hooks
 cdef char _lines[BUFSIZ]        # C's stdout has its buffer here for as long as the process lives
+
+
+# ---- descriptors -----------------------------------------------------------------------------
+
+
+cdef class Descriptor:
+    cdef readonly int number
+
+    def __cinit__(self, opens, *arguments):
+        self.number = -1
+        self.number = opens(*arguments)
+
+    def __dealloc__(self):
+        self.close()
+
+    cpdef void close(self) noexcept:
+        cdef int number = self.number
+        self.number = -1
+        if number >= 0:
+            close(number)
 
 
 # ---- watchdog --------------------------------------------------------------------------------

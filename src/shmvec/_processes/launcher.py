@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from shmvec import _pickling as _classes
-from shmvec._core import Channel
+from shmvec._core import Channel, Descriptor
 from shmvec._options import Settings
 from shmvec._processes import interpreter
 from shmvec._processes.fork_server import ForkServer, fork_server
@@ -32,7 +32,6 @@ from shmvec._processes.libraries import (
     worker_seeds,
 )
 from shmvec._processes.preloading import import_here, ready_to_fork
-from shmvec._processes.signals import close_all
 from shmvec._processes.worker import Task, run_forked
 from shmvec._processes.worker_process import WorkerProcess
 
@@ -180,7 +179,8 @@ class Launcher:
         )
         tracker = resource_tracker.getfd()
         assert tracker is not None
-        channel.put(0, dumps(start), [tracker, *self._carried.descriptors])
+        carried = [descriptor.number for descriptor in self._carried.descriptors]
+        channel.put(0, dumps(start), [tracker, *carried])
 
     def _serve(self, process: WorkerProcess, descriptor: int) -> Mapping[str, str]:
         """Has a server fork a process; returns the environment variables of that process."""
@@ -227,7 +227,7 @@ class _Carried:
     """
 
     def __init__(self) -> None:
-        self.descriptors: list[int] = []
+        self.descriptors: list[Descriptor] = []
 
     def __enter__(self) -> None:
         self._before = get_spawning_popen()
@@ -236,12 +236,9 @@ class _Carried:
     def __exit__(self, *details: object) -> None:
         set_spawning_popen(self._before)
 
-    def __del__(self) -> None:
-        close_all(self.descriptors)
-
     def duplicate_for_child(self, descriptor: int) -> int:
         """Notes a descriptor to send; returns its place among those."""
-        self.descriptors.append(os.dup(descriptor))
+        self.descriptors.append(Descriptor(os.dup, descriptor))
         return len(self.descriptors) - 1
 
     def DupFd(self, place: int) -> _Inherited:  # noqa: N802

@@ -7,13 +7,14 @@ import errno
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import starmap
 from multiprocessing import process, util
 from typing import Any, NoReturn, Protocol
 
-from shmvec._processes.signals import close_all, uninterrupted
+from shmvec._core import Descriptor
 
 __all__ = ["WorkerProcess", "at_once", "child_status", "end_child_group"]
 
@@ -67,7 +68,6 @@ class Handle:
 
     Attributes:
         pid: Its process id.
-        sentinel: Its pidfd, which is readable once it has ended; -1 once released.
         returncode: Its exit code; None while it runs.
         known: Whether its exit code is known.
     """
@@ -86,15 +86,15 @@ class Handle:
         self.returncode: int | None = None
         self.known = True
         self._keeper = keeper
-        self._unclosed: list[int] = []
         try:
-            at_once(os.pidfd_open, pid, self._unclosed)
-            self.sentinel = self._unclosed[0]
+            self._descriptor = Descriptor(os.pidfd_open, pid)
         except OSError as error:
             raise _explained(error) from error
 
-    def __del__(self) -> None:
-        self.release()
+    @property
+    def sentinel(self) -> int:
+        """Its pidfd, which is readable once it has ended; -1 once released."""
+        return self._descriptor.number
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """The exit code, if the process has ended."""
@@ -143,8 +143,7 @@ class Handle:
 
     def release(self) -> None:
         """Closes the pidfd; the exit code of an ended process is kept."""
-        self.sentinel = -1
-        close_all(self._unclosed)
+        self._descriptor.close()
 
     close = release
 
@@ -193,12 +192,7 @@ class WorkerProcess(process.BaseProcess):
     def fork(self) -> None:
         """Starts the process by a fork of this one."""
         util._flush_std_streams()  # type: ignore[attr-defined]
-
-        def begin(numbers: list[int]) -> None:
-            with uninterrupted():  # Python discards what hooks raise around a fork
-                at_once(os.fork, numbers)
-
-        self.start_by(begin)
+        self.start_by(_fork)
 
     def run_and_exit(self) -> NoReturn:
         """Runs the process in the fork that is to become it, and ends that fork."""
@@ -272,6 +266,25 @@ class WorkerProcess(process.BaseProcess):
         """Runs in the new process."""
         self._config["daemon"] = False
         super().run()
+
+
+def _fork(numbers: list[int]) -> None:
+    """Forks, and appends the process id; Ctrl-C comes later.
+
+    Python runs hooks around a fork, and discards what a signal's handler raises in them.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    held: list[tuple[int, Any]] = []
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        at_once(os.fork, numbers)
+        return
+    signal.signal(signal.SIGINT, lambda *arguments: held.append(arguments))
+    try:
+        at_once(os.fork, numbers)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        before(*held[0])
 
 
 def _explained(error: OSError) -> OSError:

@@ -21,7 +21,6 @@ from shmvec.exchange import (
     Guard,
     exclusive,
     split_evenly,
-    uninterrupted,
 )
 from shmvec.faults import WorkerCrashError, raise_failures
 from shmvec.planning.batches import Batch, Batches
@@ -161,31 +160,34 @@ class Workers:
     def _advance(self, go_on: Callable[[], Any]) -> None:
         """Lets the first work go on to its next wait; if it ends, the one after it, and so on.
 
-        Ctrl-C is for waits: what is neither sent nor put together would be lost.
+        A work that is interrupted, by Ctrl-C for instance, ends with that exception.
         """
-        with uninterrupted():
-            while True:
-                self._wait = None
-                try:
-                    self._wait = go_on()
-                    return
-                except StopIteration as end:
-                    self._settle(end.value)
-                except BaseException as error:
-                    self._settle(None, error)
-                    if not isinstance(error, Exception):  # Ctrl-C
-                        raise
-                if self._spoiled or not self._promises:
-                    return
-                go_on = partial(next, self._promises[0]._work)
+        while True:
+            try:
+                self._wait = go_on()
+                return
+            except StopIteration as end:
+                self._settle(end.value)
+            except BaseException as error:
+                self._settle(None, error)
+                if not isinstance(error, Exception):
+                    raise
+            if self._spoiled or not self._promises:
+                return
+            go_on = partial(next, self._promises[0]._work)
 
     def _settle(self, result: Any, error: BaseException | None = None) -> None:
-        promise = self._promises.popleft()
-        promise._result, promise._error, promise._done = result, error, True
+        """Ends the first work."""
+        self._wait = None
         self._spoiled = error is not None
+        promise = self._promises[0]
+        promise._result, promise._error, promise._done = result, error, True
+        self._promises.popleft()
 
     def _forget(self) -> None:
         """Takes what a work that has failed has left; other works must not get its faults."""
+        while self._promises and self._promises[0]._done:  # Ctrl-C came before it was removed
+            self._promises.popleft()
         exchange = self._exchange
         if self._spoiled and not exchange.closed:
             with suppress(WorkerCrashError):  # which has closed it
@@ -238,6 +240,8 @@ class Workers:
         answers = yield partial(self._exchange.take, rows, gather=gathered or None)
         if answers.failures:
             raise_failures(answers.failures)
+        if len(answers.envs) < len(rows):
+            raise RuntimeError("results of this call were lost: a wait for them was interrupted")
         if not gathered:
             for row, report in answers.reports.items():
                 answers.infos[answers.envs.tolist().index(row)].update(report.info)
