@@ -12,6 +12,11 @@ from shmvec.exchange import Answers, Exchange, OwnsProcesses
 from shmvec.faults import raise_as_gymnasium_does
 
 
+def forwarded(to: str, name: str) -> Any:
+    """A property that is the attribute or method ``name`` of the attribute ``to``."""
+    return property(lambda self: getattr(getattr(self, to), name), doc=f"``{to}.{name}``.")
+
+
 def attribute(env: Any, name: str) -> Any:
     """An attribute of an env or of one of its wrappers."""
     find = getattr(env, "get_wrapper_attr", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -14,8 +13,9 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space, create_empty_array
 
-from shmvec.adapters._shared import TwoCallSteps, batched
+from shmvec.adapters._shared import TwoCallSteps, batched, delivered, forwarded
 from shmvec.exchange import (
+    Answers,
     Autoreset,
     HostedEnv,
     Options,
@@ -27,7 +27,7 @@ from shmvec.exchange import (
 )
 from shmvec.vector_env import ShmVectorEnv
 
-__all__ = ["AgentRows", "ParallelVectorEnv", "RowResults"]
+__all__ = ["AgentRows", "ParallelVectorEnv"]
 
 Agent: TypeAlias = Hashable
 Array: TypeAlias = npt.NDArray[Any]
@@ -133,20 +133,27 @@ class ParallelVectorEnv(OwnsProcesses):
         except BaseException:
             self.envs.close()
             raise
-        self.num_envs = self.envs.num_envs
         self.possible_agents: list[Any] = everyone[0]
-        self.metadata = self.envs.metadata
-        self.render_mode = self.envs.render_mode
         self._keys = {agent: str(agent) for agent in self.possible_agents}
         self._same_step = Autoreset.of(self.envs.autoreset_mode).in_step
         self._reset_mask: Any = None  # of the reset that was started
         self._begun = np.zeros(self.num_envs, np.bool_)  # which have been reset
         self._alive = np.zeros((len(self.possible_agents), self.num_envs), np.bool_)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed."""
-        return self.envs.closed
+    # What does not depend on agents is done as by ``ShmVectorEnv``.
+    num_envs = forwarded("envs", "num_envs")
+    metadata = forwarded("envs", "metadata")
+    render_mode = forwarded("envs", "render_mode")
+    processes = forwarded("envs", "processes")
+    closed = forwarded("envs", "closed")
+    async_reset = forwarded("envs", "async_reset")
+    call = forwarded("envs", "call")
+    call_async = forwarded("envs", "call_async")
+    call_wait = forwarded("envs", "call_wait")
+    get_attr = forwarded("envs", "get_attr")
+    set_attr = forwarded("envs", "set_attr")  # of the outermost wrapper that has it
+    render = forwarded("envs", "render")
+    close = forwarded("envs", "close")
 
     @property
     def alive(self) -> ByAgent:
@@ -162,11 +169,6 @@ class ParallelVectorEnv(OwnsProcesses):
     def num_agents(self) -> int:
         """How many agents there may be."""
         return len(self.possible_agents)
-
-    @property
-    def processes(self) -> list[Any]:
-        """The worker processes."""
-        return self.envs.processes
 
     def single_observation_space(self, agent: Any) -> Space:
         """The observation space of an agent in one env."""
@@ -285,18 +287,6 @@ class ParallelVectorEnv(OwnsProcesses):
         """
         return self._taken_apart(self.envs.step_wait(timeout), None)
 
-    def async_reset(
-        self,
-        seed: int | Sequence[int | None] | None = None,
-        options: Options = None,
-        env_id: npt.ArrayLike | None = None,
-    ) -> None:
-        """Starts to reset envs; :meth:`recv` returns those that are ready first.
-
-        Arguments and exceptions are those of ``ShmVectorEnv.async_reset``.
-        """
-        self.envs.async_reset(seed, options, env_id)
-
     def send(self, actions: Mapping[Any, Any], env_id: npt.ArrayLike | None = None) -> None:
         """Starts to step some envs; :meth:`recv` returns those that are ready first.
 
@@ -319,37 +309,6 @@ class ParallelVectorEnv(OwnsProcesses):
             As :meth:`step`, of the envs in ``infos["env_id"]``.
         """
         return self._taken_apart(self.envs.recv(min_envs=min_envs, timeout=timeout), None)
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Calls a method of every env, in parallel, or gets an attribute: one result an env."""
-        return self.envs.call(name, *args, **kwargs)
-
-    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Starts such a call and does not wait; as ``ShmVectorEnv.call_async``."""
-        self.envs.call_async(name, *args, **kwargs)
-
-    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Waits for :meth:`call_async`; as ``ShmVectorEnv.call_wait``."""
-        return self.envs.call_wait(timeout)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """The attribute of every env; see :meth:`call`."""
-        return self.envs.get_attr(name)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Sets an attribute of every env: a list or tuple has one value for each.
-
-        Of wrapped envs, that of the outermost one that has it, or else of the outermost.
-        """
-        self.envs.set_attr(name, values)
-
-    def render(self) -> tuple[Any, ...]:
-        """What every env's ``render`` returns."""
-        return self.envs.render()
-
-    def close(self, **kwargs: Any) -> None:
-        """Closes the envs and ends the workers, with ``timeout=`` or ``terminate=True``."""
-        self.envs.close(**kwargs)
 
     def as_rows(self, base_class: str = "gymnasium") -> Any:
         """Every agent of every env as an env of its own, for learners that know of no agents.
@@ -473,25 +432,6 @@ class ParallelVectorEnv(OwnsProcesses):
         return {**infos, **found}
 
 
-@dataclass
-class RowResults:
-    """What a step or a reset returns for rows.
-
-    Attributes:
-        observations: Batched as the observation space says for so many rows.
-        rewards: float64 ``(rows,)``.
-        terminations: bool ``(rows,)``.
-        truncations: bool ``(rows,)``.
-        infos: A dict for each row, as its env returned it for the agent.
-    """
-
-    observations: Any
-    rewards: Array
-    terminations: Array
-    truncations: Array
-    infos: list[dict[str, Any]]
-
-
 class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
     """Agents as rows: agent ``a`` of env ``e`` has row ``e * num_agents + a``.
 
@@ -535,10 +475,9 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         # How agents ended, kept until the others of their env have ended, too.
         self._ended = np.zeros((2, parallel.num_agents, parallel.num_envs), np.bool_)
 
-    @property
-    def closed(self) -> bool:  # type: ignore[override]
-        """Whether it has been closed."""
-        return self.parallel.closed
+    closed = forwarded("parallel", "closed")
+    render = forwarded("parallel", "render")
+    close = forwarded("parallel", "close")
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
@@ -612,76 +551,67 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         flags = results.terminations, results.truncations
         return results.observations, results.rewards, *flags, self._gathered(results.infos)
 
-    def take(self) -> RowResults:
-        """As :meth:`step_wait`, with infos as the envs returned them, a list."""
-        parallel = self.parallel
+    def take(self) -> Answers:
+        """As :meth:`step_wait`, with a row for each agent, and infos as the envs returned them."""
         answers = self._finish_step()
-        told, infos = answers.observations, answers.infos
         over, broken = answers.terminations, answers.truncations
-        finals = [info.get("final_obs") for info in infos] if over.any() else None
-        everyone = slice(None)
-        rewards, flags = parallel._agents_told(told, over, broken, finals, everyone, None)
+        finals = [info.get("final_obs") for info in answers.infos] if over.any() else None
+        told = answers.observations
+        rewards, flags = self.parallel._agents_told(told, over, broken, finals, slice(None), None)
         self._ended |= flags[: TRUNCATED + 1]
         ends = self._ended & (over | broken)
         ends[TERMINATED] |= (over | broken) & ~ends.any(0)
         self._ended[:, :, over | broken] = False
-        return RowResults(
-            self._observed(told),
+        return self._answers(answers, rewards, ends)
+
+    def begin(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
+    ) -> Answers:
+        """As :meth:`reset`, with a row for each agent, and infos as the envs returned them."""
+        parallel, count = self.parallel, self.parallel.num_agents
+        reset: Array = np.ones(parallel.num_envs, np.bool_)
+        if isinstance(options, dict) and "reset_mask" in options:
+            marked = np.asarray(options["reset_mask"])
+            if marked.shape != (self.num_envs,) or marked.dtype != np.bool_:
+                raise ValueError(
+                    f"reset_mask must be an array of bools with shape {(self.num_envs,)}"
+                )
+            reset = np.asarray(marked.reshape(-1, count).any(1))
+            if (reset != marked.reshape(-1, count).all(1)).any():
+                raise ValueError("reset_mask parts the rows of an env, which are reset together")
+            options = {**options, "reset_mask": reset}
+        elif options is not None and not isinstance(options, dict):
+            options = (checked_options(options, self.num_envs) or [])[::count]
+        if not isinstance(seed, int | np.integer | None):
+            seed = (checked_seeds(seed, self.num_envs) or [])[::count]
+        self.waiting = False
+        self._exchange.discard()
+        parallel.async_reset(seed, options)
+        answers = delivered(self._exchange.take(everyone=True))
+        nothing = np.zeros(parallel.num_envs, np.bool_)
+        told = answers.observations
+        rewards, _ = parallel._agents_told(told, nothing, nothing, None, slice(None), reset)
+        self._ended[:, :, reset] = False
+        return self._answers(answers, rewards, np.zeros_like(self._ended))
+
+    def __del__(self) -> None:
+        """Leaves the envs open: they belong to ``parallel``."""
+
+    def _answers(self, answers: Answers, rewards: Array, ends: Array) -> Answers:
+        """Answers of envs as those of their rows."""
+        parallel = self.parallel
+        infos: list[dict[str, Any]] = [{} for _ in range(parallel.num_envs)]
+        for env, info in zip(answers.envs.tolist(), answers.infos, strict=True):
+            infos[env] = info
+        parts = [answers.observations[AGENTS][key] for key in parallel._keys.values()]
+        return Answers(
+            np.arange(self.num_envs, dtype=np.intp),
+            _interleaved(self.single_observation_space, parts),
             self._in_rows(rewards),
             self._in_rows(ends[TERMINATED]),
             self._in_rows(ends[TRUNCATED]),
             self._row_infos(infos),
         )
-
-    def begin(
-        self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
-    ) -> RowResults:
-        """As :meth:`reset`, with infos as the envs returned them, a list."""
-        parallel, count = self.parallel, self.parallel.num_agents
-        marked = np.ones(self.num_envs, np.bool_)
-        if isinstance(options, dict) and "reset_mask" in options:
-            options = dict(options)
-            marked = np.asarray(options.pop("reset_mask"))
-            rows = (self.num_envs,)
-            if marked.shape != rows or marked.dtype != np.bool_:
-                raise ValueError(f"reset_mask must be an array of bools with shape {rows}")
-        whole = marked.reshape(-1, count)
-        if (whole.any(1) != whole.all(1)).any():
-            raise ValueError("reset_mask parts the rows of an env, which are reset together")
-        envs = np.flatnonzero(whole.any(1))
-        if not isinstance(seed, int | np.integer | None):
-            seed = (checked_seeds(seed, self.num_envs) or [])[::count]
-        seeds = checked_seeds(seed, parallel.num_envs)
-        if options is not None and not isinstance(options, dict):
-            options = (checked_options(options, self.num_envs) or [])[::count]
-        each = checked_options(options, parallel.num_envs)
-        seeds, each = (of and [of[env] for env in envs] for of in (seeds, each))
-        infos: list[dict[str, Any]] = [{} for _ in range(parallel.num_envs)]
-        answers = self._reset_envs(seeds, each, envs)
-        for env, info in zip(answers.envs.tolist(), answers.infos, strict=True):
-            infos[env] = info
-        told = answers.observations
-        nothing, mask = np.zeros(parallel.num_envs, np.bool_), whole.any(1)
-        rewards, _ = parallel._agents_told(told, nothing, nothing, None, slice(None), mask)
-        self._ended[:, :, mask] = False
-        no = np.zeros(self.num_envs, np.bool_)
-        rewards = np.zeros(self.num_envs)
-        return RowResults(self._observed(told), rewards, no, no.copy(), self._row_infos(infos))
-
-    def render(self) -> tuple[Any, ...]:
-        """What every env's ``render`` returns: one for all agents of an env."""
-        return self.parallel.render()
-
-    def close(self, **kwargs: Any) -> None:
-        """Closes the envs and ends the workers; see :meth:`ParallelVectorEnv.close`."""
-        self.parallel.close(**kwargs)
-
-    def __del__(self) -> None:
-        """Leaves the envs open: they belong to ``parallel``."""
-
-    def _observed(self, told: Any) -> Any:
-        parts = [told[AGENTS][key] for key in self.parallel._keys.values()]
-        return _interleaved(self.single_observation_space, parts)
 
     def _in_rows(self, by_agent: Array) -> Array:
         return by_agent.T.reshape(self.num_envs)  # a copy, unless there is one agent

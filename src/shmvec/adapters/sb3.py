@@ -28,8 +28,9 @@ except ImportError as error:
     ) from error
 
 from shmvec.adapters._sb3_env import RESET_INFO, SB3Env
-from shmvec.adapters._shared import TwoCallSteps, batched, split_end
+from shmvec.adapters._shared import TwoCallSteps, batched, forwarded, split_end
 from shmvec.exchange import (
+    Answers,
     Autoreset,
     AutoresetMode,
     Exchange,
@@ -40,14 +41,82 @@ from shmvec.exchange import (
     takes_options,
 )
 from shmvec.faults import EnvTimeoutError, WorkerCrashError
-from shmvec.stats import Stats
 
 __all__ = ["AgentVecEnv", "ShmVecEnv"]
 
 _CLOSE_S = 2.0  # what envs get to close while one of them is over its time limit
 
 
-class ShmVecEnv(TwoCallSteps, VecEnv):
+class _RowsVecEnv(VecEnv):
+    """A ``VecEnv`` by the answers of an exchange, one row for each of SB3's envs."""
+
+    def reset(self) -> VecEnvObs:
+        """Resets all envs, with the seeds and options that wait for this reset.
+
+        A step that was begun and not waited for is finished first; its results are discarded.
+
+        Returns:
+            Observations, each array ``(num_envs, ...)``; infos are in ``reset_infos``.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            ValueError: There are not as many seeds or options as envs.
+            EnvTimeoutError: An env takes longer than its time limit.
+            WorkerCrashError: A worker process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause.
+        """
+        seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
+        options = self._options if any(self._options) else None
+        answers = self._answers_of_reset(seeds, options)
+        self.reset_infos = [self._reset_info(info) for info in answers.infos]
+        # Seeds and options are used once.
+        self._reset_seeds()
+        self._reset_options()
+        return answers.observations
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Waits for the step that ``step_async`` began.
+
+        Returns:
+            Observations, each array ``(num_envs, ...)``: of an env that was done, those of its
+            reset; rewards, float32 ``(num_envs,)``; dones, bool ``(num_envs,)``; infos, a list of
+            dicts, each as its env returned it, with ``TimeLimit.truncated`` and, if done,
+            ``terminal_observation``.
+
+        Raises:
+            ClosedEnvironmentError: After ``close``.
+            NoAsyncCallError: No step was begun.
+            EnvTimeoutError: An env takes longer than its time limit.
+            WorkerCrashError: A worker process died.
+            Exception: Whatever an env raises, with the worker's traceback as its cause. The other
+                envs have made their step; ``reset`` or ``close`` as you like.
+        """
+        answers = self._answers_of_step()
+        infos, dones = answers.infos, answers.terminations | answers.truncations
+        # SB3's rule: it is no truncation where the episode terminated as well.
+        limited = (answers.truncations & ~answers.terminations).tolist()
+        ended = {}
+        for row in dones.nonzero()[0].tolist():
+            ended[row], reset_info = split_end(infos, row)
+            self.reset_infos[row] = self._reset_info(reset_info)
+        for info, truncated in zip(infos, limited, strict=True):
+            info["TimeLimit.truncated"] = truncated
+        for row, last in ended.items():
+            infos[row]["terminal_observation"] = last
+        return answers.observations, answers.rewards.astype(np.float32), dones, infos
+
+    def _answers_of_reset(self, seeds: Any, options: Any) -> Answers:
+        raise NotImplementedError
+
+    def _answers_of_step(self) -> Answers:
+        raise NotImplementedError
+
+    def _reset_info(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The info of a reset, from what was returned."""
+        return info
+
+
+class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
     """Steps Gymnasium envs in worker processes, for Stable-Baselines3.
 
     Takes the place of ``SubprocVecEnv``: the same arguments, methods and results. Rewards are
@@ -140,15 +209,10 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
             raise
         self.metadata = {**self._exchange.metadata, **self.metadata}
 
-    @property
-    def num_workers(self) -> int:
-        """Number of worker processes."""
-        return self._exchange.num_workers
-
-    @property
-    def processes(self) -> list[Any]:
-        """The worker processes."""
-        return self._exchange.processes
+    num_workers = forwarded("_exchange", "num_workers")
+    processes = forwarded("_exchange", "processes")
+    closed = forwarded("_exchange", "closed")
+    stats = forwarded("_exchange", "stats")
 
     @property
     def envs(self) -> list[gym.Env[Any, Any]]:
@@ -165,36 +229,16 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
             )
         return self._ask(None, "itself")
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed, by ``close`` or because a worker died."""
-        return self._exchange.closed
-
-    def reset(self) -> VecEnvObs:
-        """Resets all envs, with the seeds and options that wait for this reset.
-
-        A step that was begun and not waited for is finished first; its results are discarded.
-
-        Returns:
-            Observations, each array ``(num_envs, ...)``; infos are in ``reset_infos``.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            ValueError: There are not as many seeds or options as envs.
-            EnvTimeoutError: An env takes longer than its time limit.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause.
-        """
-        seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
-        options = self._options if any(self._options) else None
-        answers = self._reset_envs(
+    def _answers_of_reset(self, seeds: Any, options: Any) -> Answers:
+        return self._reset_envs(
             checked_seeds(seeds, self.num_envs), checked_options(options, self.num_envs)
         )
-        self.reset_infos = [_reset_info(info) for info in answers.infos]
-        # Seeds and options are used once.
-        self._reset_seeds()
-        self._reset_options()
-        return answers.observations
+
+    def _reset_info(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The env's own, beside what the core adds of a fault."""
+        own: dict[str, Any] = info.pop(RESET_INFO, {})
+        own.update(info)
+        return own
 
     def step_async(self, actions: npt.ArrayLike) -> None:
         """Starts to step all envs and does not wait.
@@ -212,38 +256,8 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
         self._idle("step_async")
         self._begin_step(_batched(self.action_space, actions))
 
-    def step_wait(self) -> VecEnvStepReturn:
-        """Waits for the step that ``step_async`` began.
-
-        Returns:
-            Observations, each array ``(num_envs, ...)``: of an env that was done, those of its
-            reset; rewards, float32 ``(num_envs,)``; dones, bool ``(num_envs,)``; infos, a list of
-            dicts, each as its env returned it, with ``TimeLimit.truncated`` and, if done,
-            ``terminal_observation``.
-
-        Raises:
-            ClosedEnvironmentError: After ``close``.
-            NoAsyncCallError: No step was begun.
-            EnvTimeoutError: An env takes longer than its time limit.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause. The other
-                envs have made their step; ``reset`` or ``close`` as you like.
-        """
-        answers = self._finish_step()
-        infos, dones = answers.infos, answers.terminations | answers.truncations
-        ended = dones.nonzero()[0].tolist()
-        lasts = []
-        for env in ended:
-            last, reset_info = split_end(infos, env)
-            self.reset_infos[env] = _reset_info(reset_info)
-            lasts.append(last)
-        # SB3's rule: it is no truncation where the episode terminated as well.
-        limited = (answers.truncations & ~answers.terminations).tolist()
-        for info, truncated in zip(infos, limited, strict=True):
-            info["TimeLimit.truncated"] = truncated
-        for env, last in zip(ended, lasts, strict=True):
-            infos[env]["terminal_observation"] = last
-        return answers.observations, answers.rewards.astype(np.float32), dones, infos
+    def _answers_of_step(self) -> Answers:
+        return self._finish_step()
 
     def close(self) -> None:
         """Closes the envs and ends the workers. May be called twice, and while a step is in flight.
@@ -355,10 +369,6 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
         """Restarts the workers of some envs, whose next step truncates; as ``ShmVectorEnv``'s."""
         self._idle("restart").restart(sorted(set(self._existing(indices))))
 
-    def stats(self) -> Stats:
-        """What has been done so far, and where the time went; as ``ShmVectorEnv.stats``."""
-        return self._exchange.stats()
-
     def _existing(self, indices: VecEnvIndices) -> list[int]:
         """Indices of envs as a list, none negative."""
         if indices is None:
@@ -385,13 +395,6 @@ class ShmVecEnv(TwoCallSteps, VecEnv):
         return [answers[env].pop(0) for env in envs]
 
 
-def _reset_info(returned: dict[str, Any]) -> dict[str, Any]:
-    """The info of a reset, from what ``SB3Env`` returned and what the core adds of a fault."""
-    info: dict[str, Any] = returned.pop(RESET_INFO, {})
-    info.update(returned)
-    return info
-
-
 def _batched(space: gym.Space[Any], actions: Any) -> Any:
     """One action an env, as SB3 passes them, batched as Gymnasium's vector envs take them."""
     if isinstance(actions, dict):
@@ -402,7 +405,7 @@ def _batched(space: gym.Space[Any], actions: Any) -> Any:
     return batched(space, actions)
 
 
-class AgentVecEnv(OwnsProcesses, VecEnv):
+class AgentVecEnv(OwnsProcesses, _RowsVecEnv):
     """:class:`shmvec.adapters.pettingzoo.AgentRows`, with SB3's four values and lists of infos.
 
     What is asked of a row is asked of its env: ``get_attr``, ``env_method`` and ``set_attr`` reach
@@ -439,41 +442,17 @@ class AgentVecEnv(OwnsProcesses, VecEnv):
         self._seeds = [first + row // count for row in range(self.num_envs)]
         return self._seeds
 
-    def reset(self) -> VecEnvObs:
-        """Resets all envs, with the seeds that ``seed`` has set, and the options of first rows."""
-        seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
-        options: Any = self._options if any(self._options) else None
-        self.rows.waiting = False
-        results = self.rows.begin(seed=seeds, options=options)
-        self.reset_infos = results.infos
-        self._reset_seeds()
-        self._reset_options()
-        return results.observations
+    def _answers_of_reset(self, seeds: Any, options: Any) -> Answers:
+        answers: Answers = self.rows.begin(seed=seeds, options=options)
+        return answers
 
     def step_async(self, actions: Any) -> None:
         """Starts to step all rows; arguments and exceptions as of ``AgentRows.step``."""
         self.rows.step_async(actions)
 
-    def step_wait(self) -> VecEnvStepReturn:
-        """Waits for the step that ``step_async`` began.
-
-        Returns:
-            Observations; rewards, float32; dones; infos, a list of dicts, each as its env returned
-            it for the agent, with ``TimeLimit.truncated`` and, if done, ``terminal_observation``.
-        """
-        results = self.rows.take()
-        dones = results.terminations | results.truncations
-        infos = results.infos
-        for row in dones.nonzero()[0].tolist():
-            last, self.reset_infos[row] = split_end(infos, row)
-            infos[row]["terminal_observation"] = last
-        for info, terminated, done in zip(infos, results.terminations, dones, strict=True):
-            info["TimeLimit.truncated"] = bool(done and not terminated)
-        return results.observations, results.rewards.astype(np.float32), dones, infos
-
-    def close(self) -> None:
-        """Closes the envs and ends the workers."""
-        self.rows.close()
+    def _answers_of_step(self) -> Answers:
+        answers: Answers = self.rows.take()
+        return answers
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """The attribute of the env of each of these rows."""
@@ -501,6 +480,10 @@ class AgentVecEnv(OwnsProcesses, VecEnv):
     def get_images(self) -> Sequence[Any]:
         """A frame of each env, for all its agents."""
         return list(self.rows.render())
+
+    def close(self) -> None:
+        """Closes the envs and ends the workers."""
+        self.rows.close()
 
     def _envs_of(self, indices: VecEnvIndices) -> list[int]:
         rows = np.atleast_1d(np.arange(self.num_envs)[slice(None) if indices is None else indices])
