@@ -5,13 +5,13 @@ import json
 import pytest
 
 import shmvec.__main__
-from shmvec._commands import bench
+from shmvec._commands import bench, measuring
 
 
 @pytest.mark.deep
 def test_command(tmp_path, capsys):
     file = tmp_path / "results.json"
-    arguments = ["bench", "--env", "Noop", "CartPole-v1", "--num-envs", "1", "3"]
+    arguments = ["bench", "Noop", "CartPole-v1", "--num-envs", "1", "3"]
     arguments += ["--num-workers", "2", "--seconds", "0.1", "--json", str(file)]
     assert shmvec.__main__.main(arguments) == 0
     shown = capsys.readouterr()
@@ -29,26 +29,57 @@ def test_command(tmp_path, capsys):
 
 
 def test_compute(capsys):
-    arguments = ["bench", "--env", "Noop", "--num-envs", "2", "--seconds", "0.1"]
+    arguments = ["bench", "Noop", "--num-envs", "2", "--seconds", "0.1"]
     assert shmvec.__main__.main([*arguments, "--compute", "50"]) == 0
     assert "parent slowed by" in capsys.readouterr().out
+
+
+def test_an_env_of_ones_own_and_what_the_table_says(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from shmvec._commands.bench import NoopEnv\n"
+        "class Mine(NoopEnv):\n"
+        "    def __init__(self, size):\n"
+        "        super().__init__()\n"
+        "        assert size == 3\n"
+    )
+    arguments = ["bench", f"{file}:Mine", "--kwargs", '{"size": 3}', "--num-envs", "2"]
+    assert shmvec.__main__.main([*arguments, "--seconds", "0.1"]) == 0
+    out = capsys.readouterr().out
+    assert f"| {file}:Mine | 2 | AsyncVectorEnv |" in out
+    assert f"\n{file}:Mine, 2 envs: " in out and " × AsyncVectorEnv, " in out
+
+
+def test_what_is_said_of_a_result():
+    row = {"env": "Mine", "num_envs": 8, "system": "ShmVectorEnv", "batch_us": 1.0, "spread": 0.9}
+    row |= {"steps_per_s": 10.0, "share_of_limit": 0.84, "times_async": 5.12, "times_sync": 1.4}
+    settings = {"compute_us": None}
+    results = {"machine": measuring.machine(), "settings": settings, "rows": [row], "left_out": {}}
+    said = bench.table(results)
+    assert "Mine, 8 envs: 5.1 × AsyncVectorEnv, 1.4 × SyncVectorEnv, 0.84 of the limit." in said
+    assert "The machine was busy (spread 90%): repeat this" in said
+    row |= {"times_sync": 0.5, "spread": 0.1}
+    assert "num_workers=0" in bench.table(results) and "busy" not in bench.table(results)
+    row |= {"times_sync": 2.0, "share_of_limit": 5.0}
+    assert "envs sleep" in bench.table(results)
 
 
 def test_missing_packages_are_named(monkeypatch, capsys):
     missing = bench.Workload(bench.NoopEnv, ("json", "no_such_package"))
     monkeypatch.setitem(bench.WORKLOADS, "ALE/Pong-v5", missing)
-    arguments = ["bench", "--env", "ALE/Pong-v5", "Noop", "--num-envs", "1", "--seconds", "0.05"]
+    arguments = ["bench", "ALE/Pong-v5", "Noop", "--num-envs", "1", "--seconds", "0.05"]
     assert shmvec.__main__.main(arguments) == 0
     out = capsys.readouterr().out
     assert "ALE/Pong-v5 is left out: no_such_package not installed" in out
     assert "pip install 'shmvec[bench]'" in out and "| Noop | 1 | ShmVectorEnv |" in out
-    assert shmvec.__main__.main(arguments[:3] + arguments[4:]) == 1
+    assert shmvec.__main__.main(arguments[:2] + arguments[3:]) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "--env", "Chess"], "invalid choice"),
+        (["bench", "Chess-v0"], "Chess"),
+        (["bench", "nowhere.py:Chess"], "no file nowhere.py"),
         (["bench", "--num-envs", "0"], "must be positive"),
         (["bench", "--seconds", "soon"], "invalid"),
         (["bench", "--json", "/no/such/folder/file"], "no folder"),

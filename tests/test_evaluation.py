@@ -858,8 +858,11 @@ def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "script", raising=False)
     arguments = f"evaluate {env} --policy script.py:{policy} --episodes 4 --seed 1 --num-envs 3"
-    assert shmvec.__main__.main([*arguments.split(), "--json", "results.json"]) == 0
-    assert capsys.readouterr().out.startswith("4 episodes of 4, 147 steps, ")
+    arguments += " --progress --json results.json"
+    assert shmvec.__main__.main(arguments.split()) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("4 episodes of 4, 147 steps, ")
+    assert shown.err.splitlines()[-1] == "4 of 4 episodes, mean return 36.75"
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["return"] == [51.0, 35.0, 36.0, 25.0]
     assert results["seed"] == [1, 2, 3, 4] and results["terminated"] == [True] * 4

@@ -281,6 +281,20 @@ def test_the_share_of_the_limit():
     assert "(400 a second, 40% of the limit)" in str(CASES["a core that nobody uses"][0])
 
 
+def test_envs_that_sleep_are_not_told_a_share_of_the_limit():
+    asleep = made([env((1000, 9 * MS))] * 8, workers=8, waited=9.5, cpu_s=0.1)
+    assert asleep.share_of_limit > 3
+    assert "(800 a second), " in str(asleep) and "of the limit" not in str(asleep)
+
+
+def test_no_verdict_on_a_few_steps():
+    few = [env((3, MS), resets=[(1, MS)])] * 2
+    early = made(few, workers=2, waited=0.01, elapsed=0.02, batches=4).verdict
+    assert (early.kind, early.option) == ("too early", "")
+    assert early.reason == "only 8 steps and resets have been made"
+    assert made(few, workers=2, waited=9.9, batches=4).verdict.kind != "too early"
+
+
 def test_the_slowest_envs_are_in_the_table():
     table = str(CASES["each batch another slow step"][0])
     assert "any env's step" in table and table.count("env 1's step") == 1

@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from io import TextIOWrapper
@@ -23,7 +23,12 @@ from shmvec._commands import bench, doctor, measuring, stacks, top, tune
 from shmvec._commands.machine import Machine, Prices
 from shmvec._commands.measuring import described
 from shmvec._commands.named import find_env, find_function
-from shmvec.evaluation import evaluate
+from shmvec.evaluation import Episode, evaluate
+
+_NAMES_AN_ENV = (
+    "an id, CartPole-v1 or module:Env-v0, or what makes an env: module:make_env or "
+    "path/file.py:make_env"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,16 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = partial(commands.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter)
     command = add(
         "bench",
-        help="step real envs with ShmVectorEnv, AsyncVectorEnv and SyncVectorEnv, side by side",
+        help="step real envs, or yours, with ShmVectorEnv, AsyncVectorEnv and SyncVectorEnv",
         description=bench.__doc__,
     )
     command.add_argument(
-        "--env",
-        nargs="+",
-        choices=list(bench.WORKLOADS),
-        default=list(bench.DEFAULT_WORKLOADS),
-        help="envs to step; Noop is an env that does nothing (default: %(default)s)",
+        "env",
+        nargs="*",
+        metavar="ENV",
+        help=f"{_NAMES_AN_ENV}; or one of the built-in {', '.join(bench.WORKLOADS)}, of which "
+        f"Noop does nothing (default: {' '.join(bench.DEFAULT_WORKLOADS)})",
     )
+    _add_kwargs(command)
     command.add_argument(
         "--num-workers",
         type=_positive(int),
@@ -99,6 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=_positive(float),
         metavar="S",
         help="after so many seconds nothing is waited for, and shorter episodes count for more",
+    )
+    command.add_argument(
+        "--progress", action="store_true", help="say how far it is; without it, on a terminal only"
     )
     command.add_argument("--info", nargs="+", default=[], metavar="KEY", help="of last infos")
     command.add_argument("--json", type=Path, metavar="FILE", help="write the episodes to a file")
@@ -207,12 +216,11 @@ def _print_nowhere() -> None:
 
 def _add_env(command: argparse.ArgumentParser) -> None:
     """Adds the arguments that name an env."""
-    command.add_argument(
-        "env",
-        metavar="ENV",
-        help="an id, CartPole-v1 or module:Env-v0, or what makes an env: module:make_env or "
-        "path/file.py:make_env",
-    )
+    command.add_argument("env", metavar="ENV", help=_NAMES_AN_ENV)
+    _add_kwargs(command)
+
+
+def _add_kwargs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--kwargs",
         type=_arguments,
@@ -250,9 +258,25 @@ def _add_measuring(
     command.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
 
 
+def _found(
+    parser: argparse.ArgumentParser, name: str, kwargs: dict[str, Any]
+) -> tuple[measuring.EnvFn, str]:
+    """What makes the env of this name, and code that does."""
+    try:
+        return find_env(name, kwargs)
+    except ValueError as error:
+        parser.error(str(error))
+
+
 def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    workloads = {}
+    for name in options.env or bench.DEFAULT_WORKLOADS:
+        if name in bench.WORKLOADS and not options.kwargs:
+            workloads[name] = bench.WORKLOADS[name]
+        else:
+            workloads[name] = bench.Workload(_found(parser, name, options.kwargs)[0])
     results = bench.run(
-        options.env,
+        workloads,
         options.num_envs,
         num_workers=options.num_workers,
         seconds=options.seconds,
@@ -268,10 +292,7 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot: matplotlib is not installed; pip install 'shmvec[plot]'")
-    try:
-        make, code = find_env(options.env, options.kwargs)
-    except ValueError as error:
-        parser.error(str(error))
+    make, code = _found(parser, options.env, options.kwargs)
     results = tune.tune(
         make,
         options.num_envs,
@@ -288,8 +309,8 @@ def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    make, _ = _found(parser, options.env, options.kwargs)
     try:
-        make, _ = find_env(options.env, options.kwargs)
         policy = find_function(options.policy)
     except ValueError as error:
         parser.error(str(error))
@@ -308,7 +329,7 @@ def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         info_keys=options.info,
         time_limit=options.time_limit,
         hard_time_limit=options.hard_time_limit,
-        progress=sys.stderr.isatty(),
+        progress=_episodes_told(options.episodes, options.progress),
         **workers,
     )
     print(result)
@@ -316,6 +337,25 @@ def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
         episodes = {name: values.tolist() for name, values in result.columns().items()}
         options.json.write_text(json.dumps(episodes, indent=2, default=str) + "\n")
     return 0 if result.complete else 1
+
+
+def _episodes_told(episodes: int, asked: bool) -> Callable[[Episode], object] | bool:
+    """What says on stderr how many episodes are over: on a terminal, or where it is asked for."""
+    out = sys.stderr
+    if out is None or not (asked or out.isatty()):
+        return False
+    returns: list[float] = []
+
+    def tell(episode: Episode) -> None:
+        returns.append(episode.return_)
+        done, last = len(returns), len(returns) == episodes
+        text = f"{done} of {episodes} episodes, mean return {sum(returns) / done:,.2f}"
+        if out.isatty():
+            print(f"\r\x1b[K{text}", end="\n" if last else "", file=out, flush=True)
+        elif last or done % max(1, episodes // 10) == 0:
+            print(text, file=out, flush=True)
+
+    return tell
 
 
 def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

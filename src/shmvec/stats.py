@@ -471,6 +471,9 @@ _SMALL_S = 20e-6  # work of a request that is not worth a worker of its own
 _HANGS_S = 10.0  # in one step or reset,
 _HANGS = 10  # that many times as long as the longest that has ended
 _AWAKE = 0.5  # time on a core, of that in envs
+_EARLY = 5  # steps and resets of an env, and
+_EARLY_S = 1.0  # seconds, before which a verdict would be a guess
+_OVER = 1.05  # of the limit: what only envs that sleep reach
 _IF_IT_HANGS = "step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it"
 _NO_LIMIT = "No time limit ends a call: python -m shmvec stacks says where it is"
 
@@ -481,7 +484,8 @@ class Verdict:
 
     Attributes:
         kind: "env-bound", "policy-bound", "straggler", "reset-bound", "oversubscribed",
-            "messages through pipes", "too many workers", or "idle": nothing was stepped.
+            "messages through pipes", "too many workers"; "idle": nothing was stepped; or "too
+            early": too little was, to judge by.
         reason: The numbers that say so.
         advice: What to do about it; empty if there is nothing.
         option: The option of ``ShmVectorEnv`` to change, as it is written; empty: none helps.
@@ -505,6 +509,9 @@ def _judged(stats: Stats) -> Verdict:
         return _nothing_done(stats)
     if (hanging := _hanging(stats)) is not None:
         return hanging
+    most = max(env.step.count + env.reset.count for env in stats.envs)
+    if most < _EARLY and stats.elapsed_s < _EARLY_S:
+        return Verdict("too early", f"only {done} steps and resets have been made")
     late = sum(worker.late for worker in workers)
     if late > _LATE * done:
         return Verdict(
@@ -811,9 +818,11 @@ def _sentences(stats: Stats) -> list[str]:
     steps = sum(worker.steps for worker in stats.workers)
     resets = sum(worker.resets for worker in stats.workers)
     waiting_s = stats.waiting_s or 0.0
+    share = stats.share_of_limit
+    limit = f", {share:.0%} of the limit" if share < _OVER else ""  # no limit to envs that sleep
     said = [
-        f"{stats.elapsed_s:.3g} s: {steps:,} steps ({stats.steps_per_s:,.0f} a second, "
-        f"{stats.share_of_limit:.0%} of the limit), {resets:,} resets; "
+        f"{stats.elapsed_s:.3g} s: {steps:,} steps ({stats.steps_per_s:,.0f} a second{limit}), "
+        f"{resets:,} resets; "
         f"{stats.num_workers} workers, {len(stats.envs)} envs, {stats.cores} cores",
         f"the caller waited {_percent(stats.parent.waited_s, stats.elapsed_s)} of the time "
         f"({stats.parent.parks:,} sleeps)"

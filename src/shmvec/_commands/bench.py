@@ -1,10 +1,12 @@
-"""Steps real envs with ShmVectorEnv beside its peers and beside the limit, and prints a table.
+"""Steps real envs, or yours, with ShmVectorEnv beside its peers and beside the limit.
 
-The contenders take turns, in slices, in one run. For each the median over the slices is given:
-the time of a batch step, env steps a second (resets made by autoreset are not steps), the share of
-the limit, and how many times faster than AsyncVectorEnv. The spread is that of the slices' batch
-times: (largest - smallest) / median. With --compute, "parent slowed by" compares the parent's
-computing with that beside SyncVectorEnv, which has no workers.
+Prints a table, and what it says in a sentence. The contenders take turns, in slices, in one run.
+For each the median over the slices is given: the time of a batch step, env steps a second (resets
+made by autoreset are not steps), the share of the limit, and how many times faster than
+AsyncVectorEnv: the last two are medians of the rounds' ratios, which may differ a little from the
+quotient of the medians. The spread is that of the slices' batch times:
+(largest - smallest) / median. With --compute, "parent slowed by" compares the parent's computing
+with that beside SyncVectorEnv, which has no workers.
 
 The limit: free-running loops, one env and one process a core, without any communication. A vector
 env cannot be faster on these cores.
@@ -13,7 +15,7 @@ env cannot be faster on these cores.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -40,6 +42,8 @@ from shmvec._commands.measuring import (
 __all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "NoopEnv", "Workload", "run", "table"]
 
 _ROUNDS = 7  # slices of each contender
+_OVER = 1.1  # of the limit: what only envs that sleep reach
+_BUSY = 0.5  # a spread that makes figures doubtful
 
 _SHM, _ASYNC, _SYNC = "ShmVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
 
@@ -138,7 +142,7 @@ DEFAULT_WORKLOADS = ("CartPole-v1", "HalfCheetah-v5", "ALE/Pong-v5")
 
 
 def run(
-    workloads: Sequence[str],
+    workloads: Mapping[str, Workload],
     nums_envs: Sequence[int],
     *,
     num_workers: int | None = None,
@@ -149,7 +153,8 @@ def run(
     """Measures all contenders on some workloads and numbers of envs.
 
     Args:
-        workloads: Keys of ``WORKLOADS``. One whose packages are missing is left out, by name.
+        workloads: What to step, by name, as in ``WORKLOADS``. One whose packages are missing is
+            left out, by name.
         nums_envs: Numbers of envs.
         num_workers: Workers of ShmVectorEnv; None: its default.
         seconds: How long each contender is measured in each cell.
@@ -163,12 +168,12 @@ def run(
     left_out, rows = {}, []
     pairs = [(name, n) for name in workloads for n in nums_envs]
     for number, (name, n) in enumerate(pairs, 1):
-        missing = WORKLOADS[name].missing()
+        missing = workloads[name].missing()
         if missing:
             left_out[name] = f"{' and '.join(missing)} not installed; pip install 'shmvec[bench]'"
             continue
         say = Progress(progress, f"[{number}/{len(pairs)}] {name}, {n} envs")
-        rows += _measure(name, n, num_workers, seconds, compute, say)
+        rows += _measure(name, workloads[name], n, num_workers, seconds, compute, say)
         say.done()
     for name, why in left_out.items():
         if progress is not None:
@@ -188,6 +193,7 @@ def run(
 
 def _measure(
     name: str,
+    workload: Workload,
     n: int,
     num_workers: int | None,
     seconds: float,
@@ -195,7 +201,7 @@ def _measure(
     say: Progress,
 ) -> list[dict[str, Any]]:
     """Measures one cell of the table: every contender, by turns."""
-    fns = WORKLOADS[name].fns(n)
+    fns = workload.fns(n)
     workers = None if num_workers is None else min(num_workers, n)
     makes: dict[str, Callable[[], VectorEnv[Any, Any, Any]]] = {
         _SHM: lambda: shmvec.ShmVectorEnv(fns, num_workers=workers),
@@ -203,7 +209,7 @@ def _measure(
         _SYNC: lambda: SyncVectorEnv(fns),
     }
     starts = {system: partial(vector_env, make, compute) for system, make in makes.items()}
-    results = race(starts, seconds, _ROUNDS, limit=WORKLOADS[name].makes, say=say)
+    results = race(starts, seconds, _ROUNDS, limit=workload.makes, say=say)
     rows = []
     for system, result in results.items():
         row = {"env": name, "num_envs": n, "system": system, **result.figures(results[LIMIT])}
@@ -211,6 +217,7 @@ def _measure(
             del row["batch_us"], row["spread"]
         else:
             row["times_async"] = results[_ASYNC].ratio(result, "batch_us")
+            row["times_sync"] = results[_SYNC].ratio(result, "batch_us")
             if compute is not None:
                 row["compute_us"] = result.median.compute_us
                 row["compute_slowdown"] = result.ratio(results[_SYNC], "compute_us") - 1
@@ -219,7 +226,7 @@ def _measure(
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results of :func:`run` as a Markdown table, below a line about the machine."""
+    """The results of :func:`run` as a Markdown table between the machine and what they say."""
     return "\n".join(_lines(results))
 
 
@@ -238,5 +245,28 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
             slowdown = row.get("compute_slowdown")
             shown += ["" if slowdown is None else f"{slowdown:+.1%}"]
         yield line(*shown)
+    yield ""
+    for row in results["rows"]:
+        if row["system"] == _SHM:
+            yield _sentence(row)
+    spread = max((row.get("spread", 0.0) for row in results["rows"]), default=0.0)
+    if spread > _BUSY:
+        yield (
+            f"The machine was busy (spread {spread:.0%}): repeat this, "
+            "or see what `python -m shmvec doctor` says."
+        )
     for name, why in results["left_out"].items():
         yield f"\n{name} is left out: {why}"
+
+
+def _sentence(row: Mapping[str, Any]) -> str:
+    """What a row of ShmVectorEnv's says."""
+    said = (
+        f"{row['env']}, {row['num_envs']} envs: {row['times_async']:.1f} × AsyncVectorEnv, "
+        f"{row['times_sync']:.1f} × SyncVectorEnv, {row['share_of_limit']:.2f} of the limit"
+    )
+    if row["times_sync"] < 1:
+        return f"{said}. Without workers it is as fast as SyncVectorEnv: num_workers=0."
+    if row["share_of_limit"] > _OVER:
+        return f"{said}. The envs sleep while they step: more workers than cores may be faster."
+    return f"{said}."
