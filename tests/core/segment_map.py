@@ -4,13 +4,14 @@ import struct
 
 import shmvec._processes.assembly
 import shmvec._processes.worker
-from shmvec._core import MappedMemory
+from shmvec._core import Ledger, MappedMemory
 
 LINE = 128
 HEADER = struct.Struct("=QII6IQ16Q")  # see csrc/segment.h
 MAGIC = 0x316365766D6873FF
 
 MAPPED = []  # the segments that this process has mapped
+LEDGERS = []  # the ledger that it made last
 
 
 def _mapped(descriptor, nbytes):
@@ -18,11 +19,28 @@ def _mapped(descriptor, nbytes):
     return MAPPED[-1]
 
 
+def _made(*arguments):
+    LEDGERS[:] = [Ledger(*arguments)]
+    return LEDGERS[0]
+
+
 def keep_mappings(setattr=setattr):
     """Keeps from now on what this process maps, and what workers map that it forks."""
-    MAPPED.clear()
+    forget_mappings()
     setattr(shmvec._processes.assembly, "MappedMemory", _mapped)
     setattr(shmvec._processes.worker, "MappedMemory", _mapped)
+    setattr(shmvec._processes.assembly, "Ledger", _made)
+
+
+def forget_mappings():
+    """Releases what was kept."""
+    MAPPED.clear()
+    LEDGERS.clear()
+
+
+def until_answered(timeout):
+    """Waits until all answers are in the segment, and takes none; False: the time is up first."""
+    return LEDGERS[0].wait_all(timeout)
 
 
 class Map:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from processes import wait_until_dozing
-from segment_map import LINE, MAPPED, Map, keep_mappings
+from segment_map import LINE, Map, forget_mappings, keep_mappings, until_answered
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._core import Segment
@@ -25,7 +25,7 @@ MANY = 20.0  # seconds that nothing here takes
 def mappings(monkeypatch):
     keep_mappings(monkeypatch.setattr)
     yield
-    MAPPED.clear()
+    forget_mappings()
 
 
 class Damaging(Counter):
@@ -54,7 +54,7 @@ def vector_env(num_workers, make=make_counter, num_envs=2, **arguments):
 def answered(envs, actions):
     """Asks for a step and waits until the answers are in the segment."""
     envs.step_async(actions)
-    assert envs.exchange._ledger.wait_all(MANY)
+    assert until_answered(MANY)
     return Map()
 
 
@@ -151,7 +151,7 @@ def test_indices_are_checked_whatever_the_sum_says(word, value, batch_size):
                 envs.recv()
                 envs.send([0, 0])
             finish = envs.recv
-        envs.exchange._ledger.wait_all(MANY)
+        until_answered(MANY)
         found = Map()
         message = found.message(found.infos(0), found.info_bytes)
         found.seal_message(message)
@@ -170,7 +170,7 @@ def test_answers_are_checked_whatever_the_sum_says(word, value, env):
     with vector_env(0, batch_size=2) as envs:
         envs.recv()
         envs.send([0], [env])
-        envs.exchange._ledger.wait_all(MANY)
+        until_answered(MANY)
         found = Map()
         slot = found.slot(found.completions(0))
         found.put(slot + 4 * word, value if word else env + value)
@@ -309,7 +309,7 @@ def test_a_damaged_count(num_workers, damage):
                 found.put(found.completion + 4, found.get(found.completion + 4) + damage)
             envs.step_async([1, 2])
             if when != "before":
-                envs.exchange._ledger.wait_all(0.5)
+                until_answered(0.5)
                 found.put(found.completion + 4, found.get(found.completion + 4) - damage)
             assert envs.step_wait()[0][:, 1].tolist() == [1, 2]
 
@@ -350,7 +350,7 @@ def test_nobody_waits_for_this_process(which):
     with vector_env(0) as envs:
         envs.step_async([0, 0])
         if which == "completions":
-            envs.exchange._ledger.wait_all(MANY)
+            until_answered(MANY)
         ring = getattr(Map(), which)(0)
         Map().put(ring, Map().get(ring + LINE))
         with pytest.raises(RuntimeError, match="the segment is damaged: .* is lost"):

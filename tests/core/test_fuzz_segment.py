@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 import gymnasium as gym
 import numpy as np
 import pytest
-from segment_map import HEADER, LINE, Map, keep_mappings
+from segment_map import HEADER, LEDGERS, LINE, Map, keep_mappings, until_answered
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._memory.rollout import Rollout
@@ -415,8 +415,8 @@ class Case:
         return result
 
     def wait_until_answered(self):
-        if self.envs.exchange._ledger is not None:
-            self.envs.exchange._ledger.wait_all(5.0 if not self.hurt else 0.1)
+        if LEDGERS:
+            until_answered(5.0 if not self.hurt else 0.1)
 
     def drive_lockstep(self, kind):
         envs, rng = self.envs, self.rng

@@ -24,7 +24,7 @@ from contextlib import closing
 
 import gymnasium as gym
 import pytest
-from segment_map import HEADER, LINE, MAPPED, Map, keep_mappings
+from segment_map import HEADER, LINE, Map, forget_mappings, keep_mappings
 
 from shmvec import ShmVectorEnv
 from shmvec._commands import attaching, top
@@ -89,7 +89,7 @@ def real():
             envs.step([0] * 3)
         found = Map()
         content = bytes(found.memory[: found.total])
-    MAPPED.clear()
+    forget_mappings()
     regions = [
         (0, HEADER.size),
         (0, HEADER.size),
