@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -143,6 +146,14 @@ def test_under_slurm_and_with_few_descriptors():
     assert "200, " in done.stdout and "ulimit -n" in done.stdout
 
 
+def room(topic, **facts):
+    """How many workers there is room for, as the doctor says."""
+    (found,) = [
+        each.found for each in doctor.findings(replace(WELL, **facts), USUAL) if each.topic == topic
+    ]
+    return int(re.search(r"([\d,]+) workers", found)[1])
+
+
 def test_room_for_workers_is_counted_rightly():
     """Descriptors that a vector env takes, and processes and threads, are at most as foretold."""
     before = len(os.listdir("/proc/self/fd"))
@@ -151,22 +162,39 @@ def test_room_for_workers_is_counted_rightly():
         envs.reset(seed=1)
         opened = len(os.listdir("/proc/self/fd")) - before
         tasks = [len(os.listdir(f"/proc/{process.pid}/task")) for process in envs.processes]
-    assert opened <= doctor._DESCRIPTORS + 5 * doctor._DESCRIPTORS_A_WORKER
-    assert max(tasks) <= doctor._TASKS_A_WORKER
+    assert room("descriptors", descriptors=(opened - 1, 4096, 0)) < 5
+    assert room("processes", processes=5 * max(tasks) - 1) < 5
 
 
-def test_lists_of_cores(tmp_path, monkeypatch):
+@pytest.fixture
+def system(monkeypatch):
+    """Files of /proc and /sys, by their paths; where none is given, they are the system's own."""
+    files, read_text, glob = {}, Path.read_text, Path.glob
+
+    def read(path, *arguments):
+        return files[str(path)] if str(path) in files else read_text(path, *arguments)
+
+    def found(path, pattern):
+        return [Path(name) for name in files if fnmatch(name, f"{path}/{pattern}")] or glob(
+            path, pattern
+        )
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(Path, "glob", found)
+    return files
+
+
+def test_lists_of_cores(system, monkeypatch):
     """As the kernel writes them: of hyperthreads, and of NUMA nodes, of which one has no cores."""
-    assert list(machine._members("0-2,8,10-11")) == [0, 1, 2, 8, 10, 11]
-    topology = tmp_path / "cpu/cpu3/topology"
-    topology.mkdir(parents=True)
-    (topology / "thread_siblings_list").write_text("3,7\n")
-    for node, cores in (("node0", "0-3\n"), ("node1", "4-7\n"), ("node2", "\n")):
-        (tmp_path / "node" / node).mkdir(parents=True)
-        (tmp_path / "node" / node / "cpulist").write_text(cores)
-    monkeypatch.setattr(machine, "_SYSTEM", tmp_path)
-    assert machine._siblings(3) == {3, 7} and machine._siblings(4) == {4}
-    assert sorted(map(sorted, machine._nodes())) == [[], [0, 1, 2, 3], [4, 5, 6, 7]]
+    for core in (0, 2, 3, 7):
+        siblings = "3,7\n" if core in (3, 7) else f"{core}\n"
+        system[f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"] = siblings
+    for node, cores in (("node0", "0-1,3\n"), ("node1", "4-7\n"), ("node2", "\n")):
+        system[f"/sys/devices/system/node/{node}/cpulist"] = cores
+    for cores, physical, nodes in (({0, 3}, 2, 1), ({3, 7}, 1, 2), ({0, 2, 3, 7}, 3, 2)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: cores)
+        found = Machine.read()
+        assert (found.physical, found.nodes) == (physical, nodes)
 
 
 def test_a_system_that_says_nothing():
@@ -201,30 +229,32 @@ def test_limits_of_processes(tmp_path, monkeypatch):
         (tmp_path / folder / "pids.current").write_text("120\n")
     folders = [tmp_path / "inner", tmp_path / "outer", tmp_path / "none"]
     monkeypatch.setattr(machine, "own_cgroups", lambda controller: folders)
-    assert machine._processes_left() == 380
+    assert Machine.read().processes == 380
     monkeypatch.setattr(machine, "own_cgroups", lambda controller: folders[:1])
-    assert machine._processes_left() is None
+    assert Machine.read().processes is None
     (tmp_path / "inner" / "pids.max").write_bytes(b"\xff\n")
-    assert machine._processes_left() is None
+    assert Machine.read().processes is None
 
 
-def test_limits_of_what_a_user_runs(monkeypatch):
-    """Of all processes of his, with their threads; whoever may exceed it has none."""
-    own = {"Uid": "7\t7\t7\t7", "CapEff": "0000000000000000", "Threads": "2"}
-    told = {"self": own, "1": {**own, "Uid": "0\t7\t7\t7"}, str(os.getpid()): own}
-    monkeypatch.setattr(machine, "_status", told.get)
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (100, 200))
-    assert machine._user_processes_left() == 98
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (1, 200))
-    assert machine._user_processes_left() == 0
-    told["self"] = {**own, "CapEff": "000001ffffffffff"}
-    assert machine._user_processes_left() is None
-    told["self"] = {**own, "Uid": "0\t0\t0\t0"}
-    assert machine._user_processes_left() is None
-    monkeypatch.undo()
-    status = machine._status("self")
-    assert int(status["Threads"]) >= 1 and status["Uid"].split()[0] == str(os.getuid())
-    assert machine._status("none") is None
+@pytest.mark.parametrize(
+    "uid, capabilities, limit, left",
+    [(7, 0, 100, 95), (7, 0, 1, 0), (7, 0x1FFFFFFFFFF, 100, None), (0, 0, 100, None)],
+)
+def test_limits_of_what_a_user_runs(uid, capabilities, limit, left, system, monkeypatch):
+    """Of all their processes, with the threads; who may exceed it has none."""
+
+    def status(uid, threads):
+        return (
+            f"Name:\tx\nUid:\t{uid}\t7\t7\t7\nCapEff:\t{capabilities:016x}\nThreads:\t{threads}\n"
+        )
+
+    monkeypatch.setattr(machine, "processes", lambda: [1, 2, 3, 4])
+    system["/proc/self/status"] = status(uid, 2)
+    for pid, owner, threads in ((1, 0, 9), (2, 7, 2), (3, 7, 3)):  # and 4 has just ended
+        system[f"/proc/{pid}/status"] = status(owner, threads)
+    system["/proc/4/status"] = ""
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (limit, 200))
+    assert Machine.read().user_processes == left
 
 
 def test_players_that_cannot_be_started_are_not_waited_for():

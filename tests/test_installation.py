@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import shmvec.exchange
 from shmvec import ShmVectorEnv
+from shmvec.exchange import Exchange
 
 ORIGINAL = gym.vector.AsyncVectorEnv
 
@@ -190,6 +191,20 @@ def test_options_that_there_are_not():
 
 
 @pytest.fixture
+def given(monkeypatch):
+    """The settings that vector envs have been given so far."""
+    kept = []
+
+    class Noting(Exchange):
+        def __init__(self, *arguments, settings, **options):
+            kept.append(settings)
+            super().__init__(*arguments, settings=settings, **options)
+
+    monkeypatch.setattr("shmvec.vector_env.Exchange", Noting)
+    return kept
+
+
+@pytest.fixture
 def environment(monkeypatch):
     def set_variables(**variables):
         for name in [name for name in os.environ if name.startswith("SHMVEC_")]:
@@ -202,7 +217,7 @@ def environment(monkeypatch):
     return set_variables
 
 
-def test_options_by_environment_variables(environment):
+def test_options_by_environment_variables(environment, given):
     environment(
         NUM_WORKERS="100",
         THREADS_PER_WORKER="3",
@@ -217,7 +232,7 @@ def test_options_by_environment_variables(environment):
         UNKNOWN="1",
     )
     with made() as envs:
-        settings = envs.exchange._settings
+        settings = given[-1]
         assert (envs.num_workers, envs.wait_policy, envs.context) == (3, "park", "fork")
         assert (settings.threads_per_worker, settings.pin_workers) == (3, True)
         assert settings.recycle_after == 9
@@ -227,28 +242,28 @@ def test_options_by_environment_variables(environment):
         )
 
 
-def test_what_a_program_gives_is_not_made_an_error_by_defaults(environment):
+def test_what_a_program_gives_is_not_made_an_error_by_defaults(environment, given):
     environment(STEP_TIMEOUT="60", FAULTS="on_timeout=restart,reset_timeout=5", NUM_WORKERS="2")
     with made(num_workers=0) as envs:
-        assert envs.exchange._settings.limits == (None, None)
+        assert given[-1].limits == (None, None)
     with made(faults=shmvec.FaultPolicy(step_timeout=2)) as envs:
-        assert envs.exchange._settings.limits == (2, None)
+        assert given[-1].limits == (2, None)
     environment(FAULTS="on_timeout=restart,step_timeout=5", NUM_WORKERS="2")
     with made(step_timeout=2) as envs:
-        assert envs.exchange._settings.limits == (2, None)
+        assert given[-1].limits == (2, None)
         assert envs.faults == shmvec.FaultPolicy(on_timeout="restart", step_timeout=2)
 
 
-def test_what_install_is_given_goes_before_the_environment(environment):
+def test_what_install_is_given_goes_before_the_environment(environment, given):
     environment(STEP_TIMEOUT="60", FAULTS="on_timeout=restart,reset_timeout=5", NUM_WORKERS="2")
     with shmvec.install(num_workers=1), made() as envs:
         assert envs.num_workers == 1
     with shmvec.install(faults=shmvec.FaultPolicy(step_timeout=3)), made() as envs:
-        assert envs.exchange._settings.limits == (3, None)
+        assert given[-1].limits == (3, None)
     with shmvec.install(reset_timeout=6), made() as envs:
-        assert envs.exchange._settings.limits == (60, 6)
+        assert given[-1].limits == (60, 6)
         with shmvec.install(num_workers=0), made() as others:  # and the last call before others
-            assert others.exchange._settings.limits == (None, None)
+            assert given[-1].limits == (None, None)
             assert others.faults == shmvec.FaultPolicy()
 
 

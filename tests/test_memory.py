@@ -4,17 +4,17 @@ import errno
 import fcntl
 import os
 import sys
-from contextlib import suppress
-from multiprocessing import resource_tracker
+from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from envs import Counter
 
-import shmvec._memory.segment
 from shmvec import ShmVectorEnv
 from shmvec._core import MappedMemory, Segment, reserve_pages, segment_bytes
+from shmvec._memory import segment
 from shmvec._memory.segment import reserve_memory, reserve_segment
 
 WAYS = [reserve_segment, reserve_memory]
@@ -37,7 +37,9 @@ def no_memfd(monkeypatch):
 @pytest.fixture
 def shm_of(monkeypatch):
     def pretend(total, free):
-        monkeypatch.setattr(shmvec._memory.segment, "_size_of_shm", lambda: (total, free))
+        status = SimpleNamespace(f_frsize=1, f_blocks=total, f_bavail=free)
+        monkeypatch.setattr(os, "statvfs", lambda path: status)
+        monkeypatch.setattr(os.path, "ismount", lambda path: total > 0)
 
     return pretend
 
@@ -79,7 +81,7 @@ def test_a_block_that_cannot_be_reserved_is_a_memfd(monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         reserve_pages(descriptor, nbytes)
 
-    monkeypatch.setattr(shmvec._memory.segment, "reserve_pages", full)
+    monkeypatch.setattr(segment, "reserve_pages", full)
     descriptor = reserve_segment(100_000)
     assert "memfd:" in os.readlink(f"/proc/self/fd/{descriptor}")
     os.close(descriptor)
@@ -114,18 +116,22 @@ def test_a_small_dev_shm_is_an_error_with_the_numbers(no_memfd, shm_of):
 
 
 def test_the_segment_is_a_block_of_shared_memory_that_no_process_keeps_open_but_one():
-    before = names()
-    trackers = tracker_pid()
-    envs = ShmVectorEnv([Counter] * 2, num_workers=2, context="fork")
-    assert names() == before and tracker_pid() == trackers
-    for process in (None, *envs.processes):
-        pid = "self" if process is None else process.pid
-        maps = Path(f"/proc/{pid}/maps").read_text()
-        assert maps.count("/dev/shm/shmvec-segment") == 1 and "memfd:shmvec" not in maps
-        assert opened(pid) == (process is None)
-    envs.reset(seed=1)
-    assert envs.step([1, 1])[1].tolist() == [1, 1]
-    envs.close()
+    before, mapped = names(), segments_mapped("self")
+    with closing(ShmVectorEnv([Counter] * 2, num_workers=2, context="fork")) as envs:
+        assert names() == before
+        for process in (None, *envs.processes):
+            pid = "self" if process is None else process.pid
+            others = mapped if process is None else 0
+            assert segments_mapped(pid) == others + 1
+            assert opened(pid) == (process is None)
+        envs.reset(seed=1)
+        assert envs.step([1, 1])[1].tolist() == [1, 1]
+
+
+def segments_mapped(pid):
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    assert "memfd:shmvec" not in maps
+    return maps.count("/dev/shm/shmvec-segment")
 
 
 def opened(pid):
@@ -135,10 +141,6 @@ def opened(pid):
         with suppress(FileNotFoundError):  # that of the listing itself
             found += "/dev/shm/shmvec-segment" in os.readlink(f"/proc/{pid}/fd/{number}")
     return found
-
-
-def tracker_pid():
-    return resource_tracker._resource_tracker._pid
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="SharedMemory is asked for it there")
@@ -157,7 +159,7 @@ def test_a_name_that_a_process_has_left_is_removed(monkeypatch):
 
 
 def test_no_memory_is_an_error_with_the_numbers(monkeypatch):
-    monkeypatch.setattr(shmvec._memory.segment, "free_memory", lambda: 5678)
+    monkeypatch.setattr(segment, "free_memory", lambda: 5678)
     with pytest.raises(OSError, match=r"needs [\d,]+ bytes .* 5,678 bytes free") as caught:
         ShmVectorEnv([Counter] * 2, num_workers=2)
     assert caught.value.errno == errno.ENOSPC
@@ -168,7 +170,7 @@ def test_memory_that_is_taken_meanwhile_is_an_error_with_the_numbers(reserve, mo
     def full(descriptor, nbytes):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(shmvec._memory.segment, "reserve_pages", full)
+    monkeypatch.setattr(segment, "reserve_pages", full)
     with pytest.raises(OSError, match=r"needs 5,000 bytes") as caught:
         reserve(5000)
     assert caught.value.errno == errno.ENOSPC
@@ -215,7 +217,7 @@ def cgroups(tmp_path):
                 (tmp_path / folder / "memory.stat").write_text(stat)
 
         def free(self):
-            return shmvec._memory.segment.free_memory(tmp_path, tmp_path / "membership")
+            return segment.free_memory(tmp_path, tmp_path / "membership")
 
     return Cgroups()
 

@@ -4,6 +4,7 @@ import fcntl
 import os
 import resource
 import signal
+import tracemalloc
 from contextlib import closing
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 from envs import Counter
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError, exchange
-from shmvec._memory import parcels
-from shmvec._memory.parcels import Depot
+from shmvec._memory.parcels import Depot, Parcel
 from shmvec.exchange import Exchange
 
 LARGE = 1_000_000  # bytes of a result
+DEPOT = 1 << 26  # bytes that the memory for results has at most
 
 _picture = np.zeros(LARGE, np.uint8)  # one for all envs of a worker
 
@@ -145,25 +146,24 @@ def test_what_has_no_room_goes_with_the_message(sides, monkeypatch, why):
     worker, parent = sides
     if why == "not lent":
         worker.lend(False)
-    elif why == "too large":
-        monkeypatch.setattr(parcels, "_MOST", LARGE)
-    else:
+    elif why == "no memory":
 
         def none(*_):
             raise OSError("no memory")
 
-        monkeypatch.setattr(parcels.os, "posix_fallocate", none)
-    parcel = worker.pack({"a": np.arange(LARGE)})
+        monkeypatch.setattr(os, "posix_fallocate", none)
+    array = np.ones(DEPOT + 1 if why == "too large" else LARGE, np.uint8)
+    parcel = worker.pack({"a": array})
     assert isinstance(parcel.pickled, bytes) and parcel.buffers == []
     assert os.fstat(parent.descriptor).st_size == 0
-    np.testing.assert_equal(collected(parent, parcel)["a"], np.arange(LARGE))
+    np.testing.assert_equal(collected(parent, parcel)["a"], array)
 
 
 @pytest.mark.parametrize("span", [(0, 1 << 30), (-8, 8), (1 << 40, 8), (8, -16)])
 def test_no_more_is_read_than_there_is(sides, span):
     worker, parent = sides
     worker.pack(bytes(20_000))
-    for parcel in (parcels.Parcel(span, []), parcels.Parcel(b"", [span])):
+    for parcel in (Parcel(span, []), Parcel(b"", [span])):
         with pytest.raises(ValueError, match="memory for results"):
             parent.collect([parcel])
 
@@ -246,7 +246,7 @@ def test_large_results_do_not_go_through_the_channel(monkeypatch):
             envs.call("paint")
         assert len(lengths) == 6 and max(lengths) < LARGE / 100
         # What the depot has no room for comes all the same.
-        nbytes = parcels._MOST // 2 + 1
+        nbytes = DEPOT // 2 + 1
         np.testing.assert_equal(envs.call("paint", 0, nbytes), tuple(painted(range(4), nbytes)))
 
 
@@ -301,13 +301,24 @@ def test_memory_of_results_that_nobody_has_is_used_again(sides):
 
 def test_no_more_memory_is_kept_than_two_calls_need(sides):
     worker, parent = sides
-    everything = []
-    for _ in range(10):
-        worker.lend(True)
-        (parcel,) = parent.collect([worker.pack(np.ones(LARGE))])
-        everything.append(parcel.open())
-    assert len(parent._blocks) == 2
-    assert parent.collect([worker.pack(3)])[0].open() == 3
-    assert len(parent._blocks) == 2
-    parent.close()  # a vector env that is closed may live for long
-    assert not parent._blocks
+    result, everything = np.ones(LARGE), []
+
+    def blocks():
+        return round(tracemalloc.get_traced_memory()[0] / result.nbytes)
+
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            worker.lend(True)
+            (parcel,) = parent.collect([worker.pack(result)])
+            everything.append(parcel.open())
+        assert blocks() == 10
+        del parcel
+        everything.clear()
+        assert blocks() == 2
+        assert parent.collect([worker.pack(3)])[0].open() == 3
+        assert blocks() == 2
+        parent.close()  # a vector env that is closed may live for long
+        assert blocks() == 0
+    finally:
+        tracemalloc.stop()

@@ -19,7 +19,6 @@ from test_verdicts import CASES, env, made
 
 from shmvec import _commands
 from shmvec.__main__ import main
-from shmvec._commands import top
 from shmvec._commands.attaching import Look
 from shmvec._commands.picture import Picture
 from shmvec.stats import Doing, FaultCounts, Process
@@ -205,7 +204,9 @@ def test_without_rich_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.delitem(sys.modules, "shmvec._commands.picture")
     monkeypatch.delattr(_commands, "picture")
-    monkeypatch.setattr(top, "_is_screen", lambda out: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
     assert main(["top", HERE]) == 2
     assert "pip install 'shmvec[top]'" in capsys.readouterr().err
     with stepped(num_workers=0):

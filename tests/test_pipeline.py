@@ -21,7 +21,7 @@ from test_partial import Fails, Story, stories
 from test_rollout import Nested, Speaks, at
 
 from shmvec import FaultPolicy, Pipeline, ShmVectorEnv, evaluate
-from shmvec.pipeline import Faster, grouped
+from shmvec.pipeline import Faster, Tensors, grouped
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 
@@ -298,14 +298,14 @@ class TakesTurns(Faster):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("kind", "workers"), [(Story, 1), (Nested, 3)])
-def test_lockstep_and_groups_take_turns_in_a_rollout(kind, mode, workers):
+def test_lockstep_and_groups_take_turns_in_a_rollout(kind, mode, workers, monkeypatch):
+    monkeypatch.setattr("shmvec.pipeline.Faster", TakesTurns)
     fns = [lambda i=i: kind(i, 0, length=2 + i % 3) for i in range(4)]
     lengths = [40, 7, 100]
     expected = lockstep(fns, mode, 3, lengths)
     with closing(ShmVectorEnv(fns, num_workers=workers, autoreset_mode=mode)) as envs:
         chooser = Chooser(4, envs.single_action_space)
         pipeline = Pipeline(envs, chooser)
-        pipeline._faster = TakesTurns()
         pipeline.reset(seed=3)
         rollout = None
         for length, (steps, given) in zip(lengths, expected, strict=True):
@@ -566,13 +566,13 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, given: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
 
-    def pipeline(*arguments, **options):
-        made = Pipeline(*arguments, **options)
-        made._tensors.device = torch.device("cpu")
-        assert not made._tensors.on_host
-        return made
+    class OnStandIn(Tensors):
+        def __init__(self, device):
+            super().__init__(device)
+            self.device = torch.device("cpu")
+            assert not self.on_host
 
-    return pipeline
+    monkeypatch.setattr("shmvec.pipeline.Tensors", OnStandIn)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -582,7 +582,8 @@ def stand_in(monkeypatch):
 )
 def test_tensors_hold_the_same(kind, mode, batch, device, request):
     torch = pytest.importorskip("torch")
-    make = Pipeline if device == "cpu" else request.getfixturevalue("stand_in")
+    if device == "cuda":
+        request.getfixturevalue("stand_in")
     fns = [lambda i=i: kind(i, length=3) for i in range(5)]
 
     def policy(observations, env_ids):
@@ -602,7 +603,7 @@ def test_tensors_hold_the_same(kind, mode, batch, device, request):
             if where is None:
                 pipeline = Pipeline(envs, arrays_policy, **options)
             else:
-                pipeline = make(envs, policy, device=where, **options)
+                pipeline = Pipeline(envs, policy, device=where, **options)
             pipeline.reset(seed=1)
             rollouts = [pipeline.collect(6) for _ in range(2)]
             told = [next(pipeline) for _ in range(12)]

@@ -176,7 +176,7 @@ def test_there_is_no_such_process(capsys):
     assert "there is no process" in capsys.readouterr().err
 
 
-def test_a_worker_that_has_died(capsys):
+def test_a_worker_that_has_died(monkeypatch):
     """Who has died has no memory, and is in no step; nor has who got his id later."""
     with stepped() as envs:
         watch = Watch(int(HERE))
@@ -188,8 +188,13 @@ def test_a_worker_that_has_died(capsys):
         (look,) = watch.look()
         assert look.total.processes[0].pid == first.pid and look.total.processes[1] is None
         assert re.search(r"^ +1 +2-3 +\? .*no process$", str(look.recent), re.M)
-        (seen,) = [look.seen]
-        seen._pids[second.pid] = os.getpid(), "0"  # as if a stranger had its id
+
+        def read(path, *arguments):
+            stranger = path == Path(f"/proc/{second.pid}/stat")  # which has the id by now
+            return read_text(Path("/proc/self/stat") if stranger else path, *arguments)
+
+        read_text = Path.read_text
+        monkeypatch.setattr(Path, "read_text", read)
         assert watch.look()[0].total.processes[1] is None
 
 

@@ -13,10 +13,10 @@ import pytest
 from echoing import Moments
 from gymnasium.error import ClosedEnvironmentError
 from processes import gone
+from tables import deep
 
-import shmvec.exchange
 from shmvec import ShmVectorEnv
-from shmvec._processes import launcher, recovery
+from shmvec._processes import launcher
 from shmvec._processes.output import WorkerStderr
 from shmvec.faults import FaultPolicy
 
@@ -41,9 +41,10 @@ class Dying(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
-def restarting(num_envs):
+def restarting(num_envs, num_workers=None):
     policy = FaultPolicy(on_crash="restart", max_restarts=1000, backoff_s=0)
-    envs = ShmVectorEnv([Dying] * num_envs, num_workers=num_envs, context="fork", faults=policy)
+    num_workers = num_envs if num_workers is None else num_workers
+    envs = ShmVectorEnv([Dying] * num_envs, num_workers=num_workers, context="fork", faults=policy)
     envs.reset()
     return envs
 
@@ -64,12 +65,19 @@ def stepping(envs, actions):
     return thread, raised
 
 
-def closed(envs):
+def closed(envs, within_s=DEADLINE_S):
     """In a thread, as it may hang."""
     closer = threading.Thread(target=envs.close, daemon=True)
     closer.start()
-    closer.join(DEADLINE_S)
+    closer.join(within_s)
     assert not closer.is_alive()
+
+
+FORKING = {}  # what is called before a fork, and after it in the process that forks
+os.register_at_fork(
+    before=lambda: FORKING.get("before", bool)(),
+    after_in_parent=lambda: FORKING.get("after", bool)(),
+)
 
 
 def test_whenever_it_comes(caplog):
@@ -87,29 +95,24 @@ def test_whenever_it_comes(caplog):
         assert type(error) is ClosedEnvironmentError, error
 
 
-def test_a_worker_that_is_begun_after_the_others_were_told():
+def test_a_worker_that_is_begun_after_the_others_were_told(monkeypatch):
     """It waits for a segment that nobody hands to it any more."""
     envs = restarting(1)
-    workers = envs.exchange._workers
-    dismiss, begin = workers.dismiss, workers.begin
-    dismissed, begun = threading.Event(), threading.Event()
+    forking = threading.Event()
 
-    def dismiss_first():
-        dismiss()
-        dismissed.set()
-        begun.wait(DEADLINE_S)
+    def until_closed():
+        forking.set()
+        until = time.monotonic() + DEADLINE_S
+        while not envs.closed and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.05)  # close() goes on
 
-    def begin_then(index):
-        assert dismissed.wait(DEADLINE_S)
-        begin(index)
-        begun.set()
-
-    workers.dismiss, workers.begin = dismiss_first, begin_then
+    monkeypatch.setitem(FORKING, "before", until_closed)
     thread, raised = stepping(envs, [1])
+    assert forking.wait(DEADLINE_S)
     closed(envs)
     thread.join(DEADLINE_S)
     assert not thread.is_alive() and type(raised[0]) is ClosedEnvironmentError
-    del workers.dismiss, workers.begin
 
 
 def test_two_threads_end_what_a_worker_has_written():
@@ -155,30 +158,15 @@ def test_what_is_broken_off_ends_when_it_is_forgotten():
 
 
 @pytest.mark.parametrize("terminate", [True, False])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_handler_closes_it_while_workers_are_being_started(first, terminate, monkeypatch):
-    """Of those that are begun after that nobody else knows; that one waits for who begins it."""
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_handler_closes_it_while_workers_are_being_started(when, terminate, monkeypatch):
+    """The fixture finds a worker that is begun, and that close() did not know of."""
     envs = restarting(3)
-    workers = envs.exchange._workers
-    launch, pids, handled = workers._launch, [each.pid for each in envs.processes], []
-
-    def handler():
-        if not handled:
-            handled.append(True)
-            envs.close(terminate=terminate)
-
-    def launch_and_handle(index, keep):
-        if first:
-            handler()
-        launch(index, keep)
-        pids.append(envs.processes[index].pid)
-        handler()
-
-    monkeypatch.setattr(workers, "_launch", launch_and_handle)
+    pids = [each.pid for each in envs.processes]
+    monkeypatch.setitem(FORKING, when, lambda: envs.close(terminate=terminate))
     with pytest.raises(ClosedEnvironmentError):
         envs.restart()
-    assert len(pids) > 3 and gone(pids, DEADLINE_S)
-    assert workers.ended
+    assert gone(pids, DEADLINE_S)
 
 
 class SlowClose(Dying):
@@ -203,17 +191,26 @@ def test_a_handler_closes_it_while_it_is_being_closed():
     assert gone(pids, DEADLINE_S)
 
 
-def test_a_handler_closes_it_while_late_messages_are_read(monkeypatch):
-    envs = restarting(1)
+@pytest.mark.parametrize("workers, stride", [(1, 7), *deep((1, 1), (0, 1))])
+def test_a_handler_closes_it_at_any_moment_of_a_call(workers, stride):
+    """Of large results, too: the depot through which they come is closed."""
+    came = {"closed": 0, "whole": 0}
 
-    def closing_first(*arguments):
-        envs.close(terminate=True)
-        return read_late(*arguments)
+    def call():
+        try:
+            assert envs.get_attr("large") == (Dying.large,)
+            came["whole"] += 1
+        except ClosedEnvironmentError:
+            came["closed"] += 1
 
-    read_late = shmvec.exchange.read_late
-    monkeypatch.setattr(shmvec.exchange, "read_late", closing_first)
-    with pytest.raises(ClosedEnvironmentError):
-        envs.get_attr("large")  # in the depot, which is closed, too
+    moments = Moments(stride, by=lambda: envs.close(terminate=True))
+    while True:
+        envs = restarting(1, workers)
+        if not moments.interrupt(call):
+            break
+        assert envs.closed
+    envs.close()
+    assert came["closed"] > 50 / stride and came["whole"], came
 
 
 def test_a_handler_closes_it_while_envs_are_built_in_this_process():
@@ -262,10 +259,9 @@ def rebuilding(folder, dies):
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_neither_builds_nor_pauses_are_waited_for(dies, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(recovery, "_BACKOFF_MOST_S", 1000)
+def test_neither_builds_nor_pauses_are_waited_for(dies, tmp_path, caplog):
     envs, thread, raised = rebuilding(tmp_path, dies)
-    closed(envs)
+    closed(envs, within_s=20)  # a pause has 30 s
     thread.join(DEADLINE_S)
     assert not thread.is_alive() and type(raised[0]) is ClosedEnvironmentError
 
@@ -284,5 +280,5 @@ def test_a_subclass_may_take_more_when_it_is_closed():
 def test_ctrl_c_while_standard_streams_are_looked_at():
     """What is opened there is never closed again (the fixture counts)."""
     moments = Moments()
-    while moments.interrupt(launcher._occupy_streams):
+    while moments.interrupt(launcher.occupy_streams):
         pass

@@ -160,12 +160,11 @@ def test_what_closing_an_env_raises_does_not_cost_the_result():
     assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(5))]
 
 
-def test_a_time_limit_holds_for_closing_too(monkeypatch):
+def test_a_time_limit_holds_for_closing_too():
     class Unending(Walk):
         def close(self):
             threading.Event().wait(600)
 
-    monkeypatch.setattr("shmvec.evaluation._CLOSE_S", 0.1)
     assert len(evaluate(Unending, act, 3, seeds=0, num_envs=1, hard_time_limit=60)) == 3
 
 

@@ -307,11 +307,12 @@ def test_faulthandler_is_left_alone_if_the_user_says_so(gate, monkeypatch, capsy
 def test_what_python_cannot_walk_through_is_asked_for_again(answer, told, gate, monkeypatch):
     with vector_env(gate) as envs:
         pid = hanging(envs, "in in_python")
-        answers = [answer, answer]
-        ask = stacks._answer
-        monkeypatch.setattr(stacks, "_answer", lambda *a: answers.pop() if answers else ask(*a))
+        answers, read = [answer, answer], os.pread
+        monkeypatch.setattr(
+            os, "pread", lambda *given: answers.pop() + b"\0" if answers else read(*given)
+        )
         assert frames(stack_of(pid))[-1][0] == "step" and not answers
-        monkeypatch.setattr(stacks, "_answer", lambda *arguments: answer)
+        monkeypatch.setattr(os, "pread", lambda *given: answer + b"\0")
         assert stack_of(pid) == told
 
 
@@ -324,7 +325,7 @@ def test_an_object_that_is_about_to_be_made(gate):
 
 
 def test_a_python_that_would_crash_is_not_asked(gate, monkeypatch):
-    monkeypatch.setattr(stacks, "_CRASHES", sys.version_info[:3])
+    monkeypatch.setattr(stacks, "CRASHES", sys.version_info[:3])
     with vector_env(gate) as envs:
         pid = envs.processes[0].pid
         assert "does not offer it" in stack_of(pid) and offer_of(pid) is None

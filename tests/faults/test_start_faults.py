@@ -50,8 +50,7 @@ def test_all_that_die_are_named():
     assert caught.value.workers == (1, 2)
 
 
-def test_a_death_is_told_though_another_waits_for_ever(monkeypatch):
-    monkeypatch.setattr(supervisor, "_OTHERS_FAIL_S", 0.2)
+def test_a_death_is_told_though_another_waits_for_ever():
     with pytest.raises(WorkerCrashError, match="worker 1"):
         ShmVectorEnv([threading.Event().wait, dies], num_workers=2, context="fork")
 
@@ -249,10 +248,14 @@ def test_no_encoding_is_left_to_the_locale(monkeypatch):
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 @pytest.mark.parametrize("name", ["", None])
-def test_python_does_not_know_its_interpreter(context, name, monkeypatch):
-    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", name)
-    with pytest.raises(OSError, match=r"sys.executable is empty.*set_executable"):
-        ShmVectorEnv([Counter], context=context, preload=["colorsys"], num_workers=1)
+def test_python_does_not_know_its_interpreter(context, name):
+    known = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(name)
+    try:
+        with pytest.raises(OSError, match=r"sys.executable is empty.*set_executable"):
+            ShmVectorEnv([Counter], context=context, preload=["colorsys"], num_workers=1)
+    finally:
+        multiprocessing.set_executable(known)
 
 
 @pytest.mark.parametrize(

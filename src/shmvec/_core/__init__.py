@@ -25,6 +25,7 @@ _NAMES = {
     "worker": "FAULT_POINTS WorkerLoop die_at end_forks watch_forks",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = list(_MODULES)  # noqa: PLE0605
 
 if find_spec("shmvec._core.segment") is None:  # pragma: no cover - depends on the installation
     raise ImportError(

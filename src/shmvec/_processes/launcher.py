@@ -35,7 +35,7 @@ from shmvec._processes.preloading import import_here, ready_to_fork
 from shmvec._processes.worker import Task, run_forked
 from shmvec._processes.worker_process import WorkerProcess
 
-__all__ = ["Launcher"]
+__all__ = ["Launcher", "occupy_streams"]
 
 # Variables of MPI, which only its ranks may see; and one that makes an interpreter prompt the user
 # at its end.
@@ -123,7 +123,7 @@ class Launcher:
             mark=mark,
             first=self.may_learn and index == 0 and not self._starts[0],
         )
-        _occupy_streams()
+        occupy_streams()
         mine, theirs = socketpair()
         channel = Channel(mine.detach())
         try:
@@ -202,7 +202,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
     return {**changed, **dict.fromkeys(before.keys() - after.keys())}
 
 
-def _occupy_streams() -> None:
+def occupy_streams() -> None:
     """Opens /dev/null in place of each standard stream that the program has closed.
 
     Else a file opened here would take its number, and prints would be written into that file.

@@ -28,6 +28,7 @@ from shmvec._core import guard_handler, is_unhandled
 from shmvec._cores import identity, processes
 
 __all__ = [
+    "CRASHES",
     "OURS",
     "Busy",
     "Hangs",
@@ -50,7 +51,7 @@ _PATIENCE_S = 2.0
 _PAUSE_S = 0.0005
 _BLOCKED_S = 0.25  # threads block signals for a moment, to start a thread or to handle one
 _MOST_BYTES = 1 << 20
-_CRASHES = (3, 13, 0)  # faulthandler, when a function returns to C: CPython's issue 123967
+CRASHES = (3, 13, 0)  # faulthandler, when a function returns to C: CPython's issue 123967
 _UNREADY = b"\1"  # csrc/handler.h
 _CUT = b"<invalid frame>\n"  # Python 3.14 writes it for a frame in no line of code
 _TOLD = b"(what called this, Python does not show)\n"
@@ -80,7 +81,7 @@ def offer_stacks(parent: int, worker: int, envs: range) -> None:
         worker: The worker's index.
         envs: Its envs.
     """
-    if not is_wanted() or sys.version_info[:3] == _CRASHES:
+    if not is_wanted() or sys.version_info[:3] == CRASHES:
         return
     with contextlib.suppress(OSError, ValueError, RuntimeError, StopIteration):
         number = next(filter(is_unhandled, _SIGNALS))
