@@ -69,7 +69,6 @@ from shmvec._trace import Tracing
 from shmvec.faults import (
     EnvTimeoutError,
     Failure,
-    Fault,
     FaultPolicy,
     TooManyFaultsError,
     WorkerCrashError,
@@ -997,21 +996,6 @@ class Exchange(OwnsProcesses):
         if self._settings.recycle_after is not None:
             with self._closing():
                 self._recovery.recycle(envs)
-
-    @exclusive
-    def count_fault(self, failure: Failure, cure: str) -> Fault:
-        """Counts a failure of an env that the caller has handled.
-
-        Args:
-            failure: The exception that the env has raised.
-            cure: "reset" or "restart".
-
-        Raises:
-            TooManyFaultsError: There were more than the policy allows; the exchange is closed.
-        """
-        with self._closing():
-            fault = self._recovery.count(failure, cure)
-        return fault
 
     def forgive(self, env: int) -> None:
         """Forgets the faults of an env's worker: they no longer count towards ``max_restarts``."""

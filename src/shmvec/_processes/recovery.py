@@ -167,11 +167,6 @@ class Recovery:
         inline = self._workers.inline is not None
         return inline and failure.type in ("KeyboardInterrupt", "SystemExit")
 
-    def count(self, failure: Failure, cure: str) -> Fault:
-        """Counts as a fault an exception of an env that the caller deals with."""
-        self._counted("errors")
-        return self._note(failure, cure)
-
     # ---- restarting --------------------------------------------------------------------------
 
     def restart(self, envs: Iterable[int]) -> None:

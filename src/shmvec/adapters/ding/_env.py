@@ -29,7 +29,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.adapters._shared import attribute
 from shmvec.exchange import HostedEnv
-from shmvec.faults import Failure
+from shmvec.faults import EnvTimeoutError, Failure
 
 NOTE = "shmvec.adapters.ding"  # the key of notes in infos
 IMAGES = ("rgb_array", "depth_array")
@@ -64,6 +64,7 @@ class ManagedEnv(HostedEnv):
         index: int,
         reset_inplace: bool,
         in_messages: bool,
+        raises: bool,
     ) -> None:
         """Takes the env.
 
@@ -74,6 +75,7 @@ class ManagedEnv(HostedEnv):
             index: Its index.
             reset_inplace: Whether the step that ends an episode also resets.
             in_messages: Whether observations are in no slab, which would check them.
+            raises: Whether an exception in a step is raised, for the Exchange to handle.
         """
         action_space = of_gymnasium(action_space)
         self._numbers = None
@@ -84,6 +86,7 @@ class ManagedEnv(HostedEnv):
         self._index = index
         self._inplace = reset_inplace
         self._in_messages = in_messages
+        self._raises = raises
         self._orders: Orders | None = None
         self._given: int | None = None  # the seed of the next reset, until one has succeeded
         self._seed: int | None = None  # what that is seeded with,
@@ -114,7 +117,11 @@ class ManagedEnv(HostedEnv):
             action = self._numbers.action(action)
         try:
             result = self.env.step(action)
+        except EnvTimeoutError:  # the Exchange has raised it here
+            raise
         except BaseException as error:
+            if self._raises:
+                raise
             failure = self._failure(error, "step")
             return self._nothing, 0.0, False, False, {NOTE: {"failure": failure}}
         if len(result) == 5:
@@ -126,7 +133,8 @@ class ManagedEnv(HostedEnv):
         if info.get("abnormal", False):
             timestep = observation, reward, bool(terminated) or bool(truncated)
             return self._nothing, 0.0, False, False, {**info, NOTE: {"abnormal": timestep}}
-        self._check(observation)
+        if self._in_messages:
+            self._check(observation)
         note: dict[str, Any] = {}
         if isinstance(reward, np.ndarray) and reward.ndim > 0:
             note, reward = {"reward": reward.copy()}, 0.0
@@ -208,9 +216,8 @@ class ManagedEnv(HostedEnv):
 
     def _check(self, observation: Any) -> None:
         """Raises unless the parent can put an observation into a batch with others."""
-        if self._in_messages:
-            space = self.observation_space
-            concatenate(space, [observation], create_empty_array(space, 1))  # type: ignore[arg-type]
+        space = self.observation_space
+        concatenate(space, [observation], create_empty_array(space, 1))  # type: ignore[arg-type]
 
     def _record(self, path: str, name: str) -> None:
         """Saves replays from now on."""

@@ -20,7 +20,7 @@ from shmvec.adapters._shared import batched
 from shmvec.adapters.ding._config import EnvManagerConfig
 from shmvec.adapters.ding._env import NOTE, ManagedEnv, Numbers, Orders
 from shmvec.exchange import AutoresetMode, Exchange, Report
-from shmvec.faults import EnvTimeoutError, Failure, Fault, FaultPolicy, WorkerCrashError
+from shmvec.faults import EnvTimeoutError, Fault, FaultPolicy, WorkerCrashError
 from shmvec.spaces import mapped, one_of
 
 log = logging.getLogger("shmvec")
@@ -337,7 +337,7 @@ class Machine:
                 observation, reward, done = note["abnormal"]
                 self.undelivered[env] = BaseEnvTimestep(observation, reward, done, info)
             elif "failure" in note:
-                self._take_failure(env, note["failure"])
+                self._raise_later(env, note["failure"].exception())
             else:
                 reward = note.get("reward", taken.rewards[row])
                 ended = bool(taken.terminations[row]), bool(taken.truncations[row])
@@ -370,26 +370,20 @@ class Machine:
         elif slot.state is EnvState.RESET and "reset failed" in note:
             self._reset_failed(env, note["reset failed"].exception())
 
-    def _take_failure(self, env: int, failure: Failure) -> None:
-        """Acts on a step that has raised."""
-        late = failure.type == EnvTimeoutError.__name__
-        cure = self._policy.on_timeout if late else self._policy.on_error
-        if cure == "raise":
-            self._raise_later(env, failure.exception())
-            return
-        fault = self.exchange.count_fault(failure, cure)
-        if cure == "restart":
-            self.exchange.restart([env])
-        self._truncated(env, fault)
-
     def _take_cut_off(self, env: int, fault: Fault) -> None:
-        """Acts on a step that was lost because of this env, or of another in its worker."""
-        late = fault.type == EnvTimeoutError.__name__
-        cure = self._policy.on_timeout if late else self._policy.on_crash
+        """Acts on a step that a fault has cut off: of this env, or of another in its worker."""
+        cures = {
+            EnvTimeoutError.__name__: self._policy.on_timeout,
+            WorkerCrashError.__name__: self._policy.on_crash,
+        }
+        cure = cures.get(fault.type, self._policy.on_error)
         if cure == "raise" and self._blames(fault, env):
             self._raise_later(env, self._exception(fault, env, "step"))
-        else:
-            self._truncated(env, fault)
+            return
+        info = {"fault": fault.info, "TimeLimit.truncated": True}
+        last = self.slots[env].observation
+        self.undelivered[env] = BaseEnvTimestep(last, np.float64(0.0), True, info)
+        self._end_episode(env)
 
     def _take_reset(
         self,
@@ -451,13 +445,6 @@ class Machine:
         error = WorkerCrashError(message)
         error.summary, error.workers, error.envs = fault.message, (fault.worker,), (env,)
         return error
-
-    def _truncated(self, env: int, fault: Fault) -> None:
-        """Ends an episode that a fault has cut off."""
-        info = {"fault": fault.info, "TimeLimit.truncated": True}
-        last = self.slots[env].observation
-        self.undelivered[env] = BaseEnvTimestep(last, np.float64(0.0), True, info)
-        self._end_episode(env)
 
     def _end_episode(self, env: int) -> None:
         slot = self.slots[env]
@@ -531,6 +518,7 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
                 index=index,
                 reset_inplace=config.reset_inplace,
                 in_messages=not config.shared_memory,
+                raises=policy.on_error != "raise",
             )
             for index, env_fn in enumerate(env_fns)
         ],
@@ -545,7 +533,6 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
         faults=replace(
             policy,
             on_crash="restart",
-            on_error="raise",
             on_timeout=late if limited else "raise",
             **limits,
         ),
