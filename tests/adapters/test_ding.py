@@ -1,7 +1,6 @@
 """DI-engine's env managers: configuration, resets, seeds and steps."""
 
 import copy
-import math
 import pickle
 from contextlib import closing
 
@@ -31,7 +30,6 @@ from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmvec import FaultPolicy
 from shmvec.adapters import ding
 from shmvec.adapters.ding import (
     AsyncSubprocessEnvManager,
@@ -817,13 +815,3 @@ def equal(ours, theirs):
     if isinstance(theirs, tuple):
         return all(map(equal, ours, theirs))
     return np.array_equal(ours, theirs)
-
-
-def test_faults_is_a_fault_policy():
-    with manager(num_envs=2, faults=FaultPolicy()) as envs:
-        envs.launch()
-        assert len(envs.step({0: 0, 1: 0})) == 2
-
-
-def test_counts_are_integers_or_infinite():
-    assert EnvManagerConfig(wait_num=math.inf).check() is None
