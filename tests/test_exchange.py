@@ -1,5 +1,6 @@
 """The public seam: what it refuses, and for whom it waits."""
 
+import multiprocessing
 import time
 from contextlib import closing
 
@@ -48,14 +49,18 @@ def test_an_order_of_ones_own_is_waited_for_and_nobody_else(tmp_path):
     """Where a request for several envs has another one's answer between theirs."""
 
     class Waits(Story):
+        def reset(self, *, seed=None, options=None):
+            self.wait(options)
+            return super().reset(seed=seed)
+
         def step(self, action):
-            deadline = time.monotonic() + 10
-            while action and not (tmp_path / "go").exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            self.wait(action)
             return super().step(action)
 
-        def wait(self, action):
-            self.step(action)
+        def wait(self, waits):
+            deadline = time.monotonic() + 10
+            while waits and not (tmp_path / "go").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
 
     exchange = Exchange([lambda i=i: Waits(i) for i in range(6)], num_workers=2)
     with closing(exchange):
@@ -69,9 +74,10 @@ def test_an_order_of_ones_own_is_waited_for_and_nobody_else(tmp_path):
                 if isinstance(action, list):
                     exchange.ask(envs, action, together=True)
                 else:
-                    exchange.command("call", ("wait", (action,), {}), envs)
+                    exchange.ask_reset(envs, options=[{"wait": True} if action else {}] * len(envs))
             assert exchange.take(order, arrays=False).envs.tolist() == order
-            assert not exchange.wait(0.0)  # who is slow has not answered
+            with pytest.raises(multiprocessing.TimeoutError):  # who is slow has not answered
+                exchange.take(timeout=0.0)
             (tmp_path / "go").touch()
             assert exchange.take(arrays=False).envs.tolist() == [3]
             (tmp_path / "go").unlink()
@@ -107,3 +113,72 @@ def test_what_a_call_raises_leaves_others_in_flight(tmp_path):
         assert exchange.take([1]).observations[:, :2].tolist() == [[1, 3]]
         gate.touch()
         assert exchange.take([0]).observations[:, :2].tolist() == [[1, 7]]
+
+
+def test_what_is_discarded_is_waited_for_by_the_next_call_if_need_be(tmp_path):
+    gate = tmp_path / "gate"
+    with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
+        assert exchange.discard()  # nothing is in flight
+        exchange.ask_reset()
+        exchange.take()
+        for timeout in (0.0, 0.01):
+            exchange.ask(None, [7, 0])
+            assert not exchange.discard(timeout)
+            assert exchange.num_in_flight == 2
+            gate.touch()
+            exchange.ask([1], [3])  # waits for both
+            assert not exchange.in_flight(0)
+            assert len(exchange.take().envs) == 1
+            gate.unlink()
+        exchange.ask(None, [0, 0])
+        assert exchange.discard()
+        assert exchange.num_in_flight == 0
+
+
+def test_a_call_that_takes_too_long_is_abandoned(tmp_path):
+    gate = tmp_path / "gate"
+    with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
+        exchange.ask_reset()
+        exchange.take()
+        with pytest.raises(multiprocessing.TimeoutError):
+            exchange.call("step", (7,), timeout=0.01)
+        gate.touch()
+        assert exchange.step([0, 0])[0][:, 0].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_envs_that_leave_are_closed_and_who_does_not_close_is_ended(workers, tmp_path):
+    class Leaves(Counter):
+        def __init__(self, env):
+            super().__init__(99)
+            self.env = env
+
+        def close(self):
+            (tmp_path / f"{self.env} closed").touch()
+            time.sleep(60 * self.env)
+
+    exchange = Exchange([lambda i=i: Leaves(i) for i in range(2)], num_workers=workers)
+    try:
+        exchange.ask_reset()
+        exchange.take()
+        exchange.leave([1], timeout=0.01)
+        assert exchange.call("env", envs=[0]) == [0]
+        assert exchange.restarts(0) == (workers == 1)
+        exchange.ask([0], [0])
+        assert exchange.take().truncations.tolist() == [workers == 1]
+        exchange.leave([0])
+        assert (tmp_path / "0 closed").exists()
+    finally:
+        exchange.close(terminate=True)
+
+
+def test_the_first_of_several_groups_of_a_step_of_all(tmp_path):
+    gate = tmp_path / "gate"
+    with closing(Exchange([lambda: Gated(gate)] * 2, num_workers=2)) as exchange:
+        exchange.ask_reset()
+        exchange.take()
+        exchange.ask(None, [7, 0])
+        assert exchange.first_ready([np.array([0]), np.array([1])]) == 1
+        gate.touch()
+        assert exchange.first_ready([np.array([0])]) == 0
+        assert exchange.take().envs.tolist() == [0, 1]

@@ -248,7 +248,7 @@ def test_two_threads():
         stepping = threading.Thread(target=envs.step, args=([0],))
         stepping.start()
         until = time.monotonic() + DEADLINE_S
-        while not envs.exchange.waiting:
+        while not envs.exchange.num_in_flight:
             assert time.monotonic() < until
         for call in (lambda: envs.step([0]), envs.reset, lambda: envs.get_attr("n"), envs.recv):
             with pytest.raises(AlreadyPendingCallError, match="one thread at a time"):

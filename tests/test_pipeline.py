@@ -313,7 +313,8 @@ def test_lockstep_and_groups_take_turns_in_a_rollout(kind, mode, workers, monkey
             assert_same_rollout(rollout, steps, given)
         changes = np.flatnonzero(np.diff([len(ids) for ids in chooser.batches]))
         assert len(changes) >= 4
-        assert same(envs.exchange.observe(), at(rollout.observations, 100))
+        last = envs.exchange.take(everyone=True).observations
+        assert same(last, at(rollout.observations, 100))
 
 
 def test_lockstep_tells_what_a_policy_raises():

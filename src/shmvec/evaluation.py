@@ -306,7 +306,8 @@ def evaluate(
         size = vector.num_envs if batch == "ready" else max(1, vector.num_envs // 2)
         if batch_size is not None:
             size = checked_count("batch_size", batch_size)
-        with vector.exchange.lend("evaluate", settle=False) as exchange:
+        vector.exchange.check_pending("evaluate", alone=True)
+        with vector.exchange.lend("evaluate", in_flight=True) as exchange:
             player = EpisodePlayer(
                 exchange,
                 policy,
@@ -612,15 +613,12 @@ class EpisodePlayer:
         everyone = range(exchange.num_envs)
         self._last_start = last_start
         try:
-            if not exchange.wait(_left(deadline)):
+            if not exchange.discard(_left(deadline)):
                 return
-            exchange.discard()
             self._begin(everyone)
             while self._playing or self._waiting:
                 if self._waiting and len(self._playing) < len(everyone):
-                    idle = [env for env in everyone if env not in self._playing]
-                    exchange.recycle(idle)
-                    self._begin(idle)
+                    self._begin([env for env in everyone if env not in self._playing])
                     if not self._playing:  # the time is up
                         break
                 count = min(self._batch_size, exchange.num_in_flight)
@@ -638,10 +636,11 @@ class EpisodePlayer:
 
     def _begin(self, envs: Sequence[int]) -> None:
         """Has envs begin the episodes that come next, as long as there are any, and time."""
+        worn = self._exchange.recycle(envs) if self._waiting else ()
         for env in envs:
             if not self._waiting or time.monotonic() >= self._last_start:
                 break
-            if self._exchange.is_worn(env):  # when its worker's other episodes are over, too
+            if env in worn:  # it begins when its worker's other episodes are over, too
                 continue
             self._playing[env] = self._waiting.popleft()
         self._reset([env for env in envs if env in self._playing])

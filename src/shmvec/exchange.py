@@ -132,6 +132,7 @@ class Exchange(OwnsProcesses):
         action_space: Action space of the batch.
         metadata: The first env's.
         render_mode: The first env's.
+        ranges: The envs of each worker.
         layout: The layout of the shared memory.
         guard: Refuses a call while another one is under way.
         closed: Whether the exchange was closed.
@@ -189,10 +190,10 @@ class Exchange(OwnsProcesses):
         self._workers: Workers | None = None
         self._ledger: Ledger | None = None
         self._owner = os.getpid()
-        own(self)
+        _owned.add(self)
         functions = checked_env_fns(env_fns)
         self._name = name
-        self._made_at = caller()
+        self._made_at = _caller()
         self.num_envs = len(functions)
         if settings is None:
             settings = exchange_settings(self.num_envs, options)
@@ -207,6 +208,7 @@ class Exchange(OwnsProcesses):
         self._manners = num_buffers, bool(may_step_over), in_ranges, hold_batches
         self.guard = Guard()
         self._called: Envs | None = None  # of the call that is pending; None: all
+        self._left: set[int] = set()  # envs that are closed for good
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
         self._gatherer = Batch(self.num_envs)
 
@@ -404,26 +406,8 @@ class Exchange(OwnsProcesses):
         ]
         ledger.command(chosen[order], packed, arguments, repeat=repeat)
 
-    @exclusive
-    def command(self, name: str, payload: Any, envs: npt.ArrayLike | None = None) -> None:
-        """Asks workers to run a command on envs, and does not wait.
-
-        Args:
-            name: "call", with a payload ``(name, args, kwargs)``, or "set_attr", with one
-                ``(name, {env: value})``.
-            payload: The command's arguments.
-            envs: Which, int ``(n,)``. None: all.
-
-        Raises:
-            ClosedEnvironmentError: It is closed.
-            AlreadyPendingCallError: Another call is under way.
-            ValueError: There is no such env, it is named twice, or is in flight. Nothing was sent.
-            Exception: The payload cannot be pickled. Nothing was sent.
-        """
-        self._settled()
-        self._command(name, payload, envs)
-
     def _command(self, name: str, payload: Any, envs: npt.ArrayLike | None) -> None:
+        """Asks envs for a "call" (name, args, kwargs) or to "set_attr" (name, {env: value})."""
         ledger, workers = self._open()
         chosen = self._chosen(envs)
         if not len(chosen):
@@ -474,39 +458,32 @@ class Exchange(OwnsProcesses):
         if gather is True:
             gather = self._gatherer
         if envs is None and count is None and timeout is None:
-            return self._take_all(ledger, gather, everyone, arrays)
-        chosen, among = self._waited_for(ledger, envs, count, least, timeout)
-        return self._taken(ledger, chosen, gather, everyone, arrays, among)
+            taken = self._take_all(ledger, gather, everyone, arrays)
+        else:
+            chosen, among = self._waited_for(ledger, envs, count, least, timeout)
+            taken = ledger.take(chosen, gather, everyone, arrays, among)
+        return Answers(taken[0], *taken[1], *taken[2][:2])
 
     def _take_all(
         self, ledger: Ledger, gather: Any, everyone: bool = True, arrays: bool = True
-    ) -> Answers:
+    ) -> Taken:
         """Takes all envs that are in flight."""
-        results = self._lockstep_results(ledger, gather, arrays)
-        if results is not None:
-            return Answers(self._everyone, *results)
-        self._wait(ledger)
-        return self._taken(ledger, ledger.ready(), gather, everyone, arrays, None)
-
-    def _lockstep_results(self, ledger: Ledger, gather: Any, arrays: bool) -> Any:
-        """The fast path: results of all envs, asked at once; None: it does not apply."""
         try:
-            return ledger.take_all(gather, arrays)
+            results = ledger.take_all(gather, arrays)
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
-        return None
+            results = None
+        if results is not None:  # the fast path
+            return self._everyone, results, ()
+        self._wait(ledger)
+        return ledger.take(ledger.ready(), gather, everyone, arrays, None)
 
-    def _taken(
-        self,
-        ledger: Ledger,
-        envs: Envs,
-        gather: Any,
-        everyone: bool,
-        arrays: bool,
-        among: Collection[int] | None,
-    ) -> Answers:
-        """Takes envs that are ready."""
-        return Answers(*ledger.take(envs, gather, everyone, arrays, among))
+    def _results(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
+        """The results of all envs, of which those in flight are taken; raises what they raise."""
+        _, results, rest = self._take_all(ledger, gather, arrays=arrays)
+        if rest and rest[1]:
+            raise_as_gymnasium_does(rest[1])
+        return results
 
     def _waited_for(
         self,
@@ -563,16 +540,8 @@ class Exchange(OwnsProcesses):
                 return missing.index(0)
             self._wait(ledger, ledger.num_ready + min(missing))
 
-    @exclusive
-    def wait(self, timeout: float | None = None) -> bool:
-        """Waits until all envs in flight have answered; False: the time is up first.
-
-        Raises:
-            Exception: As :meth:`take`.
-        """
-        return self._have_answered(self._ready()[0], timeout)
-
     def _have_answered(self, ledger: Ledger, timeout: float | None) -> bool:
+        """Waits until all envs in flight have answered; False: the time is up first."""
         try:
             self._wait(ledger, timeout=timeout)
         except EnvTimeoutError:
@@ -581,22 +550,43 @@ class Exchange(OwnsProcesses):
             return False
         return True
 
-    @exclusive
-    def discard(self) -> None:
+    def discard(self, timeout: float | None = None) -> bool:
         """Waits for all envs in flight, and discards their answers.
 
-        Their next answers report the faults that the discarded ones would have reported.
+        Their next answers report the faults that the discarded ones would have reported. What this
+        call leaves in flight, the next call waits for and discards.
+
+        Args:
+            timeout: Seconds to wait. 0: it does not wait, and may be called from anywhere. None: as
+                long as it takes.
+
+        Returns:
+            Whether no env is in flight any more.
 
         Raises:
             Exception: As :meth:`take`.
         """
-        if self._ledger is not None:
-            self._discard(self._ledger)
+        if timeout != 0.0:
+            return self._discard_within(timeout)
+        if self.num_in_flight:
+            self.guard.abandon()
+        return not self.num_in_flight
 
-    def _discard(self, ledger: Ledger) -> None:
-        self._wait(ledger)
+    @exclusive
+    def _discard_within(self, timeout: float | None) -> bool:
+        ledger = self._ledger
+        if ledger is None:
+            return True
+        if ledger.num_in_flight:
+            self.guard.abandon()
+        return self._discard(ledger, timeout)
+
+    def _discard(self, ledger: Ledger, timeout: float | None = None) -> bool:
+        if not self._have_answered(ledger, timeout):
+            return False
         ledger.discard()
         self.guard.settled()
+        return True
 
     # ---- calls that ask envs and take their answers ------------------------------------------
 
@@ -632,7 +622,17 @@ class Exchange(OwnsProcesses):
             AlreadyPendingCallError: Another call is under way, or its results are to be taken.
             Exception: As :meth:`ask` and :meth:`take`, and whatever envs raise.
         """
-        ledger, workers = self._begin("step_async", within)
+        ledger, workers, guard = self._ledger, self._workers, self.guard
+        if (
+            ledger is None
+            or workers is None
+            or guard.pending is not within
+            or guard.abandoned
+            or ledger.num_in_flight
+            or self._recovery.down
+        ):
+            self._check_pending("step_async", within, alone=True)
+            ledger, workers = self._settled()
         workers.doing = "step"
         if envs is None:
             ledger.step_all(actions, workers.pack, frame)
@@ -640,28 +640,12 @@ class Exchange(OwnsProcesses):
             ledger.step(envs, actions, workers.pack)
         if meanwhile is not None:
             meanwhile()
-        results = self._step_results(ledger, gather, arrays)
+        results = self._results(ledger, gather, arrays)
+        if self._recycles:
+            self._recycle(None)
         if last:
             self._frames.come_home()
         return results
-
-    def _step_results(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
-        results: Any
-        try:
-            results = ledger.take_all(gather, arrays)
-        except (WorkerCrashError, EnvTimeoutError) as error:
-            self._recover(error)
-            results = None
-        if results is None:
-            answers = self._take_all(ledger, gather, arrays=arrays)
-            if answers.failures:
-                raise_as_gymnasium_does(answers.failures)
-            flags = answers.terminations, answers.truncations
-            results = answers.observations, answers.rewards, *flags, answers.infos
-        if self._recycles:
-            with self._closing():
-                self._recovery.recycle(None)
-        return results  # type: ignore[no-any-return]
 
     @whole
     def reset(
@@ -686,15 +670,11 @@ class Exchange(OwnsProcesses):
         Raises:
             Exception: As :meth:`step`.
         """
-        self._begin("reset_async")
+        self._check_pending("reset_async", alone=True)
+        ledger, _ = self._settled()
         self._ask_reset(envs, seeds, options)
-        return self._reset_results(self._open()[0], gather)
-
-    def _reset_results(self, ledger: Ledger, gather: Any) -> tuple[Any, Any]:
-        answers = self._take_all(ledger, gather, arrays=False)
-        if answers.failures:
-            raise_as_gymnasium_does(answers.failures)
-        return self._frames.observe(), answers.infos
+        infos = self._results(ledger, gather, arrays=False)[-1]
+        return self._frames.observe(), infos
 
     @whole
     def call(
@@ -703,16 +683,29 @@ class Exchange(OwnsProcesses):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         envs: npt.ArrayLike | None = None,
+        *,
+        timeout: float | None = None,
     ) -> list[Any]:
         """Calls a method of envs, in parallel, or gets an attribute: one result for each.
 
+        Args:
+            name: Of the method or attribute.
+            args: For the method.
+            kwargs: Likewise.
+            envs: Which, int ``(n,)``, none of them in flight. None: all.
+            timeout: Seconds to wait. None: as long as it takes.
+
         Raises:
+            ClosedEnvironmentError: It is closed.
+            AlreadyPendingCallError: Another call is under way.
+            ValueError: There is no such env, it is named twice, or is in flight. Nothing was sent.
+            multiprocessing.TimeoutError: The time is up. What is in flight is abandoned.
             WorkerCrashError: A worker died; if it was restarted, the exchange can still be used.
-            Exception: Whatever an env raises; and as :meth:`command`.
+            Exception: Whatever an env raises; or the arguments cannot be pickled.
         """
         self._settled()
         self._command("call", (name, args, dict(kwargs or {})), envs)
-        return self._returned(envs)
+        return self._returned(envs, timeout)
 
     @whole
     def set_attr(self, name: str, values: Mapping[int, Any]) -> None:
@@ -726,35 +719,53 @@ class Exchange(OwnsProcesses):
         self._command("set_attr", (name, dict(values)), envs)
         self._returned(envs)
 
-    @exclusive
-    def returned(
-        self, envs: npt.ArrayLike | None = None, timeout: float | None = None
-    ) -> list[Any]:
-        """Waits for a command; returns one result for each of its envs, in the given order.
+    @whole
+    def leave(self, envs: npt.ArrayLike, timeout: float | None = None) -> None:
+        """Calls ``close`` of some envs, which may not be asked again.
+
+        If an env takes longer, its worker is ended; the other envs of that worker are restarted.
+
+        Args:
+            envs: Which, int ``(n,)``, none of them in flight.
+            timeout: Seconds to wait. None: as long as it takes.
 
         Raises:
-            multiprocessing.TimeoutError: The time is up.
             Exception: As :meth:`call`.
         """
-        self._settled()
-        return self._returned(envs, timeout)
+        ledger, workers = self._settled()
+        chosen = self._chosen(envs).tolist()
+        self._left.update(chosen)
+        try:
+            self._command("call", ("close", (), {}), envs)
+            self._returned(envs, timeout)
+        except multiprocessing.TimeoutError:  # no later call may wait for these
+            for index, owned in enumerate(workers.ranges):
+                if self._left.issuperset(owned):
+                    workers.end(index)
+                    ledger.retire(index)
+                elif not set(chosen).isdisjoint(owned):
+                    with self._closing():
+                        self._recovery.restart(owned)
+            self.guard.abandon()
 
     def _returned(
         self, envs: npt.ArrayLike | None = None, timeout: float | None = None
     ) -> list[Any]:
+        """Waits for a command: one result for each of its envs, in the given order."""
         ledger, workers = self._open()
         order = self._chosen(envs)
         self._wait(ledger, 0, order, timeout)
         ready, among = ledger.ready_among(order), set(order.tolist())
-        answers = self._taken(ledger, ready, None, False, False, among)
-        raise_failures(answers.failures)
-        if answers.unanswered:
+        taken = ledger.take(ready, None, False, False, among)
+        _, failures, results, unanswered = taken[2]
+        raise_failures(failures)
+        if unanswered:
             raise WorkerCrashError(
-                f"The worker of envs {answers.unanswered} died in {workers.doing!r}, and was "
+                f"The worker of envs {unanswered} died in {workers.doing!r}, and was "
                 "restarted: there is no result. The vector env can be used; these envs' next step "
                 "truncates."
             )
-        return [answers.results[env] for env in order.tolist()]
+        return [results[env] for env in order.tolist()]
 
     # ---- calls in two parts ------------------------------------------------------------------
 
@@ -790,21 +801,6 @@ class Exchange(OwnsProcesses):
                 "recv",
             )
 
-    def _begin(self, name: str, within: Any = None) -> tuple[Ledger, Workers]:
-        """The ledger and the workers, for a call that asks envs, none of which is in flight."""
-        ledger, workers, guard = self._ledger, self._workers, self.guard
-        if (
-            ledger is None
-            or workers is None
-            or guard.pending is not within
-            or guard.abandoned
-            or ledger.num_in_flight
-            or self._recovery.down
-        ):
-            self._check_pending(name, within, alone=True)
-            return self._settled()
-        return ledger, workers  # as usual
-
     @whole
     def begin(self, pending: Any, *arguments: Any) -> None:
         """Asks all envs for what :meth:`finish` takes; later, if an abandoned call is not over.
@@ -812,11 +808,11 @@ class Exchange(OwnsProcesses):
         Args:
             pending: The call to begin: its ``value`` is "step", "reset" or "call".
             *arguments: For a step: actions. For a reset: envs, seeds and options. For a call: a
-                payload as for :meth:`command`, and envs.
+                ``(name, args, kwargs)``, and envs.
 
         Raises:
             AlreadyPendingCallError: Another call is under way, or its results are to be taken.
-            Exception: As :meth:`ask`, :meth:`ask_reset` and :meth:`command`.
+            Exception: As :meth:`ask`, :meth:`ask_reset` and :meth:`call`.
         """
         self._check_pending(f"{pending.value}_async", alone=True)
         ledger, _ = self._ready()
@@ -870,13 +866,15 @@ class Exchange(OwnsProcesses):
         (held,) = claimed
         if timeout is not None or held is not None:
             self._wait_until_sent(ledger, held, operation, timeout)
-        if operation == "step":
-            return self._step_results(ledger, gather)
-        return (
-            self._reset_results(ledger, gather)
-            if operation == "reset"
-            else self._returned(self._called)
-        )
+        if operation == "call":
+            return self._returned(self._called)
+        if operation == "reset":
+            infos = self._results(ledger, gather, arrays=False)[-1]
+            return self._frames.observe(), infos
+        results = self._results(ledger, gather)
+        if self._recycles:
+            self._recycle(None)
+        return results
 
     def _wait_until_sent(
         self,
@@ -898,9 +896,7 @@ class Exchange(OwnsProcesses):
                 f"The call to `{operation}_wait` has timed out after {timeout} second(s)."
             )
 
-    def lend(
-        self, name: str, *, settle: bool = True, in_flight: bool = False, keeps: bool = False
-    ) -> Loan[Exchange]:
+    def lend(self, name: str, *, in_flight: bool = False, keeps: bool = False) -> Loan[Exchange]:
         """Lends the exchange to code that asks envs in its own order, in a ``with`` block.
 
         Until the block ends, calls that ask and take at once are refused, except ``within`` the
@@ -908,8 +904,8 @@ class Exchange(OwnsProcesses):
 
         Args:
             name: The borrower's name, for messages.
-            settle: Whether to wait for what an abandoned call has left; else discard that first.
-            in_flight: Whether envs may be in flight.
+            in_flight: Whether envs may be in flight. False: what an abandoned call has left is
+                waited for and discarded.
             keeps: Whether what is in flight at its end stays so, if no exception ends it.
 
         Raises:
@@ -919,16 +915,11 @@ class Exchange(OwnsProcesses):
 
         def begin() -> Exchange:
             self._check_pending(name, alone=not in_flight)
-            if settle:
+            if not in_flight:
                 self._settled()
             return self
 
         return Loan(self.guard, begin, SimpleNamespace(value=name), keeps)
-
-    def abandon(self) -> None:
-        """Abandons what is in flight: the next call waits for that, and discards it."""
-        if self.num_in_flight:
-            self.guard.abandon()
 
     # ---- questions ---------------------------------------------------------------------------
 
@@ -937,12 +928,6 @@ class Exchange(OwnsProcesses):
         """Number of envs in flight: asked, and not taken."""
         ledger = self._ledger
         return 0 if ledger is None else ledger.num_in_flight
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a thread is waiting for answers."""
-        ledger = self._ledger
-        return ledger is not None and ledger.links.waiting
 
     def in_flight(self, env: int) -> bool:
         """Whether an env is in flight: asked, and its answer not taken."""
@@ -966,11 +951,6 @@ class Exchange(OwnsProcesses):
         steps = [self._links.steps_of(worker) for worker in range(len(self.ranges))]
         return np.stack([np.repeat(steps, list(map(len, self.ranges))), ledger.resets])
 
-    def observe(self) -> Any:
-        """The last observations of all envs, copied or not as the option ``copy`` says."""
-        self._open()
-        return self._frames.observe()
-
     def stats(self) -> Stats:
         """Counts and times so far."""
         self._open()
@@ -986,30 +966,26 @@ class Exchange(OwnsProcesses):
         with self._closing():
             self._recovery.restart(self._chosen(envs).tolist())
 
-    def is_worn(self, env: int) -> bool:
-        """Whether an env's worker has made as many steps as ``recycle_after`` says."""
-        return self._recovery.is_worn(env)
-
     @exclusive
-    def recycle(self, envs: Collection[int] | None = None) -> None:
-        """Restarts worn workers that have no other envs than these, none of which is in flight."""
-        if self._settings.recycle_after is not None:
-            with self._closing():
-                self._recovery.recycle(envs)
+    def recycle(self, envs: Collection[int] | None = None) -> Collection[int]:
+        """Restarts workers that have made as many steps as ``recycle_after`` says.
+
+        Args:
+            envs: Only workers are restarted that have no other envs than these. None: any.
+
+        Returns:
+            The envs of such workers that were not restarted: some of their envs are in flight, or
+            not named.
+        """
+        return self._recycle(envs) if self._recycles else ()
+
+    def _recycle(self, envs: Collection[int] | None) -> Collection[int]:
+        with self._closing():
+            return self._recovery.recycle(envs)
 
     def forgive(self, env: int) -> None:
         """Forgets the faults of an env's worker: they no longer count towards ``max_restarts``."""
         self._recovery.forgive(env)
-
-    @exclusive
-    def end_workers(self, envs: npt.ArrayLike) -> None:
-        """Ends the workers of some envs, whatever they do; these envs may not be asked again."""
-        ledger, workers = self._open()
-        chosen = set(self._chosen(envs).tolist())
-        for index, owned in enumerate(workers.ranges):
-            if chosen.intersection(owned):
-                workers.end(index)
-                ledger.retire(index)
 
     # ---- rollouts ----------------------------------------------------------------------------
 
@@ -1034,7 +1010,8 @@ class Exchange(OwnsProcesses):
         workers.doing = "rollout"
         ledger.command(self._everyone, packed, None, [descriptor])
         # A worker that died instead received the memory as it was restarted.
-        raise_failures(self._take_all(ledger, None, arrays=False).failures)
+        rest = self._take_all(ledger, None, arrays=False)[2]
+        raise_failures(rest[1] if rest else [])
 
     # ---- waiting -----------------------------------------------------------------------------
 
@@ -1125,22 +1102,16 @@ class Exchange(OwnsProcesses):
 
     # ---- the end -----------------------------------------------------------------------------
 
-    def begin_close(self) -> None:
-        """Asks the workers to close their envs, and does not wait; :meth:`close` must follow."""
-        if self._workers is None or self.closed or self.num_workers == 0:
-            return
-        self._workers.dismiss()
-        if self._ledger is not None:
-            with contextlib.suppress(RuntimeError):  # the ring is full: close() will see
-                self._ledger.close()
-
-    def close(self, timeout: float | None = None, terminate: bool = False) -> None:
+    def close(
+        self, timeout: float | None = None, terminate: bool = False, *, wait: bool = True
+    ) -> None:
         """Closes the envs and ends the workers. A second call does nothing.
 
         Args:
             timeout: Seconds the envs get to close. None: as long as they take. Workers that are
                 not done by then are terminated, and killed if they do not obey.
             terminate: Do not wait for the envs at all.
+            wait: False: the envs are only asked to close; a second call must follow.
 
         Raises:
             Exception: What an env's ``close`` raises, after everything else is closed.
@@ -1157,6 +1128,8 @@ class Exchange(OwnsProcesses):
                 ledger.close()
             except RuntimeError:
                 terminate = True  # the request ring is full: the workers are stuck
+        if not wait:
+            return
         self._let_go()
         failures = workers.stop(0.0 if terminate else timeout, remind)
         if workers.ended:  # only now: Ctrl-C may have come before; or another thread ends them
@@ -1240,6 +1213,9 @@ def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:
 
 
 Envs = npt.NDArray[np.intp]
+# Which envs; their results; and unless it is the fast path: reports, failures, results of a command
+# by env, and envs whose command was lost with their worker.
+Taken = tuple[Envs, tuple[Any, ...], Sequence[Any]]
 
 
 @dataclass(slots=True)
@@ -1256,8 +1232,6 @@ class Answers:
             Gymnasium's, or by the vector env's own ``_add_info``.
         reports: By env, the fault of its worker that its answer reports, if there is one.
         failures: The exceptions of envs; these envs have no row above.
-        results: The results of a command, by env.
-        unanswered: Envs whose worker died in a command, and was restarted: they have no result.
     """
 
     envs: Envs
@@ -1268,17 +1242,10 @@ class Answers:
     infos: Any = field(default_factory=list)
     reports: dict[int, Report] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
-    results: dict[int, Any] = field(default_factory=dict)
-    unanswered: list[int] = field(default_factory=list)
 
 
-# The exchanges that are open in this process.
-_owned: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def own(exchange: Any) -> None:
-    """Registers an exchange, so that a fork of this process does not touch its workers."""
-    _owned.add(exchange)
+# The exchanges that are open in this process: a fork of it must not touch their workers.
+_owned: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
@@ -1290,7 +1257,7 @@ def _disown_all() -> None:
 os.register_at_fork(after_in_child=_disown_all)
 
 
-def caller() -> str:
+def _caller() -> str:
     """The file and line of the user's code that called."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(

@@ -340,9 +340,7 @@ class Pipeline:
         Raises:
             Exception: As :meth:`collect`.
         """
-        with self._exchange.lend(
-            "Pipeline", settle=not self._asking, in_flight=self._asking, keeps=True
-        ):
+        with self._exchange.lend("Pipeline", in_flight=self._asking, keeps=True):
             try:
                 return self._next_transitions()
             except BaseException as error:
@@ -459,7 +457,7 @@ class Pipeline:
     def __del__(self) -> None:
         """Leaves what is in flight to the envs' next call, which discards it."""
         if getattr(self, "_out", None):
-            self._exchange.abandon()
+            self._exchange.discard(timeout=0)
 
     # ---- groups ------------------------------------------------------------------------------
 
@@ -506,9 +504,8 @@ class Pipeline:
 
     def _go_on(self, ask: Callable[[_Group], None]) -> None:
         """Asks about groups that were taken; where workers are worn, after recycling these."""
-        if not self._out:
-            self._exchange.recycle()
-        elif any(self._exchange.is_worn(env) for group in self._held for env in group.firsts):
+        worn = self._exchange.recycle(() if self._out else None)
+        if any(env in worn for group in self._held for env in group.firsts):
             return
         while self._held:
             ask(self._held.popleft())
@@ -550,7 +547,7 @@ class Pipeline:
         self._held.clear()
         self._begun[:] = True
         if self._asking and not self._exchange.closed:
-            self._exchange.abandon()
+            self._exchange.discard(timeout=0)
             self._asking = False
             if waits and not isinstance(error, EnvTimeoutError):
                 self._exchange.discard()

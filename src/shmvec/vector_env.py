@@ -106,7 +106,6 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
         super().__init__()
-        self._recycles = settings.recycle_after is not None
         self._steps_in_two = self._overrides("step_async", "step_wait")
 
         self.env_fns = env_fns
@@ -598,8 +597,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
         exchange = self.exchange
         exchange.check_pending("recv")
-        if self._recycles:
-            exchange.recycle()
+        exchange.recycle()
         if self._replay is not None:
             answers = exchange.take(self._replay.batch(exchange), timeout=timeout, gather=self)
             self._replay.batches += 1

@@ -111,7 +111,7 @@ def called(tmp_path):
     def tell(exchange, thread):
         """Has the handler run in the step's wait: by itself it might before that, or after."""
         until = time.monotonic() + DEADLINE_S
-        while not exchange.waiting and time.monotonic() < until:
+        while not exchange.num_in_flight and time.monotonic() < until:
             time.sleep(0.001)
         signal.pthread_kill(thread, signal.SIGUSR1)
 

@@ -78,7 +78,7 @@ INNER = {
     "send": lambda envs: envs.send([0, 0]),
     "recv": lambda envs: envs.recv(),
     "restart": lambda envs: envs.restart(),
-    "wait": lambda envs: envs.exchange.wait(),
+    "discard": lambda envs: envs.exchange.discard(),
     "first_ready": lambda envs: envs.exchange.first_ready([np.array([0])]),
 }
 

@@ -146,7 +146,6 @@ def test_what_cannot_be_read_says_why(how, why, gate):
         envs.reset(seed=0)
         if how == "stopped":
             envs.step_async([1])
-            envs.exchange.wait(0.0)
         with pytest.raises(EnvTimeoutError) as raised:
             envs.step_wait() if how == "stopped" else envs.step([1])
         assert raised.value.stack == why

@@ -348,7 +348,7 @@ def test_a_fork_in_the_middle_of_a_call_is_told_whose_env_it_is():
                 return super().step(action)
 
         def fork():
-            while not envs.exchange.waiting:
+            while not envs.exchange.num_in_flight:
                 time.sleep(0.001)
             pid = os.fork()
             if pid == 0:

@@ -180,7 +180,7 @@ def test_one_vector_env():
         def told(n):
             stats = envs.stats()
             assert len(stats.workers) == 2
-            envs.exchange.num_in_flight, envs.exchange.in_flight(3), envs.exchange.waiting
+            envs.exchange.num_in_flight, envs.exchange.in_flight(3)
 
         functions = step, some, begin, finish, call, reset, roll, told
         calls = {function.__name__: function for function in functions}
@@ -397,7 +397,7 @@ def test_closed_while_it_steps():
             try:
                 while True:
                     envs.stats()
-                    envs.exchange.num_in_flight, envs.exchange.in_flight(0), envs.exchange.waiting
+                    envs.exchange.num_in_flight, envs.exchange.in_flight(0)
             except ClosedEnvironmentError:
                 pass
 

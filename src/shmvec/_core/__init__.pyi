@@ -783,12 +783,16 @@ class Ledger:
         everyone: bool,
         arrays: bool,
         among: Collection[int] | None,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[
+        Envs,
+        tuple[Any, ...],
+        tuple[dict[int, Report], list[Any], dict[int, Any], list[int]],
+    ]:
         """Takes ready envs.
 
         Returns:
-            The envs; four arrays; infos; reports of faults; failures; results of a command; envs
-            whose command was lost.
+            The envs; their results: four arrays and infos; and the reports of faults, failures,
+            results of a command, and envs whose command was lost.
         """
 
 class Report:

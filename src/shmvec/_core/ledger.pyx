@@ -145,6 +145,7 @@ cdef class Ledger:
         cdef Py_ssize_t i
         cdef Py_ssize_t missing = 0
         cdef int64_t last = -1  # a request with this number or a lower one may have been counted
+        self.spread()
         for i in range(envs.shape[0]):
             self.check_exists(envs[i])
             if self.states[envs[i]] not in (READY, IDLE) and self.sequences[envs[i]] > last:
@@ -978,8 +979,8 @@ cdef class Ledger:
             among: Envs of whose failures the results tell; None: of all.
 
         Returns:
-            The envs; four arrays, infos, {env: Report}, failures, results of a command, by env, and
-            envs whose command was lost.
+            The envs; their results: four arrays and infos; and what else there is: {env: Report},
+            failures, results of a command, by env, and envs whose command was lost.
         """
         results, lease = self.results_of(envs, vector_env, everyone, arrays)
         telling = {env: self.reports[env] for env in envs.tolist() if env in self.reports} \
@@ -987,7 +988,7 @@ cdef class Ledger:
         failures = [failure for failure in self.raised if among is None or failure.env in among]
         values = {env: self.results[env].open() for env in envs.tolist() if env in self.results} \
             if self.results else {}
-        taken = (*results, telling, failures, values, self.unanswered)
+        taken = results[0], results[1:], (telling, failures, values, self.unanswered)
         self.commit(envs, failures)
         self.frames.count_batch(lease)
         return taken

@@ -174,21 +174,22 @@ class Recovery:
         workers = sorted({self._worker_of[env] for env in envs})
         self._replace(dict.fromkeys(workers, "asked for by restart()"))
 
-    def is_worn(self, env: int) -> bool:
-        """Whether an env's worker has made as many steps as it may."""
-        if self._recycle_after is None:
-            return False
-        worker = self._worker_of[env]
-        most = self._recycle_after * len(self._workers.ranges[worker])
-        return self._ledger.links.steps_of(worker) >= most
+    def recycle(self, envs: Collection[int] | None) -> list[int]:
+        """Restarts workers that have made as many steps as they may and own only these envs.
 
-    def recycle(self, envs: Collection[int] | None) -> None:
-        """Restarts workers that have made as many steps as they may and own only these envs."""
-        links = self._ledger.links
+        Returns:
+            The envs of such workers that were not restarted.
+        """
+        links, left = self._ledger.links, list[int]()
         for worker, owned in enumerate(self._workers.ranges):
-            ours = envs is None or set(envs).issuperset(owned)
-            if ours and self.is_worn(owned[0]) and links.is_idle(worker):
-                self._replace({worker: f"recycled after {links.steps_of(worker)} steps"})
+            steps = links.steps_of(worker)
+            if self._recycle_after is None or steps < self._recycle_after * len(owned):
+                continue
+            if links.is_idle(worker) and (envs is None or set(envs).issuperset(owned)):
+                self._replace({worker: f"recycled after {steps} steps"})
+            else:
+                left += owned
+        return left
 
     def _replace(self, causes: dict[int, Any], env: int | None = None) -> None:
         """Ends workers, and starts others in their places, all at the same time."""

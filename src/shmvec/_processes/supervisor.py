@@ -621,7 +621,7 @@ def packed_command(
         workers: All workers of the vector env.
         envs: The envs that the command is for.
         name: "call" or "set_attr".
-        payload: See ``Exchange.command``.
+        payload: Of a call (name, args, kwargs), of an attribute (name, {env: value}).
         is_out: Whether an env is in flight.
     """
     named = set(envs)

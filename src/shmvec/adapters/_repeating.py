@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from multiprocessing import TimeoutError as WaitTimeoutError
 from typing import Any, NamedTuple, TypeAlias
 
 from shmvec.adapters._shared import batched
@@ -240,14 +239,8 @@ class RepeatingEnvs:
             return True
         try:
             self.exchange.discard()
-            self.exchange.command("call", ("close", (), {}), envs)
-            self.exchange.returned(envs, timeout)
+            self.exchange.leave(envs, timeout)
         except WorkerCrashError:
             if self.exchange.closed:
                 raise
-        except WaitTimeoutError:  # no later call may wait for these
-            for owned in self.exchange.ranges:
-                if not set(envs).isdisjoint(owned):
-                    left = self._open.isdisjoint(owned)
-                    (self.exchange.end_workers if left else self.exchange.restart)(owned)
         return False

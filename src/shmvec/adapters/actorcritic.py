@@ -584,7 +584,7 @@ def _close(envs: Sequence[SubprocessEnv], timeout: float | None) -> None:
     for group, members in groups.items():
         try:
             if group.leave(members, left()):
-                group.exchange.begin_close()
+                group.exchange.close(wait=False)
                 ending.append(group.exchange)
         except Exception as error:
             errors.append(error)
