@@ -538,7 +538,10 @@ class Exchange(OwnsProcesses):
             missing = [ledger.num_missing(group) for group in groups]
             if 0 in missing:
                 return missing.index(0)
-            self._wait(ledger, ledger.num_ready + min(missing))
+            if ledger.raised:  # then a number of envs is not waited for
+                self._wait(ledger, 0, groups[missing.index(min(missing))])
+            else:
+                self._wait(ledger, ledger.num_ready + min(missing))
 
     def _have_answered(self, ledger: Ledger, timeout: float | None) -> bool:
         """Waits until all envs in flight have answered; False: the time is up first."""
