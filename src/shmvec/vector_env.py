@@ -151,8 +151,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.single_action_space = exchange.single_action_space
         self.action_space = exchange.action_space
         # A weak reference makes no cycle: a forgotten vector env is freed at once.
-        step = weakref.WeakMethod(self._step_rollout)
-        self._rollouts = Rollouts(exchange, step)
+        self._rollouts = Rollouts(exchange, weakref.ref(self))
 
     def __enter__(self) -> ShmVectorEnv:
         """Returns the vector env, which the end of the ``with`` block closes."""
@@ -662,11 +661,6 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         with self.exchange.lend("rollout"):
             return self._rollouts.begin(length, pin)
-
-    def _step_rollout(self, actions: Any, **how: Any) -> dict[str, Any]:
-        """Steps all envs; the results go to a frame of the rollouts."""
-        infos: dict[str, Any] = self.exchange.step(actions, gather=self, arrays=False, **how)[-1]
-        return infos
 
     def trace(self, path: str | os.PathLike[str], *, size: int = 65_536) -> Trace:  # noqa: D417
         """Records a timeline of parent and workers, env by env, while a ``with`` block runs.

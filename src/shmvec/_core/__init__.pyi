@@ -324,8 +324,8 @@ class Frames:
             hold_batches: Number of further batches after which a batch's lease ends.
         """
 
-    def take_rollouts(self, rollouts: Results) -> None:
-        """Takes the frames of rollouts, in place of any before."""
+    def take_rollouts(self, rollouts: Results | None) -> None:
+        """Takes the frames of rollouts, in place of any before; None: there are none."""
 
     def start_rollout(self, frame: int) -> None:
         """Puts the last results into a frame of the rollouts."""
@@ -536,8 +536,8 @@ class WorkerLoop:
         """Notes that a method of an env is called now, or an attribute got or set."""
     def end_call(self, env: int) -> None:
         """Notes that this call has ended."""
-    def take_rollouts(self, rollouts: Results) -> None:
-        """Takes the frames of rollouts, in place of any before."""
+    def take_rollouts(self, rollouts: Results | None) -> None:
+        """Takes the frames of rollouts, in place of any before; None: there are none."""
     def record(self, recorder: Recorder | None) -> None:
         """Starts recording a trace; None stops it."""
     def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:

@@ -37,11 +37,14 @@ from shmvec._core import (
 __all__ = [
     "ActionRows",
     "Layout",
+    "Place",
     "Slabs",
     "check_shared_memory",
     "has_fixed_size",
     "misfit",
+    "nbytes_of",
     "odd_one",
+    "placing_in",
 ]
 
 
@@ -50,7 +53,7 @@ _UNKNOWN_BYTES = 8192  # a guess for a value of a space without a fixed size
 _MESSAGE_BYTES = 256  # for a message, besides its value
 
 # Takes an array's shape and dtype, returns the array (or nothing, where only sizes are added up).
-_Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
+Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,11 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of slabs that the layout needs."""
-        return _nbytes(lambda place: self._slabs(place, None, _nothing))
+        return nbytes_of(lambda place: self._slabs(place, None, _nothing))
 
     def results_nbytes(self, num_frames: int) -> int:
         """The bytes that so many frames of results need."""
-        return _nbytes(lambda place: self._results(place, None, _nothing, num_frames))
+        return nbytes_of(lambda place: self._results(place, None, _nothing, num_frames))
 
     @property
     def block_nbytes(self) -> int:
@@ -132,7 +135,7 @@ class Layout:
         return self._observations_nbytes(self.num_envs)
 
     def _observations_nbytes(self, rows: int) -> int:
-        return _nbytes(lambda place: self._observations(place, _nothing, rows))
+        return nbytes_of(lambda place: self._observations(place, _nothing, rows))
 
     @property
     def observation_message_bytes(self) -> int:
@@ -165,10 +168,10 @@ class Layout:
 
     def results_in(self, memory: Any, num_frames: int) -> Results:
         """Frames of results in memory of their own, of ``results_nbytes``."""
-        results: Results = self._results(_placing_in(memory), memory, _called, num_frames)
+        results: Results = self._results(placing_in(memory), memory, _called, num_frames)
         return results
 
-    def _slabs(self, place: _Place, memory: Any, make: Callable[..., Any]) -> Any:
+    def _slabs(self, place: Place, memory: Any, make: Callable[..., Any]) -> Any:
         """Visits every array of a segment in the order in which they lie there."""
         n = self.num_envs
         return make(
@@ -183,7 +186,7 @@ class Layout:
             else None,
         )
 
-    def _actions(self, place: _Place, make: Callable[..., Any]) -> Any:
+    def _actions(self, place: Place, make: Callable[..., Any]) -> Any:
         n = self.num_envs
 
         def action(space: gym.Space[Any]) -> Any:
@@ -203,12 +206,10 @@ class Layout:
 
     def _blocks(self, memory: npt.NDArray[np.uint8]) -> Blocks:
         rows = self.num_blocks * self.num_envs
-        observations = self._observations(_placing_in(memory), _called, rows)
+        observations = self._observations(placing_in(memory), _called, rows)
         return Blocks(memory, observations, self.num_envs, self.num_blocks)
 
-    def _results(
-        self, place: _Place, memory: Any, make: Callable[..., Any], num_frames: int
-    ) -> Any:
+    def _results(self, place: Place, memory: Any, make: Callable[..., Any], num_frames: int) -> Any:
         rows, space = num_frames * self.num_envs, self.observation_space
         return make(
             Results,
@@ -222,7 +223,7 @@ class Layout:
             self.num_envs,
         )
 
-    def _observations(self, place: _Place, make: Callable[..., Any], rows: int) -> Any:
+    def _observations(self, place: Place, make: Callable[..., Any], rows: int) -> Any:
         def observation(space: gym.Space[Any]) -> Any:
             return make(ArrayCodec, place((rows, *_shape(space)), np.dtype(space.dtype)))
 
@@ -232,7 +233,7 @@ class Layout:
 def _walk(
     space: gym.Space[Any],
     rows: int,
-    place: _Place,
+    place: Place,
     make: Callable[..., Any],
     leaf: Callable[[gym.Space[Any]], Any],
     keys: Callable[[spaces.Dict], Iterable[str]],
@@ -260,7 +261,7 @@ def _nothing(kind: Callable[..., Any], *arguments: Any) -> None:
     """Makes nothing in place of a codec, where only sizes are added up."""
 
 
-def _nbytes(visit: Callable[[_Place], object]) -> int:
+def nbytes_of(visit: Callable[[Place], object]) -> int:
     """The bytes of the visited arrays, one after the other."""
     total = 0
 
@@ -272,9 +273,10 @@ def _nbytes(visit: Callable[[_Place], object]) -> int:
     return _aligned(total)
 
 
-def _placing(array: Callable[[int, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]) -> _Place:
+def _placing(
+    array: Callable[[int, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]], offset: int = 0
+) -> Place:
     """A function that makes arrays one after the other, from one that makes them at offsets."""
-    offset = 0
 
     def place(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         nonlocal offset
@@ -286,9 +288,9 @@ def _placing(array: Callable[[int, tuple[int, ...], npt.DTypeLike], npt.NDArray[
     return place
 
 
-def _placing_in(memory: Any) -> _Place:
-    """A function that makes arrays one after the other in memory."""
-    return _placing(lambda offset, shape, dtype: np.ndarray(shape, dtype, memory, offset))
+def placing_in(memory: Any, offset: int = 0) -> Place:
+    """A function that makes arrays one after the other in memory, from an offset on."""
+    return _placing(lambda offset, shape, dtype: np.ndarray(shape, dtype, memory, offset), offset)
 
 
 class DynamicShapeError(TypeError, ValueError):

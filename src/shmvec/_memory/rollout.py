@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import math
 import os
 import weakref
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from gymnasium.vector.utils import create_empty_array
 
 from shmvec._arguments import checked_count
 from shmvec._core import Lease, MappedMemory, Results
+from shmvec._memory.layout import Place, nbytes_of, placing_in
 from shmvec._memory.segment import reserve_memory
 from shmvec.spaces import mapped
 
@@ -30,13 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rollout", "Rollouts", "store"]
 
-_ALIGNMENT = 128
 _FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; the segment has some frames
-
-_CANNOT_GO_ON = (
-    "this rollout cannot be gone on with: another one was begun, the envs were stepped or reset "
-    "without it, or its last step failed. Begin another one with rollout()"
-)
 
 
 class Rollout:
@@ -60,24 +54,36 @@ class Rollout:
 
     def __init__(
         self,
+        exchange: Exchange,
+        gather: weakref.ref[Any],
+        results: Results,
+        first: int,
         length: int,
         lease: Lease,
-        arrays: tuple[Any, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]],
         actions: Any,
-        action_space: gym.Space[Any],
-        step: Callable[[Rollout, Any, Callable[[], None]], dict[str, Any]],
-        ask: Callable[[Rollout, int, npt.NDArray[np.intp], Any], None],
-        meet: Callable[[Rollout], None],
     ) -> None:
-        """Takes the memory; ``ShmVectorEnv.rollout`` calls this."""
+        """Takes frames from the ``first`` on; ``ShmVectorEnv.rollout`` calls this."""
         self.length = length
+        lead = length + 1, exchange.num_envs
+        arrays = results.view(lease, lead)
         self.observations, self.rewards, self.terminations, self.truncations = arrays
         self.actions = actions
         self.steps = 0
         self.within: Any = None
-        self._lease = lease
-        self._action_space = action_space
-        self._step, self._ask, self._meet = step, ask, meet
+        self._exchange, self._gather = exchange, gather
+        self._results, self._first, self._lease = results, first, lease
+
+    def _check_goes_on(self, first: int, last: int) -> None:
+        """Raises RuntimeError unless the last results are at one of these indexes."""
+        frames = self._exchange.frames
+        if (
+            frames.rollouts is not self._results
+            or not self._first + first <= frames.away <= self._first + last
+        ):
+            raise RuntimeError(
+                "this rollout cannot be gone on with: another one was begun, the envs were stepped "
+                "or reset without it, or its last step failed. Begin another one with rollout()"
+            )
 
     def ask(self, envs: npt.NDArray[np.intp], part: Any, index: int, actions: Any) -> None:
         """Asks some envs for a step, and does not wait: each may be at an index of its own.
@@ -92,13 +98,18 @@ class Rollout:
             RuntimeError: As :meth:`step`.
             Exception: As ``Exchange.ask``.
         """
-        self._ask(self, index, envs, actions)
-        store(self._action_space, self.actions, (index, part), actions)
+        self._check_goes_on(0, self.length)
+        frame = self._first + index + 1
+        self._exchange.ask(envs, actions, frame=frame, together=True)
+        store(self._exchange.single_action_space, self.actions, (index, part), actions)
 
     def meet(self, steps: int) -> None:
         """Notes that all envs have made so many steps, by :meth:`ask`."""
         self.steps = steps
-        self._meet(self)
+        frames = self._exchange.frames
+        frames.meet(self._first + steps)
+        if steps == self.length:
+            frames.come_home()
 
     def step(
         self, actions: Any, *, meanwhile: Callable[[], object] | None = None
@@ -118,15 +129,31 @@ class Rollout:
                 a step has failed. Nothing was sent.
             Exception: As for ``ShmVectorEnv.step``. The rollout cannot be gone on with.
         """
+        if self.steps >= self.length:
+            raise RuntimeError(
+                f"all {self.length} steps of this rollout are made: begin the next one with "
+                "rollout()"
+            )
+        if self.released:
+            raise RuntimeError("this rollout was released: begin another one with rollout()")
+        self._check_goes_on(self.steps, self.steps)
 
         def work() -> None:
-            store(self._action_space, self.actions, self.steps, actions)
+            store(self._exchange.single_action_space, self.actions, self.steps, actions)
             if meanwhile is not None:
                 meanwhile()
 
-        infos = self._step(self, actions, work)
+        *_, infos = self._exchange.step(
+            actions,
+            gather=self._gather(),
+            arrays=False,
+            frame=self._first + self.steps + 1,
+            last=self.steps == self.length - 1,  # the user may change its row
+            meanwhile=work,
+            within=self.within,
+        )
         self.steps += 1
-        return infos
+        return infos  # type: ignore[no-any-return]
 
     def release(self) -> None:
         """Gives the memory back for another rollout, which writes over these arrays.
@@ -142,26 +169,20 @@ class Rollout:
 
 
 class Rollouts:
-    """The memory of the rollouts of one vector env, and which of them is being filled."""
+    """The memory of the rollouts of one vector env, in which two of them alternate."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        step: Callable[[], Callable[..., dict[str, Any]] | None],
-    ) -> None:
+    def __init__(self, exchange: Exchange, gather: weakref.ref[Any]) -> None:
         """Prepares for rollouts.
 
         Args:
             exchange: The exchange that asks the envs.
-            step: Returns the function that steps all envs, while its owner exists.
+            gather: The vector env, which gathers infos.
         """
-        self._exchange = exchange
+        self._exchange, self._gather = exchange, gather
         self._layout = exchange.layout
         self._action_space = exchange.single_action_space
-        self._step_all = step
         self._made: tuple[int, bool] | None = None
         self._half = 1
-        self._current: weakref.ref[Rollout] | None = None
 
     def begin(self, length: Any, pin: bool) -> Rollout:
         """A rollout whose index 0 holds the last results.
@@ -188,29 +209,18 @@ class Rollouts:
             )
         if self._made != (length, pin):
             self._make(length, pin)
-        results = self._exchange.frames.rollouts
+        frames = self._exchange.frames
+        results = frames.rollouts
         assert results is not None
-        num_envs = self._layout.num_envs
-        count = (length + 1) * num_envs
-        half = self._free_half(results, count)
-        self._half = half
-        lease = results.lease(half * count, count)
-        self._exchange.frames.start_rollout(half * (length + 1))
+        count = (length + 1) * self._layout.num_envs
+        self._half = self._free_half(results, count)
+        lease = results.lease(self._half * count, count)
+        first = self._half * (length + 1)
+        frames.start_rollout(first)
         offset = self._layout.results_nbytes(2 * (length + 1))
-        for _ in range(half + 1):  # the second rollout's actions lie behind the first's
-            actions, offset = self._actions(length, lease, offset)
-        rollout = Rollout(
-            length,
-            lease,
-            results.view(lease, (length + 1, num_envs)),
-            actions,
-            self._action_space,
-            self._step,
-            self._ask,
-            self._meet,
-        )
-        self._current = weakref.ref(rollout)
-        return rollout
+        offset += self._half * self._actions_nbytes(length)
+        actions = self._actions(length, placing_in(lease, offset))
+        return Rollout(self._exchange, self._gather, results, first, length, lease, actions)
 
     def _free_half(self, results: Results, count: int) -> int:
         """The half of the memory that is free; the one not used last time, if both are."""
@@ -235,10 +245,9 @@ class Rollouts:
                 "rollouts"
             )
         # First: an interruption may leave workers with other memory than the parent.
-        self._made = self._current = None
-        nbytes = self._layout.results_nbytes(num_frames)
-        for _ in range(2):
-            _, nbytes = self._actions(length, None, nbytes)
+        self._made = None
+        self._exchange.frames.take_rollouts(None)
+        nbytes = self._layout.results_nbytes(num_frames) + 2 * self._actions_nbytes(length)
         descriptor = reserve_memory(nbytes)
         try:
             # An array: its finalizers, unlike a mapping's, run before the memory is unmapped.
@@ -252,60 +261,16 @@ class Rollouts:
         self._made = length, pin
         self._half = 1
 
-    def _actions(self, length: int, lease: Any, offset: int) -> tuple[Any, int]:
-        """Arrays of actions from an offset on, and their end; without a lease only the end."""
+    def _actions(self, length: int, place: Place) -> Any:
+        """Arrays for the actions of a rollout."""
 
-        def place(shape: tuple[int, ...], dtype: Any) -> Any:
-            nonlocal offset
-            offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
-            shape = (length, *shape)
-            array = None if lease is None else np.ndarray(shape, dtype, lease, offset)
-            offset += math.prod(shape) * np.dtype(dtype).itemsize
-            return array
+        def stacked(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+            return place((length, *shape), dtype)
 
-        arrays = create_empty_array(self._action_space, self._layout.num_envs, place)
-        return arrays, offset
+        return create_empty_array(self._action_space, self._layout.num_envs, stacked)
 
-    def _ask(self, rollout: Rollout, index: int, envs: npt.NDArray[np.intp], actions: Any) -> None:
-        """Asks some envs for the step after an index of a rollout."""
-        exchange = self._exchange
-        last = None if self._current is None else self._current()
-        if last is not rollout or exchange.frames.away < 0:
-            raise RuntimeError(_CANNOT_GO_ON)
-        frame = self._half * (rollout.length + 1) + index + 1
-        exchange.ask(envs, actions, frame=frame, together=True)
-
-    def _meet(self, rollout: Rollout) -> None:
-        """Makes the results at the rollout's present index the last results."""
-        frames = self._exchange.frames
-        frames.meet(self._half * (rollout.length + 1) + rollout.steps)
-        if rollout.steps == rollout.length:
-            frames.come_home()
-
-    def _step(
-        self, rollout: Rollout, actions: Any, meanwhile: Callable[[], None]
-    ) -> dict[str, Any]:
-        """Makes the next step of a rollout."""
-        if rollout.steps >= rollout.length:
-            raise RuntimeError(
-                f"all {rollout.length} steps of this rollout are made: begin the next one with "
-                "rollout()"
-            )
-        if rollout.released:
-            raise RuntimeError("this rollout was released: begin another one with rollout()")
-        frame = self._half * (rollout.length + 1) + rollout.steps
-        last = None if self._current is None else self._current()
-        if last is not rollout or self._exchange.frames.away != frame:
-            raise RuntimeError(_CANNOT_GO_ON)
-        step = self._step_all()
-        assert step is not None
-        return step(
-            actions,
-            frame=frame + 1,
-            last=rollout.steps == rollout.length - 1,  # the user may change its row
-            meanwhile=meanwhile,
-            within=rollout.within,
-        )
+    def _actions_nbytes(self, length: int) -> int:
+        return nbytes_of(lambda place: self._actions(length, place))
 
 
 def _check_arrays(space: gym.Space[Any], name: str) -> None:
