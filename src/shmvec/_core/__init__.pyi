@@ -318,7 +318,7 @@ class Frames:
         Args:
             home: The frames of the segment.
             copy: Whether observations are returned as copies.
-            leasing: Whether batches are handed out as views.
+            leasing: Whether batches are returned as views.
             keep_last: Whether new results leave the last ones in place.
             blocks: Where observations of all envs are written as well, to be lent.
             hold_batches: Number of further batches after which a batch's lease ends.

@@ -56,8 +56,9 @@ cdef class Frames:
     cdef Py_ssize_t[::1] everyone  # indices of all envs
     cdef Py_ssize_t[::1] rows     # where at home each env's last results are, or will be,
     cdef Py_ssize_t[::1] last_rows  # and where those before them are
+    cdef Py_ssize_t[::1] chosen   # the frame chosen for its next results; -1: it is in a rollout
     cdef bint copy
-    cdef bint leasing             # views of batches are handed out; what they show is leased
+    cdef bint leasing             # batches are returned as views, which are leased
     cdef bint keep_last           # new results do not overwrite the last ones
     cdef bint several             # there are several frames at home
     cdef Blocks blocks            # None: there are none
@@ -67,6 +68,8 @@ cdef class Frames:
     cdef object batches           # weak references to the leases of the last ones
     cdef Py_ssize_t free(self, const Py_ssize_t[::1] envs)
     cdef Py_ssize_t choose(self, const Py_ssize_t[::1] envs) except -1
+    cdef int choose_for(self, const Py_ssize_t[::1] envs) except -1
+    cdef int aim_chosen(self, Py_ssize_t env) except -1
     cdef int aim(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1
     cdef Py_ssize_t aim_all(self, Py_ssize_t rollout_frame) except -1
     cdef int aim_some(self, const Py_ssize_t[::1] envs, Py_ssize_t rollout_frame) except -1

@@ -96,7 +96,7 @@ cdef class Lease:
         self.end()
 
     def release(self):
-        with cython.critical_section(self):  # once, or it would end the lease of who has it next
+        with cython.critical_section(self):  # once: later the marks are those of another lease
             self.end()
 
     cdef void end(self) noexcept:
@@ -229,6 +229,7 @@ cdef class Frames:
         self.num_envs = home.num_envs
         self.everyone = np.arange(home.num_envs, dtype=np.intp)
         self.rows = np.arange(home.num_envs, dtype=np.intp)
+        self.chosen = np.zeros(home.num_envs, np.intp)
         self.last_rows = np.arange(home.num_envs, dtype=np.intp)
 
     # ---- where new results go ----------------------------------------------------------------
@@ -272,6 +273,21 @@ cdef class Frames:
                 "release(), set hold_batches, or raise num_buffers. Nothing was sent to any env."
             )
         return frame
+
+    cdef int choose_for(self, const Py_ssize_t[::1] envs) except -1:
+        """Chooses one frame for new results of these envs; `aim_chosen` is the commit."""
+        cdef Py_ssize_t frame = self.choose(envs)
+        cdef Py_ssize_t i
+        for i in range(envs.shape[0]):
+            self.chosen[envs[i]] = frame
+        return 0
+
+    cdef int aim_chosen(self, Py_ssize_t env) except -1:
+        """Notes that the results of an env will be in the frame chosen for it, if one was."""
+        if self.chosen[env] >= 0:
+            self.last_rows[env] = self.rows[env]
+            self.rows[env] = self.chosen[env] * self.num_envs + env
+        return 0
 
     cdef int aim(self, const Py_ssize_t[::1] envs, Py_ssize_t frame) except -1:
         """Notes where the results of these envs will be."""
@@ -358,8 +374,8 @@ cdef class Frames:
         """
         if asked > 0 and self.uneven:
             raise RuntimeError(
-                "envs are out whose results go to a rollout: wait until they are taken, or drop "
-                "them. Nothing was sent to any env.")
+                "envs are in flight whose results go to a rollout: wait until they are taken, or "
+                "discard them. Nothing was sent to any env.")
         if self.away >= 0:
             rows = self.rows_away()
             self.aim(self.everyone, self.choose(self.everyone))

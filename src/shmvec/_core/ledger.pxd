@@ -26,7 +26,6 @@ cdef class Ledger:
     cdef uint8_t[::1] by_user     # its request is a reset that was asked for, not an automatic one
     cdef uint32_t[::1] flags      # of its answer
     cdef uint32_t[::1] workers
-    cdef Py_ssize_t[::1] chosen   # the frame into which its next results go
     cdef uint64_t[::1] checked_by # the last check that named it
     cdef uint64_t checks
     # All of them, asked at once, one request a worker; `spread` writes it to the above.
@@ -71,7 +70,6 @@ cdef class Ledger:
                   dict late, dict lasts) except -1
     cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin)
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1
-    cdef int aim(self, Py_ssize_t env) except -1
     cdef uint32_t mask_of(self, const Py_ssize_t[::1] envs)
     cdef int enter(self, Py_ssize_t env, uint32_t operation, uint32_t sequence) except -1
     cdef int leave(self, Py_ssize_t env, int state) except -1

@@ -82,7 +82,6 @@ cdef class Ledger:
         self.flags = np.zeros(self.num_envs, np.uint32)
         self.workers = np.zeros(self.num_envs, np.uint32)
         self.by_user = np.zeros(self.num_envs, np.uint8)
-        self.chosen = np.zeros(self.num_envs, np.intp)
         self.checked_by = np.zeros(self.num_envs, np.uint64)
         self.queue = np.zeros(self.num_envs, np.intp)
         self.inbox = Inbox(links, slabs, self.workers, self.sequences, self.flags)
@@ -272,7 +271,7 @@ cdef class Ledger:
                 self.frames.aim_all(rollout_frame)
             else:
                 self.frames.aim_some(envs, rollout_frame)
-            self.chosen[:] = -1
+            self.frames.chosen[:] = -1
         self.post(envs, STEP, base + 1, late, lasts)
 
     cdef dict last_of_broken(self, const Py_ssize_t[::1] envs):
@@ -327,7 +326,7 @@ cdef class Ledger:
             env = envs[i]
             count = 1 if late or self.num_broken > 0 else self.together(envs, i)
             for j in range(i, i + count):
-                self.aim(envs[j])
+                self.frames.aim_chosen(envs[j])
             if operation == STEP and env in self.after and self.after[env][1]:  # it is not stepped
                 broken.append(env)
                 self.enter(env, operation, sequence + <uint32_t>i)
@@ -396,7 +395,7 @@ cdef class Ledger:
             self.note_reset(envs, resets, repeat)
         for i in range(envs.shape[0]):
             if resets is not None:
-                self.aim(envs[i])
+                self.frames.aim_chosen(envs[i])
             worker = self.workers[envs[i]]
             if i + 1 == envs.shape[0] or self.workers[envs[i + 1]] != worker:
                 frame = self.frames.frame_of(envs[i]) if resets is not None else 0
@@ -415,13 +414,9 @@ cdef class Ledger:
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1:
         """Finds room for the results of these envs; raises, with nothing sent, if there is none."""
         cdef Py_ssize_t i = 0
-        cdef Py_ssize_t j
         cdef Py_ssize_t count
-        cdef Py_ssize_t frame
         if not self.frames.several:
-            for i in range(envs.shape[0]):
-                self.chosen[envs[i]] = 0
-            return 0
+            return self.frames.choose_for(envs)
         while i < envs.shape[0]:
             count = 1
             if by_worker:  # envs are in order
@@ -430,18 +425,8 @@ cdef class Ledger:
                     count += 1
             else:
                 count = self.together(envs, i)
-            frame = self.frames.choose(envs[i:i + count])
-            for j in range(i, i + count):
-                self.chosen[envs[j]] = frame
+            self.frames.choose_for(envs[i:i + count])
             i += count
-        return 0
-
-    cdef int aim(self, Py_ssize_t env) except -1:
-        """Notes that the results of an env will be in the frame chosen for it."""
-        cdef Frames frames = self.frames
-        if self.chosen[env] >= 0:
-            frames.last_rows[env] = frames.rows[env]
-            frames.rows[env] = self.chosen[env] * self.num_envs + env
         return 0
 
     cdef uint32_t mask_of(self, const Py_ssize_t[::1] envs):
