@@ -16,7 +16,19 @@ import pytest
 from envs import Counter
 
 from shmvec import ShmVectorEnv
+from shmvec._cores import usable_cores
 from shmvec._processes.preloading import Imports
+
+ALL_CORES = os.sched_getaffinity(0)
+
+
+@pytest.fixture(autouse=True)
+def one_core():
+    """With a core for each worker, none would wait for the first one's report."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
 
 
 @pytest.fixture
@@ -76,6 +88,24 @@ def test_workers_share_what_the_first_has_imported(start, module):
         assert importers(envs) == [False, False]
     assert ("needed_by_code" in sys.modules) == (start.keywords["context"] == "fork")
     with closing(start([make] * 2)) as envs:
+        assert importers(envs) == [False, False]
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
+def test_workers_that_have_a_core_each_do_not_wait(start, module):
+    module("needed_at_once", ENV)
+
+    def make():
+        import needed_at_once
+
+        return needed_at_once.Env()
+
+    os.sched_setaffinity(0, ALL_CORES)
+    with closing(start([make] * 2)) as envs:
+        assert importers(envs) == [True, True]
+        assert "needed_at_once" not in sys.modules
+        envs.restart()
+        envs.reset()
         assert importers(envs) == [False, False]
 
 

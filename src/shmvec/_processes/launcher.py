@@ -31,7 +31,7 @@ from shmvec._processes.libraries import (
     thread_variables,
     worker_seeds,
 )
-from shmvec._processes.preloading import import_here, ready_to_fork
+from shmvec._processes.preloading import import_reported, ready_to_fork, reported
 from shmvec._processes.worker import Task, run_forked
 from shmvec._processes.worker_process import WorkerProcess
 
@@ -93,12 +93,10 @@ class Launcher:
         return nullcontext()
 
     def learn(self, modules: Sequence[str]) -> None:
-        """Has the process that forks workers import modules."""
-        if not modules:
-            return
+        """Has the process that forks workers import modules before its next fork."""
         if self._method == "fork":
-            import_here(modules)
-        elif self._server is not None:
+            reported.extend(modules)
+        elif modules and self._server is not None:
             self._server.learn(modules)
 
     def start(self, index: int, mark: int, keep: Callable[[WorkerProcess, Channel], None]) -> None:
@@ -109,6 +107,8 @@ class Launcher:
             mark: Identifies the processes that it starts.
             keep: Takes the process, before it runs, and the parent's end of its channel.
         """
+        if self._method == "fork":
+            import_reported()
         task = Task(
             index=index,
             envs=self._ranges[index],

@@ -22,12 +22,15 @@ import numpy as np
 from shmvec._pickling import share_classes
 from shmvec._processes.libraries import fresh_openmp, loaded_openmp
 
-__all__ = ["Imports", "import_ahead", "import_here", "num_threads", "ready_to_fork"]
+__all__ = ["Imports", "import_ahead", "import_reported", "num_threads", "ready_to_fork", "reported"]
 
 # After their import every fork causes a warning, or does not work.
 _NEVER_BEFORE_A_FORK = frozenset({"jax", "jaxlib", "tensorflow"})
 _NO_MODULES = frozenset({"__main__", "__mp_main__"})
 _IMPORTER = "<frozen importlib._bootstrap>"
+
+# What workers forked from this process have imported, as the first one of a vector env reports it.
+reported: list[str] = []
 
 _content_of = vars(types.ModuleType)["__dict__"].__get__  # bypasses the module's attributes
 
@@ -128,12 +131,14 @@ def ready_to_fork(preload: Iterable[str] = ()) -> Iterator[None]:
         yield
 
 
-def import_here(names: Iterable[str]) -> None:
-    """Imports modules in this process for workers that it will fork."""
-    with _kept_generators():
-        import_ahead(names)
-    share_classes()
-    loaded_openmp()
+def import_reported() -> None:
+    """Imports in this process, for workers that it is about to fork, what others have imported."""
+    if reported:
+        with _kept_generators():
+            import_ahead(reported)
+        reported.clear()
+        share_classes()
+        loaded_openmp()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from gymnasium.error import ClosedEnvironmentError
 
 from shmvec import _pickling as _classes
 from shmvec._core import Alarms, Channel, Segment, raises_by_itself
-from shmvec._cores import time_on_cores
+from shmvec._cores import time_on_cores, usable_cores
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Imported, Late, Report, Resets
@@ -69,7 +69,7 @@ class Launcher(Protocol):
         """Whether the first worker reports what it imports, for those started after it."""
 
     def learn(self, modules: Sequence[str]) -> None:
-        """Has the process that forks workers import modules."""
+        """Has the process that forks workers import modules before its next fork."""
 
     def start(self, index: int, mark: int, keep: Callable[[Any, Channel], None]) -> None:
         """Starts the process of a worker.
@@ -214,11 +214,13 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts the processes. If that fails, the caller must stop them."""
+        # With a core for each worker, all of them import sooner than one after the other.
+        learns = self._launcher.may_learn and len(self.ranges) > usable_cores()
         with self._launcher.ready():
             for index in range(len(self.ranges)):
                 self._launch(index, self._keep)
                 self._stderrs.append(WorkerStderr(self.channels[index]))
-                if index == 0 and len(self.ranges) > 1 and self._launcher.may_learn:
+                if index == 0 and learns:
                     copy_stderr()
                     self._learn_from_first()
         copy_stderr()  # only now: forks must not see a second thread
