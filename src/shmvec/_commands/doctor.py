@@ -138,7 +138,8 @@ def _memory(machine: Machine) -> Iterator[Finding]:
     )
     if machine.memfd is None:
         yield Finding(
-            "shared memory", f"memfd; /dev/shm ({_bytes(machine.shm)} free) is not needed"
+            "shared memory",
+            f"/dev/shm, {_bytes(machine.shm)} free; memfd for a segment that leaves less than half",
         )
     else:
         yield Finding(
