@@ -323,6 +323,8 @@ class _Copier:
                         poll.register(each.reader, select.POLLIN)
                 holds = any(each.held for each in self.pipes)
             readable = {number for number, _ in poll.poll(1000 * _HOLD_S if holds else None)}
+            if self._alarm not in readable:
+                time.sleep(_PAUSE_S)  # many lines are then read at once: a wake-up costs a step
             with self.lock:
                 if self._alarm in readable:
                     os.eventfd_read(self._alarm)
