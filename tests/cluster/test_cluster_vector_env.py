@@ -280,11 +280,21 @@ def test_a_node_is_lost_in_a_call(monkeypatch, on_crash):
 
 
 def test_shares_of_nodes(monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", lambda options: LocalCrew())
+    class Counting(LocalCrew):
+        hosts = 0
+
+        def __init__(self, options):
+            pass
+
+        def start(self, *args, **where):
+            Counting.hosts += 1
+            return super().start(*args, **where)
+
+    monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", Counting)
     ours = ClusterVectorEnv(
         [lambda: gym.make("CartPole-v1")] * 10, cpus_per_host=0.1, num_workers=0
     )
-    assert len(ours._hands) == 10
+    assert Counting.hosts == 10
     ours.close()
 
 
@@ -334,7 +344,7 @@ def test_bad_input():
     ours.send([0, 1], [0, 3])
     with pytest.raises(ValueError, match=r"envs \[3\] have been asked already"):
         ours.send([0], [3])
-    with pytest.raises(AlreadyPendingCallError, match="envs are out"):
+    with pytest.raises(AlreadyPendingCallError, match="envs are in flight"):
         ours.step([0] * 5)
     ours.close()
     with pytest.raises(ClosedEnvironmentError):

@@ -76,10 +76,6 @@ class Member(ABC):
         """The node that it is on, for people."""
 
     @abstractmethod
-    def node(self) -> str:
-        """The node's id; empty: not known yet."""
-
-    @abstractmethod
     def ask(self, method: str, *args: Any) -> Ticket:
         """Asks it to call a method, after what it was asked before; does not wait."""
 
@@ -243,10 +239,6 @@ class LocalMember(Member):
     def where(self) -> str:
         """In this process."""
         return LocalCrew.HERE.name
-
-    def node(self) -> str:
-        """The id of this process as a node."""
-        return LocalCrew.HERE.id
 
     def ask(self, method: str, *args: Any) -> Ticket:
         """Notes a call for later."""

@@ -1,72 +1,51 @@
-"""Answers of envs on other nodes: asked for in one message a node, and put together here."""
+"""Envs on other nodes: asked by one message a node, and answered by one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.cluster.fragments import opened
-from shmvec.vector_env import ShmVectorEnv
+from shmvec.faults import raise_as_gymnasium_does
+from shmvec.spaces import one_of
+from shmvec.vector_env import ShmVectorEnv, StepResults
 
-__all__ = ["Ask", "Host", "Hosted", "Piece", "together"]
-
-Rows: TypeAlias = npt.NDArray[np.intp]
-
-
-@dataclass
-class Ask:
-    """A request to envs of a host: to step, or to reset if there are no actions.
-
-    Attributes:
-        envs: Which envs, by their numbers on the host.
-        actions: A list, one for each.
-        seeds: Likewise; None: none at all.
-        options: Likewise.
-    """
-
-    envs: Rows
-    actions: Any = None
-    seeds: list[int | None] | None = None
-    options: list[Any] | None = None
+__all__ = ["Answer", "Ask", "Host", "Hosted", "together"]
 
 
-@dataclass
-class Piece:
-    """Answers of some envs.
+class Ask(NamedTuple):
+    """A request to an env of a host: to step, or to reset.
 
     Attributes:
-        envs: Which envs, by their numbers in the vector env.
-        observations: A list, one for each.
-        rewards: float64 ``(n,)``.
-        terminations: bool ``(n,)``.
-        truncations: bool ``(n,)``.
-        infos: Gymnasium's dict of arrays, with a row for each.
+        env: Which env, by its number in the vector env; so everywhere here.
+        is_reset: Whether it is to reset.
+        action: For a step.
+        seed: For a reset.
+        options: For a reset.
     """
 
-    envs: Rows
-    observations: list[Any]
-    rewards: npt.NDArray[np.float64]
-    terminations: npt.NDArray[np.bool_]
-    truncations: npt.NDArray[np.bool_]
-    infos: dict[str, Any]
+    env: int
+    is_reset: bool
+    action: Any = None
+    seed: int | None = None
+    options: Any = None
 
-    def rows(self, rows: Sequence[int]) -> Piece:
-        """The answers of some rows."""
-        chosen = np.array(rows, np.intp)
-        return Piece(
-            self.envs[chosen],
-            [self.observations[row] for row in rows],
-            self.rewards[chosen],
-            self.terminations[chosen],
-            self.truncations[chosen],
-            _infos_of(self.infos, chosen),
-        )
+
+class Answer(NamedTuple):
+    """What an env has answered, to a reset with reward 0."""
+
+    env: int
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -76,7 +55,6 @@ class Hosted:
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
     metadata: dict[str, Any]
     render_mode: str | None
-    num_workers: int
 
 
 class Host:
@@ -91,32 +69,50 @@ class Host:
             options: Options of ``ShmVectorEnv``.
         """
         functions = opened("env_fns", env_fns)[envs.start : envs.stop]
-        self._envs = ShmVectorEnv(functions, batch_size=len(functions), **options)
+        self._first = envs.start
+        self._envs = ShmVectorEnv(functions, **options)
 
     def report(self) -> Hosted:
         """What the vector env needs to know of the envs."""
         envs = self._envs
         spaces = envs.single_observation_space, envs.single_action_space
-        return Hosted(spaces, envs.metadata, envs.render_mode, envs.num_workers)
+        return Hosted(spaces, envs.metadata, envs.render_mode)
 
     def begin(self, asks: Sequence[Ask]) -> None:
         """Asks envs."""
-        envs = self._envs
-        for ask in asks:
-            if ask.actions is None:
-                envs.async_reset(ask.seeds, ask.options, ask.envs)
-            else:
-                envs.send(_by_part(envs.single_action_space, ask.actions), ask.envs)
+        envs, first = self._envs, self._first
+        steps = [ask for ask in asks if not ask.is_reset]
+        resets = [ask for ask in asks if ask.is_reset]
+        if steps:
+            actions = _by_part(envs.single_action_space, [ask.action for ask in steps])
+            envs.send(actions, [ask.env - first for ask in steps])
+        if resets:
+            each = [ask.env - first for ask in resets]
+            envs.async_reset([ask.seed for ask in resets], [ask.options for ask in resets], each)
 
-    def turn(self, asks: Sequence[Ask], least: int) -> Piece:
+    def turn(self, asks: Sequence[Ask], least: int) -> list[Answer]:
         """Asks envs; waits until so many of all that were asked are ready, and returns those."""
         self.begin(asks)
-        envs = self._envs
-        observations, rewards, terminations, truncations, infos = envs.recv(min_envs=least)
-        there = infos.pop("env_id")
-        space = gym.vector.utils.batch_space(envs.single_observation_space, len(there))
-        each = list(iterate(space, observations))
-        return Piece(there, each, rewards, terminations, truncations, infos)
+        exchange, space = self._envs.exchange, self._envs.single_observation_space
+        exchange.recycle()
+        taken = exchange.take(count=self._envs.num_envs, least=least)
+        if taken.failures:
+            raise_as_gymnasium_does(taken.failures)
+        answers = []
+        for row, env in enumerate(taken.envs.tolist()):
+            if env in taken.reports:
+                taken.infos[row].update(taken.reports[env].info)
+            answers.append(
+                Answer(
+                    env + self._first,
+                    one_of(space, taken.observations, row),
+                    float(taken.rewards[row]),
+                    bool(taken.terminations[row]),
+                    bool(taken.truncations[row]),
+                    taken.infos[row],
+                )
+            )
+        return answers
 
     def call(self, name: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """What a method of each env returns."""
@@ -132,32 +128,39 @@ class Host:
 
 
 def together(
-    space: gym.Space[Any], pieces: Sequence[Piece], num_envs: int | None = None
-) -> tuple[Any, ...]:
-    """Pieces as one, in their order: the results of a step, with the envs in front.
+    space: gym.Space[Any], answers: Sequence[Answer], num_envs: int | None = None
+) -> StepResults:
+    """The results of a step, from answers in their order.
 
     Args:
         space: Space of an observation.
-        pieces: At least one.
-        num_envs: Infos have a row for each of so many envs. None: for those that there are.
+        answers: At least one.
+        num_envs: Infos have a row for each of so many envs. None: for those that have answered.
     """
-    envs = np.concatenate([piece.envs for piece in pieces])
-    each = [observation for piece in pieces for observation in piece.observations]
-    empty: Any = create_empty_array(space, len(each))
-    observations = concatenate(space, each, empty)
-    begins = np.cumsum([0, *(len(piece.envs) for piece in pieces)])
-    parts = [
-        (piece.infos, piece.envs if num_envs else np.arange(begin, begin + len(piece.envs)))
-        for piece, begin in zip(pieces, begins, strict=False)
-    ]
+    empty: Any = create_empty_array(space, len(answers))
+    gatherer = _Gatherer(num_envs or len(answers))
+    infos: dict[str, Any] = {}
+    for row, answer in enumerate(answers):
+        if answer.info:
+            infos = gatherer.add(infos, answer.info, answer.env if num_envs else row)
     return (
-        envs,
-        observations,
-        np.concatenate([piece.rewards for piece in pieces]),
-        np.concatenate([piece.terminations for piece in pieces]),
-        np.concatenate([piece.truncations for piece in pieces]),
-        _joined(parts, num_envs or len(envs)),
+        concatenate(space, [answer.observation for answer in answers], empty),
+        np.array([answer.reward for answer in answers], np.float64),
+        np.array([answer.terminated for answer in answers], np.bool_),
+        np.array([answer.truncated for answer in answers], np.bool_),
+        infos,
     )
+
+
+class _Gatherer(VectorEnv[Any, Any, Any]):
+    """Gathers infos as a vector env of so many envs does."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.closed = True
+
+    def add(self, infos: dict[str, Any], info: dict[str, Any], row: int) -> dict[str, Any]:
+        return self._add_info(infos, info, row)
 
 
 def _by_part(space: gym.Space[Any], actions: Sequence[Any]) -> Any:
@@ -169,35 +172,3 @@ def _by_part(space: gym.Space[Any], actions: Sequence[Any]) -> Any:
         columns = zip(*actions, strict=True)
         return tuple(_by_part(*each) for each in zip(space, columns, strict=True))
     return actions
-
-
-def _infos_of(infos: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
-    """Infos of some rows; what none of these says is left out."""
-    found: dict[str, Any] = {}
-    for key, value in infos.items():
-        if f"_{key}" not in infos:
-            continue  # a mask
-        mask = infos[f"_{key}"][rows]
-        if mask.any():
-            found[key] = _infos_of(value, rows) if isinstance(value, dict) else value[rows]
-            found[f"_{key}"] = mask
-    return found
-
-
-def _joined(parts: Sequence[tuple[Mapping[str, Any], Rows]], count: int) -> dict[str, Any]:
-    """Infos of parts, each with the rows that are its, as Gymnasium makes them of all."""
-    infos: dict[str, Any] = {}
-    for key in dict.fromkeys(key for of, _ in parts for key in of if f"_{key}" in of):
-        having = [(of[key], of[f"_{key}"], rows) for of, rows in parts if key in of]
-        first = having[0][0]
-        if isinstance(first, dict):
-            infos[key] = _joined([(value, rows) for value, _, rows in having], count)
-        else:
-            empty = np.empty if first.dtype == object else np.zeros
-            infos[key] = empty((count, *first.shape[1:]), first.dtype)
-            for value, _, rows in having:
-                infos[key][rows] = value
-        infos[f"_{key}"] = np.zeros(count, np.bool_)
-        for _, mask, rows in having:
-            infos[f"_{key}"][rows] = mask
-    return infos

@@ -110,15 +110,11 @@ class RayMember(Member):
     def __init__(self, crew: RayCrew, actor: Any, node: str | None) -> None:
         """Takes the actor, and on which node it is to be, if that is known."""
         self._crew, self._actor = crew, actor
-        self.place = "" if node is None else _name("", node), node or ""
+        self.place = "" if node is None else _name("", node)
 
     def where(self) -> str:
         """The address and id of its node."""
-        return self.place[0] or "a node that is not known yet"
-
-    def node(self) -> str:
-        """The id of its node; empty: not known yet."""
-        return self.place[1]
+        return self.place or "a node that is not known yet"
 
     def ask(self, method: str, *args: Any) -> Ticket:
         """Calls the actor."""
@@ -205,7 +201,7 @@ class Actor:
                 context = importlib.import_module("ray").get_runtime_context()
                 node = context.get_node_id()
                 address = importlib.import_module("ray.util").get_node_ip_address()
-                place = _name(address, node), node
+                place = _name(address, node)
                 factory, *rest = args
                 self._held = factory(*rest)
                 return place, self._held.report(), None

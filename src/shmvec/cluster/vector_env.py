@@ -29,7 +29,7 @@ from shmvec.cluster.crew import (
     how_often,
 )
 from shmvec.cluster.fragments import pickled
-from shmvec.cluster.hosts import Ask, Host, Hosted, Piece, together
+from shmvec.cluster.hosts import Answer, Ask, Host, Hosted, together
 from shmvec.cluster.ray_crew import RayCrew
 from shmvec.exchange import (
     ActionRows,
@@ -61,7 +61,19 @@ class _Hand:
     awaited: Ticket | None = None
     begun: list[Ticket] = field(default_factory=list)  # what was sent before it is waited for
     asks: list[Ask] = field(default_factory=list)  # not sent yet
-    out: int = 0  # envs that were asked, and have not answered
+    in_flight: int = 0  # envs that were sent something, and have not answered
+
+
+@dataclass
+class _Env:
+    """An env, as the vector env knows it."""
+
+    asked: Ask | None = None  # while it is in flight
+    seed: int | None = None  # the last one that it was given
+    observation: Any = None  # the last one
+    over: bool = False  # whether its episode is
+    fresh: bool = False  # whether its process was started anew, and has not been reset since
+    fault: dict[str, Any] | None = None  # for its next step to report
 
 
 class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
@@ -153,17 +165,9 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._options = {**options, "autoreset_mode": self.autoreset_mode, "faults": faults}
         self._timeout = start_timeout
         self.restarts = 0
-        self._within = False  # whether it asks, or notes answers: an interruption then closes all
         self._in_vain = 0.0  # seconds that were waited for nothing but room for lost hosts
-        # For each env: what it was asked while it is in flight, whether its process has not been
-        # reset since it was started, what its next step reports of a fault, how it stands.
-        self._asked: dict[int, Ask] = {}
-        self._fresh: set[int] = set()
-        self._told: dict[int, dict[str, Any]] = {}
-        self._seeds: dict[int, int | None] = {}
-        self._over = np.zeros(self.num_envs, np.bool_)
-        self._last: list[Any] = [None] * self.num_envs
-        self._pieces: deque[Piece] = deque()
+        self._envs = [_Env() for _ in range(self.num_envs)]
+        self._answers: deque[Answer] = deque()  # those that were not taken
         self._crew: Crew = LocalCrew() if local else RayCrew(actor_options or {})
         self._functions = self._crew.put(functions)
         try:
@@ -275,7 +279,9 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             observations, *_, infos = self.recv()
             return observations, infos
         infos = self._all(count)[-1]
-        return self._observations(), infos
+        space = self.single_observation_space
+        empty: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, [env.observation for env in self._envs], empty), infos
 
     def async_reset(
         self, seed: int | Sequence[int | None] | None = None, options: Options = None
@@ -324,8 +330,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             return self._recv(self.batch_size or len(envs))
         self._check_idle()
         self._steps(actions, None)
-        results: Any = self._all(self.num_envs)[1:]
-        return results  # type: ignore[no-any-return]
+        return self._all(self.num_envs)
 
     def send(self, actions: Any, env_id: npt.ArrayLike | None = None) -> None:
         """Starts to step some envs; :meth:`recv` returns those that are ready first.
@@ -343,17 +348,19 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._check_open()
         envs = existing_env_ids(env_id, self.num_envs)
         given = self._actions.of(envs, actions)
-        out = [env for env in envs.tolist() if env in self._asked]
-        if out:
-            raise ValueError(f"envs {out} have been asked already: take their results first")
+        pending = [env for env in envs.tolist() if self._envs[env].asked is not None]
+        if pending:
+            raise ValueError(f"envs {pending} have been asked already: take their results first")
         with self._whole():
-            for env, action in zip(envs.tolist(), given, strict=True):
-                if env in self._told:
-                    self._pieces.append(self._cut(env, self._told.pop(env)))
-                elif env in self._fresh and self._autoreset.in_next_step:
-                    self._reset_env(env, restart_seed(self._seeds.get(env), self.restarts), None)
+            for index, action in zip(envs.tolist(), given, strict=True):
+                env = self._envs[index]
+                if env.fault is not None:
+                    self._cut(index, env.fault)
+                    env.fault = None
+                elif env.fresh and self._autoreset.in_next_step:
+                    self._reset_env(index, restart_seed(env.seed, self.restarts), None)
                 else:
-                    self._ask(env, Ask(np.array([env]), [action]))
+                    self._ask(Ask(index, False, action))
 
     def recv(self) -> StepResults:
         """Waits for a batch of envs, those that were ready first; see ``ShmVectorEnv.recv``.
@@ -365,9 +372,10 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         return self._recv(self.batch_size or self.num_envs)
 
     def _recv(self, count: int) -> StepResults:
-        envs, *results, infos = together(self.single_observation_space, self._taken(count, 1))
-        infos["env_id"] = envs
-        return (*results, infos)
+        answers = self._taken(count, 1)
+        results = together(self.single_observation_space, answers)
+        results[-1]["env_id"] = np.array([answer.env for answer in answers])
+        return results
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every env, in parallel, or gets an attribute."""
@@ -398,24 +406,28 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _check_idle(self) -> None:
         self._check_open()
-        if self._asked or self._pieces:
+        if self._answers or self._num_asked():
             raise AlreadyPendingCallError(
-                "envs are out: take the results of all that were asked, with recv, first", "recv"
+                "envs are in flight: take the results of all that were asked, with recv, first",
+                "recv",
             )
 
     def _hand_of(self, env: int) -> _Hand:
         return next(hand for hand in self._hands if env in hand.envs)
 
-    def _reset_env(self, env: int, seed: int | None, options: Any) -> None:
-        if seed is not None:
-            self._seeds[env] = seed
-        self._told.pop(env, None)
-        self._ask(env, Ask(np.array([env]), None, [seed], [options]))
+    def _num_asked(self) -> int:
+        return sum(env.asked is not None for env in self._envs)
 
-    def _ask(self, env: int, ask: Ask) -> None:
-        hand = self._hand_of(env)
-        hand.asks.append(ask)
-        self._asked[env] = ask
+    def _reset_env(self, index: int, seed: int | None, options: Any) -> None:
+        env = self._envs[index]
+        env.fault = None
+        if seed is not None:
+            env.seed = seed
+        self._ask(Ask(index, True, seed=seed, options=options))
+
+    def _ask(self, ask: Ask) -> None:
+        self._envs[ask.env].asked = ask
+        self._hand_of(ask.env).asks.append(ask)
 
     def _begin(self) -> None:
         """Has hosts that are not busy ask their envs now; others do it when they have answered."""
@@ -428,116 +440,89 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Sends a host that is not busy one message: all requests for its envs."""
         if hand.starting is not None or hand.awaited is not None:
             return
-        if not hand.asks and not hand.out:
+        if not hand.asks and not hand.in_flight:
             return
         asks = self._sent(hand)
-        hand.awaited = hand.member.ask("turn", asks, min(least, hand.out))
+        hand.awaited = hand.member.ask("turn", asks, min(least, hand.in_flight))
 
     def _sent(self, hand: _Hand) -> list[Ask]:
         """What a host is to be sent."""
-        hand.out += len(hand.asks)
-        asks, hand.asks = _gathered(hand.asks, hand.envs.start), []
+        hand.in_flight += len(hand.asks)
+        asks, hand.asks = hand.asks, []
         return asks
 
     @contextmanager
-    def _whole(self, within: bool = True) -> Iterator[None]:
+    def _whole(self) -> Iterator[None]:
         """Closes all if the block ends early: what each env was asked is unknown then."""
-        self._within = within
         try:
             yield
-        except BaseException as error:
-            if self._within or isinstance(error, Exception):
-                self._end()
+        except BaseException:
+            self._end()
             raise
-        finally:
-            self._within = False
 
-    def _taken(self, count: int, least: int) -> list[Piece]:
+    def _taken(self, count: int, least: int) -> list[Answer]:
         """Takes so many answers, those that have come first."""
         self._check_open()
-        there = sum(len(piece.envs) for piece in self._pieces)
-        if there + len(self._asked) < count:
-            raise NoAsyncCallError(
-                f"{count} envs are waited for, and {there + len(self._asked)} were asked", "recv"
-            )
-        with self._whole(within=False):
-            while there < count:
-                there += self._waited(least)
-        taken: list[Piece] = []
-        while count:
-            piece = self._pieces.popleft()
-            if len(piece.envs) > count:
-                self._pieces.appendleft(piece.rows(range(count, len(piece.envs))))
-                piece = piece.rows(range(count))
-            count -= len(piece.envs)
-            taken.append(piece)
-        return taken
+        known = len(self._answers) + self._num_asked()
+        if known < count:
+            raise NoAsyncCallError(f"{count} envs are waited for, and {known} were asked", "recv")
+        while len(self._answers) < count:
+            self._wait(least)
+        return [self._answers.popleft() for _ in range(count)]
 
-    def _all(self, count: int) -> tuple[Any, ...]:
+    def _all(self, count: int) -> StepResults:
         """The answers of so many envs, by index, as if all had answered."""
-        pieces = [
-            piece.rows([row])
-            for piece in self._taken(count, self.num_envs)
-            for row in range(len(piece.envs))
-        ]
-        pieces.sort(key=lambda piece: int(piece.envs[0]))
-        return together(self.single_observation_space, pieces, self.num_envs)
+        answers = sorted(self._taken(count, self.num_envs), key=lambda answer: answer.env)
+        return together(self.single_observation_space, answers, self.num_envs)
 
-    def _waited(self, least: int) -> int:
-        """Waits a while; returns how many answers have come."""
-        self._within = True
-        for hand in self._hands:
-            self._send(hand, least)
+    def _wait(self, least: int) -> None:
+        """Waits a while for answers; Ctrl-C meanwhile loses nothing."""
+        with self._whole():
+            for hand in self._hands:
+                self._send(hand, least)
         busy = {ticket: hand for hand in self._hands if (ticket := hand.starting or hand.awaited)}
-        come = 0
-        self._within = False
-        answered = self._crew.ready(list(busy), SLICE_S)
-        self._within = True
-        if answered or any(hand.starting is None for hand in busy.values()):
-            self._in_vain = 0.0
-        else:
-            self._in_vain += SLICE_S
-            if self._in_vain > self._timeout:
-                raise self._no_room(list(busy.values()))
-        for ticket in answered:
-            hand = busy[ticket]
-            try:
-                for begun in hand.begun:
-                    begun.result()
-                answer = ticket.result()
-            except Lost as error:
-                come += self._lose(hand, error)
-                continue
-            hand.begun.clear()
-            if hand.starting is not None:
-                hand.starting = None
-                continue
-            hand.awaited = None
-            come += self._note(hand, answer)
-        self._within = False
-        return come
+        try:
+            answered = self._crew.ready(list(busy), SLICE_S)
+        except Exception:
+            self._end()
+            raise
+        with self._whole():
+            if answered or any(hand.starting is None for hand in busy.values()):
+                self._in_vain = 0.0
+            else:
+                self._in_vain += SLICE_S
+                if self._in_vain > self._timeout:
+                    raise self._no_room(list(busy.values()))
+            for ticket in answered:
+                self._note(busy[ticket], ticket)
 
-    def _note(self, hand: _Hand, piece: Piece) -> int:
-        piece.envs = piece.envs + hand.envs.start
-        hand.out -= len(piece.envs)
-        for row, env in enumerate(piece.envs.tolist()):
-            if self._asked.pop(env).actions is None:
-                self._fresh.discard(env)
-            self._last[env] = piece.observations[row]
-            self._over[env] = piece.terminations[row] or piece.truncations[row]
-        self._pieces.append(piece)
-        return len(piece.envs)
-
-    def _observations(self) -> Any:
-        space = self.single_observation_space
-        empty: Any = create_empty_array(space, self.num_envs)
-        return concatenate(space, self._last, empty)
+    def _note(self, hand: _Hand, ticket: Ticket) -> None:
+        """Notes what has come from a host."""
+        try:
+            for begun in hand.begun:
+                begun.result()
+            answers: list[Answer] = ticket.result()
+        except Lost as error:
+            self._lose(hand, error)
+            return
+        hand.begun.clear()
+        if hand.starting is not None:
+            hand.starting = None
+            return
+        hand.awaited = None
+        hand.in_flight -= len(answers)
+        for answer in answers:
+            env = self._envs[answer.env]
+            if env.asked is not None and env.asked.is_reset:
+                env.fresh = False
+            env.asked, env.observation = None, answer.observation
+            env.over = answer.terminated or answer.truncated
+        self._answers += answers
 
     def _command(self, method: str, arguments: Sequence[Iterable[Any]]) -> list[Any]:
         self._check_idle()
-        with self._whole(within=False):
-            while any(hand.starting is not None for hand in self._hands):
-                self._waited(1)  # until those are there that take the place of lost ones
+        while any(hand.starting is not None for hand in self._hands):
+            self._wait(1)  # until those are there that take the place of lost ones
         tickets = [
             hand.member.ask(method, *args)
             for hand, args in zip(self._hands, arguments, strict=True)
@@ -558,8 +543,8 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     # ---- losses ------------------------------------------------------------------------------
 
-    def _lose(self, hand: _Hand, why: Exception) -> int:
-        """Handles the loss of a host; returns how many answers that makes."""
+    def _lose(self, hand: _Hand, why: Exception) -> None:
+        """Handles the loss of a host: another one takes its place, and its envs are truncated."""
         where = hand.member.where()
         hand.member.end()
         index = self._hands.index(hand)
@@ -577,52 +562,34 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             ) from why
         hand.node = Node("", "", hand.node.cpus, 0)
         hand.member, hand.starting = self._hire(hand.envs, hand.node)
-        hand.awaited, hand.out = None, 0
+        hand.awaited, hand.in_flight = None, 0
         hand.begun.clear()
         self._hands.insert(index, hand)
-        unsent = {int(ask.envs[0]) for ask in hand.asks}
+        unsent = {ask.env for ask in hand.asks}
+        hand.asks.clear()
         info = {"type": "NodeLost", "message": message, "restarts": self.restarts, "stderr": ""}
-        come = 0
-        for env in hand.envs:
-            was_fresh = env in self._fresh or self._last[env] is None
-            self._fresh.add(env)
-            ask = self._asked.get(env)
+        for number in hand.envs:
+            env = self._envs[number]
+            had_begun = not env.fresh and env.observation is not None
+            env.fresh = True
+            ask = env.asked
             if ask is None:
-                if not self._over[env] and not was_fresh:
-                    self._told[env] = info
-            elif ask.actions is None:
-                if env not in unsent:
-                    seed = None if ask.seeds is None else ask.seeds[0]
-                    ask.seeds = [restart_seed(seed, self.restarts)]
-                    hand.asks.append(ask)
-            elif self._over[env] and self._autoreset.in_next_step:
-                if env in unsent:
-                    hand.asks.remove(ask)
-                seed = restart_seed(self._seeds.get(env), self.restarts)
-                self._reset_env(env, seed, None)
+                if had_begun and not env.over:
+                    env.fault = info
+            elif ask.is_reset:
+                seed = ask.seed if number in unsent else restart_seed(ask.seed, self.restarts)
+                self._ask(Ask(number, True, seed=seed, options=ask.options))
+            elif env.over and self._autoreset.in_next_step:
+                self._reset_env(number, restart_seed(env.seed, self.restarts), None)
             else:
-                if env in unsent:
-                    hand.asks.remove(ask)
-                del self._asked[env]
-                self._pieces.append(self._cut(env, info))
-                come += 1
-        return come
+                env.asked = None
+                self._cut(number, info)
 
-    def _cut(self, env: int, info: dict[str, Any]) -> Piece:
-        """A truncation in place of what was lost."""
-        self._over[env] = True
-        infos = self._add_info({}, {"fault": info}, env)
-        envs = np.array([env])
-        no, yes = np.zeros(1, np.bool_), np.ones(1, np.bool_)
-        whole = Piece(
-            np.arange(self.num_envs),
-            self._last,
-            *(np.zeros(self.num_envs), np.zeros(self.num_envs, np.bool_)),
-            *(np.ones(self.num_envs, np.bool_), infos),
-        )
-        piece = whole.rows([env])
-        piece.envs, piece.terminations, piece.truncations = envs, no, yes
-        return piece
+    def _cut(self, index: int, info: dict[str, Any]) -> None:
+        """Answers for an env by a truncation, in place of what was lost."""
+        env = self._envs[index]
+        env.over = True
+        self._answers.append(Answer(index, env.observation, 0.0, False, True, {"fault": info}))
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -648,19 +615,3 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 for each in hands
             ],
         )
-
-
-def _gathered(asks: Sequence[Ask], first: int) -> list[Ask]:
-    """Merges requests for one env each into few, by the host's own numbers of envs."""
-    steps = [ask for ask in asks if ask.actions is not None]
-    resets = [ask for ask in asks if ask.actions is None]
-    found: list[Ask] = []
-    if steps:
-        envs = np.concatenate([ask.envs for ask in steps]) - first
-        found.append(Ask(envs, [action for ask in steps for action in ask.actions]))
-    if resets:
-        envs = np.concatenate([ask.envs for ask in resets]) - first
-        seeds = [seed for ask in resets for seed in ask.seeds or [None]]
-        options = [each for ask in resets for each in ask.options or [None]]
-        found.append(Ask(envs, None, seeds, options))
-    return found

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
+from shmvec.adapters._shared import forwarded
 from shmvec.adapters.plangym._gymnasium_env import count_among, given_states, repeats
 from shmvec.exchange import HostedEnv, OwnsProcesses
 from shmvec.planning import PlanningVectorEnv
@@ -24,11 +25,6 @@ _ARRAYS = (
     gym.spaces.MultiBinary,
     gym.spaces.MultiDiscrete,
 )
-
-
-def _of_plan_env(name: str) -> property:
-    """A property that reads ``plan_env``, for what plangym has as a class attribute."""
-    return property(lambda self: getattr(self.plan_env, name), doc=f"{name} of ``plan_env``.")
 
 
 class ParallelEnv(OwnsProcesses):
@@ -48,12 +44,13 @@ class ParallelEnv(OwnsProcesses):
         blocking: As it was given. The workers step side by side in any case.
     """
 
-    OBS_IS_ARRAY = _of_plan_env("OBS_IS_ARRAY")
-    STATE_IS_ARRAY = _of_plan_env("STATE_IS_ARRAY")
-    SINGLETON = _of_plan_env("SINGLETON")
-    AVAILABLE_RENDER_MODES = _of_plan_env("AVAILABLE_RENDER_MODES")
-    AVAILABLE_OBS_TYPES = _of_plan_env("AVAILABLE_OBS_TYPES")
-    DEFAULT_OBS_TYPE = _of_plan_env("DEFAULT_OBS_TYPE")
+    # Class attributes, as plangym's have them.
+    OBS_IS_ARRAY = forwarded("plan_env", "OBS_IS_ARRAY")
+    STATE_IS_ARRAY = forwarded("plan_env", "STATE_IS_ARRAY")
+    SINGLETON = forwarded("plan_env", "SINGLETON")
+    AVAILABLE_RENDER_MODES = forwarded("plan_env", "AVAILABLE_RENDER_MODES")
+    AVAILABLE_OBS_TYPES = forwarded("plan_env", "AVAILABLE_OBS_TYPES")
+    DEFAULT_OBS_TYPE = forwarded("plan_env", "DEFAULT_OBS_TYPE")
 
     _planning: PlanningVectorEnv | None = None
     _plan_env: Any = None
