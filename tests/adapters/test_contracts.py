@@ -313,9 +313,6 @@ class Planning(System):
         told = rows_of(infos, len(actions))
         return list(zip(observations, rewards, ends | truncated, told, strict=True))
 
-    def pids(self, envs):
-        return [process.pid for process in envs._workers._exchange.processes]
-
 
 class Cluster(System):
     recycles = refuses_threads = survives_ctrl_c = warns = False

@@ -265,7 +265,7 @@ def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):
     do = LocalMember.do
 
     def lost(member, until):
-        if member._name != "runner 0":
+        if member.name != "runner 0":
             raise Lost("it was unplugged")
         do(member, until)
 
@@ -330,6 +330,11 @@ def test_what_was_done_as_ctrl_c_came_is_not_done_again():
     ],
 )
 def test_shares_of_nodes(monkeypatch, options, cpus):
+    asked = []
+
+    class Enough(Exception):
+        """All were begun."""
+
     class Nodes(LocalCrew):
         def __init__(self, options):
             pass
@@ -337,11 +342,17 @@ def test_shares_of_nodes(monkeypatch, options, cpus):
         def nodes(self):
             return [Node("a", "a", 8.0, 2.0), Node("b", "b", 3.0, 0.0)]
 
+        def start(self, *args, cpus, **where):
+            asked.append(cpus)
+            return super().start(*args, cpus=cpus, **where)
+
+        def ready(self, tickets, timeout):
+            raise Enough
+
     monkeypatch.setattr("shmvec.cluster.collector.RayCrew", Nodes)
-    places = []
-    monkeypatch.setattr(Collector, "_start", lambda made: places.extend(made._places))
-    collector(local=False, **options).close()
-    assert [place.cpus for place in places] == cpus
+    with pytest.raises(Enough):
+        collector(local=False, **options)
+    assert asked == cpus
 
 
 def test_a_log_line(caplog, monkeypatch):

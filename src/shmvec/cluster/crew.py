@@ -223,11 +223,15 @@ class LocalCrew(Crew):
 
 
 class LocalMember(Member):
-    """An object in this process, and what it was asked and has not done."""
+    """An object in this process, and what it was asked and has not done.
+
+    Attributes:
+        name: Its name, for people.
+    """
 
     def __init__(self, name: str) -> None:
         """Takes a name for people."""
-        self._name = name
+        self.name = name
         self._held: Any = None
         self._todo: deque[LocalTicket] = deque()
 

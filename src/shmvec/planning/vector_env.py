@@ -51,6 +51,7 @@ class PlanningVectorEnv(OwnsProcesses):
 
     Attributes:
         n_workers: Number of worker processes; 0: the envs live in this process.
+        processes: The worker processes, one for each worker.
         frameskip: How often each step is repeated with the same action.
         autoreset: Whether an env whose episode has ended is reset by its next step without a state.
         observation_space: Observation space of one env.
@@ -182,6 +183,11 @@ class PlanningVectorEnv(OwnsProcesses):
         if self._workers is None:
             self._workers = self._make_workers()
         return self._workers
+
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes, one for each worker; empty if ``n_workers`` is 0."""
+        return self._running().processes
 
     @property
     def observation_space(self) -> gym.Space[Any]:

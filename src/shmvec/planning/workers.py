@@ -131,6 +131,11 @@ class Workers:
         self._wait: Callable[..., Answers] | None = None  # what the first work has yielded
         self._spoiled = False  # by a work that has failed: answers of its may be still to come
 
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes."""
+        return self._exchange.processes
+
     # ---- one work after another --------------------------------------------------------------
 
     def do(self, work: Work[Result], blocking: bool) -> Any:
