@@ -54,7 +54,7 @@ from shmvec._core import (
 )
 from shmvec._cores import split_evenly, time_on_cores, usable_cores
 from shmvec._memory.layout import ActionRows
-from shmvec._options import Settings, exchange_settings, given_once, takes_options
+from shmvec._options import Settings, exchange_settings, takes_options
 from shmvec._processes.assembly import agree, assemble, workers_for
 from shmvec._processes.host import EnvFn, HostedEnv
 from shmvec._processes.recovery import Recovery
@@ -96,7 +96,6 @@ __all__ = [
     "checked_seeds",
     "exclusive",
     "existing_env_ids",
-    "given_once",
     "split_evenly",
     "takes_options",
     "usable_cores",
