@@ -250,6 +250,21 @@ def test_fault_policy_on_error(num_workers, cure):
         assert usable(envs)
 
 
+def test_ctrl_c_in_an_env_is_no_fault():
+    class Interrupted(Obedient):
+        def step(self, action):
+            raise KeyboardInterrupt
+
+    with manager(
+        env_fns=[Interrupted], num_workers=0, faults=FaultPolicy(on_error="reset")
+    ) as envs:
+        envs.launch()
+        with pytest.raises(KeyboardInterrupt):
+            envs.step({0: 0})
+        envs.reset()
+        assert envs.ready_env == [0]
+
+
 def test_fault_policy_limits_hold():
     policy = FaultPolicy(on_error="reset", max_restarts=2)
     with manager(num_envs=2, num_workers=2, faults=policy) as envs:

@@ -29,7 +29,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.adapters._shared import attribute
 from shmvec.exchange import HostedEnv
-from shmvec.faults import EnvTimeoutError, Failure
+from shmvec.faults import Failure
 
 NOTE = "shmvec.adapters.ding"  # the key of notes in infos
 IMAGES = ("rgb_array", "depth_array")
@@ -64,7 +64,7 @@ class ManagedEnv(HostedEnv):
         index: int,
         reset_inplace: bool,
         in_messages: bool,
-        raises: bool,
+        raises: tuple[type[Exception], ...],
     ) -> None:
         """Takes the env.
 
@@ -75,7 +75,7 @@ class ManagedEnv(HostedEnv):
             index: Its index.
             reset_inplace: Whether the step that ends an episode also resets.
             in_messages: Whether observations are in no slab, which would check them.
-            raises: Whether an exception in a step is raised, for the Exchange to handle.
+            raises: Exceptions in a step that are raised, for the Exchange to handle.
         """
         action_space = of_gymnasium(action_space)
         self._numbers = None
@@ -117,10 +117,8 @@ class ManagedEnv(HostedEnv):
             action = self._numbers.action(action)
         try:
             result = self.env.step(action)
-        except EnvTimeoutError:  # the Exchange has raised it here
-            raise
         except BaseException as error:
-            if self._raises:
+            if isinstance(error, self._raises):
                 raise
             failure = self._failure(error, "step")
             return self._nothing, 0.0, False, False, {NOTE: {"failure": failure}}

@@ -510,6 +510,10 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
         num_workers = len(env_fns)
     # Nothing but a new process ends C code that hangs; a policy may try to interrupt first.
     late = "reset" if policy.on_timeout == "reset" else "restart"
+    # By the policy the exchange handles these; others are values that the manager raises.
+    handled: tuple[type[Exception], ...] = () if policy.on_error == "raise" else (Exception,)
+    if late == "reset":
+        handled = *handled, EnvTimeoutError
     return Exchange(
         [
             partial(
@@ -518,7 +522,7 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
                 index=index,
                 reset_inplace=config.reset_inplace,
                 in_messages=not config.shared_memory,
-                raises=policy.on_error != "raise",
+                raises=handled,
             )
             for index, env_fn in enumerate(env_fns)
         ],
