@@ -96,6 +96,29 @@ def test_torch():
     succeeds(work, ENV, BODY)
 
 
+def test_opencv():
+    """Its own threads, which the number that a worker is given would end."""
+    pytest.importorskip("cv2")
+    work = """
+    import time
+    import cv2
+    cv2.setNumThreads(3)
+
+    def work():
+        return float(cv2.resize(np.ones((2000, 2000), np.float32), (1500, 1500)).sum())
+    """
+    threads = """
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and len(os.listdir("/proc/self/task")) < 3:
+        work()
+    assert cv2.getNumThreads() == 3
+    time.sleep(0.1)  # until they sleep
+    check("fork", 1).close()
+    assert cv2.getNumThreads() == 3 and work() == before
+    """
+    succeeds("    import numpy as np\n", work, ENV, BODY, threads)
+
+
 @pytest.mark.parametrize("options", [{}, {"preload": ["sums"]}])
 def test_a_library_that_is_first_loaded_for_the_workers(options, tmp_path, monkeypatch):
     """It has not been used when they are forked: it is as if they had loaded it themselves."""

@@ -26,6 +26,7 @@ from shmvec._processes.fork_server import ForkServer, fork_server
 from shmvec._processes.host import EnvFn
 from shmvec._processes.interpreter import Start, heritable, preparation, start_interpreter, work
 from shmvec._processes.libraries import (
+    end_opencv_threads,
     packed_registry,
     state_of_generators,
     thread_variables,
@@ -138,6 +139,7 @@ class Launcher:
             environ = {**self._environ(), **self._settings.worker_environ[index]}
             if self._method == "fork":
                 task.environ = _changes(os.environ, environ)
+                end_opencv_threads()
                 process.fork()
             elif self._method == "spawn":
                 passed = heritable(environ)

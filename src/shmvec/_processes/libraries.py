@@ -22,6 +22,7 @@ from gymnasium.envs.registration import EnvSpec, WrapperSpec, registry
 from shmvec._pickling import dumps_for_main, loads_in_main
 
 __all__ = [
+    "end_opencv_threads",
     "fresh_openmp",
     "inherited_openmp",
     "join_registry",
@@ -101,6 +102,19 @@ def fresh_openmp() -> Iterator[None]:
 def inherited_openmp() -> list[str]:
     """Copies of OpenMP that this process, a new fork, must not use with threads."""
     return loaded_openmp() if _used_openmp is None else _used_openmp
+
+
+def end_opencv_threads() -> None:
+    """Ends the threads that OpenCV has started in this process; its next use starts others.
+
+    A fork has none of them, and would wait for them as soon as their number is changed there.
+    """
+    opencv = sys.modules.get("cv2")
+    with suppress(AttributeError, TypeError):  # something else in its place
+        threads = opencv.getNumThreads()  # type: ignore[union-attr]
+        if threads > 1:
+            opencv.setNumThreads(1)  # type: ignore[union-attr]
+            opencv.setNumThreads(threads)  # type: ignore[union-attr]
 
 
 def limit_threads(threads: int, inherited: Sequence[str] = ()) -> None:
