@@ -56,15 +56,10 @@ from shmvec._cores import split_evenly, time_on_cores, usable_cores
 from shmvec._memory.layout import ActionRows
 from shmvec._options import Settings, exchange_settings, takes_options
 from shmvec._processes.assembly import agree, assemble, workers_for
+from shmvec._processes.commands import Unreadable, packed_command, packed_reset, read_late
 from shmvec._processes.host import EnvFn, HostedEnv
 from shmvec._processes.recovery import Recovery
-from shmvec._processes.supervisor import (
-    Unreadable,
-    Workers,
-    packed_command,
-    packed_reset,
-    read_late,
-)
+from shmvec._processes.supervisor import Workers
 from shmvec._trace import Tracing
 from shmvec.faults import (
     EnvTimeoutError,

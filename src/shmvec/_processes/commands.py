@@ -1,0 +1,122 @@
+"""Commands to envs as messages to their workers, and the late messages that come back.
+
+The parent's side; in a worker :class:`EnvHost` receives and sends these messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+from shmvec._core import raises_by_itself
+from shmvec._processes.control import Late
+from shmvec._processes.supervisor import Workers
+from shmvec.faults import Failure
+
+__all__ = ["Unreadable", "packed_command", "packed_reset", "read_late"]
+
+
+def packed_reset(
+    workers: Workers,
+    envs: Sequence[int],
+    seeds: Sequence[int | None] | None,
+    options: Sequence[Any] | None,
+) -> dict[int, Any]:
+    """Messages, by worker, that reset envs with arguments."""
+    rows = {env: row for row, env in enumerate(envs)}
+    packed = {}
+    for index, owned in enumerate(workers.ranges):
+        if not any(env in rows for env in owned):
+            continue
+        payload = tuple(
+            None if given is None else [given[rows[e]] if e in rows else None for e in owned]
+            for given in (seeds, options)
+        )
+        mask = [env in rows for env in owned]
+        packed[index] = workers.pack(("reset", (*payload, None if all(mask) else mask)))
+    return packed
+
+
+def packed_command(
+    workers: Workers,
+    envs: Sequence[int],
+    name: str,
+    payload: Any,
+    is_out: Callable[[int], bool],
+) -> dict[int, Any]:
+    """Messages, by worker, that carry out a command on envs.
+
+    Args:
+        workers: All workers of the vector env.
+        envs: The envs that the command is for.
+        name: "call" or "set_attr".
+        payload: Of a call (name, args, kwargs), of an attribute (name, {env: value}).
+        is_out: Whether an env is in flight.
+    """
+    named = set(envs)
+    packed = {}
+    for index, owned in enumerate(workers.ranges):
+        mine = named.intersection(owned)
+        if not mine:
+            continue
+        if name == "call":
+            chose_all = len(mine) == len(owned)
+            lent = chose_all or not any(map(is_out, owned))
+            message = (*payload, None if chose_all else frozenset(mine), lent)
+        else:
+            attribute, values = payload
+            message = attribute, {env: values[env] for env in mine if env in values}
+        packed[index] = workers.pack((name, message))
+    return packed
+
+
+class Unreadable(Exception):
+    """A message is not what a worker sends."""
+
+
+def read_late(workers: Workers, index: int, content: Any) -> Late:
+    """Reads a late message, and copies what of it lies in the worker's depot.
+
+    Args:
+        workers: All workers of the vector env.
+        index: The worker that sent the message.
+        content: The packed message.
+
+    Returns:
+        Its messages, unpacked; its failures, with those of unpacking; and its results, which are
+        still to be opened.
+
+    Raises:
+        Unreadable: The message makes no sense.
+        OSError: This process has no room for it; the caller may retry.
+        MemoryError: Likewise.
+    """
+    late, error = _tried(partial(workers.unpack, content))
+    results = None
+    if error is None and late.results is not None:
+        results, error = _tried(partial(workers.collect, index, late.results))
+    if isinstance(error, (OSError, MemoryError)):
+        raise error
+    if error is not None:
+        raise Unreadable(repr(error))
+    messages, failures = [], list(late.failures)
+    for kind, env, packed in late.messages:
+        message, error = _tried(partial(workers.unpack, packed))
+        if error is not None:  # raised by a class of the user's
+            failures.append(Failure.of(error, env, index, "info"))
+            continue
+        # Without a process the message is the env's own object.
+        messages.append((kind, env, message if workers.inline is None else deepcopy(message)))
+    return Late(messages, failures, results)
+
+
+def _tried(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """The result, or the exception raised; an exception of a signal's handler passes through."""
+    try:
+        return read(), None
+    except Exception as error:
+        if raises_by_itself(read):
+            return None, error
+        raise
