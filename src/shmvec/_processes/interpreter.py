@@ -149,6 +149,6 @@ def become_worker(descriptor: int, parent_pid: int) -> WorkerProcess:
     # One tracker for the whole program: a worker's own would remove what others still use.
     resource_tracker._resource_tracker._fd = descriptors[0]  # type: ignore[attr-defined]
     inherited[:] = descriptors[1:]
-    told = WorkerProcess(target=run_worker, args=(start.task, parent), name=start.name)
-    told.__dict__.update(start.identity)
-    return told
+    worker = WorkerProcess(target=run_worker, args=(start.task, parent), name=start.name)
+    worker.__dict__.update(start.identity)
+    return worker

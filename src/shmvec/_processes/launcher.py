@@ -106,7 +106,8 @@ class Launcher:
         Args:
             index: The worker's index.
             mark: Identifies the processes that it starts.
-            keep: Takes the process, before it runs, and the parent's end of its channel.
+            keep: Takes the process, before it runs, and the parent's end of its channel: so the
+                process has an owner that ends it, whatever a signal's handler raises meanwhile.
         """
         if self._method == "fork":
             import_reported()

@@ -30,12 +30,12 @@ from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Imported, Report, Resets
 from shmvec._processes.descendants import end_families, new_mark
+from shmvec._processes.launcher import Launcher
 from shmvec._processes.output import WorkerStderr, copy_stderr
 from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of
 from shmvec.faults import Failure, crash, note_failures, told_last_words, told_stack
 
 __all__ = [
-    "Launcher",
     "Supervisor",
     "Workers",
 ]
@@ -50,30 +50,6 @@ _LOOK_S = 0.25  # between two checks whether it is busy
 _BUSY = 0.1  # of a core: a process that uses less is asleep
 _CLOSED = "The vector env was closed during this call."
 _CHANGING_S = 10.0  # for a thread that replaces workers to notice that they are being ended
-
-
-class Launcher(Protocol):
-    """Starts worker processes."""
-
-    def ready(self) -> AbstractContextManager[None]:
-        """The context in which all processes are started."""
-
-    @property
-    def may_learn(self) -> bool:
-        """Whether the first worker reports what it imports, for those started after it."""
-
-    def learn(self, modules: Sequence[str]) -> None:
-        """Has the process that forks workers import modules before its next fork."""
-
-    def start(self, index: int, mark: int, keep: Callable[[Any, Channel], None]) -> None:
-        """Starts the process of a worker.
-
-        Args:
-            index: The worker's index.
-            mark: Identifies the processes that it starts.
-            keep: Takes the process, before it runs, and this end of its channel: so the process has
-                an owner that ends it, whatever a signal handler raises meanwhile.
-        """
 
 
 class Workers(Protocol):
