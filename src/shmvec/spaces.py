@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector.utils import create_shared_memory
 
-__all__ = ["Anything", "mapped", "one_of"]
+__all__ = ["Anything", "batched", "mapped", "one_of"]
 
 Space = gym.Space[Any]
 
@@ -69,3 +69,40 @@ def mapped(space: Space, leaf: Callable[..., Any], *values: Any) -> Any:
 def one_of(space: Space, batch: Any, index: int) -> Any:
     """One value of a batch; its parts are views."""
     return mapped(space, lambda values: values[index], batch)
+
+
+def batched(space: Any, actions: Sequence[Any]) -> Any:
+    """Turns a list of actions into the dict or tuple that a Dict or Tuple space batches them to.
+
+    Args:
+        space: Action space of one env.
+        actions: One for each env, each as the space says.
+
+    Returns:
+        The same values by key or place, each in a list; the list itself for all other spaces.
+
+    Raises:
+        ValueError: One of them lacks a key or has another number of parts.
+
+    Example:
+        >>> from gymnasium.spaces import Dict, Discrete
+        >>> from shmvec.spaces import batched
+        >>> batched(Dict(x=Discrete(2), y=Discrete(3)), [{"x": 0, "y": 2}, {"x": 1, "y": 0}])
+        {'x': [0, 1], 'y': [2, 0]}
+    """
+    if isinstance(space, gym.spaces.Dict):
+        keys, wanted = list(space.keys()), f"a dict with the keys {list(space.keys())}"
+        fitting = [hasattr(each, "keys") and set(each.keys()) == set(keys) for each in actions]
+    elif isinstance(space, gym.spaces.Tuple):
+        keys, wanted = list(range(len(space))), f"a tuple of {len(space)} parts"
+        fitting = [isinstance(each, (tuple, list)) and len(each) == len(keys) for each in actions]
+    else:
+        return actions
+    if not all(fitting):
+        env = fitting.index(False)
+        raise ValueError(
+            f"wrong actions: that of env {env} must be {wanted}, got {actions[env]!r}. Nothing was "
+            "sent to any env."
+        )
+    parts = {key: batched(space[key], [each[key] for each in actions]) for key in keys}
+    return parts if isinstance(space, gym.spaces.Dict) else tuple(parts.values())

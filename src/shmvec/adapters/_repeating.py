@@ -12,10 +12,9 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from shmvec.adapters._shared import batched
 from shmvec.exchange import AutoresetMode, EnvFn, Exchange, HostedEnv
 from shmvec.faults import Failure, FaultPolicy, WorkerCrashError, log_as_gymnasium_does
-from shmvec.spaces import one_of
+from shmvec.spaces import batched, one_of
 
 
 class Episodes(HostedEnv):

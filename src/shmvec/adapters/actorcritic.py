@@ -17,7 +17,6 @@ import numpy as np
 
 from shmvec.adapters._meeting import Job, Meeting, current
 from shmvec.adapters._repeating import RepeatingEnvs, Reset, Step
-from shmvec.adapters._shared import batched
 from shmvec.exchange import (
     ActionRows,
     EnvFn,
@@ -28,6 +27,7 @@ from shmvec.exchange import (
     checked_seeds,
 )
 from shmvec.faults import Failure, FaultPolicy, RemoteTraceback, WorkerCrashError, raise_failures
+from shmvec.spaces import batched
 
 __all__ = ["MultiEnv", "SubprocessEnv", "create_subprocess_envs"]
 

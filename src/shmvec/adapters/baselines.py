@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec.adapters._shared import TwoCallSteps, batched, split_end
+from shmvec.adapters._shared import TwoCallSteps, split_end
 from shmvec.exchange import (
     AutoresetMode,
     Exchange,
@@ -29,6 +29,7 @@ from shmvec.exchange import (
     checked_seeds,
 )
 from shmvec.rendering import Viewer, checked_frames, tile_images
+from shmvec.spaces import batched
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["AlreadySteppingError", "NotSteppingError", "SubprocVecEnv", "tile_images"]

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space, create_empty_array
 
-from shmvec.adapters._shared import TwoCallSteps, batched, delivered, forwarded
+from shmvec.adapters._shared import TwoCallSteps, delivered, forwarded
 from shmvec.exchange import (
     Answers,
     Autoreset,
@@ -25,6 +25,7 @@ from shmvec.exchange import (
     checked_seeds,
     existing_env_ids,
 )
+from shmvec.spaces import batched
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["AgentRows", "ParallelVectorEnv"]

@@ -28,7 +28,7 @@ except ImportError as error:
     ) from error
 
 from shmvec.adapters._sb3_env import RESET_INFO, SB3Env
-from shmvec.adapters._shared import TwoCallSteps, batched, forwarded, split_end
+from shmvec.adapters._shared import TwoCallSteps, forwarded, split_end
 from shmvec.exchange import (
     Answers,
     Autoreset,
@@ -41,6 +41,7 @@ from shmvec.exchange import (
     takes_options,
 )
 from shmvec.faults import EnvTimeoutError, WorkerCrashError
+from shmvec.spaces import batched
 
 __all__ = ["AgentVecEnv", "ShmVecEnv"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from shmvec.adapters._shared import batched, delivered
+from shmvec.adapters._shared import delivered
 from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
 from shmvec.exchange import (
     Answers,
@@ -24,7 +24,7 @@ from shmvec.exchange import (
     takes_options,
 )
 from shmvec.faults import EnvTimeoutError
-from shmvec.spaces import Anything, one_of
+from shmvec.spaces import Anything, batched, one_of
 from shmvec.vector_env import ShmVectorEnv
 
 try:

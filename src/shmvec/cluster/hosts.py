@@ -13,7 +13,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.cluster.fragments import opened
 from shmvec.faults import raise_as_gymnasium_does
-from shmvec.spaces import one_of
+from shmvec.spaces import batched, one_of
 from shmvec.vector_env import ShmVectorEnv, StepResults
 
 __all__ = ["Answer", "Ask", "Host", "Hosted", "together"]
@@ -84,7 +84,7 @@ class Host:
         steps = [ask for ask in asks if not ask.is_reset]
         resets = [ask for ask in asks if ask.is_reset]
         if steps:
-            actions = _by_part(envs.single_action_space, [ask.action for ask in steps])
+            actions = batched(envs.single_action_space, [ask.action for ask in steps])
             envs.send(actions, [ask.env - first for ask in steps])
         if resets:
             each = [ask.env - first for ask in resets]
@@ -161,14 +161,3 @@ class _Gatherer(VectorEnv[Any, Any, Any]):
 
     def add(self, infos: dict[str, Any], info: dict[str, Any], row: int) -> dict[str, Any]:
         return self._add_info(infos, info, row)
-
-
-def _by_part(space: gym.Space[Any], actions: Sequence[Any]) -> Any:
-    """Actions of some envs as those of a vector env: of a Dict or a Tuple each part by itself."""
-    if isinstance(space, gym.spaces.Dict):
-        parts = {key: [action[key] for action in actions] for key in space}
-        return {key: _by_part(space[key], part) for key, part in parts.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        columns = zip(*actions, strict=True)
-        return tuple(_by_part(*each) for each in zip(space, columns, strict=True))
-    return actions

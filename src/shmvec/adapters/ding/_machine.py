@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec.adapters._shared import batched
 from shmvec.adapters.ding._config import EnvManagerConfig
 from shmvec.adapters.ding._env import NOTE, ManagedEnv, Numbers, Orders
 from shmvec.exchange import AutoresetMode, Exchange, Report
 from shmvec.faults import EnvTimeoutError, Fault, FaultPolicy, WorkerCrashError
-from shmvec.spaces import mapped, one_of
+from shmvec.spaces import batched, mapped, one_of
 
 log = logging.getLogger("shmvec")
 
