@@ -195,7 +195,7 @@ def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
     yield ""
     yield f"Best, {_worth(results)}:"
     yield ""
-    yield code
+    yield f"import torch\n{code}"
     if threads.collecting == threads.learning:
         yield f"torch.set_num_threads({threads.collecting})"
     else:

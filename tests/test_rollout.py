@@ -4,10 +4,12 @@ import gc
 import sys
 import sysconfig
 import types
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import Counter
 from equality import same
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -33,6 +35,14 @@ class Nested(Story):
     def _observation(self, action):
         text = super()._observation(action)
         return {"text": text, "pair": (self.index, np.full((2, 2), text[-1], np.float32))}
+
+
+class Truncates(Counter):
+    """Its episodes are truncated, and never terminate."""
+
+    def step(self, action):
+        observation, reward, over, _, info = super().step(action)
+        return observation, reward, False, over, info
 
 
 def at(arrays, index):
@@ -180,6 +190,47 @@ def test_what_a_learner_does_to_the_arrays_stays_there():
         assert second.rewards[1].tolist() == [3, 3]
     finally:
         envs.close()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_steps_that_only_reset_are_not_valid(mode):
+    with ShmVectorEnv([lambda: Counter(2), lambda: Counter(9)], autoreset_mode=mode) as envs:
+        with pytest.raises(RuntimeError, match="env 0 was never reset.*call reset"):
+            envs.rollout(6)
+        envs.reset(seed=1)
+        rollout = envs.rollout(6)
+        assert repr(rollout) == "Rollout(0 of 6 steps, 2 envs)"
+        for _ in range(6):
+            rollout.step([1, 1])
+        expected = np.ones((6, 2), bool)
+        if mode == "NextStep":  # two steps, and a reset
+            expected[2::3, 0] = False
+        np.testing.assert_array_equal(rollout.valid, expected)
+
+
+def test_advantages_as_the_docs_compute_them():
+    page = (Path(__file__).parents[1] / "docs" / "rollouts.md").read_text()
+    names = {}
+    exec(page[page.index("import numpy") : page.index("values = rollout.obs")], names)
+    with ShmVectorEnv([lambda: Counter(3), lambda: Truncates(2), lambda: Counter(99)]) as envs:
+        envs.reset(seed=1)
+        rollout = envs.rollout(12)
+        for _ in range(12):
+            rollout.step([1, 1, 1])
+        values = np.random.default_rng(1).normal(size=(13, 3))
+        found = names["advantages_of"](rollout, values, 0.9, 0.8)
+        for env in range(3):
+            for t in np.flatnonzero(rollout.valid[:, env]):
+                # The definition: a sum over the steps of the episode from here on.
+                expected, weight = 0.0, 1.0
+                for step in range(t, 12):
+                    terminated = rollout.terminations[step + 1, env]
+                    following = 0.0 if terminated else values[step + 1, env]
+                    gain = rollout.rewards[step + 1, env] + 0.9 * following - values[step, env]
+                    expected, weight = expected + weight * gain, weight * 0.9 * 0.8
+                    if terminated or rollout.truncations[step + 1, env]:
+                        break
+                assert found[t, env] == pytest.approx(expected)
 
 
 def test_a_rollout_that_cannot_go_on():

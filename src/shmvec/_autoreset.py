@@ -7,7 +7,10 @@ an entry of ``_MEANINGS``, and the worker's part of it in ``WorkerLoop.step_one`
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
@@ -49,6 +52,19 @@ class Autoreset(NamedTuple):
     def by_worker(self) -> bool:
         """Whether the worker resets. If not, the caller does before the env's next step."""
         return self.in_step or self.in_next_step
+
+    def transitions(self, terminations: Any, truncations: Any) -> npt.NDArray[np.bool_]:
+        """Which steps are transitions, and no resets that ignore the action.
+
+        Args:
+            terminations: bool ``(T + 1, N)``: index ``t + 1`` holds what step ``t`` returned.
+            truncations: Likewise.
+
+        Returns:
+            bool ``(T, N)``.
+        """
+        over = np.asarray(terminations[:-1]) | np.asarray(truncations[:-1])
+        return ~over if self.in_next_step else np.ones_like(over)
 
 
 _MEANINGS = {

@@ -760,6 +760,18 @@ class Collected:
         self.said: list[Said] = [{} for _ in range(self.length + 1)]
         self.infos = Infos(self.num_envs, self.said)
 
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """Which steps are transitions, bool ``(length, num_envs)``.
+
+        In autoreset mode NEXT_STEP the others reset their env and ignore the action.
+        """
+        return self._rollout.valid
+
+    def __repr__(self) -> str:
+        """Its size, and how much of it is there."""
+        return f"Collected({self.steps} of {self.length} steps, {self.num_envs} envs)"
+
     def ask(
         self, part: Any, index: int, envs: Any, actions: Any, extras: Mapping[str, Any]
     ) -> None:

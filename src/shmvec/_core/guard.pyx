@@ -26,6 +26,8 @@ cdef extern from "pythread.h":
 
 @cython.final
 cdef class Guard:
+    """Refuses a call while another one is under way, in this thread or in another."""
+
     cdef int enter(self) except -1:
         if not sv_guard_enter(&self.guard, PyThread_get_thread_ident()):
             self.refuse()
@@ -117,6 +119,7 @@ def raises_by_itself(attempt, *arguments):
 
 
 def exclusive(method):
+    """A method that runs under its object's guard."""
     @wraps(method)
     def call(self, *args, **kwargs):
         cdef Guard guard = self.guard
@@ -129,6 +132,7 @@ def exclusive(method):
 
 
 def whole(method):
+    """A method that runs under its object's guard, and abandons what it asked if it raises."""
     @wraps(method)
     def call(self, *args, **kwargs):
         cdef Guard guard = self.guard

@@ -155,6 +155,18 @@ class Rollout:
         self.steps += 1
         return infos  # type: ignore[no-any-return]
 
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """Which steps are transitions, bool ``(length, num_envs)``.
+
+        In autoreset mode NEXT_STEP the others reset their env and ignore the action.
+        """
+        return self._exchange.autoreset.transitions(self.terminations, self.truncations)
+
+    def __repr__(self) -> str:
+        """Its size, and how much of it is there."""
+        return f"Rollout({self.steps} of {self.length} steps, {self.rewards.shape[1]} envs)"
+
     def release(self) -> None:
         """Gives the memory back for another rollout, which writes over these arrays.
 
@@ -192,7 +204,7 @@ class Rollouts:
             ValueError: The length is below 1; or the autoreset mode leaves resets to the caller.
             BufferError: Two rollouts are still in use.
             OSError: There is not enough shared memory.
-            RuntimeError: The memory cannot be page-locked.
+            RuntimeError: The memory cannot be page-locked; or an env was never reset.
         """
         length = checked_count("length", length)
         for name, space in (
@@ -206,6 +218,12 @@ class Rollouts:
             raise ValueError(
                 "a rollout needs envs that are reset when their episodes end: use AutoresetMode "
                 "NEXT_STEP or SAME_STEP"
+            )
+        untouched = ~self._exchange.moves().any(axis=0)
+        if untouched.any():
+            raise RuntimeError(
+                f"env {untouched.argmax()} was never reset, and a rollout begins with what envs "
+                "have returned last: call reset() first"
             )
         if self._made != (length, pin):
             self._make(length, pin)

@@ -67,19 +67,13 @@ class Fragment:
     @property
     def valid(self) -> _Flags:
         """Bool ``(T, N)``: where a step is one, and no reset that ignores the action."""
-        return _valid(self.autoreset_mode, self.terminations, self.truncations)
+        autoreset = Autoreset.of(self.autoreset_mode)
+        return autoreset.transitions(self.terminations, self.truncations)
 
     @property
     def nbytes(self) -> int:
         """What its arrays take; infos are not counted."""
         return sum(_nbytes(getattr(self, field.name)) for field in fields(self))
-
-
-def _valid(mode: AutoresetMode, terminations: _Flags, truncations: _Flags) -> _Flags:
-    if Autoreset.of(mode).in_next_step:
-        valid: _Flags = ~(terminations[:-1] | truncations[:-1])
-        return valid
-    return np.ones_like(terminations[:-1])
 
 
 def _nbytes(value: Any) -> int:
@@ -268,7 +262,7 @@ class Runner:
             index=index,
             seed=self._seed,
             version=self._version,
-            steps=int(np.count_nonzero(_valid(mode, made.terminations, made.truncations))),
+            steps=int(np.count_nonzero(made.valid)),
             seconds=time.perf_counter() - begin,
             autoreset_mode=mode,
         )
