@@ -67,13 +67,14 @@ class _Candidate:
         return f"{self.system}, {self.num_workers} workers, {self.wait_policy}, {self.threads}"
 
 
-class _Trained:
+class Trained:
     """A contender: a training run that goes on in each turn."""
 
     def __init__(self, make: EnvFn, recipe: Recipe, candidate: _Candidate) -> None:
+        """Begins it."""
         envs = candidate.envs(make, recipe.num_envs)
         self.close = envs.close
-        self._recipe = recipe
+        self.recipe = recipe
         try:
             self.training = Training(envs, recipe, threads=candidate.threads)
         except BaseException:
@@ -88,7 +89,7 @@ class _Trained:
         while (elapsed := time.perf_counter() - begin) < seconds or not count:
             self.training.iterate()
             count += 1
-        batches = count * self._recipe.num_steps
+        batches = count * self.recipe.num_steps
         return Slice(1e6 * elapsed / batches, (self.training.steps - steps) / elapsed)
 
 
@@ -115,25 +116,25 @@ def tune(
     sync = [_Candidate(_SYNC, each) for each in threads]
     ours = [_Candidate(_OURS, each, count) for count, each in product(workers, threads)]
     say = Progress(progress, f"training with {num_envs} envs")
-    rows = _measure(make, recipe, sync + ours, seconds, say)
+    rows = measure(make, recipe, sync + ours, seconds, say)
     best = simplest(rows[len(sync) :], SIMPLER)
     candidate = (sync + ours)[rows.index(best)]
     if candidate.num_workers != 0:
         # The winner runs again beside them: what is compared was measured at the same time.
         policies = [replace(candidate, wait_policy=policy) for policy in WAIT_POLICIES]
-        again = _measure(make, recipe, sync + policies, seconds, say)[len(sync) :]
+        again = measure(make, recipe, sync + policies, seconds, say)[len(sync) :]
         rows = [row for row in rows if row is not best] + again
         best = simplest(again, SIMPLER)
     say.done()
     return {"machine": machine(), "recipe": asdict(recipe), "rows": rows, "best": best}
 
 
-def _measure(
+def measure(
     make: EnvFn, recipe: Recipe, candidates: Sequence[_Candidate], seconds: float, say: Progress
 ) -> list[dict[str, Any]]:
     """Trains with candidates by turns."""
     running: dict[Any, Any] = {}
-    starts = {candidate: partial(_Trained, make, recipe, candidate) for candidate in candidates}
+    starts = {candidate: partial(Trained, make, recipe, candidate) for candidate in candidates}
     results = race(starts, seconds, _ROUNDS, say=say, started=running.update)
     # The best that it can do with each: SyncVectorEnv may have more threads than we.
     sync = max(

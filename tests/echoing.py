@@ -1,5 +1,6 @@
 """For scripts: an env whose answers say what they answer, and signals at any moment of a call."""
 
+import contextlib
 import dis
 import random
 import signal
@@ -56,6 +57,27 @@ def is_lost(frame):
             return True
         frame = frame.f_back
     return False
+
+
+@contextlib.contextmanager
+def interrupted(after_s):
+    """Ctrl-C after a while, and once more where Python would lose it; the block is ended by it."""
+
+    def ctrl_c(number, frame):
+        if not is_lost(frame):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, ctrl_c)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after_s, 0.01)
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    raise AssertionError("it was not interrupted")
 
 
 class Signals:

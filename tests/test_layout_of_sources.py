@@ -27,6 +27,15 @@ ROOMS = [
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 # Types that are named only, and what is imported when it is asked for.
 UPWARDS = {("_memory", "exchange"), ("evaluation", "cluster")}
+TESTS = Path(__file__).parent
+# Names with an underscore that are not ours, and that tests need.
+NEEDED = {
+    "_exit", "_getframe", "_is_gil_enabled",  # Python documents them
+    "_forkserver", "_forkserver_alive_fd",  # a descriptor that multiprocessing keeps for good
+    "_async_worker", "_add_info", "_max_episode_steps",  # Gymnasium's own
+    "_state", "_name",  # which code of Gymnasium's users and of DI-engine reads of ours, too
+    "_core", "_multiarray_umath", "_ARRAY_API",  # NumPy's table of C functions, for C code
+}  # fmt: skip
 TRANSLATIONS = sorted(
     path for of in ("adapters", "cluster", "planning") for path in PACKAGE.glob(f"{of}/**/*.py")
 )
@@ -158,3 +167,48 @@ def test_what_is_derived_from_here_keeps_its_secrets(path):
                         assert inner.attr in own or inner.attr not in theirs, (
                             f"{path.name}:{inner.lineno}: self.{inner.attr} is of {name}"
                         )
+
+
+def defined(tree):
+    """Names that a module defines, for itself or on ``self``."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if ast.unparse(node.value) == "self":
+                yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def names_of_others(tree):
+    """Each use of a name with an underscore of another object or module: its node, the name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            on = ast.unparse(node.value)
+            if on not in ("self", "cls", "super()"):
+                yield node, node.attr
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if not (
+                    node.module == "shmvec" and (PACKAGE / alias.name).with_suffix(".py").exists()
+                ):
+                    yield node, alias.name
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("attr", "setitem")):
+            for argument in node.args[:2]:  # of setattr and monkeypatch's methods
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield node, argument.value.rpartition(".")[2]
+
+
+def test_tests_use_public_names_only():
+    """A private name may change with no test of its own; a folder of ours is private to users."""
+    for path in sorted(TESTS.rglob("*.py")):
+        if path.is_relative_to(TESTS / "upstream"):
+            continue  # scripts that run other projects' tests
+        tree = ast.parse(path.read_text())
+        own = NEEDED.union(defined(tree))
+        for node, name in names_of_others(tree):
+            if name.startswith("_") and not name.startswith("__") and name not in own:
+                is_folder = isinstance(node, ast.Attribute) and (PACKAGE / name).is_dir()
+                where = f"{path.relative_to(TESTS)}:{node.lineno}"
+                assert is_folder, f"{where} uses {name}, another's private name"

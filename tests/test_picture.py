@@ -17,7 +17,6 @@ from rich.screen import Screen
 from test_top import HERE, resize, stepped, terminal
 from test_verdicts import CASES, env, made
 
-from shmvec import _commands
 from shmvec.__main__ import main
 from shmvec._commands.attaching import Look
 from shmvec._commands.picture import Picture
@@ -203,7 +202,7 @@ def test_it_follows_the_size_of_the_terminal():
 def test_without_rich_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.delitem(sys.modules, "shmvec._commands.picture")
-    monkeypatch.delattr(_commands, "picture")
+    monkeypatch.delattr("shmvec._commands.picture")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("JPY_PARENT_PID", raising=False)

@@ -30,7 +30,6 @@ from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmvec.adapters import ding
 from shmvec.adapters.ding import (
     AsyncSubprocessEnvManager,
     BaseEnvTimestep,
@@ -274,7 +273,6 @@ def test_close_while_envs_are_in_flight():
 
 def test_close_ends_envs_that_hang(monkeypatch):
     """And leaves no zombies: conftest looks."""
-    monkeypatch.setattr(ding, "_CLOSE_S", 0.2)
     with manager(AsyncSubprocessEnvManager, env_fns=obedient(2, gate=gate()), num_workers=2,
                  wait_num=1) as envs:  # fmt: skip
         envs.launch()

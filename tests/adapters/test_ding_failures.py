@@ -331,8 +331,7 @@ class Deaf(Obedient):
         return super().step(action)
 
 
-def test_step_timeout_in_c_code_by_replacing_the_process(monkeypatch):
-    monkeypatch.setattr("shmvec._processes.supervisor._KILL_AFTER_S", 0.2)
+def test_step_timeout_in_c_code_by_replacing_the_process():
     with manager(env_fns=[Deaf] * 2, step_timeout=0.2) as envs:
         envs.launch()
         with pytest.raises(EnvTimeoutError):

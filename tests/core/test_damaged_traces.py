@@ -13,88 +13,111 @@ from timelines import Timeline
 
 from shmvec import ShmVectorEnv
 from shmvec import _trace as timeline
-from shmvec._core import Recorder, read_trace, trace_bytes
+from shmvec._core import TRACE_KINDS, Recorder, read_trace, trace_bytes
 
 NONSENSE = (0, 1, 0x7F, 0x80, 0xFF)
 
 
+class Traced:
+    """Traces of a vector env, in whose memory something is changed before they are written."""
+
+    def __init__(self, envs, path):
+        self.envs, self.path, self.recorded = envs, path, None
+
+    def written(self, damage=lambda memory: None):
+        """A trace of thirty steps, with this done to its memory."""
+        damaged = None
+
+        def read(memory, *which):
+            nonlocal damaged
+            if damaged is None:
+                damaged = bytearray(memory)
+                damage(damaged)
+            return read_trace(damaged, *which)
+
+        def noted(file, recorded):
+            self.recorded = recorded
+            write(file, recorded)
+
+        write = timeline.write
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(timeline, "read_trace", read)
+            patch.setattr(timeline, "write", noted)
+            with self.envs.trace(self.path, size=64):
+                for _ in range(30):
+                    self.envs.step([0] * 3)
+        return Timeline(self.path)  # checks it
+
+
 @pytest.fixture(scope="module")
-def recorded():
-    """A trace, and the memory into which it was recorded."""
+def traced(tmp_path_factory):
     with closing(ShmVectorEnv([Counter] * 3, num_workers=0)) as envs:
         envs.reset()
-        trace = envs.trace("/dev/null", size=64)
-        with trace:
-            for _ in range(30):
-                envs.step([0] * 3)
-            memory = bytes(trace._memory)
-        yield trace, memory
+        yield Traced(envs, tmp_path_factory.mktemp("traces") / "run.json")
 
 
-def written(trace, memory):
-    file = io.StringIO()
-    timeline.write(file, trace._recorded(memory))
-    return Timeline(file.getvalue())
+@pytest.fixture
+def recorded(traced):
+    """What was recorded, as it is before it is written."""
+    traced.written()
+    return traced.recorded
 
 
-def test_what_is_whole_is_there(recorded):
-    trace, memory = recorded
-    assert len(written(trace, bytearray(memory)).workers()) > 40
+def test_what_is_whole_is_there(traced):
+    assert len(traced.written().workers()) > 40
 
 
 def test_envs_in_the_first_process_of_a_container(recorded):
-    trace, memory = recorded
-    told = trace._recorded(bytearray(memory))
-    for entries in told.entries:
-        entries["env"][entries["kind"] == timeline._ATTACH] = 1
-    file = io.StringIO()
-    timeline.write(file, replace(told, parent=1, pids=[(1, 1)], busy=[(0, "step", told.span[1])]))
+    (attach,) = [kind for kind, name in TRACE_KINDS.items() if name == "attach"]
+    for entries in recorded.entries:
+        entries["env"][entries["kind"] == attach] = 1
+    file, busy = io.StringIO(), [(0, "step", recorded.span[1])]
+    timeline.write(file, replace(recorded, parent=1, pids=[(1, 1)], busy=busy))
     assert Timeline(file.getvalue()).names == {(1, 1): "parent", (1, 2): "worker 0: envs 0 to 2"}
 
 
 def test_many_entries_are_written_in_little_memory(recorded):
-    trace, memory = recorded
-    told = trace._recorded(bytearray(memory))
-    told.entries[0] = np.resize(told.entries[0], 1 << 13)
+    recorded.entries[0] = np.resize(recorded.entries[0], 1 << 13)
     with open("/dev/null", "w") as file:
         tracemalloc.start()
         try:
-            timeline.write(file, told)
+            timeline.write(file, recorded)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-    assert peak < told.entries[0].nbytes * 2
+    assert peak < recorded.entries[0].nbytes * 2
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_random_damage(recorded, seed):
-    trace, memory = recorded
+def test_random_damage(traced, seed):
     rng = random.Random(seed)
-    for _ in range(30):
-        damaged = bytearray(memory)
+
+    def damage(memory):
+        size = len(memory)
         for _ in range(rng.choice([1, 10, 1000])):
-            begin = rng.randrange(len(damaged))
-            damaged[begin : begin + rng.choice([1, 2, 8])] = bytes([rng.choice(NONSENSE)])
-            damaged += bytes(max(0, len(memory) - len(damaged)))
-        written(trace, damaged)  # checks it
+            begin = rng.randrange(len(memory))
+            memory[begin : begin + rng.choice([1, 2, 8])] = bytes([rng.choice(NONSENSE)])
+            memory += bytes(max(0, size - len(memory)))
+
+    for _ in range(30):
+        traced.written(damage)
 
 
 @pytest.mark.parametrize("tail", [0, 5, 1 << 31, (1 << 64) - 1])
-def test_damaged_position(recorded, tail):
-    trace, memory = recorded
-    damaged = bytearray(memory)
-    damaged[128:136] = tail.to_bytes(8, "little")
-    timeline = written(trace, damaged)
-    assert timeline.parent  # whose ring is whole
+def test_damaged_position(traced, tail):
+    def damage(memory):
+        memory[128:136] = tail.to_bytes(8, "little")
+
+    assert traced.written(damage).parent  # whose ring is whole
 
 
-def test_a_ring_that_makes_no_sense_is_left_out(recorded):
-    trace, memory = recorded
-    damaged = bytearray(memory)
-    damaged[256 : 256 + 64 * 24] = bytes([0xFF]) * 64 * 24
-    timeline = written(trace, damaged)
-    (waits,) = timeline.workers()  # as it does now, which no ring says
-    assert waits["args"]["unfinished"] and timeline.parent
+def test_a_ring_that_makes_no_sense_is_left_out(traced):
+    def damage(memory):
+        memory[256 : 256 + 64 * 24] = bytes([0xFF]) * 64 * 24
+
+    written = traced.written(damage)
+    (waits,) = written.workers()  # as it does now, which no ring says
+    assert waits["args"]["unfinished"] and written.parent
 
 
 def test_rings_that_are_not_there():

@@ -24,13 +24,16 @@ class Plain(VectorEnv):
     def __init__(self, num_envs):
         self.num_envs = num_envs
 
+    def gathered(self, per_env):
+        vector = {}
+        for i, info in enumerate(per_env):
+            vector = self._add_info(vector, info, i)
+        return vector
+
 
 def gathered(per_env):
     """What Gymnasium makes of one step's infos."""
-    vector, env = {}, Plain(len(per_env))
-    for i, info in enumerate(per_env):
-        vector = env._add_info(vector, info, i)
-    return vector
+    return Plain(len(per_env)).gathered(per_env)
 
 
 # Of three envs, in one step after the other.

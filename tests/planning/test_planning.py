@@ -9,6 +9,7 @@ from contextlib import closing
 import gymnasium as gym
 import numpy as np
 import pytest
+from echoing import interrupted
 from envs import Counter, Spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -397,11 +398,8 @@ def test_ctrl_c_while_waiting_loses_nothing(tmp_path):
     path = str(tmp_path / "open")
     with planning(lambda: Gate(path)) as env:
         promise = env.step_batch([2, 2], np.ones((2, 1)), blocking=False)
-        timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(0.1):
             promise()
-        timer.join()
         (tmp_path / "open").touch()
         assert promise()[1][:, 1].tolist() == [2, 2]
 
