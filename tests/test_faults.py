@@ -72,19 +72,20 @@ def test_close_kills_a_worker_that_ignores_sigterm():
 
 
 def test_ctrl_c_interrupts_a_step_and_its_results_are_dropped():
+    caller = os.getpid()
+
     class Slow(Counter):
         def step(self, action):
             if action == 3:
+                time.sleep(0.1)  # by then the caller waits
+                os.kill(caller, signal.SIGINT)
                 time.sleep(0.5)
             return super().step(action)
 
     envs = ShmVectorEnv([lambda: Slow(99), make_counter], num_workers=2)
     envs.reset(seed=1)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
         envs.step([3, 0])
-    timer.join()
     observations, rewards, *_ = envs.step([1, 1])
     assert observations[:, :2].tolist() == [[2, 1], [2, 1]] and rewards.tolist() == [2, 2]
     envs.close()

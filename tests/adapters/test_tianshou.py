@@ -446,10 +446,14 @@ def test_wait_num():
 
 
 def test_timeout():
-    with gated(timeout=2.0) as (envs, gates):
+    with gated(timeout=0.2) as (envs, gates):
         envs.reset()
         *_, infos = envs.step([RIGHT, GATED, GATED, RIGHT])
-        assert sorted(ids_of(infos)) == [0, 3]
+        found = ids_of(infos)
+        if len(found) < 2:  # on a busy machine
+            *_, infos = envs.step(None)
+            found += ids_of(infos)
+        assert sorted(found) == [0, 3]
         gates[2].set()
         *_, infos = envs.step(None)
         assert ids_of(infos) == [2]
