@@ -4,7 +4,6 @@ A ``System`` says how one is made, reset and stepped; all of them step two envs 
 an action of its own, and what comes back is a list with a row for each env.
 """
 
-import contextlib
 import copy
 import os
 import pickle
@@ -18,6 +17,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
+from echoing import interrupted
 from envs import Counter, Failing
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import SyncVectorEnv
@@ -345,23 +345,6 @@ EVERY = pytest.mark.parametrize("system", SYSTEMS.values(), ids=list(SYSTEMS))
 
 def fns(*makes, count=2):
     return [*makes, *[Sleepy] * (count - len(makes))]
-
-
-@contextlib.contextmanager
-def interrupted(after_s):
-    """Ctrl-C after a while."""
-
-    def ctrl_c(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, ctrl_c)
-    signal.setitimer(signal.ITIMER_REAL, after_s)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 # ---- results -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from shmvec.cluster import ClusterVectorEnv
-from shmvec.cluster.crew import LocalCrew, LocalMember, Lost
+from shmvec.cluster.crew import LocalCrew, LocalMember, LocalTicket, Lost
 from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
 
 
@@ -314,7 +314,7 @@ def test_ctrl_c_while_it_waits_and_while_it_notes_answers(monkeypatch):
     observations, *_, infos = ours.recv()
     np.testing.assert_array_equal(observations, theirs.step([1] * 5)[0][infos["env_id"]])
     assert same(ours.step([0] * 5), theirs.step([0] * 5))
-    monkeypatch.setattr(ClusterVectorEnv, "_note", interrupt)  # the answer is lost
+    monkeypatch.setattr(LocalTicket, "result", interrupt)  # the answer is lost
     with pytest.raises(KeyboardInterrupt):
         ours.step([1] * 5)
     assert ours.closed

@@ -4,6 +4,7 @@ import gc
 import logging
 import sys
 import threading
+import time
 import weakref
 
 import gymnasium as gym
@@ -356,10 +357,12 @@ def test_shares_of_nodes(monkeypatch, options, cpus):
 
 
 def test_a_log_line(caplog, monkeypatch):
-    monkeypatch.setattr("shmvec.cluster.collector._LOG_S", 0.0)
     with caplog.at_level(logging.INFO, "shmvec.cluster"), collector() as made:
         next(made)
+        an_hour_later = time.monotonic() + 3600
+        monkeypatch.setattr(time, "monotonic", lambda: an_hour_later)
         next(made)
+        monkeypatch.undo()
     assert "runner 0 on this process has started: 3 envs, 1 workers" in caplog.text
     assert "1 runners, 1 fragments, " in caplog.text
 
