@@ -4,11 +4,8 @@ docs/differences.md lists them. Hangs are bounded by the deadline that every tes
 """
 
 import multiprocessing
-import os
 import re
-import signal
 import threading
-import time
 import warnings
 from contextlib import closing
 
@@ -19,7 +16,7 @@ from envs import Counter, Failing, Scripted, TwoArguments, Unpicklable
 from equality import same
 from gymnasium.vector import SyncVectorEnv
 
-from shmvec import RemoteTraceback, ShmVectorEnv, WorkerCrashError
+from shmvec import RemoteTraceback, ShmVectorEnv
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 SHARED = pytest.mark.parametrize("shared_memory", [True, False])
@@ -101,17 +98,6 @@ def test_an_exception_with_arguments_of_its_own(num_workers):
     envs.close()
 
 
-def test_a_killed_worker_is_named_and_close_is_harmless():
-    envs = ShmVectorEnv([Counter] * 4, num_workers=2)
-    envs.reset()
-    os.kill(envs.processes[1].pid, signal.SIGKILL)
-    with pytest.raises(WorkerCrashError, match=r"worker 1 \(envs 2 to 3\) killed by SIGKILL"):
-        while True:
-            envs.step([0] * 4)
-    assert envs.closed
-    envs.close()
-
-
 @WORKERS
 @SHARED
 def test_too_few_actions_step_nobody(num_workers, shared_memory):
@@ -122,22 +108,6 @@ def test_too_few_actions_step_nobody(num_workers, shared_memory):
             with pytest.raises(ValueError, match=f"there are {len(wrong)}"):
                 envs.step(wrong)
         assert envs.step([0, 0, 0])[0][:, 0].tolist() == [1, 1, 1]
-
-
-@SHARED
-def test_after_a_timeout_the_next_step_returns_its_own_result(shared_memory):
-    class Slow(Counter):
-        def step(self, action):
-            time.sleep(0.05)
-            return super().step(action)
-
-    envs = ShmVectorEnv([Slow] * 2, shared_memory=shared_memory)
-    with closing(envs):
-        envs.reset()
-        envs.step_async([1, 1])
-        with pytest.raises(multiprocessing.TimeoutError):
-            envs.step_wait(timeout=0)
-        assert envs.step([2, 3])[0][:, :2].tolist() == [[2, 2], [2, 3]]
 
 
 @WORKERS

@@ -141,7 +141,7 @@ def check_lives(pids):
         assert not gone([pid], 0.0), f"{pid} has ended: {pids}"
 
 
-def check_gone(pids, deadline_s=5):
+def check_gone(pids, deadline_s=60):
     """They are, or it says so and they are."""
     left = [pid for pid in pids if not gone([pid], deadline_s)]
     for pid in left:

@@ -4,7 +4,6 @@ It is refused what would mix with the call that it came in, as AsyncVectorEnv re
 waits, and that call goes on as if nothing had been.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -210,6 +210,39 @@ class Increased(Counter):
         return self.count - 1
 
 
+def at_each_line(outer, inner):
+    """Makes a call again and again, with another one at its first line, its second, and so on.
+
+    Yields what the call returns, and what the other does, "refused", or None if it was not made.
+    """
+    package = os.path.dirname(shmvec.__file__)
+    line = at = 0
+
+    def trace(frame, event, _):
+        nonlocal line, became
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        if event == "line":
+            line += 1
+            if line == at:
+                sys.settrace(None)
+                try:
+                    became = inner()
+                except AlreadyPendingCallError:
+                    became = "refused"
+        return trace
+
+    usual = sys.gettrace()
+    while line >= at:  # the last call had as many lines
+        at, line, became = at + 1, 0, None
+        sys.settrace(trace)
+        try:
+            result = outer()
+        finally:
+            sys.settrace(usual)
+        yield result, became
+
+
 @pytest.mark.parametrize(
     "outer, kind, inner",
     [
@@ -221,80 +254,28 @@ class Increased(Counter):
 )
 def test_at_any_line_of_a_call_another_is_refused_or_comes_before_or_after_it(outer, kind, inner):
     """A handler runs between any two of Python's instructions; here at the start of each line."""
-    package = os.path.dirname(shmvec.__file__)
-    envs = kind([partial(Increased, 10**6)] * 2, num_workers=1)
-    line = at = 0
-    became = None
-
-    def trace(frame, event, _):
-        nonlocal line, became
-        if not frame.f_code.co_filename.startswith(package):
-            return None
-        if event == "line":
-            line += 1
-            if line == at:
-                sys.settrace(None)
-                try:
-                    became = CALLS[inner](envs)
-                except AlreadyPendingCallError:
-                    became = "refused"
-        return trace
-
-    usual = sys.gettrace()
-    refused = 0
-    try:
+    with closing(kind([partial(Increased, 10**6)] * 2, num_workers=1)) as envs:
         envs.reset(seed=1)
-        count = 0
-        while line >= at:  # the last call had as many lines
-            at, line, became = at + 1, 0, None
-            sys.settrace(trace)
-            try:
-                result = CALLS[outer](envs)
-            finally:
-                sys.settrace(usual)
+        count, becames = 0, []
+        for result, became in at_each_line(lambda: CALLS[outer](envs), lambda: CALLS[inner](envs)):
             made = [result[0]] if became in (None, "refused") else sorted((result[0], became[0]))
-            refused += became == "refused"
-            assert made == list(range(count + 1, count + 1 + len(made))), (at, became, result)
+            becames.append(became)
+            assert made == list(range(count + 1, count + 1 + len(made))), (becames, result)
             assert result == [result[0]] * 2
             count += len(made)
-        assert at > 10 and refused > 0
-    finally:
-        sys.settrace(usual)
-        envs.close()
+        assert len(becames) > 10 and "refused" in becames
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_at_any_line_of_a_reset_what_it_returns_is_of_the_reset(masked):
-    package = os.path.dirname(shmvec.__file__)
     options = {"reset_mask": np.array([True, True])} if masked else None
-    envs = ShmVectorEnv([partial(Counter, 10**6)] * 2, num_workers=1)
-    line = at = 0
-
-    def trace(frame, event, _):
-        nonlocal line
-        if not frame.f_code.co_filename.startswith(package):
-            return None
-        if event == "line":
-            line += 1
-            if line == at:
-                sys.settrace(None)
-                with contextlib.suppress(AlreadyPendingCallError):
-                    envs.step([1] * 2)
-        return trace
-
-    usual = sys.gettrace()
-    try:
+    with closing(ShmVectorEnv([partial(Counter, 10**6)] * 2, num_workers=1)) as envs:
         envs.reset(seed=1)
-        while line >= at:  # the last call had as many lines
-            at, line = at + 1, 0
-            sys.settrace(trace)
-            try:
-                observations, _ = envs.reset(options=options)
-            finally:
-                sys.settrace(usual)
+        lines = 0
+        for (observations, _), _ in at_each_line(
+            lambda: envs.reset(options=options), lambda: envs.step([1] * 2)
+        ):
             assert observations[:, 0].tolist() == [0, 0]
             assert envs.step([1] * 2)[0][0, 0] in (1, 2)
-        assert at > 10
-    finally:
-        sys.settrace(usual)
-        envs.close()
+            lines += 1
+        assert lines > 10

@@ -46,7 +46,7 @@ DYING = """
 
     def kill(pid):
         os.kill(pid, signal.SIGKILL)
-        assert gone([pid], 5)
+        assert gone([pid], 60)
 
     def check_raises(call, last):
         try:
@@ -117,7 +117,7 @@ MOMENTS = {
         assert after[0] != before[0] and after[1] == before[1], (before, after)
         assert envs.stats().faults.restarts == 2
         envs.close()
-        assert gone(before + after, 5)
+        assert gone(before + after, 60)
     """,
     "never": """
         envs = made(on_crash="restart", {options})
@@ -125,7 +125,7 @@ MOMENTS = {
         check_goes_on(envs)
         assert pids(envs) == before and not any(dataclasses.astuple(envs.stats().faults))
         envs.close()
-        assert gone(before, 5)
+        assert gone(before, 60)
     """,
 }
 

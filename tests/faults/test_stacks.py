@@ -199,7 +199,7 @@ def test_one_that_has_ended(gate):
     with vector_env(gate) as envs:
         pid = hanging(envs, "in in_python")
         os.kill(pid, signal.SIGKILL)
-        assert gone([pid], 5)
+        assert gone([pid], 60)
         assert stack_of(pid) == "(the process has ended)"
 
 

@@ -74,7 +74,7 @@ def test_a_death_beside_that_of_the_fork_server_is_mended(dies):
             count(envs, [turn, made + 2 + turn])
         assert pids(envs) == after and envs.stats().faults.restarts == 1
         envs.close()
-        assert gone(before + after, 1)
+        assert gone(before + after, 60)
         """,
     )
 

@@ -112,7 +112,7 @@ def test_two_threads_are_refused_or_served_but_never_mixed_up(which):
         over.wait(1.5)
         over.set()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "it hangs"
         if wrong:
             raise wrong[0]
@@ -178,11 +178,11 @@ def test_closed_by_another_thread_while_one_waits(what, on_crash):
         os.read(seen, 1)
         os.read(seen, 1)  # both workers hang
         envs.close(terminate=True)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), "it still waits"
         assert [type(error) for error in raised] == [ClosedEnvironmentError], raised
         assert envs.closed and not any(process.is_alive() for process in processes)
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while children() and time.monotonic() < until:
             gc.collect()
             time.sleep(0.01)
@@ -221,7 +221,7 @@ def test_closed_by_another_thread_while_it_starts():
         os.read(seen, 1)
         os.read(seen, 1)
         exchange.close(terminate=True)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), "it still waits"
         assert [type(error) for error in raised] == [ClosedEnvironmentError], raised
         assert exchange.closed and not any(process.is_alive() for process in exchange.processes)
@@ -252,7 +252,7 @@ def test_closed_in_order_by_another_thread_while_one_waits():
         thread.start()
         os.read(seen, 1)
         envs.close()  # worker 1 answers this before worker 0 its step
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), "it still waits"
         assert [type(error) for error in raised] == [ClosedEnvironmentError], raised
     """
