@@ -5,6 +5,7 @@ an action of its own, and what comes back is a list with a row for each env.
 """
 
 import copy
+import multiprocessing
 import os
 import pickle
 import signal
@@ -321,7 +322,7 @@ class Cluster(System):
         return ClusterVectorEnv(env_fns, local=True, num_hosts=1, **options)
 
     def pids(self, envs):
-        return [process.pid for process in envs._hands[0].member._held._envs.processes]
+        return sorted(process.pid for process in multiprocessing.active_children())
 
 
 SYSTEMS = {
