@@ -1,7 +1,8 @@
 """What happens to an env whose episode has ended: Gymnasium's autoreset modes, and their meaning.
 
 Code asks for the meaning (``Autoreset.of(mode).in_step``) and compares no names: a new mode needs
-an entry of ``_MEANINGS``, and the worker's part of it in ``WorkerLoop.step_one``.
+an entry of ``_MEANINGS``, the worker's part of it in ``WorkerLoop.step_one``, and what becomes of a
+step that is lost, in ``Ledger.cut``.
 """
 
 from __future__ import annotations
