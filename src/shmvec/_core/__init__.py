@@ -13,14 +13,14 @@ _NAMES = {
     "OtherShapeError TextCodec TupleCodec",
     "frames": "Blocks Frames Lease Lender Results release",
     "guard": "Guard Loan exclusive raises_by_itself whole",
+    "infos": "Batch Report",
     "ledger": "DONE TIME_UP Ledger",
     "links": "Alarms Links",
     "messages": "pickle_value",
-    "probe": "clock_cost core_rates core_round_trip yield_cost",
-    "process": "Descriptor buffer_c_lines flush_c guard_handler is_unhandled mark_process "
-    "signal_marked start_watchdog stop_watchdog",
+    "process": "Descriptor buffer_c_lines clock_cost core_rates core_round_trip flush_c "
+    "guard_handler is_unhandled mark_process signal_marked start_watchdog stop_watchdog "
+    "yield_cost",
     "segment": "COUNTERS Insight MappedMemory Segment reserve_pages segment_bytes",
-    "told": "Batch Report",
     "trace": "TRACE_KINDS Recorder TraceSwitch read_trace trace_bytes",
     "worker": "FAULT_POINTS WorkerLoop die_at end_forks watch_forks",
 }

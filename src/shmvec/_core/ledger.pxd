@@ -1,17 +1,18 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport sv_record
 from shmvec._core.frames cimport Frames
-from shmvec._core.inbox cimport Inbox
+from shmvec._core.infos cimport Inbox
 from shmvec._core.links cimport Links
-from shmvec._core.outbox cimport Outbox
 
 
 cdef class Ledger:
     cdef readonly Links links
     cdef readonly Frames frames
     cdef Inbox inbox
-    cdef Outbox outbox
+    cdef Codec actions
+    cdef list encoders            # by worker, of actions that are in no slab; None: they are
     cdef bint resets_in_step      # the step that ends an episode does; or
     cdef bint resets_in_next_step
     cdef bint may_step_over       # False: stepping an env that is done is an error
@@ -61,6 +62,11 @@ cdef class Ledger:
     cdef int renew(self, uint32_t worker) except -1
     cdef int check_exists(self, Py_ssize_t env) except -1
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
+    cdef dict write_all_actions(self, actions, pack, uint32_t sequence, bint any_shape)
+    cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, pack, uint32_t sequence,
+                            bint any_shape)
+    cdef list write_rows(self, const Py_ssize_t[::1] envs, actions, bint any_shape)
+    cdef bint encode(self, Py_ssize_t env, action, uint32_t sequence) except -1
     cdef int send(self, dict late, uint32_t sequence) except -1
     cdef dict last_of_broken(self, const Py_ssize_t[::1] envs)
     cdef int note_reset(self, const Py_ssize_t[::1] envs, list arguments, bint repeat) except -1

@@ -27,16 +27,19 @@ from shmvec._core.csrc cimport (
     sv_record,
     sv_ring_try_pop,
 )
-from shmvec._core.inbox cimport Inbox
-from shmvec._core.outbox cimport Outbox
-from shmvec._core.protocol cimport COMMAND, LATE, MESSAGES, OBSERVATION
+from shmvec._core.codec cimport ActionCodec, MessageCodec
+from shmvec._core.infos cimport Inbox, Report, report_of
+from shmvec._core.messages cimport Encoder
+from shmvec._core.protocol cimport ACTION, COMMAND, LATE, MESSAGES, OBSERVATION
 from shmvec._core.protocol cimport RESET, STEP, TOGETHER
-from shmvec._core.told cimport Report, report_of
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from shmvec._core.told import Batch
+from shmvec._core.codec import OtherShapeError
+from shmvec._core.guard import raises_by_itself
+from shmvec._core.infos import Batch
+from shmvec._core.messages import pickle_value
 
 cdef object _plain_add_info = VectorEnv._add_info
 cdef tuple NOTHING = (None, None)  # the seed and the options of a reset that has neither
@@ -85,7 +88,9 @@ cdef class Ledger:
         self.checked_by = np.zeros(self.num_envs, np.uint64)
         self.queue = np.zeros(self.num_envs, np.intp)
         self.inbox = Inbox(links, slabs, self.workers, self.sequences, self.flags)
-        self.outbox = Outbox(links, slabs, self.workers)
+        self.actions = slabs.actions
+        if isinstance(self.actions, MessageCodec):
+            self.encoders = [None] * links.num_workers
         self.unfinished = [[] for _ in range(links.num_workers)]
         for worker in range(links.num_workers):
             for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
@@ -104,8 +109,11 @@ cdef class Ledger:
 
     cdef int renew(self, uint32_t worker) except -1:
         """Begins to read and write a worker's rings of messages from their start."""
+        cdef Links links = self.links
         self.inbox.renew(worker)
-        self.outbox.renew(worker)
+        if self.encoders is not None:
+            self.encoders[worker] = Encoder(
+                links.segment, worker, links.firsts[worker], links.counts[worker], False)
         return 0
 
     # ---- questions ---------------------------------------------------------------------------
@@ -204,10 +212,72 @@ cdef class Ledger:
             return
         self.links.sequence += 1
         sequence = self.links.sequence
-        late = self.outbox.put_all(self.everyone, actions, pack, sequence, rollout_frame < 0)
+        late = self.write_all_actions(actions, pack, sequence, rollout_frame < 0)
         self.send(late, sequence)
         frame = self.frames.aim_all(rollout_frame)
         self.post_all(STEP, sequence, frame, late)
+
+    # Actions are written before their requests. A call that is interrupted in between, or raises,
+    # has asked for nothing: its actions are overwritten later, or discarded, as no request has
+    # their number.
+
+    cdef dict write_all_actions(self, actions, pack, uint32_t sequence, bint any_shape):
+        """Writes all envs' actions for requests with one number; the rest, packed, by worker."""
+        cdef Links links = self.links
+        cdef uint32_t worker
+        cdef Py_ssize_t env
+        cdef dict left
+        cdef list each = self.write_rows(self.everyone, actions, any_shape)
+        if each is None:
+            return None
+        left = {}
+        for worker in range(links.num_workers):
+            for env in range(links.firsts[worker], links.firsts[worker] + links.counts[worker]):
+                if self.encoders is None or not self.encode(env, each[env], sequence):
+                    left.setdefault(worker, []).append((env, each[env]))
+        for worker in left:
+            left[worker] = pack(left[worker])
+        return left
+
+    cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, pack, uint32_t sequence,
+                            bint any_shape):
+        """Writes envs' actions for requests from this number on; the rest, packed, by env."""
+        cdef Py_ssize_t i
+        cdef dict left
+        cdef list each = self.write_rows(envs, actions, any_shape)
+        if each is None:
+            return None
+        left = {}
+        for i in range(envs.shape[0]):
+            if self.encoders is None or not self.encode(
+                    envs[i], each[i], sequence + <uint32_t>i):
+                left[envs[i]] = pack([(envs[i], each[i])])
+        return left
+
+    cdef list write_rows(self, const Py_ssize_t[::1] envs, actions, bint any_shape):
+        """Writes actions to their slab; [action] if they must be messages, e.g. for their shape."""
+        if self.encoders is not None:
+            return (<MessageCodec>self.actions).split(actions, envs.shape[0])
+        try:
+            self.actions.write_rows(envs, actions)
+        except OtherShapeError as error:
+            if not any_shape or not isinstance(self.actions, ActionCodec):
+                raise
+            return list(error.actions.copy())  # copied, because envs may keep their actions
+        return None
+
+    cdef bint encode(self, Py_ssize_t env, action, uint32_t sequence) except -1:
+        """Puts an action into its worker's ring; False if it does not fit."""
+        cdef Encoder encoder = self.encoders[self.workers[env]]
+        try:
+            return encoder.encode(env, ACTION, {"": action}, sequence)
+        except Exception as error:
+            if not raises_by_itself(pickle_value, action):
+                raise
+            raise TypeError(
+                f"wrong actions: that of env {env} cannot be pickled to send it to its worker "
+                f"({error}). Nothing was sent to any env."
+            ) from error
 
     cdef int send(self, dict late, uint32_t sequence) except -1:
         """Puts the messages of a request into channels; without a request they are discarded."""
@@ -257,7 +327,7 @@ cdef class Ledger:
         elif envs.shape[0] < self.num_envs:
             self.frames.check_away()
         self.links.sequence += <uint32_t>envs.shape[0]  # not used again if this fails
-        late = self.outbox.put(
+        late = self.write_actions(
             envs, actions, pack, base + 1, rollout_frame is None or rollout_frame < 0)
         lasts = self.last_of_broken(envs)
         if late:
@@ -355,7 +425,7 @@ cdef class Ledger:
         cdef Py_ssize_t first = links.firsts[worker]
         cdef Py_ssize_t all_of_it = links.counts[worker]
         cdef Py_ssize_t count = 1
-        if self.outbox.encoders is not None or not (self.ranging or self.frames.leasing):
+        if self.encoders is not None or not (self.ranging or self.frames.leasing):
             return 1  # a message belongs to the request of a single env
         while (begin + count < envs.shape[0] and envs[begin + count] == envs[begin] + count
                 and envs[begin + count] < first + all_of_it):

@@ -1,15 +1,15 @@
-"""Control of processes by the operating system: csrc/watchdog.h, family.h, handler.h.
+"""This process and its machine: csrc/watchdog.h, family.h, handler.h, probe.h.
 
 A watchdog ends a worker when its parent is gone, whatever its env is doing. A mark identifies the
 processes that a worker has started. A guard wraps another library's signal handler. C's stdout gets
-a buffer that passes on whole lines.
+a buffer that passes on whole lines. Probes measure what hand-overs between cores cost.
 
 The watchdog stops while this process forks, so that the process forks with the program's own
 threads only. It continues in the parent; the child has none.
 """
 
 from libc.signal cimport SIG_DFL
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdio cimport BUFSIZ, _IOLBF, fflush, setvbuf, stdout
 from libc.stdlib cimport free, malloc
 from posix.signal cimport sigaction, sigaction_t
@@ -18,6 +18,10 @@ from shmvec._core.csrc cimport (
     sv_family_lead,
     sv_family_signal,
     sv_handler_guard,
+    sv_probe_clock,
+    sv_probe_rates,
+    sv_probe_round_trip,
+    sv_probe_yield,
     sv_watchdog_start,
     sv_watchdog_stop,
 )
@@ -164,3 +168,52 @@ cdef int _follow_forks() except -1:
         )
         _follows = True
     return 0
+
+
+# ---- probes ----------------------------------------------------------------------------------
+
+
+def core_round_trip(uint32_t core, uint32_t other, bint sleeping, double seconds):
+    cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
+    cdef double found
+    with nogil:
+        found = sv_probe_round_trip(core, other, sleeping, duration_ns)
+    return 1e-9 * found if found > 0 else None
+
+
+def core_rates(cores, double seconds):
+    cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
+    cdef uint32_t count = len(cores), i
+    cdef uint32_t *places = <uint32_t *>malloc((count + 1) * sizeof(uint32_t))
+    cdef double *found = <double *>malloc((count + 1) * sizeof(double))
+    cdef bint room
+    try:
+        if places == NULL or found == NULL:
+            raise MemoryError
+        for i in range(count):
+            places[i] = cores[i]
+        with nogil:
+            room = sv_probe_rates(places, count, duration_ns, found)
+        if not room:
+            raise MemoryError
+        return [found[i] for i in range(count)]
+    finally:
+        free(places)
+        free(found)
+
+
+def yield_cost(double seconds):
+    return cost(sv_probe_yield, seconds)
+
+
+def clock_cost(double seconds):
+    return cost(sv_probe_clock, seconds)
+
+
+cdef object cost(double (*probe)(int64_t) noexcept nogil, double seconds):
+    """What a probe finds within so many seconds, in seconds."""
+    cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
+    cdef double found
+    with nogil:
+        found = probe(duration_ns)
+    return 1e-9 * found

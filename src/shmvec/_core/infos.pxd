@@ -2,7 +2,15 @@ from libc.stdint cimport uint32_t
 
 from shmvec._core.codec cimport Codec
 from shmvec._core.links cimport Links
-from shmvec._core.messages cimport Columns
+
+
+cdef class Report:
+    cdef readonly object fault
+    cdef readonly bint cut_off    # the answer is a truncation in place of what was lost
+    cdef readonly list last       # [the last observation] if a reset has overwritten it; else None
+
+
+cdef Report report_of(fault, bint cut_off, list last)
 
 
 cdef class Inbox:
@@ -10,7 +18,7 @@ cdef class Inbox:
     cdef object slabs
     cdef Codec observations
     cdef list decoders                 # by worker
-    cdef Columns columns
+    cdef object columns
     cdef dict held                     # env: [info], of messages that are in no ring
     cdef bint unread                   # a ring was read, and nothing was given back
     # Each env: the ledger's.
@@ -19,7 +27,6 @@ cdef class Inbox:
     cdef uint32_t[::1] flags           # of its answer
     cdef int renew(self, uint32_t worker) except -1
     cdef bint has_any(self, const Py_ssize_t[::1] envs) noexcept
-    cdef int put(self, Py_ssize_t env, uint32_t kind, message) except -1
     cdef int hold(self, Py_ssize_t env) except -1
     cdef int order(self, const Py_ssize_t[::1] ready, const Py_ssize_t[::1] envs) except -1
     cdef int rewind(self) except -1
