@@ -12,7 +12,7 @@ _NAMES = {
     "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
     "OtherShapeError TextCodec TupleCodec",
     "frames": "Blocks Frames Lease Lender Results release",
-    "guard": "Guard Loan exclusive raises_by_itself whole",
+    "guard": "Guard Loan exclusive whole",
     "infos": "Batch Report",
     "ledger": "DONE TIME_UP Ledger",
     "links": "Alarms Links",

@@ -235,8 +235,7 @@ class MessageCodec(Codec):
         self,
         space: gym.Space[Any],
         num_envs: int,
-        explain: Callable[[Iterable[int], list[Any], Exception], tuple[int | None, Exception]]
-        | None,
+        explain: Callable[[Iterable[int], list[Any], Exception], Exception] | None,
     ) -> None: ...
 
 # Results, and memory that is lent to the user
@@ -858,9 +857,6 @@ def exclusive(method: _Method) -> _Method:
 
 def whole(method: _Method) -> _Method:
     """Decorate likewise; if the method raises, what it asked and did not take is abandoned."""
-
-def raises_by_itself(attempt: Callable[..., object], *arguments: object) -> bool:
-    """Whether a retry raises an Exception too: if not, a signal handler raised the first one."""
 
 class Loan(Generic[_T]):
     """Lends what ``begin()`` returns, in a ``with`` block; ``pending`` is the guard's meanwhile."""

@@ -34,8 +34,6 @@ import numpy as np
 from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from shmvec._core.guard import raises_by_itself
-
 cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
     uint32_t *PyUnicode_AsUCS4(object text, uint32_t *buffer, Py_ssize_t size,
@@ -615,7 +613,7 @@ cdef class MessageCodec(Codec):
     """
 
     def __init__(self, space, num_envs, explain):
-        """`explain` takes envs, values, what joining these has raised: whose is odd, what to raise."""
+        """`explain` takes envs, values, and what joining these has raised, and says what to raise."""
         self.space = space
         self.explain = explain
         self.num_envs = num_envs  # whatever the frame: what was last received is what is there
@@ -644,17 +642,14 @@ cdef class MessageCodec(Codec):
         return self.joined(indices, create_empty_array(self.space, len(indices)))
 
     cdef object joined(self, envs, object arrays):
-        """Values of envs, joined; raises an error with `odd`, those that do not fit, shown no more."""
+        """Values of envs, joined."""
         cdef list values = [self.values[env] for env in envs]
         try:
             return concatenate(self.space, values, arrays)
         except Exception as error:
-            if not raises_by_itself(concatenate, self.space, values, arrays):
+            explained = self.explain(envs, values, error)
+            if explained is error:
                 raise
-            odd, explained = self.explain(envs, values, error)
-            explained.odd = list(envs) if odd is None else [odd]
-            for env in explained.odd:
-                self.values[env] = _empty(self.space)
             raise explained from error
 
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:

@@ -109,15 +109,6 @@ cdef class Guard:
             raise
 
 
-def raises_by_itself(attempt, *arguments):
-    """Whether a retry raises an Exception too: if not, a signal handler raised the first one."""
-    try:
-        attempt(*arguments)
-    except Exception:
-        return True
-    return False
-
-
 def exclusive(method):
     """A method that runs under its object's guard."""
     @wraps(method)

@@ -19,8 +19,8 @@ cdef class Inbox:
     cdef Codec observations
     cdef list decoders                 # by worker
     cdef object columns
-    cdef dict held                     # env: [info], of messages that are in no ring
-    cdef bint unread                   # a ring was read, and nothing was given back
+    cdef dict held                     # env: [info, or (decoder, message)], in no ring any more
+    cdef bint has_read                 # a ring, whose room is to be given back
     # Each env: the ledger's.
     cdef const uint32_t[::1] workers
     cdef const uint32_t[::1] sequences # of its request
@@ -29,14 +29,12 @@ cdef class Inbox:
     cdef bint has_any(self, const Py_ssize_t[::1] envs) noexcept
     cdef int hold(self, Py_ssize_t env) except -1
     cdef int order(self, const Py_ssize_t[::1] ready, const Py_ssize_t[::1] envs) except -1
-    cdef int rewind(self) except -1
+    cdef list read_held(self, Py_ssize_t env)
     cdef list each_of_all(self, list workers, uint32_t sequence)
     cdef dict gather_all(self, list workers, uint32_t sequence, vector_env)
     cdef list each(self, const Py_ssize_t[::1] envs)
     cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict reports,
                        vector_env)
-    cdef object add_others(self, object infos, Py_ssize_t env, Py_ssize_t row, dict reports,
-                           vector_env)
     cdef int give_back(self) except -1
     cdef int discard(self, Py_ssize_t env) except -1
     cdef int discard_all(self, uint32_t sequence) except -1

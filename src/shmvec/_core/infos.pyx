@@ -4,9 +4,9 @@ A batch's infos become Gymnasium's dict of arrays (a *column* a key), or one dic
 ``VectorEnv._add_info`` defines the dict of arrays: a value that is not a plain store into a column
 of the same dtype is given to that very method, so that results equal ``SyncVectorEnv``'s.
 
-Reading removes nothing: a message keeps its room in its ring, or its place in ``Inbox.held``, until
-its env is taken. So a reading that is interrupted (by a signal handler during unpickling, or in the
-user's ``_add_info``) loses nothing: the next one starts from the beginning.
+Reading runs the user's code (unpickling, ``_add_info``) and may raise. The call that takes the envs
+then ends with that exception, and their answers are discarded: what cannot be read raises once. An
+env that is not among them keeps its messages.
 """
 
 from libc.stdint cimport uint8_t, uint32_t
@@ -18,8 +18,6 @@ from shmvec._core.protocol cimport FINAL, INFO, MESSAGES, OBSERVATION
 
 import numpy as np
 from gymnasium.vector import VectorEnv
-
-from shmvec._core.guard import raises_by_itself
 
 cdef object _ndarray = np.ndarray
 cdef object _plain_add_info = VectorEnv._add_info
@@ -177,7 +175,7 @@ cdef class InfoDecoder(Decoder):
         """All infos of this sequence as [(env, info)], in the order in which they were sent."""
         cdef list infos = []
         while self.next(sequence):
-            info = self.take_one(None, None)
+            info = self.read(None, None)
             if info is not None:
                 infos.append((self.env, info))
             self.advance()
@@ -190,9 +188,9 @@ cdef class InfoDecoder(Decoder):
         while self.next(sequence):
             found = True
             self.row = self.env
-            self.take_one(infos, vector_env)
+            self.read(infos, vector_env)
             self.advance()
-        if not found and not self.spoilt:
+        if not found:
             raise self.damaged("was announced, and is not there")
         return 0
 
@@ -203,21 +201,12 @@ cdef class InfoDecoder(Decoder):
         self.num_rows = num_rows
         while self.next(sequence) and self.env <= env:
             if self.env == env:  # else of one that failed
-                self.take_one(infos, vector_env)
+                self.read(infos, vector_env)
             self.advance()
         return 0
 
-    cdef object take_one(self, dict infos, object vector_env):
+    cdef object read(self, dict infos, object vector_env):
         """Adds the message that `next` found; without a vector env, returns it as the env did."""
-        try:
-            return self.take_once(infos, vector_env)
-        except Exception:
-            self.cursor = self.start
-            if raises_by_itself(self.take_once, infos, vector_env):
-                self.spoil()
-            raise
-
-    cpdef object take_once(self, dict infos, object vector_env):
         cdef list fields
         if self.kind == OBSERVATION:  # to where the others are
             self.observations.write(self.env, self.take()[""])
@@ -309,18 +298,14 @@ cdef class Inbox:
         return False
 
     cdef int hold(self, Py_ssize_t env) except -1:
-        """Moves an env's messages from the ring to ``held``; call it in the order of answers."""
+        """Moves an env's messages, unread, from the ring to ``held``; in the order of answers."""
         cdef InfoDecoder decoder
         if not self.flags[env] & MESSAGES:
             return 0
-        if self.unread:
-            self.rewind()
         decoder = self.decoders[self.workers[env]]
         while decoder.next(self.sequences[env]) and decoder.env <= env:
             if decoder.env == env:  # otherwise it belongs to an env that failed
-                info = decoder.take_one(None, None)
-                if info is not None:
-                    self.held.setdefault(env, []).append(info)
+                self.held.setdefault(env, []).append((decoder, decoder.copied()))
             decoder.release()
         self.flags[env] &= ~<uint32_t>MESSAGES
         return 0
@@ -357,19 +342,24 @@ cdef class Inbox:
 
     # ---- infos of a batch --------------------------------------------------------------------
 
-    cdef int rewind(self) except -1:
-        """Undoes a reading that was interrupted, or whose envs were not taken."""
+    cdef list read_held(self, Py_ssize_t env):
+        """An env's infos that are in no ring."""
         cdef InfoDecoder decoder
-        self.unread = False
-        for decoder in self.decoders:
-            decoder.rewind()
-        return 0
+        cdef list infos = []
+        for held in self.held.get(env, ()):
+            if type(held) is tuple:
+                decoder, message = held
+                decoder.restore(message)
+                held = decoder.read(None, None)
+            if held is not None:
+                infos.append(held)
+        return infos
 
     cdef list each_of_all(self, list workers, uint32_t sequence):
         """Infos of all envs, some sent by these workers: one dict for each env."""
         cdef InfoDecoder decoder
         cdef list each = [{} for _ in range(self.workers.shape[0])]
-        self.unread = True
+        self.has_read = True
         for worker in workers:
             decoder = self.decoders[worker]
             for env, info in decoder.drain(sequence):
@@ -380,7 +370,7 @@ cdef class Inbox:
         """Infos of all envs, some sent by these workers: Gymnasium's dict of arrays."""
         cdef InfoDecoder decoder
         cdef dict infos = {}
-        self.unread = True
+        self.has_read = True
         try:
             for worker in workers:
                 decoder = self.decoders[worker]
@@ -394,7 +384,7 @@ cdef class Inbox:
         cdef Py_ssize_t i
         for i in range(envs.shape[0]):
             self.hold(envs[i])
-        return [_merged(self.held.get(envs[i], [])) for i in range(envs.shape[0])]
+        return [_merged(self.read_held(envs[i])) for i in range(envs.shape[0])]
 
     cdef object gather(self, const Py_ssize_t[::1] envs, const Py_ssize_t[::1] rows, dict reports,
                        vector_env):
@@ -405,7 +395,7 @@ cdef class Inbox:
         cdef InfoDecoder decoder
         cdef Py_ssize_t num_rows = vector_env.num_envs
         cdef bint plain = type(vector_env)._add_info is _plain_add_info
-        self.unread = plain
+        self.has_read = plain
         try:
             for i in range(envs.shape[0]):
                 env = envs[i]
@@ -414,26 +404,12 @@ cdef class Inbox:
                 elif self.flags[env] & MESSAGES:
                     decoder = self.decoders[self.workers[env]]
                     decoder.add_env(infos, env, self.sequences[env], rows[i], num_rows, vector_env)
-                if self.held or reports:
-                    infos = self.add_others(infos, env, rows[i], reports, vector_env)
+                for info in self.read_held(env) if self.held else ():
+                    infos = vector_env._add_info(infos, info, rows[i])
+                if reports and env in reports:
+                    infos = vector_env._add_info(infos, reports[env].info, rows[i])
         finally:
             self.columns.finish()
-        return infos
-
-    cdef object add_others(self, object infos, Py_ssize_t env, Py_ssize_t row, dict reports,
-                           vector_env):
-        """Adds an env's held infos and its report; discards what cannot be added, and raises."""
-        cdef list held = self.held.get(env, [])
-        cdef list others = held + [reports[env].info] if reports and env in reports else held
-        for info in others:
-            try:
-                infos = vector_env._add_info(infos, info, row)
-            except Exception:
-                if raises_by_itself(vector_env._add_info, infos, info, row):
-                    self.held[env] = [each for each in held if each is not info]
-                    if len(self.held[env]) == len(held):  # none of the held: it was the report
-                        del reports[env]
-                raise
         return infos
 
     # ---- the end of a batch ------------------------------------------------------------------
@@ -441,7 +417,7 @@ cdef class Inbox:
     cdef int give_back(self) except -1:
         """Gives the room of what was read back to the rings."""
         cdef InfoDecoder decoder
-        self.unread = False
+        self.has_read = False
         for decoder in self.decoders:
             decoder.give_back()
         return 0
@@ -455,7 +431,7 @@ cdef class Inbox:
     cdef int discard_all(self, uint32_t sequence) except -1:
         """Discards all messages of answers to requests before this one."""
         cdef InfoDecoder decoder
-        self.rewind()
+        self.has_read = False
         self.held.clear()
         self.flags[:] = 0
         for decoder in self.decoders:

@@ -93,5 +93,5 @@ cdef class Ledger:
     cdef bint wait(self, Py_ssize_t wanted, timeout, bint requests) except -1
     cdef int pop_all(self) except -1
     cdef int pop(self) except -1
-    cdef int disregard(self, error) except -1
+    cdef int postpone_reports(self, list envs) except -1
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays)

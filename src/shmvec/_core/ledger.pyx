@@ -33,13 +33,13 @@ from shmvec._core.messages cimport Encoder
 from shmvec._core.protocol cimport ACTION, COMMAND, LATE, MESSAGES, OBSERVATION
 from shmvec._core.protocol cimport RESET, STEP, TOGETHER
 
+from pickle import PicklingError
+
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from shmvec._core.codec import OtherShapeError
-from shmvec._core.guard import raises_by_itself
 from shmvec._core.infos import Batch
-from shmvec._core.messages import pickle_value
 
 cdef object _plain_add_info = VectorEnv._add_info
 cdef tuple NOTHING = (None, None)  # the seed and the options of a reset that has neither
@@ -271,9 +271,7 @@ cdef class Ledger:
         cdef Encoder encoder = self.encoders[self.workers[env]]
         try:
             return encoder.encode(env, ACTION, {"": action}, sequence)
-        except Exception as error:
-            if not raises_by_itself(pickle_value, action):
-                raise
+        except (PicklingError, TypeError, AttributeError) as error:  # what pickle raises
             raise TypeError(
                 f"wrong actions: that of env {env} cannot be pickled to send it to its worker "
                 f"({error}). Nothing was sent to any env."
@@ -665,23 +663,18 @@ cdef class Ledger:
                 vector_env is not None and type(vector_env)._add_info is not _plain_add_info):
             self.spread()
             return None
-        if self.inbox.unread:
-            self.inbox.rewind()
-        if vector_env is None:
-            infos = [{} for _ in range(self.num_envs)]
-        if sending is not None and vector_env is None:
-            infos = self.inbox.each_of_all(sending, self.lock_sequence)
-        elif sending is not None:
-            infos = self.inbox.gather_all(sending, self.lock_sequence, vector_env)
-        if arrays:
-            try:
+        try:
+            if vector_env is None:
+                infos = [{} for _ in range(self.num_envs)]
+            if sending is not None and vector_env is None:
+                infos = self.inbox.each_of_all(sending, self.lock_sequence)
+            elif sending is not None:
+                infos = self.inbox.gather_all(sending, self.lock_sequence, vector_env)
+            if arrays:
                 results = self.frames.all(True)
-            except Exception as error:
-                self.spread()
-                self.disregard(error)
-                raise
-        results = (*results, infos)
-        self.commit(self.everyone, ())
+            results = (*results, infos)
+        finally:  # an exception has cost the results
+            self.commit(self.everyone, ())
         return results
 
     cdef int pop_all(self) except -1:
@@ -942,14 +935,20 @@ cdef class Ledger:
             if self.states[env] == READY:
                 self.leave(env, IDLE)
         self.num_ready = 0
-        for env, report in self.reports.items():
-            if env not in self.after:
-                self.after[env] = report.fault, report.cut_off
-                self.num_broken += report.cut_off
-        self.reports.clear()
+        self.postpone_reports(list(self.reports))
         self.results.clear()
         self.unanswered.clear()
         self.raised.clear()
+
+    cdef int postpone_reports(self, list envs) except -1:
+        """Has the next answers of these envs report the faults of those that are discarded."""
+        cdef Report report
+        for env in envs:
+            report = self.reports.pop(env, None)
+            if report is not None and env not in self.after:
+                self.after[env] = report.fault, report.cut_off
+                self.num_broken += report.cut_off
+        return 0
 
     # ---- taking ------------------------------------------------------------------------------
 
@@ -980,17 +979,12 @@ cdef class Ledger:
         return envs
 
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays):
-        """(Ready envs, four arrays of theirs or of all, infos), and the lease of views.
-
-        Nothing is taken before `commit`: what is interrupted, or not wanted, can be repeated.
-        """
+        """(Ready envs, four arrays of theirs or of all, infos), and the lease of views."""
         cdef const Py_ssize_t[::1] envs = which
         cdef Frames frames = self.frames
         cdef Py_ssize_t i
         cdef Report report
         lease, results = None, (None, None, None, None)
-        if self.inbox.unread:
-            self.inbox.rewind()
         if self.reports:
             for i in range(envs.shape[0]):
                 report = self.reports.get(envs[i])
@@ -1007,24 +1001,18 @@ cdef class Ledger:
             infos = self.inbox.gather(envs, rows, self.reports, batch)
         else:
             infos = {}
-        try:  # not earlier: observations that are messages come with the infos
-            if arrays and everyone:
-                results = frames.all(False)
-            elif arrays:
-                results, lease = frames.some(which)
-        except Exception as error:
-            self.disregard(error)
-            raise
+        # Not earlier: observations that are messages come with the infos.
+        if arrays and everyone:
+            results = frames.all(False)
+        elif arrays:
+            results, lease = frames.some(which)
         return (which, *results, infos), lease
-
-    cdef int disregard(self, error) except -1:
-        """Stops reading what envs have sent if an error says that it does not fit."""
-        for env in getattr(error, "odd", ()):
-            self.flags[env] &= ~<uint32_t>MESSAGES
-        return 0
 
     def take(self, envs, vector_env, everyone, arrays, among):
         """Takes ready envs, which may then be asked for something else.
+
+        An exception while results are read costs these results: the envs are idle, and their next
+        answers report their faults.
 
         Args:
             envs: Which.
@@ -1037,7 +1025,12 @@ cdef class Ledger:
             The envs; their results: four arrays and infos; and what else there is: {env: Report},
             failures, results of a command, by env, and envs whose command was lost.
         """
-        results, lease = self.results_of(envs, vector_env, everyone, arrays)
+        try:
+            results, lease = self.results_of(envs, vector_env, everyone, arrays)
+        except BaseException:
+            self.postpone_reports(envs.tolist())
+            self.commit(envs, ())
+            raise
         telling = {env: self.reports[env] for env in envs.tolist() if env in self.reports} \
             if self.reports else {}
         failures = [failure for failure in self.raised if among is None or failure.env in among]
@@ -1058,7 +1051,7 @@ cdef class Ledger:
         if failures:
             taken = {id(failure) for failure in failures}
             self.raised = [failure for failure in self.raised if id(failure) not in taken]
-        if self.inbox.unread:
+        if self.inbox.has_read:
             self.inbox.give_back()
         if self.popped:
             self.popped = self.lockstep = False

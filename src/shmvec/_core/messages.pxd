@@ -59,8 +59,7 @@ cdef class Decoder:
     cdef const char *start
     cdef const char *cursor
     cdef const char *end
-    cdef bytes pickled    # a copy; of a packed message None
-    cdef set spoilt       # positions of messages that cannot be read
+    cdef bytes pickled    # a copy, if it is pickled
     cdef object damaged(self, what)
     cdef int check(self, list fields) except -1
     cdef int learned(self, list fields) except -1
@@ -71,8 +70,8 @@ cdef class Decoder:
     cdef const char *skip(self, Py_ssize_t nbytes) except NULL
     cdef object value(self, Field field)
     cdef int copy(self, void *target, Py_ssize_t nbytes) except -1
-    cdef int spoil(self) except -1
     cdef int advance(self) except -1
-    cdef int rewind(self) except -1
+    cdef tuple copied(self)
+    cdef int restore(self, tuple message) except -1
     cdef int release(self) except -1
     cdef int give_back(self) except -1

@@ -40,7 +40,6 @@ from shmvec._core.csrc cimport (
     sv_byte_ring_peek,
     sv_byte_ring_release,
     sv_byte_ring_reserve,
-    sv_byte_ring_rewind,
     sv_byte_ring_skip,
     sv_segment_actions,
     sv_segment_infos,
@@ -374,7 +373,6 @@ cdef class Decoder:
                 &self.ring, sv_segment_actions(segment.base, &segment.plan, worker),
                 segment.plan.sizes.action_capacity)
         self.schemas = []
-        self.spoilt = set()
         self.num_envs = segment.plan.sizes.num_envs
         self.whose = f"of worker {worker}" if from_worker else f"to worker {worker}"
         self.kinds = 1 << ACTION
@@ -402,7 +400,7 @@ cdef class Decoder:
     cdef bint next(self, uint32_t sequence) except -1:
         """Finds the next message of this sequence; `advance` or `release` then.  False: none.
 
-        Learns schemas, and drops messages of earlier sequences, on the way.
+        Learns schemas, and discards messages of earlier sequences, on the way.
         """
         cdef uint32_t prefix[4]
         cdef uint32_t size
@@ -423,19 +421,15 @@ cdef class Decoder:
             if self.tag >= TAG_SCHEMA:
                 self.pickled = PyBytes_FromStringAndSize(self.cursor, size - PREFIX)
                 content = PyBytes_AS_STRING(self.pickled)  # what is summed is what is read
-            if self.spoilt and self.ring.mine in self.spoilt:
-                self.advance()
-                continue
             if prefix[3] != _sum(prefix, size, self.tag, content):
                 raise self.damaged("is not as it was written")
             if self.tag == TAG_SCHEMA:
                 number, fields = loads(self.pickled)
-                if number > len(self.schemas):
+                if number != len(self.schemas):
                     raise self.damaged("is a schema out of order")
-                if number == len(self.schemas):  # else it was read before a rewind
-                    self.check(fields)
-                    self.learned(fields)
-                    self.schemas.append(fields)
+                self.check(fields)
+                self.learned(fields)
+                self.schemas.append(fields)
             elif prefix[2] == sequence:
                 self.env = prefix[0]
                 self.kind = prefix[1]
@@ -516,19 +510,23 @@ cdef class Decoder:
         memcpy(target, self.skip(nbytes), nbytes)
         return 0
 
-    cdef int spoil(self) except -1:
-        """Notes that the message that `next` found cannot be read, ever."""
-        self.spoilt.add(self.ring.mine)
+    cdef tuple copied(self):
+        """The message that `next` found, to be read after `restore`."""
+        content = self.pickled
+        if self.tag != TAG_PICKLE:
+            content = PyBytes_FromStringAndSize(self.start, self.end - self.start)
+        return self.env, self.kind, self.tag, content
+
+    cdef int restore(self, tuple message) except -1:
+        """Goes back to a message that was copied, as if `next` had found it."""
+        self.env, self.kind, self.tag, self.pickled = message
+        self.start = self.cursor = PyBytes_AS_STRING(self.pickled)
+        self.end = self.start + PyBytes_GET_SIZE(self.pickled)
         return 0
 
     cdef int advance(self) except -1:
         """Goes on to the next message, and keeps this one's room."""
         sv_byte_ring_skip(&self.ring)
-        return 0
-
-    cdef int rewind(self) except -1:
-        """Goes back to the oldest message whose room was kept."""
-        sv_byte_ring_rewind(&self.ring)
         return 0
 
     cdef int release(self) except -1:
@@ -542,6 +540,4 @@ cdef class Decoder:
             return 0
         self.ring.pending = 0  # of one that was looked at only
         sv_byte_ring_release(&self.ring)
-        if self.spoilt:
-            self.spoilt.clear()
         return 0

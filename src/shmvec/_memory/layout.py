@@ -43,7 +43,6 @@ __all__ = [
     "has_fixed_size",
     "misfit",
     "nbytes_of",
-    "odd_one",
     "placing_in",
 ]
 
@@ -214,7 +213,7 @@ class Layout:
         return make(
             Results,
             memory,
-            make(MessageCodec, space, self.num_envs, partial(odd_one, space))
+            make(MessageCodec, space, self.num_envs, partial(first_misfit, space))
             if self.observation_messages
             else self._observations(place, make, rows),
             place((rows,), np.float64),
@@ -398,14 +397,14 @@ def misfit(
     return kind(f"env {env}: the {what}")
 
 
-def odd_one(
+def first_misfit(
     space: gym.Space[Any], envs: Iterable[int], observations: Iterable[Any], error: Exception
-) -> tuple[int | None, Exception]:
-    """The first env whose observation does not fit, and its error; else None and ``error``."""
+) -> Exception:
+    """The error of the first env whose observation does not fit; else ``error``."""
     for env, observation in zip(envs, observations, strict=True):
         if _wrong(space, observation, "", exact=True):
-            return env, misfit(env, space, observation, error, exact=True)
-    return None, error
+            return misfit(env, space, observation, error, exact=True)
+    return error
 
 
 def _wrong(space: gym.Space[Any], value: Any, path: str, exact: bool) -> str | None:

@@ -10,7 +10,6 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from shmvec._core import raises_by_itself
 from shmvec._processes.control import Late
 from shmvec._processes.supervisor import Workers
 from shmvec.faults import Failure
@@ -117,6 +116,8 @@ def _tried(read: Callable[[], Any]) -> tuple[Any, Exception | None]:
     try:
         return read(), None
     except Exception as error:
-        if raises_by_itself(read):
+        try:
+            read()
+        except Exception:
             return None, error
         raise
