@@ -1,22 +1,23 @@
 /* affinity.h — where a sleeper wants to be woken: a binding to one core that lasts as long as the
  * sleep (wait.h says when that pays).
  *
- * The scheduler is told by the thread's own affinity, so what was allowed before must come back
+ * The scheduler follows the thread's own affinity, so the affinity before the sleep must be restored
  * afterwards, and that is more than the cores that were seen.  The kernel keeps two masks: the
- * cpuset, which administrators change while we run (a container gets more cores), and the one that
- * was asked for, if any; a thread may use what both have in common.  (If they have nothing in
- * common it may use the whole cpuset, until they have.  Before Linux 6.2 a change of the cpuset
- * forgets the other.)  Who asks for just the cores that he saw will never see those that come.
+ * cpuset, which administrators change while we run (a container gets more cores), and the mask that
+ * was requested, if any; a thread may use what both have in common.  (If they have nothing in common
+ * it may use the whole cpuset, until they have.  Before Linux 6.2 a change of the cpuset forgets the
+ * requested mask.)  A thread that requests just the cores that it saw never gets those added later.
  *
- * So a thread that may use everything asks for everything: all bits set, of which the kernel takes
- * what there is now and adds what comes.  Whether it may is found by trying: if all bits give no
- * more than it had, nobody has restricted it.  If they give more, somebody has (taskset, a batch
- * system, isolated cores), and what was seen is asked for again at once.  The answer is kept until
- * the thread is seen with other cores, so that a sleep takes two changes of affinity, no more.  A
- * restriction to exactly the cpuset cannot be told from none.
+ * So a thread that may use every core requests all of them: all bits set, of which the kernel takes
+ * the cores that there are now and adds those that come.  Trying shows whether it may: if all bits
+ * give no more cores than it had, the thread was not restricted.  If they give more, it was (by
+ * taskset, a batch system, isolated cores), and the mask that was seen is restored at once.  The
+ * answer is kept until the thread is seen with other cores, so that a sleep takes two changes of
+ * affinity, no more.  A restriction to exactly the cpuset looks like no restriction.
  *
- * Whoever else changes the affinity during the sleep is respected.  If instead the core that it was
- * bound to has left the cpuset, it would be bound again the day it comes back: so that is undone, too.
+ * A change of the affinity by another process during the sleep is respected.  If the core of the
+ * binding has left the cpuset instead, the binding is undone as well: otherwise it would take effect
+ * again the day that the core comes back.
  */
 #ifndef SHMVEC_AFFINITY_H
 #define SHMVEC_AFFINITY_H

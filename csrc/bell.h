@@ -1,8 +1,8 @@
 /* bell.h — an event count: many sleepers, one wake, no lost wake.
  *
- * A bell tells workers "look at your ring again".  It carries no data: the rings are the truth,
+ * A bell wakes workers so that they look at their rings.  It carries no data: the rings are the truth,
  * the bell only ends a sleep.  One 32-bit word holds the epoch (bits 31..1) and the waiter bit
- * (bit 0: somebody sleeps, or is about to).
+ * (bit 0: a worker sleeps, or is about to).
  *
  * Use, by a sleeper:                        Use, by the ringer:
  *     ticket = sv_bell_listen(bell);            publish the work (ring tail, release)

@@ -10,8 +10,9 @@
  * Workers add to `done` and the parent sets `target` and `armed`, all by read-modify-write of the
  * whole word.  So either the parent's arming comes after the last worker's add, and is refused
  * because the target is already reached, or that worker sees `armed`, clears it and wakes.
- * Whoever clears `armed` wakes, so a wake can be early but never missing; clearing changes the
- * half on which the futex sleeps, so a wake before the sleep makes the futex refuse to sleep.
+ * The worker that clears `armed` wakes the parent, so a wake can be early but never missing; clearing
+ * changes the half of the word on which the futex sleeps, so a wake before the sleep makes the futex
+ * refuse to sleep.
  *
  * The count is a hint: completion rings are the truth.  A worker that dies between its add and its
  * wake costs the parent one park slice (see wait.h), nothing more.  One that dies between its push

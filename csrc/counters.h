@@ -1,11 +1,12 @@
-/* counters.h — what a worker has done so far, for whoever wants to know: envs.stats().
+/* counters.h — counters of what each process has done so far, for envs.stats() and top.
  *
  * Each process counts in a plain sv_counts of its own.  A worker publishes it once a request, to
- * its block of sv_counters in the segment, on cache lines of its own; it is the only writer, and
- * the parent reads whenever it likes, as does anybody else who has mapped the segment (top).  The
+ * its block of sv_counters in the segment, on cache lines of its own; the worker is the only writer,
+ * and the parent, or another process that has mapped the segment (top), reads at any time.  The
  * numbers carry no data and order nothing, so all accesses but those of `busy` are relaxed: a reader
- * may see one number newer than another, never half of one.  What a worker has done that is gone the
- * parent adds to a block beside, before the successor begins anew; the parent's own are in its notice.
+ * may see one number newer than another, never half of one.  When a worker has ended, the parent adds
+ * its counters to a block beside, before the successor begins at zero; the parent's own counters are
+ * in its notice (notice.h).
  *
  * A counter is a line of one of the tables below.  All else follows from it: these structures and
  * what is done with them; the declaration for Cython, which setup.py writes; the attributes of

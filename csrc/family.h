@@ -1,20 +1,21 @@
-/* family.h — what a worker has started, and what that has started: known by a mark, ended with it.
+/* family.h — a worker's family, the processes that it and its children have started: found by a mark,
+ * and ended with the worker.
  *
- * Envs start processes: games, simulators, X servers, loggers, pools of their own.  They must go
- * when their worker goes, and a worker may go without a word.  So its family is known by what
- * anybody can read of a process and every descendant inherits: a resource limit.  The worker sets
- * its soft RLIMIT_LOCKS to a random number from 2^62 up, the mark.  Linux has not heeded that limit
- * since 2.4.25, and nothing sets it.  It goes through fork and exec, setsid, a double fork, an empty
- * environment, a change of the title.  One system call reads that of another process, so all
- * processes are passed over in less than a millisecond.  A descendant that is to live on sets its
- * limit anew, to any other value.
+ * Envs start processes: games, simulators, X servers, loggers, pools of their own.  These must end
+ * when their worker ends, which it may do without notice.  So each member of the family carries a mark
+ * that other processes can read and that every descendant inherits: a resource limit.  The worker sets
+ * its soft RLIMIT_LOCKS to a random number from 2^62 up, the mark.  Linux has ignored that limit
+ * since 2.4.25, and nothing else sets it.  It survives fork and exec, setsid, a double fork, an empty
+ * environment, a change of the title.  One system call reads the limit of another process, so a scan
+ * of all processes takes less than a millisecond.  A descendant that is to live on sets its limit to
+ * any other value.
  *
  * What escapes: a process with another user or group than ours (setuid, setgid), of which we may
- * not read the limit; all, where somebody has lowered the hard limit below 2^62.  These go if they
- * are in the worker's process group, which is killed as well.
+ * not read the limit; and every process, where the hard limit was lowered below 2^62.  These end if
+ * they are in the worker's process group, which is killed as well.
  *
- * Why not a variable in the environment: one that is forked without exec shows that of whatever was
- * executed last, before the worker was; and it can be cleared or written over.
+ * Why not a variable in the environment: a process that was forked without exec shows the environment
+ * of the last exec, before the worker's; and a variable can be cleared or overwritten.
  *
  * Why not PR_SET_CHILD_SUBREAPER: with it the worker would get all orphans as its children, as
  * zombies in the end, and cannot tell them from the env's own, whose status is the env's to fetch.

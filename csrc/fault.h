@@ -1,8 +1,8 @@
-/* fault.h — kills the process at a numbered point of the protocol, so that tests can see what the
- * other side makes of it.
+/* fault.h — kills the process at a numbered point of the protocol: tests show how the other side
+ * recovers.
  *
- * Nothing is armed unless somebody asks for it, in the process that is to die; a point then costs a
- * load and a comparison.  The points, in a worker:
+ * A point is armed by the process that is to die (sv_fault_point); otherwise it costs a load and a
+ * comparison.  The points, in a worker:
  *
  *     1  a request was taken, nothing done            7  the answer is published, not counted
  *     2  some envs of the request were stepped        8  it is counted, the parent not woken

@@ -1,10 +1,10 @@
-/* guard.h — one call at a time: another one is refused at once, and does not wait.
+/* guard.h — admits one call at a time: a second call is refused at once, and does not wait.
  *
- * One word says which thread is inside.  Who finds another thread's name there, or its own, is refused:
- * a call that comes from a handler of a signal, in the middle of another call of the same thread, is
- * one too many as well.  What a call did inside is seen by the next one.
+ * One word holds the id of the thread whose call is under way; 0 is no thread's.  A call that finds an
+ * id there is refused, also its own thread's: a re-entrant call, made by a signal handler in the middle
+ * of another call, would see that call half done.  Each call sees all that the call before it did.
  *
- * Private to a process, and to be used by threads that know each other's names: 0 is none's.
+ * A guard is private to its process.
  */
 #ifndef SHMVEC_GUARD_H
 #define SHMVEC_GUARD_H
@@ -15,7 +15,7 @@ typedef struct {
     _Atomic uint64_t owner; /* the thread that is inside; 0: none */
 } sv_guard;
 
-/* Returns false: a call is under way. */
+/* Returns false if a call is under way. */
 static inline bool sv_guard_enter(sv_guard *guard, uint64_t me)
 {
     uint64_t none = 0;

@@ -1,22 +1,21 @@
-/* handler.h — a signal's handler of somebody else's, made fit for being called at any moment.
+/* handler.h — a wrapper around another library's signal handler that makes it safe at any moment.
  *
- * CPython's faulthandler.register has a handler that writes stacks to a descriptor (3.10 to 3.14).
- * What it lacks one around it has:
+ * CPython's faulthandler.register installs a handler that writes stacks to a descriptor (3.10 to 3.14).
+ * The wrapper adds what that handler lacks:
  *
- * - errno stays as it was.  A handler may run between a system call that has failed and the look at
- *   errno.  One that changes it there makes of "interrupted", after which one tries again, an error
- *   that nobody expects.
- * - It writes to no other file than the one that it was given.  An env may close descriptors that are
- *   not its own, and open a file of its own under the number; what is asked for comes later where the
- *   signal was blocked.
- * - It runs in the process's first thread, which runs the envs, whichever thread the signal was
- *   brought to: that one passes it on.
- * - It does not look at a stack in the midst of a change.  CPython 3.11 and 3.12 count a call of C's
- *   in where their interpreter's function begins, and note what is called some instructions later.
- *   Meanwhile what lies there counts: a dead call's frame, one far below, or what cannot be read.
- *   Faulthandler would show another stack, or crash.
- * - Who reads can tell that all was written: a zero byte follows.  Before it a byte 1 alone says that
- *   the moment was such a one; the next is not.
+ * - It restores errno.  A handler may run between a failed system call and the check of errno.  If it
+ *   changed errno there, "interrupted", after which a caller retries, would become an error that the
+ *   caller does not expect.
+ * - It writes to the given file only.  An env may close descriptors that are not its own, and open a
+ *   file of its own under the same number; and a signal that was blocked arrives later.
+ * - It runs in the process's first thread, which runs the envs: another thread that receives the
+ *   signal passes it on.
+ * - It does not read a stack in the middle of a change.  CPython 3.11 and 3.12 count a call from C in
+ *   where their interpreter's function begins, and note what is called some instructions later.
+ *   In between the frame shows old memory: a dead call's frame, one far below, or an address that
+ *   cannot be read.  Faulthandler would show another stack, or crash.
+ * - It ends its output with a zero byte, so that the reader knows that all was written.  A byte 1
+ *   alone before it says that the stack was in the middle of a change; the next attempt works.
  */
 #ifndef SHMVEC_HANDLER_H
 #define SHMVEC_HANDLER_H

@@ -1,9 +1,9 @@
-/* notice.h — what the parent makes known of its vector env, for whoever looks on: python -m shmvec top.
+/* notice.h — what the parent publishes about its vector env, for onlookers: python -m shmvec top.
  *
- * What the workers do is in their counters and in the histograms of their envs.  The rest only the
- * parent knows: whether it waits, and for how long; how many faults there were; whose the segment is
- * and whether the vector env is still in use.  It writes that here, on lines of its own, and is the
- * only writer; onlookers have mapped the segment, or read its file, and write nothing.
+ * What the workers do is in their counters and in the histograms of their envs.  Only the parent knows
+ * the rest: whether it waits, and for how long; how many faults there were; which process owns the
+ * segment, and whether the vector env is still in use.  The parent writes that here, on cache lines of
+ * its own, and is the only writer; onlookers map the segment, or read its file, and write nothing.
  *
  * As counters do, the numbers carry no data: a reader may see one newer than another, never half of
  * one.  All accesses but those of `state` are relaxed.
@@ -40,7 +40,7 @@ static inline void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t 
     atomic_store_explicit(&notice->state, SV_NOTICE_OPEN, memory_order_release);
 }
 
-/* Parent: nobody uses it any more; the memory may live on, under arrays of the user's. */
+/* Parent: the vector env is closed; the memory may live on, under arrays of the user's. */
 static inline void sv_notice_close(sv_notice *notice)
 {
     /* release: as sv_notice_open, though nothing is read after it. */

@@ -1,14 +1,13 @@
 /* probe.h — what a hand-over between two cores costs on this machine, and what all cores do together.
  *
- * wait.h rests on four prices: a cache line that goes from core to core, a sleeper that is woken, a
- * yield, a look at the clock.  Where one of them is not what it usually is, the machine is to blame
+ * wait.h rests on four costs: of a cache line that goes from core to core, of waking a sleeper, of a
+ * yield, of reading the clock.  Where one of them is far from the usual, the cause is the machine
  * (a hypervisor, a power-saving governor, a clock that is a system call, two "cores" that are one),
- * and no option of ours helps: python -m shmvec doctor says so.
+ * and no option of shmvec helps: python -m shmvec doctor reports it.
  *
  * Players are processes, as workers are, and each is bound to a core, so that the scheduler decides
- * nothing.  They are forked here and run only what is here: it does not matter which threads the
- * caller has.  Each knows when to stop, and ends with the caller's thread: nobody waits for anybody
- * for ever.
+ * nothing.  They are forked here and run only code of this file, so the caller's threads do not
+ * matter.  Each stops at a given time, or when the caller's thread ends: no wait lasts for ever.
  */
 #ifndef SHMVEC_PROBE_H
 #define SHMVEC_PROBE_H

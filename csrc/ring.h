@@ -16,7 +16,7 @@
  * Trust: capacity, mask and base pointers live in the private handle, and what is read from the
  * shared part is checked before use.  A corrupt segment gives SV_RING_CORRUPT, never an access out
  * of bounds.  A record comes with a sum of itself and its position, so that what is taken from a
- * ring is what was put there, there, in this lap: who follows a request to read a message that
+ * ring is what was put there, there, in this lap: a reader that a false record sent to a message that
  * never comes would wait for ever.  A handle caches the other side's position, so that a full or an
  * empty ring, not each operation, costs a cache miss.
  */
@@ -318,13 +318,6 @@ static inline int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, ui
 static inline void sv_byte_ring_skip(sv_byte_ring *ring)
 {
     ring->mine += ring->pending;
-    ring->pending = 0;
-}
-
-/* Consumer: goes back to the oldest message whose room was kept. */
-static inline void sv_byte_ring_rewind(sv_byte_ring *ring)
-{
-    ring->mine = ring->released;
     ring->pending = 0;
 }
 

@@ -4,9 +4,9 @@
  *     bell            the workers sleep here
  *     completion      the parent sleeps here
  *     policy          how long workers may spin when they wait
- *     notice          what the parent tells onlookers
+ *     notice          what the parent publishes for onlookers
  *     counters        one block a worker: what it has done
- *     past            one block a worker: its envs, and what those have done whose place it has taken
+ *     past            one block a worker: its envs, and what its predecessors have done
  *     timings         one block an env: how long its steps and resets have taken
  *     requests        one ring a worker, parent to worker
  *     completions     one ring a worker, worker to parent

@@ -1,12 +1,12 @@
-/* sum.h — sums that tell what was written from what merely lies there.
+/* sum.h — checksums of messages and records, which show damage of the shared memory.
  *
- * Anything in a process may write to shared memory by accident: an env's C code with an index too
- * large, above all.  Where a wrong value would make the other side wait for ever, run out of memory
- * or read something as what it is not, the writer adds a sum, and the reader compares.
+ * Any code in a process may write to shared memory by accident: above all an env's C code, with an
+ * index too large.  Where a wrong value would make the other side wait for ever, run out of memory or
+ * misread a message, the writer adds a sum, and the reader compares.
  *
  * Each step maps sums one to one, for any word; so two texts that differ in one word always have
  * different 64-bit sums, and texts that differ in more of them nearly always (not against malice:
- * whoever may write there can compute a sum).  Cut to 32 bits, one damage of 2**32 goes unnoticed:
+ * code that can write there can compute a sum).  Cut to 32 bits, one damage of 2**32 goes unnoticed:
  * where an index would leave its array it is compared with its bounds all the same.
  *
  * A step takes about 5 cycles, a word of 8 bytes.

@@ -1,6 +1,6 @@
-/* thread.h — threads of ours beside the program's own: small, and deaf to signals.
+/* thread.h — starts shmvec's own threads beside the program's: with small stacks and no signals.
  *
- * What comes as a signal is for the program's threads; a handler on a small stack would end it all.
+ * Signals are for the program's threads; a handler that ran on a small stack could overflow it.
  */
 #ifndef SHMVEC_THREAD_H
 #define SHMVEC_THREAD_H

@@ -1,12 +1,12 @@
-/* timings.h — how long each env's steps and resets have taken, for whoever wants to know: envs.stats().
+/* timings.h — histograms of how long each env's steps and resets have taken, for envs.stats().
  *
- * Two histograms an env, on cache lines of its own in the segment: a bucket for each power of two of
- * nanoseconds, the sum and the longest.  The env's worker is the only writer, so that adding is a
- * load and a store; the parent, or anybody who has mapped the segment, reads whenever it likes.  The
- * numbers carry no data and order nothing: all accesses are relaxed and pair with none.  A reader may
- * see a bucket newer than the sum, never half of a number.
+ * Each env has two histograms, on cache lines of its own in the segment: a bucket for each power of
+ * two of nanoseconds, the sum and the longest.  The env's worker is the only writer, so that adding is
+ * a load and a store; the parent, or another process that has mapped the segment, reads at any time.
+ * The numbers carry no data and order nothing: all accesses are relaxed and pair with none.  A reader
+ * may see a bucket newer than the sum, never half of a number.
  *
- * They are the env's, not the process's: a worker that takes another one's place goes on with them.
+ * Histograms belong to the env, not to the process: a worker's successor continues them.
  */
 #ifndef SHMVEC_TIMINGS_H
 #define SHMVEC_TIMINGS_H

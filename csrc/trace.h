@@ -1,13 +1,15 @@
-/* trace.h — what parent and workers were doing when: rings that overwrite their oldest entries.
+/* trace.h — records what parent and workers were doing when, in rings that overwrite their oldest
+ * entries.
  *
- * Who records has a ring of its own, in memory that is made when a trace is begun and handed to the
- * workers then: who does not trace has a null pointer and pays a branch.  An entry is {when it began,
- * when it ended, what and of which env}; it is written when it has ended.  One writer a ring: the
- * parent, or the worker, and after its death the one that takes its place, which goes on behind what
- * it finds there.  One reader: the parent, once, when the trace is over; writers need not have stopped.
+ * Each process that records has a ring of its own, in memory that is made when a trace begins and
+ * handed to the workers then; without a trace the pointer is null and a record costs a branch.  An
+ * entry is {when it began, when it ended, what and of which env}, and is written at its end.  A ring
+ * has one writer: the parent, or a worker, and after its death the successor, which continues behind
+ * the entries that it finds.  It has one reader: the parent, once, when the trace is over; writers need
+ * not have stopped.
  *
- * Nobody waits.  A writer that has gone round overwrites what is oldest, read or not.  So the reader
- * takes a copy, and then sees what of it may have been overwritten meanwhile:
+ * No side waits.  A writer that has gone round overwrites the oldest entries, read or not.  So the
+ * reader takes a copy, and then finds out which entries may have been overwritten meanwhile:
  *
  *     writer, entry p:                          reader:
  *         slot[p mod size], with release            tail, with acquire
@@ -16,7 +18,7 @@
  *
  * The first pairing (tail) makes the entries before the tail visible.  The second (slots) makes the
  * copy safe: a reader that has seen a word of entry p + size also sees the tail that its writer had
- * stored before, p + size, or a later one, and so drops p.  What it keeps is whole.  (Fences would do
+ * stored before, p + size, or a later one, and so discards p.  What it keeps is whole.  (Fences would do
  * for the words being relaxed, but sanitizers do not know them; on x86 both are plain moves.)  One slot
  * is always being written, as far as the reader knows: of `size` entries it sees the last size - 1.
  *

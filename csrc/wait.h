@@ -11,8 +11,8 @@
  *             moment when it wakes it, and for as long as a foreign process burns the other core.
  *             So every 10 us one yield is made; and while waits end in such a yield, that is,
  *             because the core was given to the other side, none pauses, but for a probe in 64.
- *     yield   spin on sched_yield: whoever else wants this core gets it at once, so it is safe
- *             with every core taken; each turn costs 0.5 µs.
+ *     yield   spin on sched_yield: another process that wants this core gets it at once, so it is
+ *             safe with every core taken; each yield costs 0.5 µs.
  *     park    sleep on a futex, in slices, so that the caller can look after signals, deadlines
  *             and dead peers between them.
  *
@@ -20,7 +20,7 @@
  *
  *     typical    how long its waits last (moving average).  A wait that is typically longer than
  *                a phase's budget is not worth spinning for: only a token spin is made.
- *                (One yield can be all it takes: it hands the core to whoever has work, and comes
+ *                (One yield can be all it takes: it hands the core to a process that has work, and comes
  *                back when that is done.  Without it CartPole with 32 envs takes 15 % longer.)
  *     park_cost  what a park costs, from the waker's clock reading to the sleeper's.  The length
  *                of a wait that ended in a park includes that park, so that much is allowed on top

@@ -1,11 +1,11 @@
-/* watchdog.h — when the parent is gone, so is this process and its family, whatever it is doing.
+/* watchdog.h — ends this process and its family when the parent is gone, whatever they are doing.
  *
- * A worker that waits for requests looks after its parent between two slices.  One that is inside
- * env.step cannot: it may hold the GIL in a loop of C, or be deep in a simulator.  So a thread of
- * its own looks: it sleeps in poll() on a pidfd of the parent, costs nothing while the parent
- * lives, and takes no lock that anybody else has.  When the parent is gone it kills what the env has
- * started, by its mark (family.h).  Then it sends SIGKILL to the process group if this process leads
- * it (the worker sees to that); else to this process alone, since the group is somebody else's.
+ * A worker that waits for requests checks its parent between two slices.  A worker inside env.step
+ * cannot: it may hold the GIL in a loop of C, or be deep in a simulator.  So a thread of its own
+ * checks: it sleeps in poll() on a pidfd of the parent, costs nothing while the parent lives, and takes
+ * no lock that another thread holds.  When the parent is gone it kills the processes that the env has
+ * started, by their mark (family.h).  Then it sends SIGKILL to the process group if this process leads
+ * it (a worker does); else to this process alone, since the group belongs to another process.
  *
  * Why a pidfd: it means one process, for ever, also after its number is used again, and also if
  * that process is not the one that forked us (a fork server did).  It is ready once all threads of

@@ -129,21 +129,13 @@ static void test_messages(uint32_t start)
         sent++;
     }
     CHECK(sent == BYTES / 16 || sent == BYTES / 16 - 1);
-    /* What is skipped keeps its room, and can be read again. */
+    /* What is skipped keeps its room until a release. */
     for (uint32_t i = 0; i < sent; i++) {
         CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_YES && tag == i);
         sv_byte_ring_skip(&consumer);
     }
     CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_NO);
     CHECK(sv_byte_ring_reserve(&producer, 8, 0) == NULL);
-    sv_byte_ring_rewind(&consumer);
-    for (uint32_t i = 0; i < sent; i++) {
-        CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_YES && tag == i);
-        if (i % 3 == 0)
-            sv_byte_ring_skip(&consumer); /* the next release gives its room back, too */
-        else
-            sv_byte_ring_release(&consumer);
-    }
     sv_byte_ring_release(&consumer);
     CHECK(sv_byte_ring_peek(&consumer, &payload, &bytes, &tag) == SV_RING_NO);
     CHECK(atomic_load(&ring->head) == producer.mine);

@@ -188,7 +188,6 @@ cdef extern from "ring.h" nogil:
     int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, uint32_t *nbytes,
                           uint32_t *tag)
     void sv_byte_ring_skip(sv_byte_ring *ring)
-    void sv_byte_ring_rewind(sv_byte_ring *ring)
     void sv_byte_ring_release(sv_byte_ring *ring)
 
 
