@@ -503,7 +503,7 @@ class Exchange(OwnsProcesses):
                 "recv",
             )
         try:
-            ledger.look_if_due()  # also where nothing is left to wait for
+            ledger.links.look_if_due()  # also where nothing is left to wait for
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
         try:
@@ -1048,7 +1048,7 @@ class Exchange(OwnsProcesses):
                 if ledger.incomplete:
                     assert self._workers is not None
                     self._workers.listen(ledger.incomplete, _SLICE_S if left is None else left)
-                    ledger.look_around()
+                    ledger.links.look_around()
             except TooManyFaultsError:
                 raise
             except (WorkerCrashError, EnvTimeoutError) as error:
@@ -1122,7 +1122,7 @@ class Exchange(OwnsProcesses):
             remind = ledger.links.remind
             ledger.links.closed = True  # first: another thread may wait for other answers
             try:
-                ledger.close()
+                ledger.links.ask_to_close()
             except RuntimeError:
                 terminate = True  # the request ring is full: the workers are stuck
         if not wait:

@@ -600,8 +600,18 @@ class Links:
     def remind(self) -> None:
         """Wakes all workers once more."""
 
-    def pump(self) -> None:
-        """Reads and writes the channels; messages wait in them until they are taken."""
+    def ask_to_close(self) -> None:
+        """Asks all workers to close their envs and end, and does not wait; for any thread.
+
+        Raises:
+            RuntimeError: A request ring is full.
+        """
+
+    def look_around(self) -> None:
+        """Checks signals, channels, ended workers and time limits."""
+
+    def look_if_due(self) -> None:
+        """Looks around if the last time was a slice ago."""
 
     def is_idle(self, worker: int) -> bool:
         """Whether all requests to a worker were answered, and the answers taken."""
@@ -719,12 +729,6 @@ class Ledger:
             descriptors: Descriptors sent with each message.
             repeat: Whether a lost reset is repeated with its seed and options.
         """
-    def close(self) -> None:
-        """Asks all workers to close their envs and end.
-
-        Raises:
-            RuntimeError: A request ring is full.
-        """
     def wait_all(self, timeout: float | None) -> bool:
         """Waits until all requests are answered; False if the time is up first."""
     def wait_ready(
@@ -735,10 +739,6 @@ class Ledger:
         Returns:
             DONE; TIME_UP; or neither: a message must be read, or an env has raised.
         """
-    def look_around(self) -> None:
-        """Checks signals, channels, workers and limits."""
-    def look_if_due(self) -> None:
-        """Checks likewise, if the last check was a slice ago."""
     def take_all(self, vector_env: Any, arrays: bool = True) -> tuple[Any, ...] | None:
         """Takes a lockstep request's four arrays and infos; None in an exceptional case."""
     def sequence_awaited(self, worker: int) -> int:

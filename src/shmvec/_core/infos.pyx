@@ -127,7 +127,7 @@ cdef class Columns:
         """Gives every field of a schema its column."""
         cdef Field field
         for field in fields:
-            if field.dtype is not None:  # NumPy's own instance again: equality is identity then
+            if field.dtype is not None:  # NumPy's own instance: equality is identity then
                 field.dtype = np.empty(0, field.dtype.type).dtype
             if field.key not in self.by_key:
                 self.by_key[field.key] = Column(field.key)

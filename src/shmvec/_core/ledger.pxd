@@ -24,7 +24,7 @@ cdef class Ledger:
     cdef uint8_t[::1] states
     cdef uint8_t[::1] operations  # of its request
     cdef uint32_t[::1] sequences  # of its request
-    cdef uint8_t[::1] by_user     # its request is a reset that was asked for, not an automatic one
+    cdef uint8_t[::1] by_user     # its request is a reset by the caller, not an automatic one
     cdef uint32_t[::1] flags      # of its answer
     cdef uint32_t[::1] workers
     cdef uint64_t[::1] checked_by # the last check that named it

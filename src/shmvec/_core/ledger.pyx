@@ -8,7 +8,7 @@ for instance, leaves the ledger true: envs that were asked are in flight.
 
 *Lockstep* is the fast path: all envs are asked at once, with one request a worker, and the ledger
 does nothing for each env. An exceptional case (a fault, a message through a channel, a time limit)
-first writes entries for the single envs, and goes on as if they had been asked one by one.
+first writes entries for the single envs, and continues as if they had been asked one by one.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -475,10 +475,6 @@ cdef class Ledger:
         self.ranges_in_flight = True
         links.ring(self.mask_of(envs))
 
-    def close(self):
-        """Asks all workers to close their envs and end; does not wait; any thread may call it."""
-        self.links.ask_to_close()
-
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1:
         """Finds room for the results of these envs; raises, with nothing sent, if there is none."""
         cdef Py_ssize_t i = 0
@@ -603,15 +599,6 @@ cdef class Ledger:
             if not self.wait(missing, timeout, envs is not None):
                 return TIME_UP
 
-    def look_around(self):
-        """Checks signals, channels, workers and limits, as a wait does after each slice."""
-        self.links.look_around()
-
-    def look_if_due(self):
-        """Does the same now and then, also if there is never anything to wait for."""
-        if sv_now_ns() - self.links.looked_at >= self.links.slice_ns:
-            self.links.look_around()
-
     # ---- answers -----------------------------------------------------------------------------
 
     cdef int spread(self) except -1:
@@ -695,12 +682,12 @@ cdef class Ledger:
         """Takes the answers that are there."""
         cdef Links links = self.links
         cdef sv_record answer
-        cdef uint32_t turn
+        cdef uint32_t i
         cdef uint32_t worker
         links.enter(SV_TRACE_TAKE)
         self.spread()
-        for turn in range(links.num_workers):
-            worker = (self.next_worker + turn) % links.num_workers
+        for i in range(links.num_workers):
+            worker = (self.next_worker + i) % links.num_workers
             while links.take(worker, &answer):
                 self.settle(worker, &answer)
         self.next_worker = (self.next_worker + 1) % links.num_workers
@@ -781,7 +768,7 @@ cdef class Ledger:
     def lose(self, uint32_t worker):
         """Notes that a worker is dead; its complete answers remain valid.
 
-        A second call goes on with one that was interrupted.
+        A second call continues one that was interrupted.
         """
         cdef Links links = self.links
         cdef sv_record answer
@@ -979,7 +966,7 @@ cdef class Ledger:
         return envs
 
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays):
-        """(Ready envs, four arrays of theirs or of all, infos), and the lease of views."""
+        """(Ready envs, four arrays of these or of all envs, infos), and the lease of views."""
         cdef const Py_ssize_t[::1] envs = which
         cdef Frames frames = self.frames
         cdef Py_ssize_t i
@@ -1019,7 +1006,7 @@ cdef class Ledger:
             vector_env: Gathers the infos; None: one dict an env.
             everyone: Whether the results are of all envs, each in its place.
             arrays: Whether arrays are wanted at all.
-            among: Envs of whose failures the results tell; None: of all.
+            among: Envs whose failures come with the results; None: all.
 
         Returns:
             The envs; their results: four arrays and infos; and what else there is: {env: Report},

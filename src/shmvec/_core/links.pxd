@@ -28,11 +28,11 @@ cdef class Links:
     cdef uint32_t sequence        # the last that was given away
     cdef uint32_t issued          # requests; as the workers count what is done
     cdef sv_counts tally          # of its waits; a wake: ringing the bell took a system call
-    cdef Recorder recorder        # of what this side does when; None: nobody wants to know
+    cdef Recorder recorder        # of a trace of this side; None: there is no trace
     cdef readonly bint waiting    # a thread is in a wait
     cdef readonly Guard guard     # of the calls that ask, take or wait
     cdef bint _closed             # another thread has closed the vector env meanwhile
-    cdef bint calling             # commands of the user's are out, which may take their time
+    cdef bint calling             # commands of the user's are in flight, which may take long
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
     cdef bint talking             # there was something on the channels, or there is to be
     cdef list channels
@@ -56,9 +56,9 @@ cdef class Links:
     cdef int request(self, uint32_t worker, uint32_t sequence, uint32_t operation,
                      uint32_t first, uint32_t count, Py_ssize_t frame) except -1
     cdef int push(self, uint32_t worker, const sv_record *request) except -1
-    cdef int ask_to_close(self) except -1
     cdef int ring(self, uint32_t mask) except -1
-    cdef int wake_all(self) except -1
+    cpdef int remind(self) except -1
+    cdef int pump(self) except -1
     cdef int take(self, uint32_t worker, sv_record *answer) except -1
     cdef bint is_of(self, uint32_t worker, const sv_record *answer) noexcept
     cdef uint32_t answered(self)
@@ -69,7 +69,7 @@ cdef class Links:
     cdef int publish(self) except -1
     cdef bint wait_until(self, uint32_t target, timeout) except -1
     cdef int check_open(self) except -1
-    cdef int look_around(self) except -1
+    cpdef int look_around(self) except -1
     cdef int check_limits(self, int64_t now) except -1
     cpdef bint has_answered(self, uint32_t worker) noexcept
     cdef int64_t limit_of(self, uint64_t busy) noexcept

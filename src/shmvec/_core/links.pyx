@@ -1,8 +1,8 @@
-"""The parent's ends of all rings: requests out, answers in, and the wait between them.
+"""The parent's ends of all rings: it sends requests, receives answers, and waits in between.
 
 ``Links`` speaks the protocol. It knows nothing of processes, nor of what envs are asked. The owner
 of the processes passes ``look``, which is called at least every 50 ms of waiting and raises when a
-worker is gone, ``alarms``, which wake workers that doze, and ``budgets``, which is called every
+worker has ended, ``alarms``, which wake workers that doze, and ``budgets``, which is called every
 second and says how to wait. ``Links`` reads and writes the control channels while it waits, so that
 no side ever waits for the other to read.
 """
@@ -106,7 +106,7 @@ cdef extern from "Python.h":
 
 
 cdef class Alarms:
-    """Descriptors that wake workers which doze; see csrc/bell.h."""
+    """Descriptors that wake dozing workers; see csrc/bell.h."""
 
     def __cinit__(self, uint32_t count=0):
         cdef uint32_t index
@@ -259,8 +259,11 @@ cdef class Links:
             raise RuntimeError(f"the request ring of worker {worker} is full or damaged")
         return 0
 
-    cdef int ask_to_close(self) except -1:
-        """Asks all workers to end; any thread may, as requests and answers are not touched."""
+    def ask_to_close(self):
+        """Asks all workers to close their envs and end, and does not wait.
+
+        Any thread may call it, as it changes nothing of requests and answers.
+        """
         cdef sv_record request
         cdef uint32_t worker
         request.sequence = self.sequence + 1
@@ -271,7 +274,7 @@ cdef class Links:
             self.push(worker, &request)
         if self.inline is None:
             sv_bell_ring(self.bell, SV_EVERYONE)
-        return self.wake_all()  # whatever the bell says: no wait in slices repeats this call
+        self.remind()  # whatever the bell says: no wait in slices repeats this call
 
     cdef int ring(self, uint32_t mask) except -1:
         """Rings for the workers whose bit of the bell is in the mask."""
@@ -282,7 +285,7 @@ cdef class Links:
         self.enter(SV_TRACE_CALLER)
         return 0
 
-    cdef int wake_all(self) except -1:
+    cpdef int remind(self) except -1:
         """Wakes all workers once more, whatever the tails and the bell say."""
         cdef uint32_t worker
         with cython.critical_section(self):
@@ -290,10 +293,6 @@ cdef class Links:
                 sv_ring_announce(&self.requests[worker])
         self.alarms.rouse(SV_EVERYONE)
         return 0
-
-    def remind(self):
-        """Wakes all workers once more."""
-        self.wake_all()
 
     cdef int take(self, uint32_t worker, sv_record *answer) except -1:
         """Takes an answer of a worker; 0 if there is none."""
@@ -331,8 +330,11 @@ cdef class Links:
         return done
 
     cdef bint wait_until(self, uint32_t target, timeout) except -1:
-        """Waits likewise, without a trace. The count of completions says when to look at the
-        rings; the rings say which requests are done."""
+        """Waits, without a trace.
+
+        The count of completions says when to look at the rings; the rings say which requests are
+        done.
+        """
         if self.inline is not None:
             self.enter(SV_TRACE_HERE)
             self.waiting = True
@@ -356,7 +358,7 @@ cdef class Links:
             self.publish()
 
     cdef bint sleep_for(self, uint32_t target, timeout, int64_t begun) except -1:
-        """Waits likewise, from this time on, for requests that are not done yet."""
+        """Waits, from this time on, for requests that are not done yet."""
         cdef int64_t deadline = -1  # no deadline; also if its nanoseconds do not fit
         if timeout is not None and timeout < FOR_EVER_S:
             deadline = begun + <int64_t>(timeout * 1e9)
@@ -386,23 +388,29 @@ cdef class Links:
             self.look_around()
             now = sv_now_ns()
             if now - reminded >= SLICE_NS:
-                self.wake_all()
+                self.remind()
                 reminded = now
 
-    def pump(self):
+    cdef int pump(self) except -1:
         """Reads and writes the channels; messages wait in them until they are taken."""
         self.talking = False
         for channel in self.channels:
             if channel.pump():
                 self.talking = True
+        return 0
 
     cdef int check_open(self) except -1:
         if self._closed:
             raise ClosedEnvironmentError("The vector env was closed while this call waited for it.")
         return 0
 
-    cdef int look_around(self) except -1:
-        """Checks signals, channels, ended workers and time limits, after a slice of waiting."""
+    def look_if_due(self):
+        """Looks around if the last time was a slice ago, also if there is nothing to wait for."""
+        if sv_now_ns() - self.looked_at >= self.slice_ns:
+            self.look_around()
+
+    cpdef int look_around(self) except -1:
+        """Checks signals, channels, ended workers and time limits, as after a slice of waiting."""
         cdef int64_t now = sv_now_ns()
         self.publish()
         if now - self.looked_at > self.slice_ns + ABSENT_NS:
@@ -505,13 +513,13 @@ cdef class Links:
         return sv_busy_env(busy), sv_busy_name(busy).decode()
 
     cdef int follow_if_due(self) except -1:
-        """Looks at the cores again if that was long ago."""
+        """Reads which cores there are, if the last time was long ago."""
         if self.waiter.ended - self.followed_at >= FOLLOW_NS:
             self.follow()
         return 0
 
     cdef int follow(self) except -1:
-        """Waits from now on as suits the cores that there are now, and has the workers do so."""
+        """Reads which cores there are, and has parent and workers wait accordingly."""
         cdef sv_budget budget
         now = self.budgets()
         budget.pause, budget.yield_, budget.linger, budget.window = now.worker

@@ -2,15 +2,15 @@
 
 Infos travel so (worker to parent), and observations and actions of spaces that have no fixed size.
 
-The dicts that an env returns look alike from step to step.  The sender learns each look, its
+The dicts that an env returns look alike from step to step.  The sender learns each form, its
 *schema*: keys, nesting, types, dtypes and shapes.  It sends a schema once, and from then on only
-the packed values with the schema's number.  What a schema cannot describe (a key that is no
-string, a subclass of dict, ...) is pickled whole; what does not fit the ring is left to the caller.
+the packed values with the schema's number.  A dict that no schema can describe (a key that is no
+string, a subclass of dict, ...) is pickled whole; the caller sends what does not fit the ring.
 
 A message: tag (schema number or one of the two below), env, kind, sequence, sum, packed values.
 
-What a damaged ring holds must not be unpickled, nor packed values be read by another's schema; the
-sum tells. (Packed values themselves are as those in a slab: a wrong number is just that.)
+A sum shows damage of the ring, so that nothing damaged is unpickled, and no values are read by the
+schema of others.  (Packed values have no sum, like those in a slab: damage makes a wrong number.)
 """
 
 from cpython.buffer cimport (
@@ -101,7 +101,7 @@ cdef class Field:
     """One key of a schema and how its value is packed."""
 
     def __reduce__(self):
-        # The parent needs no type but to tell float from np.float64; others may not unpickle.
+        # The parent needs the type to distinguish float from np.float64; others may not unpickle.
         return _field, (self.key, float if self.type is float else None, <int>self.kind,
                         self.dtype, self.format, self.shape, self.nbytes, self.children)
 
@@ -164,7 +164,7 @@ cdef list _describe_all(dict info):
 
 
 cdef object _look(dict info):
-    """What tells one schema from another, for a lookup."""
+    """A key for lookups by schema: dicts of the same schema have equal keys."""
     return tuple([
         (key, _look(value)) if type(value) is dict
         else (key, _ndarray, value.dtype, value.shape) if type(value) is _ndarray
@@ -259,7 +259,7 @@ cdef class Encoder:
             memset(self.grow(PREFIX), 0, PREFIX)
             memcpy(self.grow(len(pickled)), PyBytes_AS_STRING(pickled), len(pickled))
             if not self.send(TAG_SCHEMA):
-                return None  # no room now: try again with the next message
+                return None  # no room now: the next message is another attempt
             known = (number, fields)
             self.schemas.append(fields)
         self.ids[look] = known
@@ -525,7 +525,7 @@ cdef class Decoder:
         return 0
 
     cdef int advance(self) except -1:
-        """Goes on to the next message, and keeps this one's room."""
+        """Moves to the next message, and keeps this one's room."""
         sv_byte_ring_skip(&self.ring)
         return 0
 
@@ -535,9 +535,9 @@ cdef class Decoder:
         return self.give_back()
 
     cdef int give_back(self) except -1:
-        """Gives back the room of all messages that were gone on from."""
+        """Gives back the room of all messages before the present one."""
         if self.ring.mine == self.ring.released:
             return 0
-        self.ring.pending = 0  # of one that was looked at only
+        self.ring.pending = 0  # the present one was only peeked at
         sv_byte_ring_release(&self.ring)
         return 0

@@ -137,7 +137,7 @@ def die_at(int point):
 
 
 cdef tuple spent():
-    """This process's ns as csrc/counters.h has them in SV_ON_CORES; none where the system says none."""
+    """This process's times in ns, as in SV_ON_CORES of csrc/counters.h; empty if unknown."""
     try:
         with open("/proc/self/schedstat", "rb") as file:
             ran, starved, _ = file.read().split()
@@ -568,7 +568,7 @@ cdef class WorkerLoop:
         """Keeps the final observation and info, then resets the env."""
         cdef Py_ssize_t env = self.first_env + i
         cdef bint kept = self.finals is not None and self.finals.keep(env, observation)
-        # Copies: an env may use its arrays again in reset().
+        # Copies: an env may reuse its arrays in reset().
         cdef object final_obs = None if kept else deepcopy(observation)
         cdef object final_info = deepcopy(info)
         self.operation = "reset"
@@ -586,10 +586,10 @@ cdef class WorkerLoop:
         cdef int64_t elapsed
         self.tally.resets += 1
         if self.retries and i in self.retries:
-            again = self.retries.pop(i)
+            lost_seed, lost_options = self.retries.pop(i)
             explicit = True
-            seed = again[0] if seed is None else seed
-            options = again[1] if options is None else options
+            seed = lost_seed if seed is None else seed
+            options = lost_options if options is None else options
         sv_busy_begin(self.counters, sv_busy(self.first_env + i, SV_IN_RESET), start)
         try:
             if explicit:
