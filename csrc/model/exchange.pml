@@ -272,8 +272,8 @@ inline empty_out(channel)
     od
 }
 
-/* ledger.pyx: forget */
-inline forget()
+/* ledger.pyx: discard */
+inline discard_all()
 {
     d_step {
         i = 0;
@@ -469,7 +469,7 @@ inline wait()
     od
 }
 
-/* exchange.py: drop, exchange.py: ask, exchange.py: take; or without the first. */
+/* exchange.py: discard, exchange.py: ask, exchange.py: take; or without the first. */
 inline call()
 {
 #if TRACES
@@ -499,7 +499,7 @@ waiting:
     :: dropping ->
        dropping = false;
        patient = false;
-       forget();
+       discard_all();
        if
        :: calls == CALLS -> goto close
        :: else -> ask(); goto waiting
