@@ -94,7 +94,7 @@ inline push(u, number_, message_)
         assert(nfull(requests[worker_of(u)]));
         requests[worker_of(u)]!content_for(u), number_, message_;
         state[u] = OUT;
-        lent[u] = message_ && may_lend(u); /* exchange.py: command */
+        lent[u] = message_ && may_lend(u); /* exchange.py: _command */
         numbers[u] = number_;
         asked[u] = content_for(u)
     }
@@ -177,7 +177,7 @@ inline ask()
 
 /* ---- taking -------------------------------------------------------------------------------- */
 
-/* ledger.pyx: settle_owed */
+/* ledger.pyx: settle_unfinished */
 inline settle_owed(w)
 {
     do
@@ -559,7 +559,7 @@ active proctype parent()
 #endif
     od;
 close:
-    do /* ledger.pyx: close */
+    do /* links.pyx: ask_to_close */
     :: u < WORKERS ->
 #if TRACES
        assert(nfull(requests[u]) && empty(completions[u]));

@@ -280,7 +280,7 @@ crashed:
     collect_after_death();
 close_all:
 #endif
-    do /* ledger.pyx: close */
+    do /* links.pyx: ask_to_close */
     :: w < WORKERS && !dead[w] ->
        sv_ring_try_push(requests[w], asked[w], CLOSE, 1, actions[CLOSE]);
        w++
