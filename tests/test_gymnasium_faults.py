@@ -5,6 +5,7 @@ docs/differences.md lists them. Hangs are bounded by the deadline that every tes
 
 import multiprocessing
 import re
+import sys
 import threading
 import warnings
 from contextlib import closing
@@ -189,6 +190,25 @@ def test_processes_end_when_the_spaces_differ():
     with pytest.raises(RuntimeError, match="env 1"):
         ShmVectorEnv([Counter, lambda: Counter(size=7)], num_workers=2)
     assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_many_errors_are_logged_in_three_lines_or_none(logs):
+    make = [Counter, *[lambda: Failing("step", ValueError("bad"), at=1)] * 7]
+    with closing(ShmVectorEnv(make, num_workers=2, log_errors=logs)) as envs:
+        envs.reset()
+        with warnings.catch_warnings(record=True) as logged:
+            warnings.simplefilter("always")
+            with pytest.raises(ValueError, match="bad") as caught:
+                envs.step([0] * 8)
+    texts = [str(warning.message).removeprefix("\x1b[31mERROR: ") for warning in logged]
+    assert [text.removesuffix("\x1b[0m") for text in texts] == logs * [
+        "Received the following error from Worker-1 - Shutting it down",
+        "and 6 more: envs 2 to 7",
+        "Raising the last exception back to the main process.",
+    ]
+    if sys.version_info >= (3, 11):
+        assert caught.value.__notes__ == ["At the same time: envs 2 to 7: ValueError: bad"]
 
 
 def test_errors_are_logged_word_for_word():

@@ -543,6 +543,14 @@ class VectorEnvOptions:
         parse=float,
         scope=Scope.WORKERS,
     )
+    log_errors: bool = _option(
+        True,
+        """Whether an exception of an env is also logged, in the words of ``AsyncVectorEnv``
+        ("Received the following error from Worker-3 - Shutting it down"; nothing is shut down)
+        before it is raised.""",
+        parse=_flag,
+        scope=Scope.WORKERS,
+    )
     preload: Sequence[str] = _option(
         (),
         """Modules that are imported once, before workers are forked, by this process or by the fork

@@ -27,7 +27,7 @@ from gymnasium.wrappers import RecordVideo
 from shmvec._options import AtMost, with_faults
 from shmvec._policy import Policy, PolicyCaller, check_policy
 from shmvec.exchange import Answers, Autoreset, AutoresetMode, Exchange, checked_count, usable_cores
-from shmvec.faults import FaultPolicy, RemoteTraceback, raise_as_gymnasium_does
+from shmvec.faults import FaultPolicy, RemoteTraceback
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Episode", "Evaluation", "evaluate"]
@@ -626,7 +626,7 @@ class EpisodePlayer:
                 # while it is busy the others become ready.
                 answers = exchange.take(count=count, least=1, timeout=_left(deadline))
                 if answers.failures:
-                    raise_as_gymnasium_does(answers.failures)
+                    exchange.raise_failures(answers.failures)
                 self._go_on(answers)
                 if time.monotonic() >= deadline:
                     break

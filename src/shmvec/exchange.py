@@ -67,7 +67,7 @@ from shmvec.faults import (
     FaultPolicy,
     TooManyFaultsError,
     WorkerCrashError,
-    raise_as_gymnasium_does,
+    log_as_gymnasium_does,
     raise_failures,
 )
 from shmvec.stats import Stats
@@ -476,7 +476,7 @@ class Exchange(OwnsProcesses):
         """The results of all envs, of which those in flight are taken; raises what they raise."""
         _, results, rest = self._take_all(ledger, gather, arrays=arrays)
         if rest and rest[1]:
-            raise_as_gymnasium_does(rest[1])
+            self.raise_failures(rest[1])
         return results
 
     def _waited_for(
@@ -983,6 +983,21 @@ class Exchange(OwnsProcesses):
     def forgive(self, env: int) -> None:
         """Forgets the faults of an env's worker: they no longer count towards ``max_restarts``."""
         self._recovery.forgive(env)
+
+    def log_failures(self, failures: Sequence[Failure]) -> None:
+        """Logs what envs have raised as AsyncVectorEnv does, unless ``log_errors`` is off."""
+        if self._settings.log_errors:
+            log_as_gymnasium_does(failures)
+
+    def raise_failures(self, failures: Sequence[Failure]) -> None:
+        """Logs what envs have raised, and raises the exception of the first of them.
+
+        Raises:
+            Exception: Of the first env, with the worker's traceback as its cause. Notes name the
+                others.
+        """
+        self.log_failures(failures)
+        raise_failures(failures)
 
     # ---- rollouts ----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from shmvec._core import Batch
 from shmvec._memory.rollout import Rollout
 from shmvec._policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
 from shmvec.exchange import Answers, Exchange, Options, checked_count, split_evenly
-from shmvec.faults import EnvTimeoutError, raise_as_gymnasium_does
+from shmvec.faults import EnvTimeoutError
 from shmvec.spaces import mapped
 from shmvec.vector_env import ShmVectorEnv
 
@@ -492,7 +492,7 @@ class Pipeline:
         envs, exchange = group.envs, self._exchange
         answers = exchange.take(envs, arrays=arrays)
         if answers.failures:
-            raise_as_gymnasium_does(answers.failures)
+            exchange.raise_failures(answers.failures)
         if len(answers.envs) < len(group.envs):
             raise _TakenError("others have taken what a Pipeline had asked envs for")
         return answers

@@ -31,7 +31,6 @@ from shmvec._options import Settings, VectorEnvOptions, signed_as
 from shmvec._processes.worker_function import FunctionEnv
 from shmvec._trace import Trace
 from shmvec.exchange import Exchange, OwnsProcesses
-from shmvec.faults import raise_as_gymnasium_does
 from shmvec.stats import Stats
 
 if TYPE_CHECKING:
@@ -603,7 +602,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         else:
             answers = exchange.take(count=count, least=min_envs, timeout=timeout, gather=self)
         if answers.failures:
-            raise_as_gymnasium_does(answers.failures)
+            exchange.raise_failures(answers.failures)
         if self._record is not None:
             self._record.append(answers.envs.copy())
         answers.infos["env_id"] = answers.envs

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from shmvec.exchange import AutoresetMode, EnvFn, Exchange, HostedEnv
-from shmvec.faults import Failure, FaultPolicy, WorkerCrashError, log_as_gymnasium_does
+from shmvec.faults import Failure, FaultPolicy, WorkerCrashError
 from shmvec.spaces import batched, one_of
 
 
@@ -178,7 +178,7 @@ class RepeatingEnvs:
         space = self.exchange.single_observation_space
         taken = self.exchange.take()
         if taken.failures:
-            log_as_gymnasium_does(taken.failures)
+            self.exchange.log_failures(taken.failures)
         answers: dict[int, Answer] = {failure.env: failure for failure in taken.failures}
         self._faults.update({env: report.fault.info for env, report in taken.reports.items()})
         for row, env in enumerate(taken.envs.tolist()):

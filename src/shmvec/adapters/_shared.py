@@ -7,7 +7,6 @@ from typing import Any
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 
 from shmvec.exchange import Answers, Exchange, OwnsProcesses
-from shmvec.faults import raise_as_gymnasium_does
 
 
 def forwarded(to: str, name: str) -> Any:
@@ -21,14 +20,14 @@ def attribute(env: Any, name: str) -> Any:
     return getattr(env, name) if find is None else find(name)
 
 
-def delivered(answers: Answers) -> Answers:
+def delivered(exchange: Exchange, answers: Answers) -> Answers:
     """Answers with one info dict an env, to which the faults of its worker are added.
 
     Raises:
         Exception: Whatever an env has raised, with the worker's traceback as its cause.
     """
     if answers.failures:
-        raise_as_gymnasium_does(answers.failures)
+        exchange.raise_failures(answers.failures)
     for env, report in answers.reports.items():
         answers.infos[answers.envs.tolist().index(env)].update(report.info)
     return answers
@@ -84,7 +83,7 @@ class TwoCallSteps(OwnsProcesses):
         if not (self.waiting or self._exchange.closed):
             raise NoAsyncCallError("Calling `step_wait` without any prior `step_async`.", "step")
         self.waiting = False
-        return delivered(self._exchange.take())
+        return delivered(self._exchange, self._exchange.take())
 
     def _reset_envs(self, seeds: Any, options: Any, envs: Any = None) -> Answers:
         """Resets all envs or some, with a seed and options each; a step in flight is discarded.
@@ -94,4 +93,4 @@ class TwoCallSteps(OwnsProcesses):
         self.waiting = False
         self._exchange.discard()
         self._exchange.ask_reset(envs, seeds, options)
-        return delivered(self._exchange.take(envs, everyone=True))
+        return delivered(self._exchange, self._exchange.take(envs, everyone=True))

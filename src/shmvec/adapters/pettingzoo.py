@@ -588,7 +588,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         self.waiting = False
         self._exchange.discard()
         parallel.async_reset(seed, options)
-        answers = delivered(self._exchange.take(everyone=True))
+        answers = delivered(self._exchange, self._exchange.take(everyone=True))
         nothing = np.zeros(parallel.num_envs, np.bool_)
         told = answers.observations
         rewards, _ = parallel._agents_told(told, nothing, nothing, None, slice(None), reset)

@@ -415,7 +415,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         if self.waiting_id:
             answered = {*answers.envs.tolist(), *(failure.env for failure in answers.failures)}
             self.waiting_id = [env for env in self.waiting_id if env not in answered]
-        delivered(answers)
+        delivered(self._exchange, answers)
         observations, rewards, infos = answers.observations, answers.rewards, answers.infos
         given = [info.pop(REWARD, None) for info in infos]
         arrays = [reward for reward in given if reward is not None]

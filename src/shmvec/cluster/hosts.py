@@ -12,7 +12,6 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.cluster.fragments import opened
-from shmvec.faults import raise_as_gymnasium_does
 from shmvec.spaces import batched, one_of
 from shmvec.vector_env import ShmVectorEnv, StepResults
 
@@ -97,7 +96,7 @@ class Host:
         exchange.recycle()
         taken = exchange.take(count=self._envs.num_envs, least=least)
         if taken.failures:
-            raise_as_gymnasium_does(taken.failures)
+            exchange.raise_failures(taken.failures)
         answers = []
         for row, env in enumerate(taken.envs.tolist()):
             if env in taken.reports:
