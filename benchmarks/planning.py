@@ -20,7 +20,7 @@ import numpy as np
 
 from shmvec._commands.bench import DEFAULT_WORKLOADS, WORKLOADS
 from shmvec._commands.measuring import LIMIT, Limit, Stepper, cells, described, line, machine, race
-from shmvec.exchange import usable_cores
+from shmvec._cores import usable_cores
 from shmvec.planning import PlanningVectorEnv, StateAccess
 
 ROUNDS = 7

@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 
 import shmvec.exchange
 from shmvec import ShmVectorEnv
+from shmvec._cores import usable_cores
 from shmvec.exchange import Exchange
 
 ORIGINAL = gym.vector.AsyncVectorEnv
@@ -159,7 +160,7 @@ def test_options_add_up_and_end_with_their_block():
     shmvec.uninstall()
     shmvec.install(wait_policy="park")
     with made() as envs:
-        assert envs.num_workers == min(3, shmvec.exchange.usable_cores())
+        assert envs.num_workers == min(3, usable_cores())
 
 
 def test_installations_that_do_not_end_in_order():
@@ -169,7 +170,7 @@ def test_installations_that_do_not_end_in_order():
     assert gym.vector.AsyncVectorEnv is ORIGINAL
     second.__exit__(None, None, None)
     with shmvec.install(), made() as envs:
-        cores = shmvec.exchange.usable_cores()
+        cores = usable_cores()
         assert (envs.num_workers, envs.wait_policy) == (min(3, cores), "adaptive")
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from envs import Counter
 
-from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError, exchange
+from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._memory.parcels import Depot, Parcel
+from shmvec._processes import recovery
 from shmvec.exchange import Exchange
 
 LARGE = 1_000_000  # bytes of a result
@@ -222,25 +223,15 @@ def test_a_result_is_taken_as_it_was_returned():
         np.testing.assert_equal(envs.call("repaint", 3), tuple(painted([3, 4, 5, 6])))
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
-def test_what_was_not_taken_is_not_overwritten(order):
-    asked = Exchange(painters(3), num_workers=1)
-    with closing(asked):
-        for env in range(3):
-            asked.command("call", ("paint", (10 * env,), {}), [env])
-        for env in order:
-            np.testing.assert_equal(asked.returned([env], timeout=60), painted([11 * env]))
-
-
 def test_large_results_do_not_go_through_the_channel(monkeypatch):
     lengths = []
-    read = exchange.read_late
+    read = recovery.read_late
 
     def watched(workers, index, content):
         lengths.append(len(content))
         return read(workers, index, content)
 
-    monkeypatch.setattr(exchange, "read_late", watched)
+    monkeypatch.setattr(recovery, "read_late", watched)
     with closing(ShmVectorEnv(painters(), num_workers=2)) as envs:
         for _ in range(3):
             envs.call("paint")
@@ -264,10 +255,10 @@ def test_a_worker_that_takes_the_place_of_another_gets_its_depot():
 def test_failures_beside_large_results():
     asked = Exchange(painters(), num_workers=1)
     with closing(asked):
-        asked.command("call", ("paint_or_fail", (), {}))
-        answers = asked.take(arrays=False, timeout=60)
-        assert [failure.env for failure in answers.failures] == [1]
-        np.testing.assert_equal(answers.results, {env: painted([env])[0] for env in (0, 2, 3)})
+        with pytest.raises(LookupError, match="no paint"):
+            asked.call("paint_or_fail", timeout=60)
+        envs = [0, 2, 3]
+        np.testing.assert_equal(asked.call("paint_or_fail", envs=envs), painted(envs))
 
 
 def test_memory_of_results_that_nobody_has_is_used_again(sides):

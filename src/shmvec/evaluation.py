@@ -24,9 +24,11 @@ from gymnasium.envs.registration import EnvSpec, _find_spec
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import RecordVideo
 
+from shmvec._arguments import checked_count
+from shmvec._cores import usable_cores
 from shmvec._options import AtMost, with_faults
 from shmvec._policy import Policy, PolicyCaller, check_policy
-from shmvec.exchange import Answers, Autoreset, AutoresetMode, Exchange, checked_count, usable_cores
+from shmvec.exchange import Answers, Autoreset, AutoresetMode, Exchange
 from shmvec.faults import FaultPolicy, RemoteTraceback
 from shmvec.vector_env import ShmVectorEnv
 

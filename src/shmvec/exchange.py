@@ -32,17 +32,11 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 
 from shmvec._arguments import (
     Options,
-    checked_count,
     checked_env_fns,
     checked_env_ids,
-    checked_options,
-    checked_seeds,
-    existing_env_ids,
 )
 from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._core import (
-    DONE,
-    TIME_UP,
     Batch,
     Frames,
     Guard,
@@ -52,11 +46,11 @@ from shmvec._core import (
     exclusive,
     whole,
 )
-from shmvec._cores import split_evenly, time_on_cores, usable_cores
+from shmvec._cores import time_on_cores
 from shmvec._memory.layout import ActionRows
-from shmvec._options import Settings, exchange_settings, takes_options
+from shmvec._options import Settings, exchange_settings
 from shmvec._processes.assembly import agree, assemble, workers_for
-from shmvec._processes.commands import Unreadable, packed_command, packed_reset, read_late
+from shmvec._processes.commands import packed_command, packed_reset
 from shmvec._processes.host import EnvFn, HostedEnv
 from shmvec._processes.recovery import Recovery
 from shmvec._processes.supervisor import Workers
@@ -65,7 +59,6 @@ from shmvec.faults import (
     EnvTimeoutError,
     Failure,
     FaultPolicy,
-    TooManyFaultsError,
     WorkerCrashError,
     log_as_gymnasium_does,
     raise_failures,
@@ -84,20 +77,8 @@ __all__ = [
     "Options",
     "OwnsProcesses",
     "Report",
-    "checked_count",
-    "checked_env_fns",
-    "checked_env_ids",
-    "checked_options",
-    "checked_seeds",
     "exclusive",
-    "existing_env_ids",
-    "split_evenly",
-    "takes_options",
-    "usable_cores",
 ]
-
-
-_SLICE_S = 0.05
 
 
 class OwnsProcesses:
@@ -273,8 +254,6 @@ class Exchange(OwnsProcesses):
             self._settings.recycle_after,
             made.ledger,
             workers,
-            # A weak proxy makes no cycle: a forgotten exchange is freed at once.
-            partial(Exchange._fetch_from, weakref.proxy(self)),
             made.links.count_fault,
         )
         self.tracing = Tracing(self.guard, workers, made.links, self._recovery)
@@ -469,7 +448,7 @@ class Exchange(OwnsProcesses):
             results = None
         if results is not None:  # the fast path
             return self._everyone, results, ()
-        self._wait(ledger)
+        self._wait()
         return ledger.take(ledger.ready(), gather, everyone, arrays, None)
 
     def _results(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
@@ -490,10 +469,10 @@ class Exchange(OwnsProcesses):
         """Waits for envs: those that are ready, and those whose failures come with them."""
         if count is None:
             if envs is None:
-                self._wait(ledger, timeout=timeout)
+                self._wait(timeout=timeout)
                 return ledger.ready(), None
             these = self._chosen(envs)
-            self._wait(ledger, 0, these, timeout)
+            self._wait(0, these, timeout)
             return ledger.ready_among(these), set(these.tolist())
         wanted = count if least is None else least
         if ledger.num_in_flight < wanted and not ledger.raised:
@@ -507,7 +486,7 @@ class Exchange(OwnsProcesses):
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
         try:
-            self._wait(ledger, wanted, timeout=timeout)
+            self._wait(wanted, timeout=timeout)
         except EnvTimeoutError:
             raise
         except multiprocessing.TimeoutError:
@@ -533,19 +512,9 @@ class Exchange(OwnsProcesses):
             if 0 in missing:
                 return missing.index(0)
             if ledger.raised:  # then a number of envs is not waited for
-                self._wait(ledger, 0, groups[missing.index(min(missing))])
+                self._wait(0, groups[missing.index(min(missing))])
             else:
-                self._wait(ledger, ledger.num_ready + min(missing))
-
-    def _have_answered(self, ledger: Ledger, timeout: float | None) -> bool:
-        """Waits until all envs in flight have answered; False: the time is up first."""
-        try:
-            self._wait(ledger, timeout=timeout)
-        except EnvTimeoutError:
-            raise
-        except multiprocessing.TimeoutError:
-            return False
-        return True
+                self._wait(ledger.num_ready + min(missing))
 
     def discard(self, timeout: float | None = None) -> bool:
         """Waits for all envs in flight, and discards their answers.
@@ -579,7 +548,7 @@ class Exchange(OwnsProcesses):
         return self._discard(ledger, timeout)
 
     def _discard(self, ledger: Ledger, timeout: float | None = None) -> bool:
-        if not self._have_answered(ledger, timeout):
+        if not self._have_answered(timeout):
             return False
         ledger.discard()
         self.guard.settled()
@@ -751,7 +720,7 @@ class Exchange(OwnsProcesses):
         """Waits for a command: one result for each of its envs, in the given order."""
         ledger, workers = self._open()
         order = self._chosen(envs)
-        self._wait(ledger, 0, order, timeout)
+        self._wait(0, order, timeout)
         ready, among = ledger.ready_among(order), set(order.tolist())
         taken = ledger.take(ready, None, False, False, among)
         _, failures, results, unanswered = taken[2]
@@ -814,7 +783,7 @@ class Exchange(OwnsProcesses):
         self._check_pending(f"{pending.value}_async", alone=True)
         ledger, _ = self._ready()
         held = None
-        if self.guard.abandoned and not self._have_answered(ledger, 0.0):
+        if self.guard.abandoned and not self._have_answered(0.0):
             if pending.value == "step":  # with the actions as they are now
                 arguments = copying.deepcopy(arguments)
             held = partial(self._ask_for, pending.value, *arguments)
@@ -882,12 +851,12 @@ class Exchange(OwnsProcesses):
     ) -> None:
         """Waits for all envs, asked now if an abandoned call was in the way."""
         begin = time.monotonic()
-        done = self._have_answered(ledger, timeout)
+        done = self._have_answered(timeout)
         if done and held is not None:
             self._discard(ledger)
             held()
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
-            done = self._have_answered(ledger, left)
+            done = self._have_answered(left)
         if not done:
             raise multiprocessing.TimeoutError(
                 f"The call to `{operation}_wait` has timed out after {timeout} second(s)."
@@ -1028,79 +997,28 @@ class Exchange(OwnsProcesses):
     # ---- waiting -----------------------------------------------------------------------------
 
     def _wait(
-        self,
-        ledger: Ledger,
-        wanted: int = -1,
-        envs: Envs | None = None,
-        timeout: float | None = None,
+        self, wanted: int = -1, envs: Envs | None = None, timeout: float | None = None
     ) -> None:
-        """Waits until enough envs are ready, or ``envs`` have answered; handles faults.
+        """Waits as :meth:`Recovery.wait`; closes the exchange after a crash that it raises."""
+        try:
+            self._recovery.wait(wanted, envs, timeout)
+        except WorkerCrashError:
+            self._abandon()
+            raise
 
-        Args:
-            ledger: The ledger.
-            wanted: How many envs, or until one has raised; -1: all that are in flight.
-            envs: Envs that must have answered, whatever ``wanted`` is.
-            timeout: Seconds to wait.
-
-        Raises:
-            multiprocessing.TimeoutError: The time is up.
-            Exception: As :meth:`take`.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                if self._recovery.is_due:
-                    with self._closing():
-                        self._recovery.mend()
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                became = ledger.wait_ready(wanted, envs, left)
-                if became == DONE:
-                    return
-                if ledger.incomplete:
-                    self._fetch(ledger)
-                if became == TIME_UP or (left == 0.0 and ledger.incomplete):
-                    raise multiprocessing.TimeoutError(f"timed out after {timeout} second(s)")
-                if ledger.incomplete:
-                    assert self._workers is not None
-                    self._workers.listen(ledger.incomplete, _SLICE_S if left is None else left)
-                    ledger.links.look_around()
-            except TooManyFaultsError:
-                raise
-            except (WorkerCrashError, EnvTimeoutError) as error:
-                self._recover(error)
-            self.check_open()
-
-    def _fetch(self, ledger: Ledger) -> None:
-        """Receives the messages that have come and that answers wait for."""
-        for index in ledger.incomplete:
-            self._fetch_from(index)
-
-    def _fetch_from(self, index: int) -> None:
-        """Receives the messages of a worker that answers wait for."""
-        ledger, workers = self._open()
-        while index in ledger.incomplete:
-            # A message stays in the channel until the ledger has it: an interrupted receive is
-            # retried.
-            channel, sequence = workers.channels[index], ledger.sequence_awaited(index)
-            message = channel.find(sequence)
-            if message is None:
-                return
-            try:
-                late = read_late(workers, index, message.content)
-            except Unreadable as error:
-                channel.fail(f"what came through it cannot be read ({error})")
-                return
-            except Exception:
-                self.check_open()  # by a signal's handler, meanwhile
-                raise
-            ledger.deliver(index, late.messages, late.failures, late.results)
-            channel.take(sequence)
+    def _have_answered(self, timeout: float | None) -> bool:
+        """Waits until all envs in flight have answered; False: the time is up first."""
+        try:
+            self._wait(timeout=timeout)
+        except EnvTimeoutError:
+            raise
+        except multiprocessing.TimeoutError:
+            return False
+        return True
 
     def _recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
         """Handles a fault as the policy says; closes the exchange if that fails."""
         with self._closing():
-            if self._workers is not None and self._workers.stopped:
-                raise ClosedEnvironmentError("The vector env was closed while this call waited.")
             self._recovery.recover(error)
 
     @contextlib.contextmanager

@@ -17,10 +17,12 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from shmvec._arguments import checked_count
 from shmvec._core import Batch
+from shmvec._cores import split_evenly
 from shmvec._memory.rollout import Rollout
 from shmvec._policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
-from shmvec.exchange import Answers, Exchange, Options, checked_count, split_evenly
+from shmvec.exchange import Answers, Exchange, Options
 from shmvec.faults import EnvTimeoutError
 from shmvec.spaces import mapped
 from shmvec.vector_env import ShmVectorEnv

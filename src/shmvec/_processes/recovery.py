@@ -1,4 +1,4 @@
-"""Handles faults as the policy says: restarts workers, resets envs, counts and logs each fault.
+"""Waits for answers, and handles faults as the policy says: restarts, resets, counts, logs.
 
 Recovery acts on the ledger, which holds for each env what was lost and what its next answer must
 report. A worker that is *down* is being replaced. Each step of a replacement is idempotent, and
@@ -9,14 +9,18 @@ Ctrl-C has interrupted.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec._core import Ledger
+from shmvec._core import DONE, TIME_UP, Ledger
+from shmvec._processes.commands import Unreadable, read_late
 from shmvec._processes.supervisor import Workers
 from shmvec.faults import (
     EnvTimeoutError,
@@ -39,6 +43,8 @@ _HEED_S = 1.0  # for an env to heed an interruption
 _BACKOFF_MOST_S = 30.0
 _SLICE_S = 0.05  # between two checks whether the vector env was closed
 
+Envs = npt.NDArray[np.intp]
+
 # Why a worker is replaced: an error, or the reason as it is logged.
 Cause = BaseException | Failure | str
 
@@ -52,7 +58,6 @@ class Recovery:
         recycle_after: int | None,
         ledger: Ledger,
         workers: Workers,
-        fetch: Callable[[int], None],
         counted: Callable[..., None],
     ) -> None:
         """Takes the policy, what it is applied to, and what it calls.
@@ -62,14 +67,12 @@ class Recovery:
             recycle_after: Steps after which a worker is replaced.
             ledger: The state of each env.
             workers: The workers.
-            fetch: Takes the messages that a worker has sent.
             counted: Called for each fault, with a name of ``FaultCounts`` and how many at once.
         """
         self.policy = policy
         self._recycle_after = recycle_after
         self._ledger = ledger
         self._workers = workers
-        self._fetch = fetch
         self._counted = counted
         self._worker_of = [w for w, envs in enumerate(workers.ranges) for _ in envs]
         self._restarts = [0] * len(workers.ranges)
@@ -94,6 +97,67 @@ class Recovery:
         """Whether a fault is still to be dealt with."""
         return bool(self.down or self._ledger.failures)
 
+    # ---- waiting -----------------------------------------------------------------------------
+
+    def wait(
+        self, wanted: int = -1, envs: Envs | None = None, timeout: float | None = None
+    ) -> None:
+        """Waits until enough envs are ready, or ``envs`` have answered; handles faults.
+
+        Args:
+            wanted: How many envs, or until one has raised; -1: all that are in flight.
+            envs: Envs that must have answered, whatever ``wanted`` is.
+            timeout: Seconds to wait. None: as long as it takes.
+
+        Raises:
+            multiprocessing.TimeoutError: The time is up.
+            EnvTimeoutError: The policy raises timeouts.
+            WorkerCrashError: The policy does not restart a worker that died, or not once more.
+            ClosedEnvironmentError: The vector env was closed meanwhile.
+        """
+        ledger = self._ledger
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if self.is_due:
+                self.mend()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                became = ledger.wait_ready(wanted, envs, left)
+                if became == DONE:
+                    return
+                for worker in ledger.incomplete:
+                    self._receive(worker)
+                incomplete = ledger.incomplete
+                if became == TIME_UP or (left == 0.0 and incomplete):
+                    raise multiprocessing.TimeoutError(f"timed out after {timeout} second(s)")
+                if incomplete:
+                    self._workers.listen(incomplete, _SLICE_S if left is None else left)
+                    ledger.links.look_around()
+            except (WorkerCrashError, EnvTimeoutError) as error:
+                self.recover(error)
+            self._check_open()
+
+    def _receive(self, worker: int) -> None:
+        """Takes the messages of a worker that have come and that its answers wait for."""
+        ledger, workers = self._ledger, self._workers
+        while worker in ledger.incomplete:
+            # A message stays in the channel until the ledger has it: an interrupted receive is
+            # retried.
+            channel, sequence = workers.channels[worker], ledger.sequence_awaited(worker)
+            message = channel.find(sequence)
+            if message is None:
+                return
+            try:
+                late = read_late(workers, worker, message.content)
+            except Unreadable as error:
+                channel.fail(f"what came through it cannot be read ({error})")
+                return
+            except Exception:
+                self._check_open()  # by a signal's handler, meanwhile
+                raise
+            ledger.deliver(worker, late.messages, late.failures, late.results)
+            channel.take(sequence)
+
     # ---- faults ------------------------------------------------------------------------------
 
     def recover(self, error: WorkerCrashError | EnvTimeoutError) -> None:
@@ -103,6 +167,7 @@ class Recovery:
             WorkerCrashError: The policy does not restart the worker, or not once more.
             EnvTimeoutError: The policy raises timeouts.
         """
+        self._check_open()
         if isinstance(error, EnvTimeoutError):
             self._on_timeout(error)
             return
@@ -234,7 +299,7 @@ class Recovery:
         """Confirms their deaths before their slots are touched: a live worker could write there."""
         for worker in self.down:
             if not self._ledger.is_lost(worker) and not self._is_replaced(worker):
-                self._fetch(worker)
+                self._receive(worker)
                 self._workers.end(worker)
                 self._ledger.lose(worker)
 

@@ -15,17 +15,10 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 import numpy as np
 
+from shmvec._arguments import checked_env_fns, checked_options, checked_seeds
 from shmvec.adapters._meeting import Job, Meeting, current
 from shmvec.adapters._repeating import RepeatingEnvs, Reset, Step
-from shmvec.exchange import (
-    ActionRows,
-    EnvFn,
-    Options,
-    OwnsProcesses,
-    checked_env_fns,
-    checked_options,
-    checked_seeds,
-)
+from shmvec.exchange import ActionRows, EnvFn, Options, OwnsProcesses
 from shmvec.faults import Failure, FaultPolicy, RemoteTraceback, WorkerCrashError, raise_failures
 from shmvec.spaces import batched
 

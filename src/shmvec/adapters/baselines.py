@@ -18,16 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
+from shmvec._arguments import checked_count, checked_env_fns, checked_options, checked_seeds
 from shmvec.adapters._shared import TwoCallSteps, split_end
-from shmvec.exchange import (
-    AutoresetMode,
-    Exchange,
-    Options,
-    checked_count,
-    checked_env_fns,
-    checked_options,
-    checked_seeds,
-)
+from shmvec.exchange import AutoresetMode, Exchange, Options
 from shmvec.rendering import Viewer, checked_frames, tile_images
 from shmvec.spaces import batched
 from shmvec.vector_env import ShmVectorEnv

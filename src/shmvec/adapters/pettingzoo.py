@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space, create_empty_array
 
+from shmvec._arguments import checked_env_fns, checked_options, checked_seeds, existing_env_ids
 from shmvec.adapters._shared import TwoCallSteps, delivered, forwarded
 from shmvec.exchange import (
     Answers,
@@ -20,10 +21,6 @@ from shmvec.exchange import (
     HostedEnv,
     Options,
     OwnsProcesses,
-    checked_env_fns,
-    checked_options,
-    checked_seeds,
-    existing_env_ids,
 )
 from shmvec.spaces import batched
 from shmvec.vector_env import ShmVectorEnv

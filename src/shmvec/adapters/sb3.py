@@ -27,6 +27,8 @@ except ImportError as error:
         f"({error}): pip install stable-baselines3"
     ) from error
 
+from shmvec._arguments import checked_env_fns, checked_options, checked_seeds
+from shmvec._options import takes_options
 from shmvec.adapters._sb3_env import RESET_INFO, SB3Env
 from shmvec.adapters._shared import TwoCallSteps, forwarded, split_end
 from shmvec.exchange import (
@@ -35,10 +37,6 @@ from shmvec.exchange import (
     AutoresetMode,
     Exchange,
     OwnsProcesses,
-    checked_env_fns,
-    checked_options,
-    checked_seeds,
-    takes_options,
 )
 from shmvec.faults import EnvTimeoutError, WorkerCrashError
 from shmvec.spaces import batched

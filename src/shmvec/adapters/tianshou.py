@@ -13,16 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from shmvec._arguments import checked_seeds, existing_env_ids
+from shmvec._options import takes_options
 from shmvec.adapters._shared import delivered
 from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
-from shmvec.exchange import (
-    Answers,
-    AutoresetMode,
-    OwnsProcesses,
-    checked_seeds,
-    existing_env_ids,
-    takes_options,
-)
+from shmvec.exchange import Answers, AutoresetMode, OwnsProcesses
 from shmvec.faults import EnvTimeoutError
 from shmvec.spaces import Anything, batched, one_of
 from shmvec.vector_env import ShmVectorEnv

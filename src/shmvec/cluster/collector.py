@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shmvec._arguments import checked_count
 from shmvec.cluster.crew import (
     SLICE_S,
     Crew,
@@ -27,7 +28,6 @@ from shmvec.cluster.crew import (
 )
 from shmvec.cluster.fragments import Fragment, Report, Runner, pickled
 from shmvec.cluster.ray_crew import RayCrew
-from shmvec.exchange import checked_count
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Collector", "CollectorStats", "RunnerStats"]

@@ -16,6 +16,14 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
+from shmvec._arguments import (
+    checked_count,
+    checked_env_fns,
+    checked_options,
+    checked_seeds,
+    existing_env_ids,
+)
+from shmvec._options import takes_options
 from shmvec.cluster.crew import (
     SLICE_S,
     Crew,
@@ -37,12 +45,6 @@ from shmvec.exchange import (
     AutoresetMode,
     Options,
     OwnsProcesses,
-    checked_count,
-    checked_env_fns,
-    checked_options,
-    checked_seeds,
-    existing_env_ids,
-    takes_options,
 )
 from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
 from shmvec.vector_env import StepResults

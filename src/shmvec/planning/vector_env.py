@@ -12,16 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
-from shmvec.exchange import (
-    EnvFn,
-    Guard,
-    OwnsProcesses,
-    checked_count,
-    exclusive,
-    existing_env_ids,
-    takes_options,
-    usable_cores,
-)
+from shmvec._arguments import checked_count, existing_env_ids
+from shmvec._cores import usable_cores
+from shmvec._options import takes_options
+from shmvec.exchange import EnvFn, Guard, OwnsProcesses, exclusive
 from shmvec.planning.batches import checked_dt
 from shmvec.planning.rows import SharedEnv, copied
 from shmvec.planning.workers import Work, Workers

@@ -14,13 +14,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from shmvec._cores import split_evenly
 from shmvec.exchange import (
     Answers,
     AutoresetMode,
     Exchange,
     Guard,
     exclusive,
-    split_evenly,
 )
 from shmvec.faults import WorkerCrashError, raise_failures
 from shmvec.planning.batches import Batch, Batches

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import create_empty_array
 
+from shmvec._arguments import checked_env_fns
 from shmvec.adapters.ding._config import (
     EnvManagerConfig,
     SyncEnvManagerConfig,
@@ -36,7 +37,7 @@ from shmvec.adapters.ding._machine import (
     ManagerClosedError,
     Slot,
 )
-from shmvec.exchange import Exchange, HostedEnv, OwnsProcesses, checked_env_fns
+from shmvec.exchange import Exchange, HostedEnv, OwnsProcesses
 
 __all__ = [
     "AsyncSubprocessEnvManager",
