@@ -606,7 +606,9 @@ class Exchange(OwnsProcesses):
             ledger.step(envs, actions, workers.pack)
         if meanwhile is not None:
             meanwhile()
-        results = self._results(ledger, gather, arrays)
+        _, results, rest = self._take_all(ledger, gather, True, arrays)
+        if rest and rest[1]:
+            self.raise_failures(rest[1])
         if self._recycles:
             self._recycle(None)
         if last:
