@@ -2,8 +2,9 @@
 
 import os
 import signal
+import subprocess
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -274,6 +275,23 @@ def test_a_death_is_noticed_within_100_ms(parent, tmp_path, caplog):
             raise AssertionError(f"it took {delays} s")
     finally:
         envs.close()
+
+
+class Executing(Counter):
+    """Says which descriptors a program gets that it executes, but for standard streams."""
+
+    def inherited(self):
+        listing = "for each in /proc/$$/fd/*; do readlink $each; done"
+        shell = ["sh", "-c", listing]
+        return subprocess.run(shell, close_fds=False, stdout=subprocess.PIPE, text=True).stdout
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_a_program_that_an_env_executes_holds_no_channel(context):
+    """It would keep the worker's socket open when the worker is dead."""
+    with closing(ShmVectorEnv([Executing], num_workers=1, context=context)) as envs:
+        (links,) = envs.call("inherited")
+    assert "pipe:" in links and "socket:" not in links
 
 
 # ---- several at once -----------------------------------------------------------------------------

@@ -226,6 +226,7 @@ def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
         parent: Process id of the parent.
         modules: The names of the modules.
     """
+    os.set_inheritable(descriptor, False)  # not for programs that modules execute
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     # A program may ignore it, and that is inherited: workers' exit codes would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -90,6 +90,8 @@ class Parent:
         """Takes the worker's end of the control channel."""
         self.pid = pid
         self._channel = channel
+        # Programs that envs execute must not keep it open, after this process's death too.
+        os.set_inheritable(channel.fileno(), False)
         self.depot: Depot | None = None
         try:
             # The vector env's process, under every start method; getppid() could name the fork
