@@ -20,9 +20,9 @@ ROOMS = [
     ("_trace",),
     ("exchange",),
     ("vector_env", "_policy"),
-    ("entry", "evaluation", "pipeline", "planning", "testing"),
+    ("entry", "evaluation", "pipeline", "planning"),
     ("auto", "adapters", "cluster", "_commands"),
-    ("__main__",),
+    ("__main__", "testing"),
 ]
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 # Types that are named only, and what is imported when it is asked for.

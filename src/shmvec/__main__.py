@@ -7,6 +7,7 @@ import codecs
 import errno
 import importlib.util
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shmvec import __version__
-from shmvec._commands import bench, doctor, measuring, stacks, top, tune
+from shmvec._commands import bench, check, doctor, measuring, stacks, top, tune
 from shmvec._commands.machine import Machine, Prices
 from shmvec._commands.measuring import described
 from shmvec._commands.named import find_env, find_function
@@ -69,6 +70,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_measuring(command, [8, 32, 128], 1.0)
     command.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
     command.set_defaults(run=_tune)
+
+    command = add(
+        "check",
+        help="see whether your env may run in parallel, and which option mends it",
+        description=check.__doc__,
+    )
+    _add_env(command)
+    command.add_argument(
+        "--context",
+        nargs="+",
+        choices=multiprocessing.get_all_start_methods(),
+        metavar="METHOD",
+        help="start methods to try, first the one to be used (default: all, first Python's own)",
+    )
+    command.add_argument(
+        "--steps", type=_positive(int), default=50, help="of each env (default: %(default)s)"
+    )
+    command.add_argument(
+        "--time-limit",
+        type=_positive(float),
+        default=20.0,
+        metavar="S",
+        help="seconds that envs get each time they are made and stepped (default: %(default)g)",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file")
+    command.set_defaults(run=_check)
 
     command = add(
         "evaluate",
@@ -306,6 +333,22 @@ def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.plot is not None:
         tune.plot(results, options.plot)
     return 0
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    make, _ = _found(parser, options.env, options.kwargs)
+    report = check.check(
+        make,
+        contexts=options.context,
+        steps=options.steps,
+        time_limit=options.time_limit,
+        progress=sys.stderr,
+    )
+    print(report)
+    if options.json is not None:
+        written = {"ok": report.ok, "findings": [asdict(each) for each in report.findings]}
+        options.json.write_text(json.dumps(written, indent=2) + "\n")
+    return 0 if report.ok else 1
 
 
 def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

@@ -1,4 +1,6 @@
-"""Gymnasium's ``VectorEnv`` contract as a pytest class, for any vector env.
+"""Gymnasium's ``VectorEnv`` contract as a pytest class; and a check of envs.
+
+:func:`check_env_fn` looks for what goes wrong when an env that runs alone runs beside others.
 
 Derive from :class:`VectorEnvContract` in a test module, say how your vector env is made, and pytest
 runs the contract on it. The contract holds what both ``SyncVectorEnv`` and ``AsyncVectorEnv`` of
@@ -31,8 +33,9 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from shmvec._autoreset import Autoreset, AutoresetMode
+from shmvec._commands.check import CheckReport, Finding, check
 
-__all__ = ["ContractEnv", "VectorEnvContract"]
+__all__ = ["CheckReport", "ContractEnv", "Finding", "VectorEnvContract", "check_env_fn"]
 
 # Before 1.4 Gymnasium checked some arguments by assertions.
 _WRONG = {error: (error, AssertionError) for error in (TypeError, ValueError)}
@@ -51,6 +54,43 @@ _SPACES: dict[str, gym.Space[Any]] = {
     "Tuple": spaces.Tuple([spaces.Discrete(3), _BOX]),
     "nested": spaces.Dict({"a": spaces.Tuple([_BOX, spaces.Dict({"b": spaces.MultiBinary(2)})])}),
 }
+
+
+def check_env_fn(
+    env_fn: Callable[[], gym.Env[Any, Any]],
+    *,
+    contexts: Sequence[str] | None = None,
+    steps: int = 50,
+    time_limit: float = 20.0,
+) -> CheckReport:
+    """Checks whether an env may run in parallel: ``python -m shmvec check`` in code.
+
+    Envs are made and stepped in workers, with the same seeds and actions: alone, two and four in
+    one process, two processes at once, and under each start method. What they return is compared
+    bit for bit. An env that crashes or hangs is a finding, too.
+
+    Args:
+        env_fn: Makes one env. With a ``render_mode`` of frames, these are compared, too.
+        contexts: Start methods to try; the first is the one that you mean to use, and what fails
+            under another is a note. None: all, and the program's default first.
+        steps: How many steps each env makes, at most; those of an env alone end after a second.
+        time_limit: Seconds that envs get each time they are made and stepped.
+
+    Returns:
+        The report. ``report.ok`` says whether nothing is wrong, ``report.wrong`` has what is, and
+        ``print(report)`` shows the table.
+
+    Raises:
+        ValueError: There is no such start method.
+
+    Example:
+        >>> import gymnasium as gym
+        >>> from shmvec.testing import check_env_fn
+        >>> report = check_env_fn(lambda: gym.make("CartPole-v1"), contexts=["fork"], steps=10)
+        >>> report.ok, report.wrong
+        (True, [])
+    """
+    return check(env_fn, contexts=contexts, steps=steps, time_limit=time_limit)
 
 
 class ContractEnv(gym.Env[Any, Any]):

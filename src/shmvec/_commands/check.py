@@ -1,0 +1,513 @@
+"""What goes wrong when an env that runs alone runs in parallel, said before a training run does.
+
+Envs are made and stepped alone, with others in one process, in two processes at once and under each
+start method, with the same seeds and actions; what they return is compared bit for bit. All of it
+happens in workers: an env that crashes or hangs there is a finding. Each line is ok, a note, or
+WRONG with what mends it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TextIO
+
+from shmvec._commands.measuring import Progress
+from shmvec._commands.probe import PARTS, Event, Facts, Probe, Raised
+from shmvec._commands.stacks import told as stacks_of
+from shmvec.exchange import Exchange
+from shmvec.faults import FaultPolicy, WorkerCrashError
+
+__all__ = ["CheckReport", "Finding", "check"]
+
+_MOST_SECONDS = 1.0  # of the steps of one env, alone
+_TO_CLOSE_S = 5.0
+
+OK, NOTE, WRONG = "ok", "note", "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of the report.
+
+    Attributes:
+        kind: What was looked at: "start method", "same seed", "spaces", "infos",
+            "global generators", "buffers", "threads", "one process", "two processes", "close",
+            "time" or "memory".
+        verdict: "ok", "note" (to know, or to mend for some programs) or "wrong".
+        seen: What was seen.
+        advice: What to do about it, and why; None: nothing.
+        option: The option of ``ShmVectorEnv``, or the other thing, that mends it.
+    """
+
+    kind: str
+    verdict: str
+    seen: str
+    advice: str | None = None
+    option: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check has found; printed, a table.
+
+    Attributes:
+        findings: One for each line.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.wrong
+
+    @property
+    def wrong(self) -> list[Finding]:
+        """The findings that are wrong."""
+        return [finding for finding in self.findings if finding.verdict == WRONG]
+
+    def __str__(self) -> str:
+        """The lines, with advice, and how many are wrong."""
+        width = max((len(finding.kind) for finding in self.findings), default=0)
+        lines = []
+        for finding in self.findings:
+            mark = finding.verdict.upper() if finding.verdict == WRONG else finding.verdict
+            lines.append(f"{mark:5}  {finding.kind:{width}}  {finding.seen}")
+            if finding.advice is not None:
+                option = "" if finding.option is None else f"{finding.option}: "
+                lines.append(f"{'':{width + 9}}-> {option}{finding.advice}")
+        wrong = self.wrong
+        lines.append(f"Wrong: {len(wrong)}." if wrong else "Nothing is wrong.")
+        return "\n".join(lines)
+
+
+@dataclass
+class _Run:
+    """What envs in some processes have returned.
+
+    Attributes:
+        events: Of each env, by its number.
+        facts: Of each process.
+        trouble: What ended it before its time; "" if nothing did.
+        at_close: What went wrong as the envs were closed.
+        in_fork: What went wrong in a fork, if one was made.
+        seconds: How long it took, with the start.
+    """
+
+    events: dict[int, list[Event]] = field(default_factory=dict)
+    facts: list[Facts] = field(default_factory=list)
+    trouble: str = ""
+    at_close: str = ""
+    in_fork: str = ""
+    seconds: float = 0.0
+
+
+class _Examination:
+    """Runs envs in workers, each time in fresh ones."""
+
+    def __init__(
+        self, env_fn: Callable[[], Any], time_limit: float, steps: int, say: Progress
+    ) -> None:
+        self._env_fn = env_fn
+        self._time_limit = time_limit
+        self._say = say
+        self.steps = steps
+        self._counted = False
+
+    def run(
+        self,
+        what: str,
+        processes: Sequence[Sequence[int]],
+        context: str,
+        *,
+        twice: bool = False,
+        forks: bool = False,
+    ) -> _Run:
+        """Makes envs, resets and steps them, all in step with each other, and closes them.
+
+        Args:
+            what: What is done, for whoever waits.
+            processes: The numbers of the envs of each process.
+            context: The start method.
+            twice: Whether to reset and step them a second time.
+            forks: Whether to fork each process then, and step an env there.
+        """
+        self._say(what)
+        found = _Run(events={number: [] for numbers in processes for number in numbers})
+        start = time.monotonic()
+        doing = "starting the worker"
+        exchange: Exchange | None = None
+        try:
+            exchange = Exchange(
+                [partial(Probe, self._env_fn, numbers) for numbers in processes],
+                name="the check",
+                num_workers=len(processes),
+                context=context,
+                threads_per_worker=1,
+                hang_warning_s=0,
+                faults=FaultPolicy(),
+            )
+            deadline = time.monotonic() + self._time_limit
+            for call in self._calls(twice, forks):
+                doing, name, arguments = call
+                left = max(0.01, deadline - time.monotonic())
+                answers = exchange.call(name, arguments, timeout=left)
+                failed = next((each for each in answers if isinstance(each, Raised)), None)
+                if failed is not None:
+                    which = f"env {failed.env + 1}, {failed.moment}"
+                    if name == "finish":
+                        found.at_close = f"{which}: {failed.text}"
+                    else:
+                        found.trouble = f"raises ({which}): {failed.text}"
+                        break
+                elif name == "advance":
+                    for numbers, events in zip(processes, answers, strict=True):
+                        for number, event in zip(numbers, events, strict=True):
+                            found.events[number].append(event)
+                elif name == "facts":
+                    found.facts = answers
+                elif name == "fork":
+                    found.in_fork = answers[0]
+        except multiprocessing.TimeoutError:
+            found.trouble = f"hangs ({doing}, {self._time_limit:.3g} s)"
+            if exchange is not None:
+                found.trouble += _where(exchange)
+        except WorkerCrashError as error:
+            found.trouble = f"crashes ({doing}): {_cause(error)}"
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            found.trouble = f"fails ({doing}): {type(error).__name__}: {text}"
+        finally:
+            if exchange is not None:
+                with suppress(Exception):
+                    exchange.close(_TO_CLOSE_S, terminate=bool(found.trouble))
+        found.seconds = time.monotonic() - start
+        return found
+
+    def _calls(self, twice: bool, forks: bool) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+        """What to do next: in words, the probe's method, and its arguments."""
+        yield "making envs", "build", ()
+        for _ in range(2 if twice else 1):
+            yield "reset", "advance", ("reset",)
+            yield from self._steps()
+        yield "looking at it", "facts", ()
+        if forks:
+            yield "a fork", "fork", (self._time_limit / 2,)
+        yield "close", "finish", ()
+
+    def _steps(self) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+        """As many steps as the first env has made in a second, at most those asked for."""
+        begin = time.monotonic()
+        for number in range(1, self.steps + 1):
+            yield f"step {number}", "advance", ("step",)
+            if not self._counted and time.monotonic() - begin > _MOST_SECONDS:
+                self.steps = number
+                break
+        self._counted = True
+
+
+def check(
+    env_fn: Callable[[], Any],
+    *,
+    contexts: Sequence[str] | None = None,
+    steps: int = 50,
+    time_limit: float = 20.0,
+    progress: TextIO | None = None,
+) -> CheckReport:
+    """Checks whether an env may run in parallel; see :func:`shmvec.testing.check_env_fn`."""
+    say = Progress(progress, "checking the env")
+    examination = _Examination(env_fn, time_limit, steps, say)
+    try:
+        return CheckReport(tuple(_findings(examination, _methods(contexts))))
+    finally:
+        say.done()
+
+
+def _methods(contexts: Sequence[str] | None) -> list[str]:
+    """The start methods to try; the first is the one that is to be used."""
+    there = multiprocessing.get_all_start_methods()  # the first is the default
+    if contexts is None:
+        usual = multiprocessing.get_start_method(allow_none=True) or there[0]
+        return [usual, *(method for method in there if method != usual)]
+    for method in contexts:
+        if method not in there:
+            raise ValueError(f"there is no start method {method!r}: {', '.join(there)}")
+    return list(contexts)
+
+
+def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Finding]:
+    wanted = methods[0]
+    runs: dict[str, _Run] = {}
+    for method in methods:
+        twice = not any(not run.trouble for run in runs.values())
+        runs[method] = examination.run(f"alone, by {method}", [[0]], method, twice=twice)
+    working = [method for method in methods if not runs[method].trouble]
+    yield from _start_methods(runs, working, wanted)
+    if not working:
+        return
+    method = working[0]
+    alone, rest = runs[method], [runs[other] for other in working[1:]]
+    again = examination.run("alone, a second time", [[0]], method)
+    other = examination.run("alone, with another seed", [[1]], method)
+    company = examination.run("two in one process", [[0, 1]], method)
+    four = None
+    if not company.trouble:
+        four = examination.run("four in one process", [[0, 1, 2, 3]], method)
+    apart = examination.run("two processes at once", [[0], [1]], method)
+
+    half = len(alone.events[0]) // 2
+    reference = {0: alone.events[0][:half], 1: other.events[1]}
+    unstable, finding = _same_seed(reference[0], alone.events[0][half:], again, rest)
+    yield finding
+    facts = alone.facts[0]
+    everywhere = [each for run in (alone, company, four) if run is not None for each in run.facts]
+    yield from _spaces(facts, everywhere)
+    yield _infos(everywhere)
+    yield _generators(facts)
+    yield _buffers(everywhere)
+    one = _difference(reference, company, unstable)
+    if not one and four is not None:
+        one = _difference(reference, four, unstable)
+    two = _difference(reference, apart, unstable)
+    if other.trouble:
+        one = one or f"another seed: {other.trouble}"
+    yield from _in_company(one, two, facts.render_mode)
+    if not one and "fork" in working:
+        forked = examination.run(
+            "a fork of a program that has made an env", [[0]], "fork", forks=True
+        )
+        yield _threads(facts, forked, wanted)
+    closes = [run.at_close for run in (alone, company, apart) if run.at_close]
+    if closes:
+        advice = (
+            "an exception of close() is raised by the vector env's close(), at the end of a run"
+        )
+        yield Finding("close", WRONG, closes[0], advice, "the env's close()")
+    yield _times(facts, alone)
+    yield _memory(company, four)
+
+
+def _start_methods(runs: dict[str, _Run], working: list[str], wanted: str) -> Iterator[Finding]:
+    """Whether an env can be made and stepped alone, in a worker of each start method."""
+    for method, run in runs.items():
+        if not run.trouble:
+            yield Finding("start method", OK, f"{method}: works, in {run.seconds:.1f} s")
+        elif not working:
+            advice = "it fails alone, in a worker of each start method that was tried"
+            yield Finding("start method", WRONG, f"{method}: {run.trouble}", advice, "the env")
+        else:
+            names = " or ".join(f'context="{each}"' for each in working)
+            advice = "where this one fails; " + (
+                "under fork workers have the program's memory, but none of its threads"
+                if method == "fork"
+                else "workers are new processes that know what env_fn carries and imports, and "
+                "nothing that the program has set since: put that into env_fn, or into worker_init="
+            )
+            verdict = WRONG if method == wanted else NOTE
+            yield Finding("start method", verdict, f"{method}: {run.trouble}", advice, names)
+
+
+def _same_seed(
+    reference: list[Event], repeated: list[Event], again: _Run, others: Sequence[_Run]
+) -> tuple[set[str], Finding]:
+    """What differs although seeds and actions are the same and the env is alone."""
+    kind, unstable = "same seed", set[str]()
+    seen = ""
+    for events, where in (
+        (repeated, "a second reset with the seed, in the same env"),
+        (again.events[0], "in another process"),
+        *((run.events[0], "under another start method") for run in others),
+    ):
+        differ = _differing(reference, events)
+        unstable.update(differ)
+        seen = seen or (f"{where}: {_told(differ)}" if differ else "")
+    if again.trouble:
+        advice = "what the first process leaves behind (a file, a port, a lock) is in the way"
+        return unstable, Finding(kind, WRONG, f"a second time: {again.trouble}", advice, "close()")
+    if not unstable:
+        steps = f"{len(reference) - 1} steps, twice in one env and in fresh processes: the same"
+        return unstable, Finding(kind, OK, steps)
+    if unstable == {"infos"}:
+        advice = "times and counts of episodes may; what you log and compare should not"
+        return unstable, Finding(kind, NOTE, seen, advice)
+    advice = (
+        "draw from it alone, which super().reset(seed=seed) seeds; not from generators of your "
+        "own, the clock, the order of sets, or what is left of the last episode"
+    )
+    return unstable, Finding(kind, WRONG, seen, advice, "self.np_random")
+
+
+def _differing(reference: Sequence[Event], events: Sequence[Event]) -> dict[str, int]:
+    """The parts of results that differ, with the first event where each does."""
+    differ: dict[str, int] = {}
+    for number, (one, other) in enumerate(zip(reference, events, strict=False)):
+        for part, a, b in zip(PARTS, one, other, strict=True):
+            if a != b:
+                differ.setdefault(part, number)
+    return differ
+
+
+def _told(differ: dict[str, int]) -> str:
+    """Which parts differ, and since when."""
+    return ", ".join(
+        f"{part} differ from {f'step {number}' if number else 'the reset'} on"
+        for part, number in differ.items()
+    )
+
+
+def _spaces(facts: Facts, everywhere: Sequence[Facts]) -> Iterator[Finding]:
+    wrong = list(dict.fromkeys(text for each in everywhere for text in each.spaces))
+    if wrong:
+        differ = all(text.startswith("the ") and text.endswith("differs") for text in wrong)
+        if differ:
+            advice = "for spaces that differ in their bounds alone"
+            yield Finding("spaces", WRONG, wrong[0], advice, 'observation_mode="different"')
+        else:
+            advice = (
+                "that returns what the space says (gymnasium.wrappers.TransformObservation), or a "
+                "space that says what is returned and stays: workers share memory laid out by it"
+            )
+            yield Finding("spaces", WRONG, "; ".join(wrong), advice, "a wrapper")
+    elif facts.casts:
+        advice = "vector envs cast it at every step (gymnasium.wrappers.DtypeObservation does so)"
+        yield Finding("spaces", NOTE, f"observations are {facts.casts[0]}", advice, "a wrapper")
+    else:
+        yield Finding("spaces", OK, "observations are inside, and spaces stay")
+    if facts.needs_pickle:
+        advice = "observations of this space have no fixed size, and are pickled"
+        seen = f"not for shared memory: {facts.needs_pickle[:120]}"
+        yield Finding("spaces", WRONG, seen, advice, "shared_memory=False")
+
+
+def _infos(everywhere: Sequence[Facts]) -> Finding:
+    stuck = {key: why for each in everywhere for key, why in each.infos.items()}
+    if not stuck:
+        return Finding("infos", OK, "can be sent to another process")
+    seen = "; ".join(f"{key}: {why}" for key, why in list(stuck.items())[:3])
+    advice = "that takes it out of the info, or num_workers=0: workers send infos to the program"
+    return Finding("infos", WRONG, seen, advice, "a wrapper")
+
+
+def _generators(facts: Facts) -> Finding:
+    if facts.generators:
+        advice = (
+            "the envs of one process draw from it in turn, and workers may begin alike; draw from "
+            "self.np_random, or seed it in each worker and use num_workers=num_envs"
+        )
+        seen = f"resets or steps use the global state of {', '.join(facts.generators)}"
+        return Finding("global generators", WRONG, seen, advice, "worker_init=")
+    if facts.generators_built:
+        seen = f"making an env uses the global state of {', '.join(facts.generators_built)}"
+        return Finding("global generators", NOTE, seen)
+    return Finding("global generators", OK, "are not used")
+
+
+def _buffers(everywhere: Sequence[Facts]) -> Finding:
+    shared = any(each.shared_buffers for each in everywhere)
+    seen = next((each.buffers for each in everywhere if each.buffers), "")
+    if shared:
+        seen = "an env changes the observation that another one of its process has returned"
+        advice = "or a wrapper that copies: SyncVectorEnv, and code that collects, see the last one"
+        return Finding("buffers", WRONG, seen, advice, "num_workers=num_envs")
+    if seen:
+        advice = (
+            "that copies, where code keeps observations of the env itself (a frame stack, a list); "
+            "a ShmVectorEnv has copied them before the next step"
+        )
+        return Finding("buffers", NOTE, seen, advice, "a wrapper")
+    return Finding("buffers", OK, "each step returns arrays of its own")
+
+
+def _difference(reference: dict[int, list[Event]], run: _Run, unstable: set[str]) -> str:
+    """How envs in company differ from those alone; "" if they do not."""
+    if run.trouble:
+        return run.trouble
+    for number, events in run.events.items():
+        differ = _differing(reference[number % 2], events)
+        differ = {part: since for part, since in differ.items() if part not in unstable}
+        if differ:
+            return f"env {number + 1} of {len(run.events)}: {_told(differ)}"
+    return ""
+
+
+def _in_company(one: str, two: str, render_mode: str | None) -> Iterator[Finding]:
+    alike = "as alone, bit for bit"
+    if render_mode in (None, "human"):
+        alike += f" (frames were not compared: render_mode is {render_mode!r})"
+    if not one:
+        yield Finding("one process", OK, f"two and four envs: {alike}")
+    elif two:
+        advice = "and a process for each is not enough: see the next line"
+        yield Finding("one process", WRONG, one, advice, "worker_environ=")
+    else:
+        advice = (
+            "a process for each env: they share something in one (a class attribute, a module's "
+            "global, a library's only context)"
+        )
+        yield Finding("one process", WRONG, one, advice, "num_workers=num_envs")
+    if not two:
+        yield Finding("two processes", OK, f"at once: {alike}")
+        return
+    advice = (
+        "processes share something outside (a port, a file, a lock, a device): give each its own, "
+        "by variables of each worker (worker_environ=lambda worker: {...}, with "
+        "num_workers=num_envs), or by the env's number in its env_fn (partial(make, port=5000 + i))"
+    )
+    yield Finding("two processes", WRONG, two, advice, "worker_environ=")
+
+
+def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
+    """What becomes of a fork of a program that has made an env, as many do to see its spaces."""
+    threads = ", ".join(facts.threads[:4]) + (", ..." if len(facts.threads) > 4 else "")
+    told = f"an env starts {len(facts.threads)} of Python's threads ({threads})" * bool(threads)
+    failed = forked.in_fork or forked.trouble
+    advice = "a fork has none of the program's threads: so for a program that makes an env first"
+    if failed:
+        seen = f"an env in a fork of a process that has made one {failed}"
+        seen += f"; {told}" if told else ""
+        verdict = WRONG if wanted == "fork" else NOTE
+        return Finding("threads", verdict, seen, advice, 'context="forkserver"')
+    if threads:
+        return Finding("threads", NOTE, told, advice, 'context="forkserver"')
+    others = f" (libraries have {facts.native_threads})" if facts.native_threads else ""
+    seen = f"an env starts none of Python's{others}; one in a fork of a process with an env works"
+    return Finding("threads", OK, seen)
+
+
+def _times(facts: Facts, alone: _Run) -> Finding:
+    step = f"{statistics.median(facts.step_us):,.0f} µs" if facts.step_us else "unknown"
+    reset = f"{statistics.median(facts.reset_us):,.0f} µs"
+    seen = f"a step {step}, a reset {reset}; a worker with one env ran {alone.seconds:.1f} s"
+    return Finding("time", OK, seen)
+
+
+def _memory(company: _Run, four: _Run | None) -> Finding:
+    if four is None or not four.facts or not company.facts:
+        return Finding("memory", OK, "not measured")
+    copy = max(0, four.facts[0].resident - company.facts[0].resident) / 2
+    worker = company.facts[0].resident / 2**20
+    seen = f"{copy / 2**20:,.1f} MiB a further env; a worker with two {worker:,.0f} MiB"
+    return Finding("memory", OK, seen)
+
+
+def _where(exchange: Exchange) -> str:
+    """The line where the first worker that hangs is, as far as it is the env's."""
+    for process in exchange.processes:
+        with suppress(Exception):
+            for stack in stacks_of(process.pid):
+                for line in stack.splitlines():
+                    if line.startswith("  File") and "_commands/probe.py" not in line:
+                        return f" in {line.strip()}"
+    return ""
+
+
+def _cause(error: WorkerCrashError) -> str:
+    """What a crash's message says of its cause."""
+    text = str(error).split("\n", 1)[0]
+    return text.partition("': ")[2].partition(". The vector env")[0] or text

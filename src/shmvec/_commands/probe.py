@@ -1,0 +1,458 @@
+"""Envs under examination, in a worker: what they return, as digests, and what they do besides.
+
+The check command runs a :class:`Probe` in each worker of an Exchange, in place of an env. It makes
+one env or several, resets and steps them when it is called, and returns a digest of each thing that
+they return, so that processes can be compared bit for bit without sending frames around.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector.utils import create_shared_memory
+
+from shmvec._pickling import dumps
+
+__all__ = ["PARTS", "Event", "Facts", "Probe", "Raised", "seed_of"]
+
+PARTS = ("observations", "rewards", "ends", "infos", "frames")
+
+# Digests of one reset or step, one for each of PARTS; None where there is nothing.
+Event = tuple[bytes | None, ...]
+
+_NUM_SEEDS = 2
+_FIRST_SEED = 20_000
+_NUM_ACTIONS = 64
+_NEVER_RENDERED = (None, "human")
+
+
+def seed_of(env: int) -> int:
+    """The seed of an env: that of every other one is the same, so that two are enough alone."""
+    return _FIRST_SEED + env % _NUM_SEEDS
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception of an env.
+
+    Attributes:
+        env: Which env of the probe's, by its number.
+        moment: What it was to do.
+        text: The exception, and the line that raised it.
+    """
+
+    env: int
+    moment: str
+    text: str
+
+
+@dataclass
+class Facts:
+    """What a probe has noticed.
+
+    Attributes:
+        spaces: What is wrong with spaces.
+        casts: Observations whose dtype is not the space's, but fits it.
+        needs_pickle: Why observations do not fit into shared memory; "" if they do.
+        infos: Keys of infos that cannot travel to another process, and why.
+        generators: Global random generators that resets and steps have used,
+        generators_built: and those that only making an env has used.
+        buffers: How an env has returned memory that it had returned before; "" if it has not.
+        shared_buffers: Whether an env has changed what another one of this process has returned.
+        threads: Names of Python's threads that envs have started,
+        native_threads: and how many others.
+        reset_us: Time of each reset,
+        step_us: and of each step.
+        resident: Bytes of memory in use.
+        render_mode: The first env's.
+    """
+
+    spaces: list[str] = field(default_factory=list)
+    casts: list[str] = field(default_factory=list)
+    needs_pickle: str = ""
+    infos: dict[str, str] = field(default_factory=dict)
+    generators: list[str] = field(default_factory=list)
+    generators_built: list[str] = field(default_factory=list)
+    buffers: str = ""
+    shared_buffers: bool = False
+    threads: list[str] = field(default_factory=list)
+    native_threads: int = 0
+    reset_us: list[float] = field(default_factory=list)
+    step_us: list[float] = field(default_factory=list)
+    resident: int = 0
+    render_mode: str | None = None
+
+    def note_space(self, text: str) -> None:
+        """Adds what is wrong with a space, once."""
+        if text not in self.spaces and len(self.spaces) < 4:
+            self.spaces.append(text)
+
+
+class _Subject:
+    """One env: its actions, and what it has returned last."""
+
+    def __init__(self, number: int, env: Any) -> None:
+        self.number = number
+        self.env = env
+        self.spaces = _kept((env.observation_space, env.action_space))
+        self.actions = _actions(env.action_space, seed_of(number))
+        self.turn = 0
+        self.over = False
+        self.last: Any = None
+        self.digest = b""
+
+
+class Probe(gym.Env[Any, Any]):
+    """Makes and steps envs when it is called; none of their exceptions leaves it."""
+
+    observation_space = gym.spaces.Discrete(2)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, env_fn: Callable[[], Any], numbers: Sequence[int]) -> None:
+        """Makes no env yet.
+
+        Args:
+            env_fn: Makes one.
+            numbers: A number for each env of this process, from which its seed follows.
+        """
+        self._env_fn = env_fn
+        self._numbers = numbers
+        self._subjects: list[_Subject] = []
+        self._facts = Facts()
+
+    def build(self) -> Raised | None:
+        """Makes the envs."""
+        self._threads = set(threading.enumerate())
+        self._tasks = _num_tasks()
+        before = _generators()
+        for number in self._numbers:
+            try:
+                self._subjects.append(_Subject(number, self._env_fn()))
+            except Exception as error:
+                return _raised(number, "being made", error)
+        self._facts.generators_built = _changed(before)
+        self._before = _generators()
+        first = self._subjects[0].env
+        self._facts.render_mode = getattr(first, "render_mode", None)
+        for name in ("observation_space", "action_space"):
+            space = getattr(first, name)
+            if any(getattr(subject.env, name) != space for subject in self._subjects):
+                self._facts.note_space(f"the {name} of two envs differs")
+        try:
+            create_shared_memory(first.observation_space, n=1)
+        except Exception as error:
+            self._facts.needs_pickle = str(error).partition("\n")[0]
+        return None
+
+    def advance(self, moment: str) -> list[Event] | Raised:
+        """Resets the envs ("reset"), or steps each once ("step"), and returns digests of it all.
+
+        An env whose episode is over is reset in place of the step.
+        """
+        events = []
+        for subject in self._subjects:
+            try:
+                events.append(self._moved(subject, moment))
+            except Exception as error:
+                return _raised(subject.number, f"its {moment}", error)
+        for subject in self._subjects:
+            if _digest(subject.last) != subject.digest:
+                self._facts.shared_buffers = True
+        frames: list[bytes | None] = []
+        for subject in self._subjects:  # only now: the others may have drawn meanwhile
+            try:
+                frames.append(_frame(subject.env))
+            except Exception as error:
+                return _raised(subject.number, "its render", error)
+        return [(*event, frame) for event, frame in zip(events, frames, strict=True)]
+
+    def _moved(self, subject: _Subject, moment: str) -> Event:
+        env, before = subject.env, (subject.last, subject.digest)
+        start = time.perf_counter()
+        if moment == "reset" or subject.over:
+            seed = {"seed": seed_of(subject.number)} if moment == "reset" else {}
+            observation, info = env.reset(**seed)
+            self._facts.reset_us.append(1e6 * (time.perf_counter() - start))
+            reward, terminated, truncated = 0.0, False, False
+            if moment == "reset":
+                subject.turn = 0
+        else:
+            action = subject.actions[subject.turn % _NUM_ACTIONS]
+            subject.turn += 1
+            observation, reward, terminated, truncated, info = env.step(action)
+            self._facts.step_us.append(1e6 * (time.perf_counter() - start))
+        ends = [bool(terminated), bool(truncated)]
+        subject.over = any(ends)
+        subject.last, subject.digest = observation, _digest(observation)
+        if moment == "reset" and before[0] is not None:
+            before = (None, b"")
+        self._look(subject, observation, info, before)
+        return subject.digest, _digest(reward), _digest(ends), _digest(info)
+
+    def _look(
+        self, subject: _Subject, observation: Any, info: Any, before: tuple[Any, bytes]
+    ) -> None:
+        """Notes what is wrong with what an env has returned."""
+        facts, space = self._facts, subject.env.observation_space
+        for name, kept in zip(("observation_space", "action_space"), subject.spaces, strict=True):
+            if kept is not None and getattr(subject.env, name) != kept:
+                facts.note_space(f"the {name} has become another one, {_short(space)}")
+        if not _contained(space, observation):
+            cast = _cast(space, observation)
+            if cast is not None and _contained(space, cast):
+                told = f"{np.asarray(observation).dtype} for {space.dtype}"
+                facts.casts = facts.casts or [told]
+            else:
+                facts.note_space(f"an observation is not in its space: {_short(observation)}")
+        if before[0] is not None and not facts.buffers:
+            if _digest(before[0]) != before[1]:
+                facts.buffers = "a step changes the observation that the one before has returned"
+            elif _overlap(before[0], observation):
+                facts.buffers = "two steps return the same memory"
+        for key, why in _stuck(info):
+            facts.infos.setdefault(key, why)
+
+    def facts(self) -> Facts:
+        """What was noticed until now."""
+        facts = self._facts
+        facts.generators = _changed(self._before)
+        new = [thread for thread in threading.enumerate() if thread not in self._threads]
+        facts.threads = [thread.name for thread in new]
+        facts.native_threads = max(0, _num_tasks() - self._tasks - len(new))
+        facts.resident = _resident()
+        return facts
+
+    def fork(self, seconds: float) -> str:
+        """Forks this process, as a program that has made an env may, and steps an env there.
+
+        Returns:
+            What went wrong in the fork; "" if nothing did.
+        """
+        reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of threads: that is the question here
+            pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(reader)
+                os.write(writer, self._in_fork().encode()[:4000] or b"\0")
+            finally:
+                os._exit(0)
+        os.close(writer)
+        try:
+            if not select.select([reader], [], [], seconds)[0]:
+                return f"hangs ({seconds:.0f} s)"
+            told = os.read(reader, 4096)
+            return told.decode().strip("\0") if told else "crashes"
+        finally:
+            os.close(reader)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def _in_fork(self) -> str:
+        other = Probe(self._env_fn, [self._numbers[0] + 1])
+        failed = other.build()
+        for moment in ("reset", "step", "step", "step"):
+            if failed is None:
+                found = other.advance(moment)
+                failed = found if isinstance(found, Raised) else None
+        return "" if failed is None else f"raises at {failed.moment}: {failed.text}"
+
+    def finish(self) -> Raised | None:
+        """Closes the envs."""
+        for subject in self._subjects:
+            try:
+                subject.env.close()
+            except Exception as error:
+                return _raised(subject.number, "its close", error)
+        return None
+
+
+def _raised(env: int, moment: str, error: Exception) -> Raised:
+    """An exception of an env; where it was raised, as far as that is not here."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if frame.filename != __file__]
+    where = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+    text = " ".join(str(error).split())
+    return Raised(env, moment, f"{type(error).__name__}: {text[:200]}{where}")
+
+
+def _actions(space: gym.Space[Any], seed: int) -> list[Any]:
+    """Actions that depend on the seed alone; the env's own space is not drawn from."""
+    space = _kept((space,))[0] or space
+    space.seed(seed)
+    return [space.sample() for _ in range(_NUM_ACTIONS)]
+
+
+def _kept(spaces: Sequence[gym.Space[Any]]) -> list[gym.Space[Any] | None]:
+    """Copies of spaces; None of one that cannot be copied."""
+    copies: list[gym.Space[Any] | None] = []
+    for space in spaces:
+        try:
+            copies.append(copy.deepcopy(space))
+        except Exception:
+            copies.append(None)
+    return copies
+
+
+def _frame(env: Any) -> bytes | None:
+    if getattr(env, "render_mode", None) in _NEVER_RENDERED:
+        return None
+    return _digest(env.render())
+
+
+def _generators() -> dict[str, bytes]:
+    """The states of the global random generators of the libraries that are loaded."""
+    states: dict[str, Any] = {"random": random.getstate(), "numpy.random": np.random.get_state()}
+    if "torch" in sys.modules:
+        states["torch"] = sys.modules["torch"].get_rng_state().numpy()
+    return {name: _digest(state) for name, state in states.items()}
+
+
+def _changed(before: dict[str, bytes]) -> list[str]:
+    return [name for name, state in _generators().items() if before.get(name, state) != state]
+
+
+def _contained(space: gym.Space[Any], value: Any) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return bool(space.contains(value))
+        except Exception:
+            return False
+
+
+def _cast(space: gym.Space[Any], value: Any) -> Any:
+    """The value in the space's dtype, as a vector env casts it; None: it refuses to."""
+    if not isinstance(space, gym.spaces.Box):
+        return None
+    try:
+        return np.asarray(value).astype(space.dtype, casting="same_kind")
+    except (TypeError, ValueError):
+        return None
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from _leaves(each)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    """Whether arrays of both are in the same memory, and may be written."""
+    return any(
+        isinstance(a, np.ndarray)
+        and isinstance(b, np.ndarray)
+        and a.flags.writeable
+        and np.may_share_memory(a, b)
+        for a, b in zip(_leaves(one), _leaves(other), strict=False)
+    )
+
+
+def _stuck(info: Any) -> Iterator[tuple[str, str]]:
+    """The keys of an info that cannot be sent to another process, and why."""
+    if not isinstance(info, dict):
+        yield "the info", f"is a {type(info).__name__}, not a dict"
+        return
+    for key, value in info.items():
+        if type(value) in (int, float, bool, str, np.ndarray) and getattr(value, "dtype", 0) != "O":
+            continue
+        if _contains_itself(value, (id(info),)):
+            yield repr(key), "contains itself"
+            continue
+        try:
+            dumps(value)
+        except Exception as error:
+            yield repr(key), " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _contains_itself(value: Any, above: tuple[int, ...]) -> bool:
+    if not isinstance(value, (dict, list, tuple)) or len(above) > 500:
+        return False
+    if id(value) in above:
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return any(_contains_itself(each, (*above, id(value))) for each in inner)
+
+
+def _digest(value: Any) -> bytes:
+    """A digest that two values have in common only if they are equal, in types and bits, too."""
+    known = blake2b(digest_size=8)
+    with suppress(RecursionError):
+        _feed(known.update, value, ())
+    return known.digest()
+
+
+def _feed(add: Callable[[bytes], None], value: Any, above: tuple[int, ...]) -> None:
+    kind = type(value)
+    add(f"{kind.__module__}.{kind.__qualname__}".encode())
+    if id(value) in above:
+        return
+    inside = (*above, id(value))
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        add(f"{array.dtype} {array.shape}".encode())
+        if array.dtype.hasobject:
+            for each in array.ravel().tolist():
+                _feed(add, each, inside)
+        else:
+            add(np.ascontiguousarray(array).tobytes())
+    elif isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        add(repr(value).encode())
+    elif isinstance(value, dict):
+        for key in sorted(value, key=repr):
+            add(repr(key).encode())
+            _feed(add, value[key], inside)
+    elif isinstance(value, (list, tuple)):
+        add(str(len(value)).encode())
+        for each in value:
+            _feed(add, each, inside)
+    elif isinstance(value, (set, frozenset)):
+        for text in sorted(map(repr, value)):
+            add(text.encode())
+    elif hasattr(value, "__dict__") and not callable(value):
+        _feed(add, vars(value), inside)
+
+
+def _short(value: Any) -> str:
+    """A value on one line: an array by its range, if it is not small."""
+    if isinstance(value, np.ndarray) and value.size > 6 and value.dtype.kind in "biuf":
+        return f"{value.dtype} {value.shape} from {value.min()} to {value.max()}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _num_tasks() -> int:
+    with suppress(OSError):
+        return len(os.listdir("/proc/self/task"))
+    return 0
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has in use; 0 where the system does not say."""
+    with suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0

@@ -1,0 +1,137 @@
+"""The check: sick envs of many kinds, each with what ails it and what mends it; healthy ones."""
+
+import json
+from importlib.util import find_spec
+
+import gymnasium as gym
+import pytest
+import sick_envs
+from sick_envs import Well
+
+import shmvec.__main__
+from shmvec.testing import check_env_fn
+
+PROCESSES = "num_workers=num_envs"
+OUTSIDE = "worker_environ="
+# What is wrong, by which kinds of findings, with which option, and what is said of the first.
+SICK = {
+    "SharesAClassAttribute": (["one process"], PROCESSES, "observations differ"),
+    "SharesAGlobal": (["one process"], PROCESSES, "observations differ"),
+    "RendersAnothersFrame": (["one process"], PROCESSES, "frames differ"),
+    "HangsAsSecond": (["one process"], PROCESSES, "hangs"),
+    "CrashesAsSecond": (["one process"], PROCESSES, "SIGSEGV"),
+    "RaisesAsSecond": (["one process"], PROCESSES, "one engine for each process"),
+    "ReturnsAnothersBuffer": (["buffers"], PROCESSES, "another one"),
+    "FixedPort": (["one process", "two processes"], OUTSIDE, "Address already in use"),
+    "FixedFile": (["one process", "two processes"], OUTSIDE, "differ"),
+    "FixedLock": (["one process", "two processes"], OUTSIDE, "hangs"),
+    "GlobalNumpy": (["global generators", "one process"], "worker_init=", "numpy.random"),
+    "GlobalRandom": (["global generators", "one process"], "worker_init=", "state of random"),
+    "NotDeterministic": (["same seed"], "self.np_random", "observations differ"),
+    "GoesOnWhereItWas": (["same seed"], "self.np_random", "in the same env"),
+    "OutsideItsSpace": (["spaces"], "a wrapper", "not in its space"),
+    "SpaceChanges": (["spaces"], "a wrapper", "has become another"),
+    "SpacesDiffer": (["spaces"], 'observation_mode="different"', "differs"),
+    "NoFixedSize": (["spaces"], "shared_memory=False", "Sequence"),
+    "InfoWithALock": (["infos"], "a wrapper", "'engine': cannot pickle"),
+    "InfoContainsItself": (["infos"], "a wrapper", "'tree': contains itself"),
+    "NeedsItsThread": (["threads"], 'context="forkserver"', "hangs"),
+    "OldGym": (["start method"], "the env", "not enough values to unpack"),
+    "FailsToClose": (["close"], "the env's close()", "closed already"),
+}
+# What is no fault, but to know.
+NOTED = {
+    "TimeInInfo": ("same seed", None, "infos differ"),
+    "SameBuffer": ("buffers", "a wrapper", "changes the observation"),
+    "OtherDtype": ("spaces", "a wrapper", "float64 for float32"),
+    "HasAThread": ("threads", 'context="forkserver"', "logger"),
+}
+
+
+def checked(name, contexts=("fork",)):
+    limit = 2.0 if name in ("HangsAsSecond", "FixedLock", "NeedsItsThread") else 30.0
+    return check_env_fn(getattr(sick_envs, name), contexts=contexts, time_limit=limit, steps=25)
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_sick_env(name):
+    report = checked(name)
+    kinds, option, says = SICK[name]
+    assert not report.ok
+    assert [finding.kind for finding in report.wrong] == kinds, str(report)
+    assert report.wrong[0].option == option and says in report.wrong[0].seen, str(report)
+    assert "WRONG" in str(report) and f"-> {option}: " in str(report)
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_is_to_know(name):
+    report = checked(name)
+    [noted] = [finding for finding in report.findings if finding.verdict == "note"]
+    kind, option, says = NOTED[name]
+    assert report.ok and (noted.kind, noted.option) == (kind, option), str(report)
+    assert says in noted.seen
+
+
+def test_what_only_the_program_knows(monkeypatch):
+    """Under fork a worker knows it: the other start methods fail, which is wrong if one is used."""
+    monkeypatch.setattr(sick_envs, "KNOWN_TO_THE_PROGRAM", "here")
+    noted = [each for each in checked("NeedsTheProgram", None).findings if each.verdict == "note"]
+    assert [finding.option for finding in noted] == ['context="fork"'] * 2
+    assert all("has not said" in finding.seen for finding in noted)
+    report = checked("NeedsTheProgram", ("spawn", "fork"))
+    [wrong] = report.wrong
+    assert (wrong.kind, wrong.option) == ("start method", 'context="fork"')
+    assert any(finding.kind == "two processes" for finding in report.findings)
+
+
+def well(env_fn, **options):
+    report = check_env_fn(env_fn, **options)
+    assert report.ok and {each.verdict for each in report.findings} == {"ok"}, str(report)
+    return str(report)
+
+
+def test_one_that_is_well():
+    """Under every start method; its frames are compared."""
+    text = well(Well)
+    assert "render_mode" not in text and text.endswith("Nothing is wrong.")
+
+
+@pytest.mark.parametrize(
+    ("library", "id"),
+    [
+        ("gymnasium", "CartPole-v1"),
+        pytest.param("ale_py", "ALE/Pong-v5", marks=pytest.mark.deep),
+        pytest.param("mujoco", "HalfCheetah-v5", marks=pytest.mark.deep),
+    ],
+)
+def test_known_envs_are_well(library, id):
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+
+    def make():
+        __import__(library)
+        return gym.make(id)
+
+    assert "render_mode is None" in well(make, contexts=["fork", "forkserver"])
+
+
+def test_the_command(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    (tmp_path / "an_env.py").write_text(
+        "import sys, time\n"
+        f"sys.path.insert(0, {str(sick_envs.__file__).rpartition('/')[0]!r})\n"
+        "from sick_envs import Well, SharesAGlobal\n"
+    )
+    command = ["check", "--context", "fork", "--steps", "5", "--json", str(file)]
+    assert shmvec.__main__.main([*command, f"{tmp_path}/an_env.py:Well"]) == 0
+    assert json.loads(file.read_text())["ok"]
+    assert shmvec.__main__.main([*command, f"{tmp_path}/an_env.py:SharesAGlobal"]) == 1
+    written = json.loads(file.read_text())
+    text = capsys.readouterr().out
+    assert not written["ok"] and text.endswith("Wrong: 1.\n")
+    assert all(finding["seen"] in text for finding in written["findings"][-5:])
+
+
+def test_an_unknown_start_method():
+    with pytest.raises(ValueError, match="'threads'"):
+        check_env_fn(Well, contexts=["threads"])
