@@ -6,7 +6,7 @@ Options of a vector env are checked by their table, ``_options``.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -35,6 +35,18 @@ Options: TypeAlias = dict[str, Any] | Sequence[dict[str, Any] | None] | None
 
 def checked_env_fns(env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> list[Any]:
     """The functions as a list; at least one, all callable."""
+    if isinstance(env_fns, str):
+        raise TypeError(
+            f"env_fns must be a list of functions, one for each env, got {env_fns!r}. Of an env's "
+            f"id, shmvec.make_vec({env_fns!r}, num_envs=8) makes a vector env"
+        )
+    if not isinstance(env_fns, Iterable):
+        name = getattr(env_fns, "__name__", "")
+        raise TypeError(
+            "env_fns must be a list of functions, one for each env: "
+            f"[{name if name.isidentifier() else 'make_env'}] * 8. It is "
+            f"{'one function' if callable(env_fns) else f'of the type {type(env_fns).__name__}'}"
+        )
     functions = list(env_fns)
     if not functions:
         raise ValueError("env_fns is empty: a vector env needs at least one env")
@@ -126,8 +138,13 @@ def checked_seeds(seed: Any, num_envs: int) -> list[int | None] | None:
         pass
     else:
         return [first + i for i in range(num_envs)]
+    wanted = f"seed must be an int, None, or a list of {num_envs} of these, one for each env"
+    if not isinstance(seed, Iterable):
+        raise TypeError(f"{wanted}; got {seed!r}")
     seeds = list(seed)
     if len(seeds) != num_envs:
+        if isinstance(seed, (str, bytes)):
+            raise ValueError(f"{wanted}; got {seed!r}")
         raise ValueError(
             "If seeds are passed as a list the length must match "
             f"num_envs={num_envs} but got length={len(seeds)}."

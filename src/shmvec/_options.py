@@ -13,6 +13,7 @@ import inspect
 import multiprocessing
 import operator
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -161,6 +162,19 @@ def _checked_observation_mode(mode: Any, _: Settings) -> Any:
             f"batch observation space, actual got {mode}"
         )
     return mode
+
+
+def _checked_autoreset_mode(mode: Any, _: Settings) -> AutoresetMode:
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        names = [each.value for each in AutoresetMode]
+        alike = {re.sub(r"[^a-z]", "", name.lower()): name for name in names}
+        close = difflib.get_close_matches(re.sub(r"[^a-z]", "", str(mode).lower()), alike, 1)
+        hint = f". Did you mean {alike[close[0]]!r}?" if close else ""
+        raise ValueError(
+            f"autoreset_mode must be one of {', '.join(map(repr, names))}, got {mode!r}{hint}"
+        ) from None
 
 
 def _checked_max_concurrency(limit: Any, _: Settings) -> Any:
@@ -464,7 +478,7 @@ class VectorEnvOptions:
         """NEXT_STEP: the step after an episode's end resets. SAME_STEP: the step that ends it
         resets; what it ended with is in ``infos["final_obs"]`` and ``infos["final_info"]``.
         DISABLED: you do, with ``options["reset_mask"]``.""",
-        check=lambda mode, _: AutoresetMode(mode),
+        check=_checked_autoreset_mode,
     )
     max_concurrency: int | None = _option(
         None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,6 +32,17 @@ def check_policy(policy: Any, batch: str) -> None:
         raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
     if not callable(policy):
         raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy!r}")
+    try:
+        signature = inspect.signature(policy)
+    except (TypeError, ValueError):  # one in C may not say
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise TypeError(
+            "policy must take two arguments, policy(observations, env_ids), and takes "
+            f"{signature}: give lambda observations, env_ids: policy(observations)"
+        ) from None
 
 
 class PolicyCaller:

@@ -162,6 +162,7 @@ class Exchange(OwnsProcesses):
         """
         # Set first: close() must work whatever fails below.
         self.closed = False
+        self._crash = ""  # the one that has closed it
         self._workers: Workers | None = None
         self._ledger: Ledger | None = None
         self._owner = os.getpid()
@@ -1004,7 +1005,8 @@ class Exchange(OwnsProcesses):
         """Waits as :meth:`Recovery.wait`; closes the exchange after a crash that it raises."""
         try:
             self._recovery.wait(wanted, envs, timeout)
-        except WorkerCrashError:
+        except WorkerCrashError as error:
+            self._crash = error.summary
             self._abandon()
             raise
 
@@ -1028,7 +1030,8 @@ class Exchange(OwnsProcesses):
         """Closes the exchange when a crash in the block cannot be recovered from."""
         try:
             yield
-        except WorkerCrashError:
+        except WorkerCrashError as error:
+            self._crash = error.summary
             self._abandon()
             raise
 
@@ -1123,9 +1126,13 @@ class Exchange(OwnsProcesses):
                     f"This {self._name} was made in process {self._owner}, of which this "
                     "one is a fork: its workers answer only there. Make one in each process."
                 )
-            raise ClosedEnvironmentError(
-                f"Trying to operate on `{self._name}`, after a call to `close()`."
-            )
+            closed = f"Trying to operate on `{self._name}`, after a call to `close()`."
+            if self._crash:
+                closed += (
+                    f" A crash has closed it: {self._crash}. Make another one, with "
+                    "faults=FaultPolicy(on_crash='restart') if workers are to be restarted."
+                )
+            raise ClosedEnvironmentError(closed)
 
 
 class _Gone:

@@ -172,6 +172,20 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             known.append(f"context={self._start_method!r}")
         return f"{name}({', '.join(known)}{', closed' if self.closed else ''})"
 
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError: what the vector env lacks, its envs may have."""
+        if hasattr(type(self), name):  # a property has raised it
+            return object.__getattribute__(self, name)
+        hint = ""
+        if not name.startswith("_"):
+            hint = (
+                f". Of the single envs, get_attr({name!r}) returns the attribute, and "
+                f"call({name!r}, ...) calls the method"
+            )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self
+        )
+
     @property
     def exchange(self) -> Exchange:
         """The exchange below this vector env: it asks envs one by one, and more."""
@@ -325,6 +339,11 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """
         if type(actions) is list and mask is None and any(action is None for action in actions):
             mask = np.array([action is not None for action in actions])
+            if not mask.any():
+                raise ValueError(
+                    f"wrong actions: all {len(actions)} are None, which leaves their envs out: "
+                    "give at least one env an action. Nothing was sent to any env."
+                )
         if mask is not None:
             if env_id is not None:
                 raise ValueError("step() takes a mask (or None actions) or env_id, not both")
