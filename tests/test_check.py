@@ -9,6 +9,7 @@ import sick_envs
 from sick_envs import Well
 
 import shmvec.__main__
+from shmvec._commands.check import brief
 from shmvec.testing import check_env_fn
 
 PROCESSES = "num_workers=num_envs"
@@ -130,6 +131,13 @@ def test_the_command(tmp_path, capsys):
     text = capsys.readouterr().out
     assert not written["ok"] and text.endswith("Wrong: 1.\n")
     assert all(finding["seen"] in text for finding in written["findings"][-5:])
+
+
+def test_at_a_glance():
+    """What `tune` says first; nothing about an env that takes too long for it."""
+    assert brief(Well, 60.0) is None
+    assert "env 1 of 2: observations differ" in brief(sick_envs.SharesAGlobal, 60.0)
+    assert brief(sick_envs.SharesAGlobal, 0.02) is None
 
 
 def test_an_unknown_start_method():

@@ -23,7 +23,7 @@ from shmvec._commands.stacks import told as stacks_of
 from shmvec.exchange import Exchange
 from shmvec.faults import FaultPolicy, WorkerCrashError
 
-__all__ = ["CheckReport", "Finding", "check"]
+__all__ = ["CheckReport", "Finding", "brief", "check"]
 
 _MOST_SECONDS = 1.0  # of the steps of one env, alone
 _TO_CLOSE_S = 5.0
@@ -227,6 +227,33 @@ def check(
         return CheckReport(tuple(_findings(examination, _methods(contexts))))
     finally:
         say.done()
+
+
+def brief(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
+    """What the check sees at a glance: whether two envs in one process are as each alone.
+
+    Args:
+        env_fn: Makes one env.
+        seconds: How long it may take; with an env of which one alone takes a quarter of it, it is
+            not done.
+
+    Returns:
+        A line, if something is wrong.
+    """
+    examination = _Examination(env_fn, 2 * seconds, 10, Progress(None, ""))
+    method = _methods(None)[0]
+    alone = examination.run("alone", [[0]], method, twice=True)
+    if alone.trouble or alone.seconds > seconds / 4:
+        return None
+    other = examination.run("alone, with another seed", [[1]], method)
+    company = examination.run("two in one process", [[0, 1]], method)
+    half = len(alone.events[0]) // 2
+    reference = {0: alone.events[0][:half], 1: other.events[1]}
+    unstable = set(_differing(reference[0], alone.events[0][half:]))
+    found = _difference(reference, company, unstable)
+    if other.trouble or not found:
+        return None
+    return f"two envs in one process are not what each is alone: {found}"
 
 
 def _methods(contexts: Sequence[str] | None) -> list[str]:

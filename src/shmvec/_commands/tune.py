@@ -4,7 +4,8 @@ The candidates take turns, in slices, in one run: numbers of envs (which are the
 each the numbers of workers, and for the best of these the wait policies and copy=False. The limit
 beside them is what free-running loops reach, one a core. A candidate must be more than 3 % faster
 than a simpler one to be preferred to it, and more envs than fewer by more than 5 %. copy=False is
-measured but never advised: only you know whether your code keeps observations.
+measured but never advised: only you know whether your code keeps observations. What is wrong with
+two envs in one process is said first, where that is seen within two seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from shmvec._commands.check import brief
 from shmvec._commands.measuring import (
     LIMIT,
     SIMPLER,
@@ -153,12 +155,14 @@ def tune(
         progress: Where to say what is being done.
 
     Returns:
-        A dict that can be written as JSON: "machine", "env", "limit" (steps/s), "rows", one a
-        setting, and "best", the arguments to use.
+        A dict that can be written as JSON: "machine", "check" (what is wrong with the env beside
+        others, seen at a glance), "env", "limit" (steps/s), "rows", one a setting, and "best", the
+        arguments to use.
     """
     cores = usable_cores()
     compute = None if compute_us is None else Compute(compute_us)
     say = Progress(progress, "measuring the env alone")
+    wrong = brief(make)
     env = _measure_env(make, min(1.0, seconds))
     say.done()
     rows: list[dict[str, Any]] = []
@@ -183,6 +187,7 @@ def tune(
         row["best"] = any(row is winner for winner in winners)
     return {
         "machine": machine(),
+        "check": wrong,
         "settings": {"seconds": seconds, "compute_us": compute_us, "rounds": _ROUNDS},
         "env": env,
         "limit": statistics.median(limits),
@@ -228,6 +233,9 @@ def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
     env = results["env"]
     yield described(results["machine"])
     yield ""
+    if results["check"]:
+        yield f"WRONG: {results['check']}: python -m shmvec check says what mends it."
+        yield ""
     yield (
         f"One env: a step takes {env['step_us']:,.1f} µs (± {env['step_deviation_us']:,.1f}, "
         f"p99 {env['step_p99_us']:,.1f}), a reset {env['reset_us']:,.1f} µs "
