@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import gone
 from scripts import succeeds
 
 ENVS = """
@@ -246,3 +247,61 @@ def test_memory_beyond_the_cgroups_limit_is_an_error_with_the_numbers(limited):
         else:
             raise AssertionError("it would be killed")
     """)
+
+
+# ---- a program that gives up root ----------------------------------------------------------------
+
+NOBODY = """
+def become_nobody(envs):
+    os.setgid(65534)
+    os.setuid(65534)
+    return [process.pid for process in envs.processes]
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_a_program_that_gives_up_root_closes_its_vector_env(context):
+    succeeds(
+        ENVS,
+        NOBODY,
+        f"""
+        from shmvec import ShmVectorEnv
+
+        envs = ShmVectorEnv([Echo] * 2, num_workers=2, context={context!r})
+        pids = become_nobody(envs)
+        envs.reset()
+        envs.close()
+        assert not [pid for pid in pids if os.path.exists(f"/proc/{{pid}}")]
+        """,
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_worker_that_may_not_be_killed_is_named_and_ends_with_its_program():
+    printed = succeeds(
+        ENVS,
+        NOBODY,
+        """
+        from shmvec import ShmVectorEnv
+
+        class Hanging(Echo):
+            def step(self, action):
+                time.sleep(1000)
+
+        envs = ShmVectorEnv([Hanging, Echo], num_workers=2, context="fork")
+        envs.reset()
+        pids = become_nobody(envs)
+        envs.step_async(envs.action_space.sample())
+        try:
+            envs.close(timeout=1)
+        except PermissionError as error:
+            assert f"worker 0 (process {pids[0]}) may not be ended" in str(error), error
+        else:
+            raise AssertionError("nothing was raised")
+        assert not os.path.exists(f"/proc/{pids[1]}")
+        envs.close()
+        print(pids[0])
+        """,
+    )
+    assert gone([int(printed)], 10)

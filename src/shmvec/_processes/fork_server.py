@@ -147,7 +147,7 @@ class ForkServer:
         poll = select.poll()
         poll.register(answer, select.POLLIN)
         while not poll.poll(1000 * _SLOW_S):
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGCONT)
 
 
@@ -197,8 +197,9 @@ def _stop(mine: socket, server: subprocess.Popen[bytes]) -> None:
     try:
         server.wait(_STOP_S)
     except subprocess.TimeoutExpired:  # it is importing
-        server.kill()
-        server.wait()
+        with suppress(PermissionError):  # this process has changed its user: it ends by itself
+            server.kill()
+            server.wait()
 
 
 def _disown_all() -> None:

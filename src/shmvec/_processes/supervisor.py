@@ -8,6 +8,7 @@ and no descriptor behind.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -255,7 +256,8 @@ class Supervisor:
                     if index not in reports or isinstance(reports[index], Failure):
                         end = min(end, time.monotonic() + _OTHERS_FAIL_S)
         finally:
-            self._end(waiting)  # they are still building, and their reports are not needed any more
+            # They are still building, and their reports are not needed any more.
+            self._check_ended(self._end(waiting))
         if dead:
             error = self._crash(sorted(dead))
             note_failures(error, [each for each in reports.values() if isinstance(each, Failure)])
@@ -431,10 +433,15 @@ class Supervisor:
     def end(self, index: int) -> None:
         """Ends a worker, whatever it is doing, and confirms its death."""
         self._up[index] = False
-        self._end([index])
+        self._check_ended(self._end([index]))
 
-    def _end(self, indices: Sequence[int]) -> None:
-        """Terminates processes and what they have started; kills those that do not obey."""
+    def _end(self, indices: Sequence[int]) -> list[int]:
+        """Terminates processes and what they have started; kills those that do not obey.
+
+        Returns:
+            Those that run on, because this process may not send them signals.
+        """
+        others = []
         for index in indices:
             self._up[index] = False
             self.processes[index].send_signal(signal.SIGTERM)
@@ -442,11 +449,28 @@ class Supervisor:
         for index in indices:
             process = self.processes[index]
             if not process.has_ended(max(0.0, stubborn - time.monotonic())):
-                process.send_signal(signal.SIGKILL)
-                process.has_ended(None)
-        self._end_families(indices)
-        for index in indices:
+                if process.send_signal(signal.SIGKILL):
+                    process.has_ended(None)
+                else:
+                    others.append(index)
+        ended = [index for index in indices if index not in others]
+        self._end_families(ended)
+        for index in ended:
             self._release(index)
+        return others
+
+    def _check_ended(self, others: Sequence[int]) -> None:
+        """Raises PermissionError if there are processes that this one could not end."""
+        if others:
+            which = ", ".join(
+                f"worker {index} (process {self.processes[index].pid})" for index in others
+            )
+            raise PermissionError(
+                errno.EPERM,
+                f"{which} may not be ended by this process, whose user has changed since it "
+                "started the workers, and did not end when asked to. It ends with this process. "
+                "Close the vector env before the user is changed",
+            )
 
     def _end_families(self, indices: Iterable[int]) -> None:
         """Ends what was started by processes that have ended without doing so themselves."""
@@ -533,10 +557,22 @@ class Supervisor:
                 if remind is not None:
                     remind()
         finally:
-            self._end(range(len(self.processes)))
+            others = self._end(range(len(self.processes)))
+            for index in others:
+                self._abandon(index)
             self._close_descriptors()
             self.ended = True
+        self._check_ended(others)
         return failures
+
+    def _abandon(self, index: int) -> None:
+        """Closes what belongs to a process that runs on until this one ends."""
+        self.channels[index].close()
+        for stderr in self._stderrs[index : index + 1]:
+            stderr.close()
+        # Else multiprocessing would wait for it when this process ends.
+        mp_process._children.discard(self.processes[index])  # type: ignore[attr-defined]
+        self.processes[index].close_here()
 
     def _close_descriptors(self) -> None:
         self.alarms.close()

@@ -118,11 +118,20 @@ class Handle:
         poll.register(sentinel, select.POLLIN)
         return bool(poll.poll(None if timeout is None else 1000 * timeout))
 
-    def send_signal(self, number: int) -> None:
-        """Sends it a signal, if it runs."""
+    def send_signal(self, number: int) -> bool:
+        """Sends it a signal, if it runs.
+
+        Returns:
+            Whether this process may: not where it has changed its user since.
+        """
         if self.returncode is None and self.sentinel >= 0:
-            with suppress(ProcessLookupError):
+            try:
                 signal.pidfd_send_signal(self.sentinel, number)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                return False
+        return True
 
     def end_group(self) -> None:
         """Kills what is left of its process group, if it has ended and was not waited for."""
@@ -246,10 +255,9 @@ class WorkerProcess(process.BaseProcess):
         code: int | None = self.exitcode
         return code if self._popen is not None and self._popen.known else None
 
-    def send_signal(self, number: int) -> None:
-        """Sends it a signal, if it runs."""
-        if self._popen is not None:
-            self._popen.send_signal(number)
+    def send_signal(self, number: int) -> bool:
+        """Sends it a signal, if it runs; returns whether this process may."""
+        return self._popen is None or self._popen.send_signal(number)
 
     def release(self) -> None:
         """Reaps the process, which has ended if it ever ran, and closes its pidfd."""
