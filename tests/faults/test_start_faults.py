@@ -324,3 +324,61 @@ def break_off_the_choice():
         assert chosen() is kept, at
     assert at > 10
     assert set(servers()) == {kept}
+
+
+def test_workers_have_the_limits_and_umask_that_the_program_has_now():
+    """Also where a fork server is kept from before."""
+    succeeds("""
+        import resource
+        from envs import Counter
+        from shmvec import ShmVectorEnv
+
+        class Asking(Counter):
+            def inherited(self):
+                import os, resource
+                umask = os.umask(0)
+                os.umask(umask)
+                return umask, resource.getrlimit(resource.RLIMIT_CORE), os.getuid()
+
+        def of_a_worker():
+            envs = ShmVectorEnv([Asking], num_workers=1, context="forkserver")
+            (found,) = envs.call("inherited")
+            envs.close()
+            return found
+
+        os.umask(0o022)
+        resource.setrlimit(resource.RLIMIT_CORE, (4096, 8192))
+        assert of_a_worker() == (0o022, (4096, 8192), os.getuid())
+        os.umask(0o077)
+        assert of_a_worker() == (0o077, (4096, 8192), os.getuid())
+        resource.setrlimit(resource.RLIMIT_CORE, (1024, 8192))
+        assert of_a_worker() == (0o077, (1024, 8192), os.getuid())
+    """)
+
+
+@pytest.mark.parametrize("context, step", [("fork", 1), ("forkserver", 3)])
+def test_too_many_open_files_are_called_so(context, step):
+    """At each limit, whatever is opened last; and with a fork server from before."""
+    succeeds(f"""
+        import errno, resource
+        from envs import Counter
+        from shmvec import ShmVectorEnv
+
+        def start():
+            ShmVectorEnv([Counter] * 2, num_workers=2, context={context!r}).close()
+
+        start()
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        for limit in range(len(os.listdir("/proc/self/fd")) + 1, 60, {step}):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+            try:
+                start()
+            except OSError as error:
+                assert error.errno == errno.EMFILE, (limit, error)
+            else:
+                break
+        else:
+            raise AssertionError("no limit was enough")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        start()
+    """)

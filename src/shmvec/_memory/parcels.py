@@ -9,6 +9,7 @@ lending.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -60,7 +61,10 @@ class Depot:
         """Makes the memory, which starts empty and grows with use."""
         try:
             descriptor = os.memfd_create("shmvec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError:  # a sandbox forbids it
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            # A sandbox forbids it.
             with tempfile.TemporaryFile() as file:
                 return cls(os.dup(file.fileno()))
         with suppress(OSError):

@@ -2,13 +2,15 @@
 
 A worker then costs a fork of a small process without threads, whatever the parent has imported and
 started. A server is made for each set of modules, environment variables and module search path, and
-is kept for the next vector env that needs the same.
+is kept for the next vector env that needs the same; likewise for each user, set of limits and umask
+that the program has, as workers inherit these from it.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -21,6 +23,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from multiprocessing import util
+from pathlib import Path
 from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, send_fds, socket, socketpair
 from typing import Any
 
@@ -54,6 +57,7 @@ class ForkServer:
         modules: The modules that it has imported.
         environ: The environment variables that it was started with.
         path: Its module search path.
+        surroundings: What it has of the process that started it, as ``_surroundings`` says.
         usable: Whether it can fork more workers.
     """
 
@@ -68,6 +72,7 @@ class ForkServer:
             except BaseException:
                 mine.close()
                 raise
+        self.surroundings = _surroundings()
         self._socket = mine
         self._server = server
         self.pid = server.pid
@@ -159,12 +164,12 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
         environ: The environment variables that it must have been started with.
         no_others: Whether it must have been asked for no other modules.
     """
-    fixed = _lasting(environ)
+    fixed, surroundings = _lasting(environ), _surroundings()
     for server in reversed(_servers):
         enough = server.modules == set(modules) if no_others else server.modules >= set(modules)
         # Entries appended to sys.path since then hide no module that it has found.
         same = _lasting(server.environ) == fixed and server.path == sys.path[: len(server.path)]
-        if server.usable and enough and same:
+        if server.usable and enough and same and server.surroundings == surroundings:
             # Moved to the end. Appended first: else a signal's handler in between could leave it
             # out, and it would run on beside its replacement.
             _servers.append(server)
@@ -180,6 +185,18 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
 def _lasting(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that may affect imports."""
     return {name: value for name, value in environ.items() if name not in _VOLATILE}
+
+
+def _surroundings() -> tuple[object, ...]:
+    """What a process hands down to those it starts: its user and groups, limits and umask."""
+    limits = [
+        resource.getrlimit(number)
+        for name, number in sorted(vars(resource).items())
+        if name.startswith("RLIMIT_")
+    ]
+    status = Path("/proc/self/status").read_text("utf-8", "replace").splitlines()
+    umask = [line for line in status if line.startswith("Umask:")]  # os.umask would change it
+    return os.getresuid(), os.getresgid(), sorted(os.getgroups()), limits, umask
 
 
 def servers() -> list[ForkServer]:
@@ -253,6 +270,11 @@ def _serve(descriptor: int, parent: int, files: dict[str, int]) -> None:
             if request.startswith(_IMPORT):
                 files |= _imported(request[len(_IMPORT) :].decode().split(), descriptor)
                 continue
+            if len(descriptors) < (_MOST_DESCRIPTORS if request == _FORK else 1):
+                limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                message = f"shmvec's fork server ends: too many open files, at most {limit}\n"
+                os.write(2, message.encode())
+                return
             reply, *others = descriptors
             forked = 0
             if request == _FORK and files == {name: _changed(name) for name in files}:
