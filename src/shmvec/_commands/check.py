@@ -494,7 +494,10 @@ def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
     threads = ", ".join(facts.threads[:4]) + (", ..." if len(facts.threads) > 4 else "")
     told = f"an env starts {len(facts.threads)} of Python's threads ({threads})" * bool(threads)
     failed = forked.in_fork or forked.trouble
-    advice = "a fork has none of the program's threads: so for a program that makes an env first"
+    advice = (
+        "a fork has none of the threads that the program and its libraries (a renderer's) had "
+        "before, so a program that makes an env and then forks workers fails so"
+    )
     if failed:
         seen = f"an env in a fork of a process that has made one {failed}"
         seen += f"; {told}" if told else ""
@@ -508,9 +511,9 @@ def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
 
 
 def _times(facts: Facts, alone: _Run) -> Finding:
-    step = f"{statistics.median(facts.step_us):,.0f} µs" if facts.step_us else "unknown"
-    reset = f"{statistics.median(facts.reset_us):,.0f} µs"
-    seen = f"a step {step}, a reset {reset}; a worker with one env ran {alone.seconds:.1f} s"
+    times = {"a step": facts.step_us, "a reset": facts.reset_us, "a frame": facts.render_us}
+    told = [f"{what} {statistics.median(us):,.0f} µs" for what, us in times.items() if us]
+    seen = f"{', '.join(told)}; a worker with one env ran {alone.seconds:.1f} s"
     return Finding("time", OK, seen)
 
 

@@ -79,7 +79,8 @@ class Facts:
         threads: Names of Python's threads that envs have started,
         native_threads: and how many others.
         reset_us: Time of each reset,
-        step_us: and of each step.
+        step_us: of each step,
+        render_us: and of each frame.
         resident: Bytes of memory in use.
         render_mode: The first env's.
     """
@@ -96,6 +97,7 @@ class Facts:
     native_threads: int = 0
     reset_us: list[float] = field(default_factory=list)
     step_us: list[float] = field(default_factory=list)
+    render_us: list[float] = field(default_factory=list)
     resident: int = 0
     render_mode: str | None = None
 
@@ -178,10 +180,18 @@ class Probe(gym.Env[Any, Any]):
         frames: list[bytes | None] = []
         for subject in self._subjects:  # only now: the others may have drawn meanwhile
             try:
-                frames.append(_frame(subject.env))
+                frames.append(self._frame(subject.env))
             except Exception as error:
                 return _raised(subject.number, "its render", error)
         return [(*event, frame) for event, frame in zip(events, frames, strict=True)]
+
+    def _frame(self, env: Any) -> bytes | None:
+        if getattr(env, "render_mode", None) in _NEVER_RENDERED:
+            return None
+        start = time.perf_counter()
+        frame = env.render()
+        self._facts.render_us.append(1e6 * (time.perf_counter() - start))
+        return _digest(frame)
 
     def _moved(self, subject: _Subject, moment: str) -> Event:
         env, before = subject.env, (subject.last, subject.digest)
@@ -310,12 +320,6 @@ def _kept(spaces: Sequence[gym.Space[Any]]) -> list[gym.Space[Any] | None]:
         except Exception:
             copies.append(None)
     return copies
-
-
-def _frame(env: Any) -> bytes | None:
-    if getattr(env, "render_mode", None) in _NEVER_RENDERED:
-        return None
-    return _digest(env.render())
 
 
 def _generators() -> dict[str, bytes]:
