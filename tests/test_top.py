@@ -554,3 +554,32 @@ def test_prometheus(capsys):
     assert samples["shmvec_step_seconds_count"][0][1] == 20
     assert samples["shmvec_step_seconds_sum"][0][1] > 0
     assert len(samples["shmvec_verdict"]) == 2 and types["shmvec_step_seconds"] == "histogram"
+
+
+def test_the_id_of_a_wrapper_finds_the_program_below_it(capsys):
+    body = """
+from envs import Counter
+from shmvec import ShmVectorEnv
+envs = ShmVectorEnv([Counter] * 2, num_workers=2)
+envs.reset()
+print("ready", flush=True)
+input()
+envs.close()
+"""
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{body}"
+    shell = ["sh", "-c", '"$@"; exit $?', "sh", "timeout", "--foreground", "60"]
+    wrapper = subprocess.Popen(
+        [*shell, sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert wrapper.stdout.readline() == "ready\n"
+        (told,) = seen(capsys, wrapper.pid)
+        assert told["stats"]["num_workers"] == 2 and told["pid"] != wrapper.pid
+        assert main(["stacks", str(wrapper.pid)]) == 0
+        out = capsys.readouterr().out
+        assert "worker 0 (env 0), process" in out and "worker 1 (env 1), process" in out
+    finally:
+        wrapper.communicate("\n", timeout=60)

@@ -24,6 +24,7 @@ __all__ = [
     "allowed_cores",
     "cgroup_quota",
     "current_budgets",
+    "descendants",
     "identity",
     "own_cgroups",
     "processes",
@@ -249,6 +250,21 @@ def own_cgroups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHI
 def processes() -> Iterator[int]:
     """The ids of all processes."""
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have started, and so on."""
+    children: dict[int, list[int]] = {}
+    for each in processes():
+        with suppress(OSError, IndexError, ValueError):  # it has ended
+            stat = Path(f"/proc/{each}/stat").read_text("utf-8", "replace")
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(each)
+    found: list[int] = []
+    generation = [pid]
+    while generation:
+        generation = [child for each in generation for child in children.pop(each, [])]
+        found += generation
+    return found
 
 
 def identity(pid: int) -> tuple[str, int] | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shmvec._core import Insight, Segment
-from shmvec._cores import identity, processes, time_on_cores
+from shmvec._cores import descendants, identity, processes, time_on_cores
 from shmvec._memory.segment import SEGMENT
 from shmvec.stats import Process, Stats
 
@@ -263,8 +263,9 @@ def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
     """Vector envs that are in use.
 
     Args:
-        pid: Those of this process; or the one whose worker or fork it is. None: all that this user
-            may look at.
+        pid: Those of this process; or the one whose worker or fork it is; or, if there is none,
+            those of processes that it has started (it is a wrapper: timeout, srun, a shell). None:
+            all that this user may look at.
 
     Returns:
         The vector envs, and a message for each that cannot be looked at.
@@ -274,6 +275,11 @@ def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
     """
     files: dict[_File, list[tuple[int, str]]] = {}
     wanted = None if pid is None else _mapped_in(pid).union(_segments_of(pid))
+    if pid is not None and not wanted:
+        wanted = set()
+        for each in descendants(pid):
+            with contextlib.suppress(OSError):  # another user's, or it has gone
+                wanted.update(_segments_of(each))
     for each in processes():
         with contextlib.suppress(OSError):  # another user's, or it has gone
             for file, path in _segments_of(each).items():

@@ -1,14 +1,17 @@
 """Prints the Python stacks of workers, most recent call first, as far as they are those of envs.
 
 Workers are asked by a signal, and go on with what they do; neither they nor their program need to
-answer. It takes the same user, on the same machine (in the same container).
+answer. It takes the same user, on the same machine (in the same container). PID may also be that of
+what has started the program: timeout, srun, a shell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
-from shmvec._processes.stacks import offer_of, offers_of, stack_of
+from shmvec._cores import descendants
+from shmvec._processes.stacks import Offer, offer_of, offers_of, stack_of
 
 __all__ = ["told"]
 
@@ -17,7 +20,8 @@ def told(pid: int) -> Iterator[str]:
     """The stack of each worker, with a heading.
 
     Args:
-        pid: Process id of the program whose vector envs' workers they are, or of one worker.
+        pid: Process id of the program whose vector envs' workers they are, or of one worker, or of
+            a process that has started such programs.
 
     Raises:
         LookupError: There is no such process, it is another user's, or it has no workers.
@@ -28,7 +32,7 @@ def told(pid: int) -> Iterator[str]:
         raise LookupError(f"There is no process {pid}.") from None
     except PermissionError:
         raise LookupError(f"Process {pid} is not one that this user may look at.") from None
-    offers = [itself] if itself is not None else offers_of(pid)
+    offers = [itself] if itself is not None else offers_of(pid) or list(_below(pid))
     if not offers:
         raise LookupError(
             f"Process {pid} is no worker, and has none that offers its stack: no vector env of "
@@ -40,3 +44,12 @@ def told(pid: int) -> Iterator[str]:
         which = f"envs {envs[0]} to {envs[-1]}" if len(envs) > 1 else f"env {envs[0]}"
         stack = stack_of(offer.pid, whole=True)
         yield f"worker {offer.worker} ({which}), process {offer.pid}:\n{stack}\n"
+
+
+def _below(pid: int) -> Iterator[Offer]:
+    """What the workers offer that were started below a process, such as ``timeout`` or a shell."""
+    for each in descendants(pid):
+        with suppress(OSError):  # another user's, or it has gone
+            offer = offer_of(each)
+            if offer is not None:
+                yield offer

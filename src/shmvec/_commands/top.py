@@ -1,7 +1,8 @@
 """Shows what running vector envs do: their speed, what each worker is in, and what limits them.
 
 It looks at their shared memory, read-only: nothing is stopped, asked or changed there. PID is the
-process that steps a vector env, or a worker of it; without one, all that are yours are shown. On a
+process that steps a vector env, a worker of it, or what has started that process (timeout, srun, a
+shell); without one, all that are yours are shown. On a
 terminal it is drawn (by rich: pip install 'shmvec[top]') anew until Ctrl-C, with what has happened
 since the last picture; elsewhere it is printed once, with all that has happened since the vector
 env was made, or within --interval.
