@@ -8,6 +8,7 @@ import socket
 import tempfile
 import threading
 import time
+import zlib
 from itertools import count
 from pathlib import Path
 from queue import Queue
@@ -15,7 +16,7 @@ from queue import Queue
 import gymnasium as gym
 import numpy as np
 
-SHARED = Path(tempfile.gettempdir()) / f"shmvec-sick-{os.getuid()}"
+SHARED = Path(tempfile.gettempdir())  # a test gives each check a folder of its own
 KNOWN_TO_THE_PROGRAM = None  # a test sets it
 
 
@@ -127,7 +128,7 @@ class ReturnsAnothersBuffer(Well):
 class FixedPort(Well):
     def __init__(self):
         self.socket = socket.socket(socket.AF_UNIX)  # a port, whose name no other program has
-        self.socket.bind(f"\0{SHARED}")
+        self.socket.bind(f"\0{zlib.crc32(bytes(SHARED))}")
 
     def close(self):
         self.socket.close()
@@ -135,21 +136,21 @@ class FixedPort(Well):
 
 class FixedFile(Well):
     def reset(self, *, seed=None, options=None):
-        SHARED.with_suffix(".txt").write_text("0")
+        (SHARED / "state.txt").write_text("0")
         return super().reset(seed=seed)
 
     def noise(self):
-        file = SHARED.with_suffix(".txt")
+        file = SHARED / "state.txt"
         file.write_text(str(int(file.read_text() or 0) + 1))
         return float(file.read_text() or 0)
 
     def close(self):
-        SHARED.with_suffix(".txt").unlink(missing_ok=True)
+        (SHARED / "state.txt").unlink(missing_ok=True)
 
 
 class FixedLock(Well):
     def __init__(self):
-        self.file = SHARED.with_suffix(".lock").open("w")
+        self.file = (SHARED / "lock").open("w")
         fcntl.flock(self.file, fcntl.LOCK_EX)
 
     def close(self):

@@ -49,6 +49,12 @@ NOTED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def a_folder_of_its_own(tmp_path, monkeypatch):
+    """For envs that share files: forked workers know it, and tests may run at the same time."""
+    monkeypatch.setattr(sick_envs, "SHARED", tmp_path)
+
+
 def checked(name, contexts=("fork",)):
     limit = 2.0 if name in ("HangsAsSecond", "FixedLock", "NeedsItsThread") else 30.0
     return check_env_fn(getattr(sick_envs, name), contexts=contexts, time_limit=limit, steps=25)
