@@ -615,7 +615,7 @@ def test_what_does_not_fit_an_observation_is_told(
     )
     try:
         envs.reset(seed=1)
-        with pytest.raises((ValueError, TypeError, KeyError), match=f"env 1: .*{message}"):
+        with pytest.raises((ValueError, TypeError, LookupError), match=f"env 1: .*{message}"):
             envs.step([0, 0])
         envs.reset(seed=1)
     finally:

@@ -112,23 +112,33 @@ cdef class _Rows:
     def __dealloc__(self):
         PyBuffer_Release(&self._export)
 
-    cdef bint copy_from(self, object value, char *target, Py_ssize_t nbytes):
-        """Copies an array of exactly this format and size; False if it is another."""
+    cdef bint copy_from(self, object value, Py_ssize_t row):
+        """Copies an array of exactly a row's format and shape; False if it is another."""
+        cdef char *target = self.base + row * self.row_bytes
         cdef Py_buffer view
-        if type(value) is not _ndarray:
+        if type(value) is not _ndarray or not self.has_shape_of_row(value):
             return False
         # The usual: NumPy makes the description of a buffer anew for each array.
-        if (has_dtype(value, self.dtype) and size_of(value) * self.itemsize == nbytes
-                and is_contiguous(value)):
-            memcpy(target, data_of(value), nbytes)
+        if has_dtype(value, self.dtype) and is_contiguous(value):
+            memcpy(target, data_of(value), self.row_bytes)
             return True
         if PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0:
             return False
-        cdef bint fits = view.len == nbytes and strcmp(view.format, self._export.format) == 0
+        cdef bint fits = strcmp(view.format, self._export.format) == 0
         if fits:
-            memcpy(target, view.buf, nbytes)
+            memcpy(target, view.buf, self.row_bytes)
         PyBuffer_Release(&view)
         return fits
+
+    cdef bint has_shape_of_row(self, object value) noexcept:
+        cdef const Py_ssize_t *shape = shape_of(self.array) + 1
+        cdef int axis
+        if ndim_of(value) != ndim_of(self.array) - 1:
+            return False
+        for axis in range(ndim_of(value)):
+            if shape_of(value)[axis] != shape[axis]:
+                return False
+        return True
 
 
 cdef object copied(object array, Py_ssize_t itemsize):
@@ -155,6 +165,15 @@ cdef void *address_of(object array) except? NULL:
     return start
 
 
+# By a scalar space's dtype: see ArrayCodec.
+cdef dict _ASSIGNED = {
+    np.dtype(np.int64): (int, bool, np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32,
+                         np.uint32),
+    np.dtype(np.float64): (float, np.float32),
+    np.dtype(np.float32): (float, np.float64),
+}
+
+
 cdef class ArrayCodec(Codec):
     """Observations of Box, Discrete, MultiDiscrete and MultiBinary."""
 
@@ -162,32 +181,38 @@ cdef class ArrayCodec(Codec):
     cdef bint scalar
     cdef object shape
     cdef object dtype
-    cdef Py_ssize_t size
+    cdef object cast_from     # the dtype of the last value that was cast to this one
+    cdef frozenset assigned   # types of numbers that NumPy stores as it casts an array of them
 
     def __init__(self, array):
         self.rows = _Rows(array)
         self.shape = array.shape[1:]
         self.scalar = self.shape == ()
         self.dtype = array.dtype
-        self.size = array[0].size
+        self.assigned = frozenset({self.dtype.type, *_ASSIGNED.get(self.dtype, ())})
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
         try:
-            if self.scalar:
-                if type(value) is not _ndarray and value is not None:
-                    self.rows.array[env] = value
-                    return 0
-            elif self.rows.copy_from(value, self.rows.base + env * self.rows.row_bytes,
-                                     self.rows.row_bytes):
+            if self.scalar and type(value) in self.assigned:
+                self.rows.array[env] = value
                 return 0
-        except (BufferError, ValueError, TypeError):
-            pass  # not contiguous, of a dtype without a buffer format, or a list
-        if value is None:  # which NumPy takes for nan
-            raise TypeError("None is no observation of this space")
-        array = np.asarray(value, dtype=self.dtype)
-        if array.size != self.size:
-            raise ValueError(f"shape {array.shape} does not fit {self.shape}")
-        self.rows.array[env] = array.reshape(self.shape)
+            if self.rows.copy_from(value, env):
+                return 0
+        except (BufferError, ValueError, OverflowError):
+            pass  # not contiguous, of a dtype without a buffer format, or a large integer
+        array = np.asarray(value)
+        if array.shape != self.shape:
+            # Reshaping for more than axes of length 1 would exchange elements.
+            if [n for n in array.shape if n != 1] != [n for n in self.shape if n != 1]:
+                raise ValueError(f"shape {array.shape} does not fit {self.shape}")
+            array = array.reshape(self.shape)
+        dtype = array.dtype
+        if dtype is not self.cast_from:
+            if not np.can_cast(dtype, self.dtype, "same_kind"):
+                raise TypeError(f"Cannot cast array data from {dtype!r} to {self.dtype!r} "
+                                "according to the rule 'same_kind'")
+            self.cast_from = dtype
+        self.rows.array[env, ...] = array
         return 0
 
     cdef bint keep(self, Py_ssize_t env, object value) except -1:
@@ -196,11 +221,8 @@ cdef class ArrayCodec(Codec):
                 return False
             self.rows.array[env] = value
             return True
-        if type(value) is not _ndarray or value.shape != self.shape:
-            return False
         try:
-            return self.rows.copy_from(value, self.rows.base + env * self.rows.row_bytes,
-                                       self.rows.row_bytes)
+            return self.rows.copy_from(value, env)
         except (BufferError, ValueError):
             return False
 
@@ -240,7 +262,7 @@ cdef class ArrayCodec(Codec):
 
 
 class OtherShapeError(ValueError):
-    """As many actions as there are envs, but of another shape than their space says."""
+    """As many actions as there are envs, but of another shape than their space's, or masked."""
 
     actions = None  # an array
 
@@ -355,6 +377,10 @@ cdef class ActionCodec(Codec):
         if array.shape != (count, *self.shape):
             error = self.wrong(f"they have shape {array.shape}", count, OtherShapeError)
             error.actions = array
+            raise error
+        if isinstance(values, np.ma.MaskedArray):  # a slab would hold what the mask hides
+            error = self.wrong("they are a masked array", count, OtherShapeError)
+            error.actions = values
             raise error
         native = array.dtype.newbyteorder("=")
         if native not in _FORMAT_CODES or native.itemsize * self.size > self.capacity:
@@ -551,10 +577,8 @@ cdef class TupleCodec(Codec):
 
     cdef int write(self, Py_ssize_t env, object value) except -1:
         cdef Py_ssize_t i
-        if len(value) != len(self.codecs):
-            raise ValueError(
-                f"a Tuple space of {len(self.codecs)} parts got a value of {len(value)}"
-            )
+        if len(value) < len(self.codecs):
+            raise IndexError(f"a Tuple space of {len(self.codecs)} parts got {len(value)}")
         for i in range(len(self.codecs)):
             (<Codec>self.codecs[i]).write(env, value[i])
         return 0

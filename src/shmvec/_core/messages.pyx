@@ -13,6 +13,7 @@ A sum shows damage of the ring, so that nothing damaged is unpickled, and no val
 schema of others.  (Packed values have no sum, like those in a slab: damage makes a wrong number.)
 """
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS,
     PyBUF_FORMAT,
@@ -47,11 +48,12 @@ from shmvec._core.csrc cimport (
     sv_sum_bytes,
     sv_sum_pair,
 )
-from shmvec._core.protocol cimport ACTION, KINDS
+from shmvec._core.protocol cimport ACTION, FINAL, INFO, KINDS
 from shmvec._core.segment cimport Segment
 
 import math
-from pickle import HIGHEST_PROTOCOL, loads
+from copy import deepcopy
+from pickle import HIGHEST_PROTOCOL, PicklingError, loads
 from pickle import dumps as pickled_as_known
 
 import numpy as np
@@ -64,6 +66,8 @@ cdef extern from "Python.h":
 
 cdef enum:
     MOST_SCHEMAS = 1000       # then infos are pickled: they do not look alike
+    MOST_LEVELS = 50          # of dicts in a schema, which is pickled, by recursion
+    DEEPEST = 1000            # levels of dicts in an info, which Gymnasium gathers by recursion
     TAG_PICKLE = 0x7ffffffe
     TAG_SCHEMA = 0x7ffffffd
     PREFIX = 16               # env, kind, sequence and sum
@@ -93,8 +97,97 @@ def pickle_value(value):
     """Pickles: fast where the type can be imported, by value (cloudpickle) where it cannot."""
     try:
         return pickled_as_known(value, HIGHEST_PROTOCOL)
+    except RecursionError:
+        return pickled_by_value(_Unnested(value) if type(value) is dict else value)
     except Exception:
         return pickled_by_value(value)
+
+
+class _Unnested:
+    """A dict that pickles without recursion into the dicts inside it, and unpickles as itself."""
+
+    def __init__(self, outermost):
+        found, levels = {id(outermost): 0}, [outermost]
+        self.levels = []  # for each dict: its keys, and values or the dicts' numbers
+        for level in levels:
+            items = []
+            for key, value in level.items():
+                if nested := type(value) is dict:
+                    if id(value) not in found:
+                        found[id(value)] = len(levels)
+                        levels.append(value)
+                    value = found[id(value)]
+                items.append((key, value, nested))
+            self.levels.append(items)
+
+    def __reduce__(self):
+        return _nested, (self.levels,)
+
+
+def _nested(levels):
+    dicts = [{} for _ in levels]
+    for made, items in zip(dicts, levels):
+        for key, value, nested in items:
+            made[key] = dicts[value] if nested else value
+    return dicts[0]
+
+
+def copied(value):
+    """A deep copy of an info or an observation."""
+    try:
+        return deepcopy(value)
+    except RecursionError:
+        return loads(pickle_value(value))
+
+
+@cython.wraparound(True)
+def refuse_endless(info):
+    """Raises RecursionError for an info that contains itself, or is nested too deep to gather."""
+    keys, levels, within = [], [iter(info.items())], [id(info)]
+    while levels:
+        for key, value in levels[-1]:
+            if isinstance(value, dict) and key != "final_obs":
+                keys.append(key)
+                if id(value) in within:
+                    raise RecursionError(f"{_path('info', keys)} contains itself")
+                if len(keys) >= DEEPEST:
+                    raise RecursionError(f"{_path('info', keys)} is nested {DEEPEST} dicts deep")
+                levels.append(iter(value.items()))
+                within.append(id(value))
+                break
+        else:
+            levels.pop()
+            within.pop()
+            del keys[-1:]
+
+
+def unsendable(env, what, value, error):
+    """The error that names the part of an info or observation that cannot be sent."""
+    kind = type(error)
+    if kind not in (RecursionError, TypeError, AttributeError, PicklingError):
+        return error
+    seen, left = set(), [((), value)]
+    while left:
+        keys, part = left.pop()
+        if not isinstance(part, dict):
+            try:
+                pickle_value(part)
+            except Exception as cause:
+                return kind(f"env {env}: the {_path(what, keys)}, a {type(part).__name__}, cannot "
+                            f"be sent: {cause}")
+        elif id(part) not in seen:
+            seen.add(id(part))
+            left += [((*keys, key), inner) for key, inner in reversed(part.items())]
+    return kind(f"env {env}: the {error}")
+
+
+@cython.wraparound(True)
+def _path(what, keys):
+    """How a part of a value is written in Python; the middle of a long path is left out."""
+    names = [f"[{key!r}]" for key in keys]
+    if len(names) > 8:
+        names[4:-4] = ["..."]
+    return what + "".join(names)
 
 
 cdef class Field:
@@ -163,10 +256,12 @@ cdef list _describe_all(dict info):
     return fields
 
 
-cdef object _look(dict info):
+cdef object _look(dict info, int level=0):
     """A key for lookups by schema: dicts of the same schema have equal keys."""
+    if level == MOST_LEVELS:
+        raise RecursionError("no schema has so many levels")
     return tuple([
-        (key, _look(value)) if type(value) is dict
+        (key, _look(value, level + 1)) if type(value) is dict
         else (key, _ndarray, value.dtype, value.shape) if type(value) is _ndarray
         else (key, type(value))
         for key, value in info.items()
@@ -236,6 +331,8 @@ cdef class Encoder:
                 known = self.learn(<dict>message)
                 if known is None:
                     break
+        if kind == INFO or kind == FINAL:
+            refuse_endless(message)
         self.used = 0
         memcpy(self.grow(PREFIX), prefix, PREFIX)
         cdef bytes pickled = pickle_value(message)
@@ -247,8 +344,8 @@ cdef class Encoder:
         try:
             look = _look(message)
             known = self.ids.get(look)
-        except TypeError:
-            return None  # a key or type that cannot be hashed
+        except (TypeError, RecursionError):
+            return None  # a key or type that cannot be hashed, or many levels of dicts
         if known is not None or look in self.ids or len(self.ids) >= MOST_SCHEMAS:
             return known
         fields = _describe_all(message)
@@ -328,6 +425,8 @@ cdef class Encoder:
                 try:
                     PyObject_GetBuffer(<object>value, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
                 except (BufferError, ValueError):
+                    if (<object>value).dtype != field.dtype:
+                        return False
                     dense = np.ascontiguousarray(<object>value).reshape(field.shape)
                     PyObject_GetBuffer(dense, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
                 same = (view.len == field.nbytes

@@ -92,8 +92,6 @@ from shmvec._core.segment cimport Segment
 from shmvec._core.trace cimport Recorder
 
 import os
-from copy import deepcopy
-
 import numpy as np
 
 from shmvec._core import messages
@@ -569,8 +567,8 @@ cdef class WorkerLoop:
         cdef Py_ssize_t env = self.first_env + i
         cdef bint kept = self.finals is not None and self.finals.keep(env, observation)
         # Copies: an env may reuse its arrays in reset().
-        cdef object final_obs = None if kept else deepcopy(observation)
-        cdef object final_info = deepcopy(info)
+        cdef object final_obs = None if kept else self.copied(env, "observation", observation)
+        cdef object final_info = self.copied(env, "info", info)
         self.operation = "reset"
         observation, info = self.reset_env(i, None, None, False)
         self.observe(env, observation)
@@ -579,6 +577,12 @@ cdef class WorkerLoop:
         else:
             self.inform(env, INFO, {"final_obs": final_obs, "final_info": final_info, **info})
         return 0
+
+    cdef object copied(self, Py_ssize_t env, str what, object value):
+        try:
+            return messages.copied(value)
+        except Exception as error:
+            raise messages.unsendable(env, what, value, error) from error
 
     cdef tuple reset_env(self, Py_ssize_t i, object seed, object options, bint explicit):
         """The observation and info of a reset."""
@@ -632,7 +636,10 @@ cdef class WorkerLoop:
     cdef int observe(self, Py_ssize_t env, object observation) except -1:
         """Writes an observation to its slab, or sends it as a message."""
         if self.observation_messages:
-            self.send(env, OBSERVATION, {"": observation})
+            try:
+                self.send(env, OBSERVATION, {"": observation})
+            except Exception as error:
+                raise messages.unsendable(env, "observation", observation, error) from error
         else:
             try:
                 self.results.observations.write(self.row + env, observation)
@@ -648,10 +655,10 @@ cdef class WorkerLoop:
         try:
             if reward is None:  # which NumPy takes for nan
                 raise TypeError("it is None")
-            if isinstance(reward, np.ndarray):
-                reward = reward.item()
+            if isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "biuf":
+                reward = reward.reshape(())
             self.results.rewards[self.row + env] = reward
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise type(error)(
                 f"env {env}: the reward is {reward!r}; it must be a number ({error})"
             ) from error
@@ -664,7 +671,10 @@ cdef class WorkerLoop:
                 raise TypeError(f"the info must be a dict, got {type(info).__name__}: {info!r}")
         elif len(<dict>info) == 0:
             return 0
-        self.send(env, kind, info)
+        try:
+            self.send(env, kind, info)
+        except Exception as error:
+            raise messages.unsendable(env, "info", info, error) from error
         return 0
 
     cdef int send(self, Py_ssize_t env, uint32_t kind, object message) except -1:

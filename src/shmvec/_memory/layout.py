@@ -390,10 +390,11 @@ def misfit(
         space: Observation space of one env.
         observation: What the env returned.
         error: The error of the attempt to write it; the new one is of the same type, if it can be.
-        exact: Whether its shape must be the space's, not only the number of elements.
+        exact: Whether its shape must be the space's, axes of length 1 included.
     """
     what = _wrong(space, observation, "observation", exact) or f"observation: {error}"
-    kind = next((kind for kind in (KeyError, TypeError) if isinstance(error, kind)), ValueError)
+    kinds = (KeyError, IndexError, TypeError)
+    kind = next((kind for kind in kinds if isinstance(error, kind)), ValueError)
     return kind(f"env {env}: the {what}")
 
 
@@ -417,23 +418,39 @@ def _wrong(space: gym.Space[Any], value: Any, path: str, exact: bool) -> str | N
         if not isinstance(value, (tuple, list)):
             return f"{path} is a {type(value).__name__}; its space {space} needs a tuple"
         return _wrong_part(space, enumerate(space.spaces), value, range(len(value)), path, exact)
+    if isinstance(space, gym.spaces.Text):
+        if exact or (isinstance(value, str) and len(value) <= space.max_length):
+            return None
+        return f"{path} is {value!r}; its space {space} needs a str of that length at most"
     if value is None:
         return f"{path} is None; its space {space} needs {_needed(space)}"
     if space.shape is None or space.dtype is None:
         return None
     try:
         array = np.asarray(value)
-        fits = array.shape == space.shape or (not exact and array.size == int(np.prod(space.shape)))
-        array.astype(space.dtype)
-    except (TypeError, ValueError):
-        fits = False
-        array = np.array(value, object)
-    if fits:
+    except Exception as error:
+        kind = type(value).__name__
+        return f"{path} is a {kind}, no array ({error}); its space {space} needs {_needed(space)}"
+    casts = np.can_cast(array.dtype, space.dtype, "same_kind")
+    if casts and (
+        array.shape == space.shape
+        if exact
+        else [n for n in array.shape if n != 1] == [n for n in space.shape if n != 1]
+    ):
         return None
     return (
         f"{path} has shape {array.shape} and dtype {array.dtype}; its space {space} needs "
         f"{_needed(space)}"
+        + ("" if casts else f", to which {array.dtype} does not cast by NumPy's rule same_kind")
+        + f". It is {_shown(array)}"
     )
+
+
+def _shown(array: npt.NDArray[Any]) -> str:
+    """The first and last elements of an array, in a line."""
+    shown = np.array2string(array, threshold=6, edgeitems=2, separator=", ")
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= 100 else f"{shown[:100]}..."
 
 
 def _wrong_part(
