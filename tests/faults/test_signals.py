@@ -203,6 +203,32 @@ def test_close_comes_to_its_end_after_an_exception_at_any_moment(call):
     succeeds(START, body)
 
 
+def test_after_an_exception_at_any_moment_of_a_fork_ctrl_c_interrupts():
+    """While a worker is forked, Ctrl-C has another handler."""
+    body = """
+        import os, signal
+        from echoing import Interrupted
+        from shmvec._processes.worker_process import WorkerProcess
+
+        program = os.getpid()
+
+        def interrupt():
+            if os.getpid() == program:
+                raise Interrupted
+
+        moments, n = Moments(stride=2, by=interrupt), 0
+        while moments.interrupt(WorkerProcess(target=int).fork):
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                n += 1
+                continue
+            raise AssertionError(f"Ctrl-C is lost after {n} forks")
+        assert n > 20, n
+    """
+    succeeds(START, body)
+
+
 SWEEP = """
     import os
     from echoing import Echo, Signals, duration

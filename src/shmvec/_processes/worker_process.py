@@ -282,14 +282,23 @@ def _fork(numbers: list[int]) -> None:
     Python runs hooks around a fork, and discards what a signal's handler raises in them.
     """
     before = signal.getsignal(signal.SIGINT)
-    held: list[tuple[int, Any]] = []
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         at_once(os.fork, numbers)
         return
-    signal.signal(signal.SIGINT, lambda *arguments: held.append(arguments))
+    forking, held = [True], list[tuple[int, Any]]()
+
+    # Another signal's exception may leave this handler in place; after the fork it does no harm.
+    def later(*arguments: Any) -> None:
+        if forking:
+            held.append(arguments)
+        else:
+            before(*arguments)
+
     try:
+        signal.signal(signal.SIGINT, later)
         at_once(os.fork, numbers)
     finally:
+        forking.clear()
         signal.signal(signal.SIGINT, before)
     if held:
         before(*held[0])
