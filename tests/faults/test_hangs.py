@@ -3,9 +3,11 @@
 import logging
 import multiprocessing
 import threading
+import time
 from functools import partial
 
 import pytest
+from envs import Counter
 from hanging import Hanging
 
 from shmvec import ShmVectorEnv
@@ -195,3 +197,31 @@ def test_by_the_environment(gate, opening, monkeypatch):
 
     opening.until_told(once)
     assert len(opening.told) == 1
+
+
+def test_a_thread_that_runs_on_is_not_called_an_env_that_closes(caplog, tmp_path):
+    gate = tmp_path / "gate"
+
+    class Leaving(Counter):
+        def close(self):
+            threading.Thread(target=self.run_on).start()
+
+        def run_on(self):
+            while not gate.exists():
+                time.sleep(0.01)
+
+    class Opening(logging.Handler):
+        def emit(self, record):
+            gate.touch()
+
+    envs = ShmVectorEnv([Leaving], num_workers=1, context="fork", hang_warning_s=0.2)
+    envs.reset()
+    log, opening = logging.getLogger("shmvec"), Opening()
+    log.addHandler(opening)
+    try:
+        envs.close()
+    finally:
+        log.removeHandler(opening)
+        gate.touch()
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "shmvec"]
+    assert told.startswith("worker 0 (env 0) has closed its envs, but a thread or an exit hook has")

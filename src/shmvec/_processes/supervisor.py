@@ -534,6 +534,7 @@ class Supervisor:
         if self._begun in waiting:  # not dismissed: its start is interrupted
             waiting.remove(self._begun)
         closing = Watch(self._hangs, "has been closing its envs")
+        ending = Watch(self._hangs, "has closed its envs, but a thread or an exit hook has run on")
         try:
             while waiting:
                 left = _SLICE_S if deadline is None else deadline - time.monotonic()
@@ -553,7 +554,11 @@ class Supervisor:
                         self._marks[index] = 0  # it has ended the processes that it started
                         with contextlib.suppress(Exception):
                             failures += self.unpack(farewell)
-                closing.look(waiting, self._where)
+                closed = [each for each in waiting if self.channels[each].farewell is not None]
+                if closed:
+                    ending.look(closed, self._where)
+                if len(closed) < len(waiting):
+                    closing.look([each for each in waiting if each not in closed], self._where)
                 if remind is not None:
                     remind()
         finally:
