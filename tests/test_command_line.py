@@ -91,3 +91,9 @@ def test_an_output_that_is_full(buffered):
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors == "shmvec: standard output: No space left on device\n"
+
+
+def test_the_help_says_where_a_timeline_comes_from(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "envs.trace(" in capsys.readouterr().out

@@ -34,7 +34,13 @@ _NAMES_AN_ENV = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="shmvec", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="shmvec",
+        description=__doc__,
+        epilog="A timeline of a run is recorded in the program itself, by `with "
+        "envs.trace('run.json'):`; there is no command and no environment variable for it. "
+        "top shows a program that runs, and stacks says where it hangs.",
+    )
     parser.add_argument("--version", action="version", version=f"shmvec {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     # Descriptions are docstrings, and keep their lines.
