@@ -11,7 +11,7 @@ from shmvec import _core
 PACKAGE = Path(__file__).parents[1] / "src" / "shmvec"
 # What each room may import of this package, besides itself and what stands before it.
 ROOMS = [
-    ("_pickling", "_cores", "_autoreset", "spaces"),
+    ("_pickling", "_cores", "_autoreset", "_hints", "spaces"),
     ("faults",),
     ("_arguments", "_core", "states"),
     ("_options", "stats", "rendering"),

@@ -1,7 +1,10 @@
 """What an exception says of a frequent mistake: env, part, what is needed, and what to do."""
 
 import os
+import subprocess
+import sys
 from contextlib import suppress
+from threading import Lock
 
 import gymnasium as gym
 import numpy as np
@@ -22,6 +25,50 @@ def make_counter():
 class Crashes(Counter):
     def step(self, action):
         os._exit(3)
+
+
+class Strict(Counter):
+    """Its space has three actions, and it looks them up."""
+
+    def __init__(self):
+        super().__init__(9)
+        self.action_space = gym.spaces.Discrete(3)
+
+    def step(self, action):
+        if np.ndim(action):
+            raise IndexError("one at a time")
+        [0, 1, 2][action]
+        return super().step(action)
+
+
+class Informs(Counter):
+    def __init__(self, make_info):
+        super().__init__(9)
+        self.make_info = make_info
+
+    def step(self, action):
+        return *super().step(action)[:4], self.make_info()
+
+
+class OldReset(Counter):
+    def reset(self):
+        return super().reset()[0]
+
+
+class Sized(Counter):
+    def __init__(self, size):
+        super().__init__(9, size=size)
+
+
+class Tensor:
+    """As torch's that requires gradients."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+def iter_(count):
+    yield from range(count)
 
 
 def one_argument(observations):
@@ -94,6 +141,48 @@ MISTAKES = {
         AttributeError,
         ["has no attribute 'gravity'", "get_attr('gravity')"],
     ),
+    "actions of shape (4, 1)": (
+        lambda n: made(Strict, num_workers=n).step(np.zeros((4, 1), int)),
+        IndexError,
+        ["Env 0", "array([0])", "Discrete(3)", "(1,)", "needs ()", "(num_envs,)", "squeeze(-1)"],
+    ),
+    "an action out of range": (
+        lambda n: made(Strict, num_workers=n).step([0, 1, 7, 0]),
+        IndexError,
+        ["Env 2 was given the action", "7", "not in its space, Discrete(3)"],
+    ),
+    "info is None": (
+        lambda n: made(lambda: Informs(lambda: None), num_workers=n).step([0] * 4),
+        TypeError,
+        ["the info must be a dict", "None", "Return {}"],
+    ),
+    "a lock in an info": (
+        lambda n: made(lambda: Informs(lambda: {"a": 1, "b": {"c": Lock()}}), num_workers=n).step(
+            [0] * 4
+        ),
+        TypeError,
+        ["env 0", "info['b']['c']", "lock"],
+    ),
+    "a generator in an info": (
+        lambda n: made(lambda: Informs(lambda: {"g": iter_(9)}), num_workers=n).step([0] * 4),
+        TypeError,
+        ["env 0", "info['g']", "generator"],
+    ),
+    "reset of old gym": (
+        lambda n: made(lambda: OldReset(9), num_workers=n),
+        TypeError,
+        ["env 0", "OldReset.reset()", "seed=None, options=None", "shimmy"],
+    ),
+    "an env that needs arguments": (
+        lambda n: made(Sized, num_workers=n),
+        TypeError,
+        ["env_fns[0]", "Sized takes (size)", "`lambda: Sized(...)`"],
+    ),
+    "tensors that require gradients": (
+        lambda n: made(num_workers=n).step(Tensor()),
+        RuntimeError,
+        ["wrong actions: NumPy cannot read them", "requires grad", "Nothing was sent"],
+    ),
     "policy of one argument": (
         lambda n: shmvec.evaluate("CartPole-v1", one_argument, 2, num_workers=n),
         TypeError,
@@ -134,3 +223,30 @@ def test_a_property_that_raises_says_what_it_lacks():
     with pytest.raises(AttributeError, match="'Counter' object has no attribute 'gravity'"):
         _ = envs.broken
     envs.close()
+
+
+def test_an_id_of_ale_without_its_import():
+    program = """
+import gymnasium as gym
+import shmvec
+from gymnasium.error import NamespaceNotFound
+from shmvec._commands.named import find_env
+
+def make_env():
+    return gym.make("ALE/Pong-v5")
+
+for make, kind in (
+    (lambda: shmvec.make_vec("ALE/Pong-v5", 2), NamespaceNotFound),
+    (lambda: shmvec.evaluate("ALE/Pong-v5", lambda seen, envs: [0] * len(envs)), NamespaceNotFound),
+    (lambda: shmvec.ShmVectorEnv([make_env], num_workers=1), NamespaceNotFound),
+    (lambda: find_env("ALE/Pong-v5", {}), ValueError),
+):
+    try:
+        make()
+    except kind as error:
+        found = type(error), "".join([str(error), *getattr(error, "__notes__", ())])
+    assert found[0] is kind, found
+    assert "`import ale_py`" in found[1] and '"ale_py:ALE/...' in found[1], found
+    found = None, ""
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -28,8 +28,9 @@ from typing import Any
 
 import gymnasium as gym
 import gymnasium.vector
-from gymnasium.envs.registration import EnvSpec, _find_spec
+from gymnasium.envs.registration import EnvSpec
 
+from shmvec._hints import found_spec
 from shmvec._options import OPTIONS, add_installed, end_installed, refuse_unknown
 from shmvec.vector_env import ShmVectorEnv
 
@@ -77,7 +78,7 @@ def make_vec(
     if isinstance(id, EnvSpec):
         spec = copy.deepcopy(id)
     elif isinstance(id, str):
-        spec = copy.deepcopy(_find_spec(id))
+        spec = copy.deepcopy(found_spec(id))
     else:
         raise gym.error.Error(f"Invalid id type: {type(id)}. Expected `str` or `EnvSpec`")
     # A spec that a vector env was made from carries these arguments.

@@ -20,12 +20,13 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import logger
-from gymnasium.envs.registration import EnvSpec, _find_spec
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import RecordVideo
 
 from shmvec._arguments import checked_count
 from shmvec._cores import usable_cores
+from shmvec._hints import found_spec
 from shmvec._options import AtMost, with_faults
 from shmvec._policy import Policy, PolicyCaller, check_policy
 from shmvec.exchange import Answers, Autoreset, AutoresetMode, Exchange
@@ -446,7 +447,7 @@ def _env_fns(
         return list(envs[:episodes])
     count = default if num_envs is None else checked_count("num_envs", num_envs)
     if isinstance(envs, (str, EnvSpec)):
-        spec = _find_spec(envs) if isinstance(envs, str) else envs
+        spec = found_spec(envs) if isinstance(envs, str) else envs
         drawing: dict[str, Any] = {"render_mode": "rgb_array"} if draws else {}
         envs = partial(gym.make, spec, **drawing)
     return [envs] * min(count, episodes)

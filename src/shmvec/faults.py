@@ -280,7 +280,9 @@ class Failure:
         except Exception:
             pickled = None
         try:
-            summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+            said = traceback.TracebackException(type(error), error, None)
+            said.__notes__ = None  # which the text has
+            summary = "".join(said.format_exception_only()).strip()
             if isinstance(error, EnvTimeoutError):
                 summary = error.summary
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

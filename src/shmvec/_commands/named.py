@@ -15,6 +15,7 @@ import cloudpickle
 import gymnasium as gym
 
 from shmvec._commands.measuring import EnvFn
+from shmvec._hints import of_id
 
 __all__ = ["find_env", "find_function"]
 
@@ -57,7 +58,7 @@ def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
     try:
         gym.spec(what)
     except gym.error.Error as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f"{error} {of_id(error)}".strip()) from error
     code = _CODE.format("import gymnasium as gym", f"gym.make({name!r}{arguments})")
     return (lambda: gym.make(name, **kwargs)), code
 

@@ -529,6 +529,8 @@ class WorkerLoop:
             resets: For a worker that replaces another: seed and options for each env's next reset
                 that has none.
         """
+    def action_of(self, env: int) -> Any:
+        """The last action of an env."""
     def busy(self) -> tuple[int, str, float] | None:
         """The present call of an env: (env, "step", "reset" or "call", seconds); None: none."""
     def begin_call(self, env: int) -> None:

@@ -362,6 +362,10 @@ cdef class ActionCodec(Codec):
             array = np.asarray(values)
         except (ValueError, TypeError) as error:
             raise self.wrong(f"they are no array of numbers ({error})", count) from error
+        except RuntimeError as error:  # torch's, of a tensor that requires gradients
+            if type(error) is not RuntimeError:
+                raise
+            raise self.wrong(f"NumPy cannot read them ({error})", count, RuntimeError) from error
         cdef object kind = array.dtype.kind
         if kind not in _RANK:
             raise self.wrong(f"they have dtype {array.dtype}", count, TypeError)

@@ -514,6 +514,10 @@ cdef class WorkerLoop:
                 end_forks()
         return 0
 
+    def action_of(self, Py_ssize_t env):
+        """The last action of an env."""
+        return self.given[env] if self.given else self.actions.read(env)
+
     cdef int step_one(self, Py_ssize_t i) except -1:
         cdef Py_ssize_t env = self.first_env + i
         cdef Py_ssize_t row = self.row + env
@@ -668,7 +672,8 @@ cdef class WorkerLoop:
         """Sends an info."""
         if type(info) is not dict:
             if not isinstance(info, dict):
-                raise TypeError(f"the info must be a dict, got {type(info).__name__}: {info!r}")
+                raise TypeError(f"the info must be a dict, got {type(info).__name__}: "
+                                f"{info!r}. Return {{}} where there is nothing to say")
         elif len(<dict>info) == 0:
             return 0
         try:

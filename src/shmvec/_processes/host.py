@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import gymnasium as gym
 
 from shmvec._core import MappedMemory, Recorder, Segment, WorkerLoop, end_forks
+from shmvec._hints import add_hint, of_action, of_env_fn, of_reset
 from shmvec._memory.layout import Layout, misfit
 from shmvec._processes.control import Attachment, Late, Report
 from shmvec.faults import EnvTimeoutError, Failure
@@ -120,14 +121,16 @@ class EnvHost:
         try:
             return env_fn()
         except Exception as error:
+            index = self.first_env + len(self.envs)
             if self.envs:
                 note = (
-                    f"Env {self.first_env + len(self.envs)} was not the first in its process: "
+                    f"Env {index} was not the first in its process: "
                     "envs of which a process can hold only one (emulators, simulators with global "
                     "state) need num_workers=num_envs."
                 )
-                # As add_note does, which Python 3.10 lacks.
-                error.__notes__ = [*getattr(error, "__notes__", ()), note]
+                add_hint(error, note)
+            with contextlib.suppress(Exception):
+                add_hint(error, of_env_fn(index, env_fn, error))
             raise
 
     def loop(
@@ -251,7 +254,7 @@ class EnvHost:
         results: list[Any] | None,
     ) -> None:
         """Sends the parent what does not fit the rings."""
-        failed = [self._failure(*failure) for failure in failures]
+        failed = [self._explained(*failure) for failure in failures]
         failed += [result for result in results or () if isinstance(result, Failure)]
         if results is not None:
             results = [None if isinstance(r, Failure) else r for r in results]
@@ -275,6 +278,17 @@ class EnvHost:
         self.envs = []
         self._loop = None  # which refers to this host
         return failures
+
+    def _explained(self, env: int, operation: str, error: BaseException) -> Failure:
+        """The failure of a step or reset, with a hint where one is known."""
+        itself = self.envs[env - self.first_env]
+        with contextlib.suppress(Exception):  # of the env's own spaces and methods
+            if operation == "reset":
+                add_hint(error, of_reset(env, itself, error))
+            elif operation == "step" and not isinstance(error, EnvTimeoutError):
+                assert self._loop is not None
+                add_hint(error, of_action(env, itself, self._loop.action_of(env)))
+        return self._failure(env, operation, error)
 
     def _failure(self, env: int, operation: str, error: BaseException) -> Failure:
         return Failure.of(error, env, self.index, operation)

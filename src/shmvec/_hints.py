@@ -1,0 +1,100 @@
+"""Hints: what a note adds to an exception that alone does not say what to do."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec, _find_spec
+
+__all__ = ["add_hint", "found_spec", "of_action", "of_env_fn", "of_id", "of_reset"]
+
+# Namespaces of ids, and the module and package that register their envs.
+_NAMESPACES = {"ALE": ("ale_py", "ale-py")}
+
+
+def add_hint(error: BaseException, hint: str) -> None:
+    """Adds a note to an exception, as add_note does, which Python 3.10 lacks."""
+    if hint:
+        error.__notes__ = [*getattr(error, "__notes__", ()), hint]
+
+
+def found_spec(id: str) -> EnvSpec:
+    """The spec of an env's id, or Gymnasium's exception with a hint."""
+    try:
+        return _find_spec(id)
+    except gym.error.Error as error:
+        add_hint(error, of_id(error))
+        raise
+
+
+def of_id(error: BaseException) -> str:
+    """For an id that is not registered because the module that does so was not imported."""
+    if isinstance(error, (gym.error.NamespaceNotFound, gym.error.NameNotFound)):
+        for namespace, (module, package) in _NAMESPACES.items():
+            if namespace in str(error).replace(".", " ").split() and module not in sys.modules:
+                return (
+                    f"`import {module}` registers the ids that begin with {namespace}/ "
+                    f"(pip install {package}): import it first, or name it in the id, "
+                    f'"{module}:{namespace}/...".'
+                )
+    return ""
+
+
+def of_env_fn(index: int, env_fn: Callable[[], Any], error: BaseException) -> str:
+    """For an env_fn that cannot be called without arguments."""
+    if not isinstance(error, TypeError) or _takes(env_fn):
+        return of_id(error)
+    name = getattr(env_fn, "__name__", type(env_fn).__name__)
+    return (
+        f"env_fns[{index}] is called without arguments, and {name} takes "
+        f"{inspect.signature(env_fn)}: write `lambda: {name}(...)` with its arguments."
+    )
+
+
+def of_action(index: int, env: Any, action: Any) -> str:
+    """For an env that raised in a step: its action, if that is not in its action space."""
+    space = env.action_space
+    if space.contains(action):
+        return ""
+    said = f"Env {index} was given the action {action!r}, which is not in its space, {space}"
+    shape = getattr(action, "shape", None)
+    if shape is not None and space.shape is not None and shape != space.shape:
+        said += (
+            f": it has shape {shape}, and needs {space.shape}. The actions of all envs need shape "
+            f"(num_envs{''.join(f', {axis}' for axis in space.shape) or ','})"
+        )
+        if shape == (*space.shape, 1):
+            said += ": give actions.squeeze(-1)"
+    return f"{said}."
+
+
+def of_reset(index: int, env: Any, error: BaseException) -> str:
+    """For a reset that does not take Gymnasium's arguments."""
+    if isinstance(error, TypeError):
+        for each in (env, env.unwrapped):
+            if not _takes(each.reset, seed=None, options=None):
+                return (
+                    f"The reset of env {index}, {type(each).__name__}.reset"
+                    f"{inspect.signature(each.reset)}, must take a seed and options, as "
+                    "Gymnasium's does: `def reset(self, *, seed=None, options=None)`, and return "
+                    "(observation, info). Wrap an env of the old gym with shimmy's "
+                    "GymV21CompatibilityV0(env=env)."
+                )
+    return ""
+
+
+def _takes(function: Callable[..., Any], **arguments: Any) -> bool:
+    """Whether a function can be called with these arguments; True if it does not say."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(**arguments)
+    except TypeError:
+        return False
+    return True
