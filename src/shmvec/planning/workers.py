@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import multiprocessing
 import time
@@ -150,6 +151,11 @@ class Workers:
         """Lets the first work go on by one wait."""
         self._forget()
         work = self._promises[0]._work
+        if (
+            inspect.getgeneratorstate(work) == inspect.GEN_CLOSED
+        ):  # it has ended, and Ctrl-C came before that was noted
+            self._settle(None, RuntimeError("the result was lost: a wait for it was interrupted"))
+            return
         if self._wait is None:  # it has not begun
             self._advance(partial(next, work))
             return
