@@ -1,6 +1,26 @@
 """Equality as users of a drop-in mean it: types, dtypes, orders of keys and NaN included."""
 
+import inspect
+
+import gymnasium as gym
 import numpy as np
+import pytest
+from gymnasium.vector import SyncVectorEnv
+
+from shmvec.exchange import AutoresetMode
+
+# Those that this Gymnasium's SyncVectorEnv has: 1.0 resets at the next step.
+MODES = list(AutoresetMode)[: None if hasattr(gym.vector, "AutoresetMode") else 1]
+
+
+def sync_env(env_fns, mode=AutoresetMode.NEXT_STEP, **options):
+    """Gymnasium's SyncVectorEnv in this mode; skips the test where Gymnasium has no other."""
+    if AutoresetMode(mode) is not AutoresetMode.NEXT_STEP:
+        options["autoreset_mode"] = mode
+    unknown = options.keys() - inspect.signature(SyncVectorEnv).parameters.keys()
+    if unknown:
+        pytest.skip(f"this Gymnasium's SyncVectorEnv has no {', '.join(sorted(unknown))}")
+    return SyncVectorEnv(env_fns, **options)
 
 
 def same(ours, theirs):

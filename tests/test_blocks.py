@@ -16,10 +16,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
-from gymnasium.vector import AutoresetMode
 
 from shmvec import FaultPolicy, ShmVectorEnv
-from shmvec.exchange import Exchange
+from shmvec.exchange import AutoresetMode, Exchange
 
 DEADLINE = 60
 SHAPE = (128, 128)  # of bytes: 64 KiB for four envs, from where on blocks pay

@@ -6,21 +6,21 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Scripted
-from equality import same
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from equality import MODES, same, sync_env
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from strategies import infos, spaces, unsized_leaves
 
 from shmvec import ShmVectorEnv
+from shmvec.exchange import AutoresetMode
 
-modes = st.sampled_from(AutoresetMode)
+modes = st.sampled_from(MODES)
 lengths = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=5)
 
 
 def compare(make, steps, seed, mode=AutoresetMode.NEXT_STEP, **ours_only):
     """Steps both side by side; every result is the same."""
-    theirs = SyncVectorEnv(make, autoreset_mode=mode)
+    theirs = sync_env(make, mode)
     ours = ShmVectorEnv(make, autoreset_mode=mode, **ours_only)
     with closing(theirs), closing(ours):
         assert ours.single_observation_space == theirs.single_observation_space
@@ -163,6 +163,6 @@ def test_structured_spaces_one_by_one():
         gym.spaces.Text(4),
         gym.spaces.Dict(b=gym.spaces.Text(2), a=gym.spaces.Tuple([gym.spaces.Discrete(2)])),
     ):
-        for mode in AutoresetMode:
+        for mode in MODES:
             make = scripts(space, space, [[3, 2]] * 3, [[{}]])
             compare(make, 8, 3, mode, num_workers=2)

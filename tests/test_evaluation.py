@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.spaces import Box, Dict, Discrete, Text
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.async_vector_env import _async_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +26,7 @@ from scipy import stats
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate
 from shmvec.evaluation import confidence_interval, interquartile_mean, standard_error
+from shmvec.exchange import AutoresetMode
 
 
 class Walk(gym.Env):

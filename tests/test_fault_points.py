@@ -7,12 +7,12 @@ from multiprocessing.connection import wait
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
 from tables import crossed
 from test_fault_policy import DEADLINE, RAISE, RESET, RESTART, Frail, Replay, one, row_of
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec._core import FAULT_POINTS, die_at
+from shmvec.exchange import AutoresetMode
 
 ARM = 200  # and the number of a point: an action
 LATE = 9  # the point that only a late message leads to

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from equality import same
 from gymnasium.error import ClosedEnvironmentError
-from gymnasium.vector import AutoresetMode
 from tables import crossed
 
 import shmvec
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
+from shmvec.exchange import AutoresetMode
 from shmvec.faults import restart_seed
 
 DEADLINE = 30.0

@@ -11,13 +11,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
-from equality import same
+from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmvec import ShmVectorEnv, WorkerCrashError
+from shmvec.exchange import AutoresetMode
 
 DEADLINE = 30.0
 
@@ -64,7 +65,7 @@ def stories(num_envs, turns=0):
 
 def alone(make, mode, seed, actions):
     """What an env tells that is stepped alone: [(observation, reward, ..., info)]."""
-    envs = SyncVectorEnv([make], autoreset_mode=mode)
+    envs = sync_env([make], mode)
     observations, infos = envs.reset(seed=seed)
     told = [(observations, np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), infos)]
     told += [envs.step(np.array([action])) for action in actions]

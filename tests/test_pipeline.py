@@ -11,9 +11,8 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from equality import same
+from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_benchmark
@@ -22,6 +21,7 @@ from test_partial import Fails, Story, stories
 from test_rollout import Nested, Speaks, at
 
 from shmvec import FaultPolicy, Pipeline, ShmVectorEnv, evaluate
+from shmvec.exchange import AutoresetMode
 from shmvec.pipeline import Faster, Tensors, grouped
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
@@ -58,7 +58,7 @@ class Chooser:
 
 def lockstep(fns, mode, seed, lengths):
     """What the same gives in SyncVectorEnv: lists of (t, what is there)."""
-    envs = SyncVectorEnv(fns, autoreset_mode=mode)
+    envs = sync_env(fns, mode)
     chooser = Chooser(len(fns), envs.single_action_space)
     chooser.reset(np.arange(len(fns)))
     nothing = np.zeros(len(fns)), np.zeros(len(fns), bool), np.zeros(len(fns), bool)

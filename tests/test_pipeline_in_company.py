@@ -7,11 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError
-from gymnasium.vector import AutoresetMode
 from test_partial import Story, stories
 from test_pipeline import Chooser
 
 from shmvec import EnvTimeoutError, FaultPolicy, Pipeline, ShmVectorEnv, evaluate
+from shmvec.exchange import AutoresetMode
 
 
 class Raises(Story):

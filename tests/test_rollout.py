@@ -10,12 +10,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
-from equality import same
+from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from test_partial import Fails, Story, stories
 
 from shmvec import ShmVectorEnv
+from shmvec.exchange import AutoresetMode
 
 
 class Nested(Story):
@@ -68,7 +68,7 @@ def assert_holds(rollout, index, results):
 def test_a_rollout_holds_what_step_returns(kind, workers, mode):
     fns = [lambda i=i: kind(i) for i in range(5)]
     envs = ShmVectorEnv(fns, num_workers=workers, autoreset_mode=mode)
-    reference = SyncVectorEnv(fns, autoreset_mode=mode)
+    reference = sync_env(fns, mode)
     envs.action_space.seed(0)
     try:
         last = (envs.reset(seed=3)[0], np.zeros(5), np.zeros(5, bool), np.zeros(5, bool))

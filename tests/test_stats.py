@@ -8,10 +8,10 @@ from contextlib import closing
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
-from gymnasium.vector import AutoresetMode
 
 from shmvec import ShmVectorEnv
 from shmvec._cores import time_on_cores
+from shmvec.exchange import AutoresetMode
 from shmvec.stats import Timing
 
 

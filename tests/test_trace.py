@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
-from gymnasium.vector import AutoresetMode
 from timelines import Timeline, ns
 
 import shmvec
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._core import TRACE_KINDS
 from shmvec._trace import Recorded, write
+from shmvec.exchange import AutoresetMode
 
 KILL, RAISE = 2, 3  # actions
 TICKS_US = 50.0  # by which a worker's two clocks may differ here; order is put right below it

@@ -10,12 +10,13 @@ import pytest
 from envs import Counter, Infos, Spaces
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.utils.env_checker import data_equivalence
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 import shmvec
 from shmvec import ShmVectorEnv
 from shmvec._cores import usable_cores
+from shmvec.exchange import AutoresetMode
 
 
 def fns(*lengths):

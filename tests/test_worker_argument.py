@@ -6,11 +6,11 @@ from contextlib import closing
 import gymnasium as gym
 import pytest
 from envs import Counter, Failing, Scripted, TwoArguments
-from equality import same
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from equality import same, sync_env
 from gymnasium.vector.async_vector_env import _async_worker
 
 from shmvec import ShmVectorEnv, _options
+from shmvec.exchange import AutoresetMode
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -26,7 +26,7 @@ def test_gymnasiums_own_worker_gives_the_results_of_sync(num_workers, mode):
     if mode is not AutoresetMode.DISABLED:
         make[1] = lambda: Scripted(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), [2, 3])
     envs = ShmVectorEnv(make, worker=plain, autoreset_mode=mode, num_workers=num_workers)
-    with closing(envs), closing(SyncVectorEnv(make, autoreset_mode=mode)) as sync:
+    with closing(envs), closing(sync_env(make, mode)) as sync:
         assert envs.worker is plain and envs.metadata == sync.metadata
         assert same(envs.reset(seed=1), sync.reset(seed=1))
         for _ in range(6):

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from envs import Counter, Scripted
 from equality import same
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
 from shmvec import ShmVectorEnv
+from shmvec.exchange import AutoresetMode
 
 BOX = gym.spaces.Box(-1, 1, (2, 4), seed=0)
 WRAPPERS = {

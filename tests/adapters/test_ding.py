@@ -24,8 +24,7 @@ from ding_envs import (
     manager,
     obedient,
 )
-from equality import same
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from equality import same, sync_env
 from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +41,7 @@ from shmvec.adapters.ding import (
     create_env_manager,
     get_env_manager_cls,
 )
+from shmvec.exchange import AutoresetMode
 
 # ---- config and defaults ---------------------------------------------------------------------
 
@@ -764,10 +764,7 @@ def test_every_env_is_as_if_stepped_alone(
     kind, num_envs, num_workers, observed, given_, inplace, shared, copy, seed
 ):
     fns = [lambda i=i: Sampled(i, observed, given_) for i in range(num_envs)]
-    twins = [
-        SyncVectorEnv([fn], autoreset_mode=AutoresetMode.DISABLED, observation_mode="same")
-        for fn in fns
-    ]
+    twins = [sync_env([fn], AutoresetMode.DISABLED, observation_mode="same") for fn in fns]
     actions = pickle.loads(pickle.dumps(given_))
     actions.seed(seed)
 

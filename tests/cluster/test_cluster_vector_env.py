@@ -9,10 +9,11 @@ import pytest
 from envs import Infos
 from equality import same
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 
 from shmvec.cluster import ClusterVectorEnv
 from shmvec.cluster.crew import LocalCrew, LocalMember, LocalTicket, Lost
+from shmvec.exchange import AutoresetMode
 from shmvec.faults import FaultPolicy, TooManyFaultsError, WorkerCrashError, restart_seed
 
 

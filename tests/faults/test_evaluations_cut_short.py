@@ -9,13 +9,13 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError
-from gymnasium.vector import AutoresetMode
 from scripts import succeeds
 from tables import deep
 from test_evaluation import Walk, act, one_after_the_other, rows
 
 import shmvec
 from shmvec import ShmVectorEnv, evaluate
+from shmvec.exchange import AutoresetMode
 
 
 class Stuck(Walk):

@@ -7,11 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
-from gymnasium.vector import AutoresetMode
 from stepping import DEADLINE_S, STEPS, in_order, kill, told
 from tables import crossed
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
+from shmvec.exchange import AutoresetMode
 from shmvec.faults import restart_seed
 
 RESTART = FaultPolicy(on_crash="restart", max_restarts=5, backoff_s=0)
