@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 import shmvec.exchange
 from shmvec import ShmVectorEnv
 from shmvec._cores import usable_cores
-from shmvec.exchange import Exchange
+from shmvec.exchange import AutoresetMode, Exchange
 
 ORIGINAL = gym.vector.AsyncVectorEnv
 
@@ -43,7 +43,7 @@ def test_make_vec_makes_ours():
             assert isinstance(envs, gym.vector.AsyncVectorEnv)
             assert envs.single_observation_space.shape == (5,)
             assert envs.spec.kwargs["vectorization_mode"] == "async"
-            assert envs.metadata["autoreset_mode"] is gym.vector.AutoresetMode.SAME_STEP
+            assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
             envs.reset()
             envs.step(envs.action_space.sample())
         with closing(gym.make_vec(envs.spec)) as again:

@@ -70,8 +70,9 @@ def test_final_infos_larger_than_the_ring(num_workers):
         def step(self, action):
             return np.full(2, 7, np.float32), 1.0, True, False, {"large": np.ones(300_000)}
 
+    sync = sync_env([Large] * 2, "SameStep")
     envs = ShmVectorEnv([Large] * 2, autoreset_mode="SameStep", num_workers=num_workers)
-    with closing(envs), closing(sync_env([Large] * 2, "SameStep")) as sync:
+    with closing(envs), closing(sync):
         for env in (envs, sync):
             env.reset()
         assert same(envs.step([0, 0]), sync.step([0, 0]))
@@ -165,13 +166,14 @@ def scripted(spaces):
 )
 def test_spaces_that_differ_in_bounds(num_workers, shared_memory, mode):
     spaces = boxes(1, 2, 3)
+    sync = sync_env(scripted(spaces), observation_mode=mode)
     envs = ShmVectorEnv(
         scripted(spaces),
         observation_mode=mode,
         num_workers=num_workers,
         shared_memory=shared_memory,
     )
-    with closing(envs), closing(sync_env(scripted(spaces), observation_mode=mode)) as sync:
+    with closing(envs), closing(sync):
         assert envs.observation_mode == mode
         assert envs.observation_space == sync.observation_space
         assert envs.single_observation_space == sync.single_observation_space

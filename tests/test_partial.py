@@ -11,14 +11,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
-from equality import same, sync_env
+from equality import MODES, same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmvec import ShmVectorEnv, WorkerCrashError
-from shmvec.exchange import AutoresetMode
 
 DEADLINE = 30.0
 
@@ -101,7 +100,7 @@ def assert_told(infos, expected):
     workers=st.integers(0, 4),
     batch=st.integers(1, 9),
     turns=st.sampled_from([0, 200, 5000]),
-    mode=st.sampled_from(list(AutoresetMode)[:2]),
+    mode=st.sampled_from(MODES[:2]),
     messages=st.booleans(),
     copy=st.booleans(),
     data=st.data(),

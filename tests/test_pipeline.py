@@ -11,6 +11,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from equality import MODES as MODES_OF_SYNC
 from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ from shmvec import FaultPolicy, Pipeline, ShmVectorEnv, evaluate
 from shmvec.exchange import AutoresetMode
 from shmvec.pipeline import Faster, Tensors, grouped
 
-MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+MODES = MODES_OF_SYNC[:2]  # those in which envs are reset
 
 
 class Chooser:

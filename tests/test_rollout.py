@@ -67,8 +67,8 @@ def assert_holds(rollout, index, results):
 @pytest.mark.parametrize("kind", [Story, Nested])
 def test_a_rollout_holds_what_step_returns(kind, workers, mode):
     fns = [lambda i=i: kind(i) for i in range(5)]
-    envs = ShmVectorEnv(fns, num_workers=workers, autoreset_mode=mode)
     reference = sync_env(fns, mode)
+    envs = ShmVectorEnv(fns, num_workers=workers, autoreset_mode=mode)
     envs.action_space.seed(0)
     try:
         last = (envs.reset(seed=3)[0], np.zeros(5), np.zeros(5, bool), np.zeros(5, bool))

@@ -25,9 +25,9 @@ def test_gymnasiums_own_worker_gives_the_results_of_sync(num_workers, mode):
     make = [lambda: Scripted(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), [9])] * 3
     if mode is not AutoresetMode.DISABLED:
         make[1] = lambda: Scripted(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), [2, 3])
-    envs = ShmVectorEnv(make, worker=plain, autoreset_mode=mode, num_workers=num_workers)
-    with closing(envs), closing(sync_env(make, mode)) as sync:
-        assert envs.worker is plain and envs.metadata == sync.metadata
+    options = {"worker": plain, "autoreset_mode": mode, "num_workers": num_workers}
+    with closing(sync_env(make, mode)) as sync, closing(ShmVectorEnv(make, **options)) as envs:
+        assert envs.worker is plain and envs.metadata == {**sync.metadata, "autoreset_mode": mode}
         assert same(envs.reset(seed=1), sync.reset(seed=1))
         for _ in range(6):
             mine, reference = envs.step([0, 1, 0]), sync.step([0, 1, 0])
@@ -110,6 +110,13 @@ def test_a_worker_with_other_arguments_is_refused(monkeypatch):
         ShmVectorEnv([Counter], worker=too_few)
     monkeypatch.setattr(_options, "NUM_WORKER_ARGUMENTS", 3)  # what another Gymnasium's own takes
     assert _options.checked_worker(too_few) is too_few
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_a_worker_that_is_given_no_mode_resets_at_the_next_step(mode, monkeypatch):
+    monkeypatch.setattr(_options, "NUM_WORKER_ARGUMENTS", 6)  # Gymnasium 1.0's
+    with pytest.raises(ValueError, match=f"{mode} needs Gymnasium 1.1 or newer"):
+        ShmVectorEnv([Counter], worker=lambda *arguments: None, autoreset_mode=mode)
 
 
 def test_max_concurrency_limits_the_workers():

@@ -6,12 +6,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter, Scripted
-from equality import same
+from equality import same, sync_env
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
 from shmvec import ShmVectorEnv
-from shmvec.exchange import AutoresetMode
 
 BOX = gym.spaces.Box(-1, 1, (2, 4), seed=0)
 WRAPPERS = {
@@ -144,8 +143,8 @@ def test_wrappers_add_to_infos_that_are_theirs_alone():
 def test_same_step_final_observations_pass_through_wrappers():
     results = []
     make = [lambda: Scripted(BOX, gym.spaces.Discrete(2), [2])] * 2
-    for kind in (ShmVectorEnv, SyncVectorEnv):
-        envs = wrappers.RecordEpisodeStatistics(kind(make, autoreset_mode=AutoresetMode.SAME_STEP))
+    for envs in (sync_env(make, "SameStep"), ShmVectorEnv(make, autoreset_mode="SameStep")):
+        envs = wrappers.RecordEpisodeStatistics(envs)
         with closing(envs):
             envs.reset(seed=0)
             steps = [envs.step([0, 0]) for _ in range(4)]

@@ -384,7 +384,7 @@ class _Attributes(_Part):
         """Writes each attribute's kind, number of values, and values."""
         numbers: list[Any] = []
         for name, size in self._sizes.items():
-            value = getattr(self._layer, name)
+            value: Any = getattr(self._layer, name, None)  # other versions of an env have fewer
             kind = type(value)
             if kind is np.ndarray:
                 code, values = self._KINDS.get((kind, value.dtype.char)), value.tolist()

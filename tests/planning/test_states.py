@@ -24,7 +24,7 @@ CLASSIC = [
     "Pendulum-v1",
     "Acrobot-v1",
     "FrozenLake-v1",
-    "CliffWalking-v1",
+    "CliffWalking-v1" if "CliffWalking-v1" in gym.registry else "CliffWalking-v0",
     "Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3",
     "Blackjack-v1",
 ]

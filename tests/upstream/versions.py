@@ -21,7 +21,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ROWS = {
-    "oldest": ["gymnasium==1.0.0", "numpy==1.24.4", "cloudpickle==2.2.1"],
+    "oldest": ["gymnasium==1.0.0", "numpy==1.24.4", "cloudpickle==2.2.1", "ale-py==0.10.1"],
     "1.1": ["gymnasium==1.1.1"],
     "1.2": ["gymnasium==1.2.2"],
     "1.3": ["gymnasium==1.3.0"],

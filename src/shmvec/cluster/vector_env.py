@@ -100,6 +100,8 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
+    _hands: list[_Hand] = []  # close() finds none where an option was refused
+
     @takes_options(
         "autoreset_mode",
         "copy",
@@ -145,7 +147,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env_fn raises; the cause names the node.
         """
         super().__init__()
-        self._hands: list[_Hand] = []
+        self._hands = []
         self.env_fns = checked_env_fns(env_fns)
         self.num_envs = len(self.env_fns)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
