@@ -538,8 +538,8 @@ class _Ale(_Part):
         self.shape = (self.size,)
 
     def _serialised(self) -> bytes:
-        serialised: bytes = self._ale.cloneState(include_rng=self._include_rng).__getstate__()
-        return serialised
+        state = self._ale.cloneState(include_rng=self._include_rng).__getstate__()
+        return bytes(state[0] if isinstance(state, tuple) else state)  # a tuple by ale-py 0.10
 
     def get(self, out: Vector) -> None:
         """Writes it, and zeros."""

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Infos
-from equality import same
+from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import SyncVectorEnv
 
@@ -60,10 +60,9 @@ def test_results_are_those_of_one_process(kind, num_hosts):
 
 
 def test_masked_resets():
-    theirs, ours = (
-        make([lambda: gym.make("CartPole-v1")] * 4, autoreset_mode=AutoresetMode.DISABLED)
-        for make in (SyncVectorEnv, vector_env)
-    )
+    env_fns = [lambda: gym.make("CartPole-v1")] * 4
+    theirs = sync_env(env_fns, AutoresetMode.DISABLED)
+    ours = vector_env(env_fns, autoreset_mode=AutoresetMode.DISABLED)
     assert same(ours.reset(seed=3), theirs.reset(seed=3))
     for _ in range(40):
         results = ours.step([1, 0, 1, 1])

@@ -10,6 +10,7 @@ import weakref
 import gymnasium as gym
 import numpy as np
 import pytest
+from equality import sync_env
 from learning_loop import Learner, Policy, learn, make_envs
 
 import shmvec
@@ -26,9 +27,7 @@ def collector(make_envs=make_envs, make_policy=Policy, **options):
 
 def by_hand(count, length, num_envs, seed, weights, mode):
     """Fragments of a runner, made with Gymnasium's class and copies of everything."""
-    envs = gym.vector.SyncVectorEnv(
-        [lambda: gym.make("CartPole-v1")] * num_envs, autoreset_mode=mode
-    )
+    envs = sync_env([lambda: gym.make("CartPole-v1")] * num_envs, mode)
     policy = Policy(seed)
     observations, _ = envs.reset(seed=seed)
     none = np.zeros(num_envs, bool)
