@@ -126,22 +126,6 @@ def checked_worker(worker: Any, _: Any = None) -> Any:
     return worker
 
 
-def _checked_autoreset_mode(mode: Any, settings: Settings) -> AutoresetMode:
-    """The mode, which worker functions are not given by Gymnasium 1.0.
-
-    Raises:
-        ValueError: There is no such mode, or the worker function is not given it.
-    """
-    chosen = AutoresetMode(mode)
-    of_one_mode = getattr(settings, "worker", None) is not None and NUM_WORKER_ARGUMENTS < 7
-    if of_one_mode and chosen is not AutoresetMode.NEXT_STEP:
-        raise ValueError(
-            "a worker function of Gymnasium 1.0 is given no autoreset mode: with `worker`, "
-            f"{chosen} needs Gymnasium 1.1 or newer"
-        )
-    return chosen
-
-
 def _checked_context(context: Any, _: Settings) -> Any:
     """The context as it was given, since users see it as an attribute."""
     _start_method(context)
@@ -180,9 +164,10 @@ def _checked_observation_mode(mode: Any, _: Settings) -> Any:
     return mode
 
 
-def _checked_autoreset_mode(mode: Any, _: Settings) -> AutoresetMode:
+def _checked_autoreset_mode(mode: Any, settings: Settings) -> AutoresetMode:
+    """The mode, which worker functions are not given by Gymnasium 1.0."""
     try:
-        return AutoresetMode(mode)
+        chosen = AutoresetMode(mode)
     except ValueError:
         names = [each.value for each in AutoresetMode]
         alike = {re.sub(r"[^a-z]", "", name.lower()): name for name in names}
@@ -191,6 +176,13 @@ def _checked_autoreset_mode(mode: Any, _: Settings) -> AutoresetMode:
         raise ValueError(
             f"autoreset_mode must be one of {', '.join(map(repr, names))}, got {mode!r}{hint}"
         ) from None
+    of_one_mode = getattr(settings, "worker", None) is not None and NUM_WORKER_ARGUMENTS < 7
+    if of_one_mode and chosen is not AutoresetMode.NEXT_STEP:
+        raise ValueError(
+            "a worker function of Gymnasium 1.0 is given no autoreset mode: with `worker`, "
+            f"{chosen} needs Gymnasium 1.1 or newer"
+        )
+    return chosen
 
 
 def _checked_max_concurrency(limit: Any, _: Settings) -> Any:

@@ -1,7 +1,7 @@
 """Runs the tests with other versions of Gymnasium and NumPy, each in an environment of its own.
 
     python tests/upstream/versions.py                       # all rows, the default suite: hours
-    python tests/upstream/versions.py oldest --fast         # what .ci/run runs
+    python tests/upstream/versions.py oldest --fast         # the fast part, with the oldest
     python tests/upstream/versions.py gymnasium==1.2.0 numpy==1.26.4 -- tests/test_modes.py
 
 Prints one line a row, and before it what pytest said where tests fail. shmvec must be installed

@@ -496,7 +496,7 @@ def _made(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -
             autoreset_mode=AutoresetMode.DISABLED,
             **options,
         )
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
         if share_memory and hasattr(error, "add_note"):
             error.add_note(
                 "If it is for the envs' spaces: share_memory=False takes observations and actions "
