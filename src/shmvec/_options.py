@@ -174,7 +174,8 @@ def _checked_autoreset_mode(mode: Any, settings: Settings) -> AutoresetMode:
         close = difflib.get_close_matches(re.sub(r"[^a-z]", "", str(mode).lower()), alike, 1)
         hint = f". Did you mean {alike[close[0]]!r}?" if close else ""
         raise ValueError(
-            f"autoreset_mode must be one of {', '.join(map(repr, names))}, got {mode!r}{hint}"
+            f"{mode!r} is not a valid AutoresetMode: autoreset_mode is one of "
+            f"{', '.join(map(repr, names))}{hint}"
         ) from None
     of_one_mode = getattr(settings, "worker", None) is not None and NUM_WORKER_ARGUMENTS < 7
     if of_one_mode and chosen is not AutoresetMode.NEXT_STEP:
