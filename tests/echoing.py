@@ -53,7 +53,7 @@ def is_lost(frame):
     The others are callbacks: of a weak reference, and Hypothesis's of the garbage collector.
     """
     while frame is not None:
-        if frame.f_code.co_name in ("__del__", "remove", "gc_callback"):
+        if frame.f_code.co_name in ("__del__", "remove", "_remove", "gc_callback"):
             return True
         frame = frame.f_back
     return False

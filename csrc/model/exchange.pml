@@ -214,7 +214,7 @@ inline pop(w)
     }
 }
 
-/* exchange.py: _fetch_from, that is channel.pyx: find, of the first message that is owed, then
+/* recovery.py: _receive, that is channel.pyx: find, of the first message that is owed, then
  * ledger.pyx: deliver, and only then channel.pyx: take. */
 inline fetch(w)
 {

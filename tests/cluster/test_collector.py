@@ -372,7 +372,7 @@ def test_a_log_line(caplog, monkeypatch):
 def unpicklable():
     file = open("/dev/null")  # noqa: SIM115
     try:
-        return lambda seed=None: file
+        return lambda seed=None, env_ids=None: file
     finally:
         file.close()
 
