@@ -281,9 +281,7 @@ class EnvHost:
 
     def _explained(self, env: int, operation: str, error: BaseException) -> Failure:
         """The failure of a step or reset, with a hint where one is known."""
-        with contextlib.suppress(
-            Exception
-        ):  # of its own code; or it was closed
+        with contextlib.suppress(Exception):  # of its own code; or it was closed
             itself = self.envs[env - self.first_env]
             if operation == "reset":
                 add_hint(error, of_reset(env, itself, error))
