@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from echoing import Moments
 from printing import Printing
 from scripts import succeeds
 
@@ -491,6 +492,17 @@ def leads_to():
     yield lambda descriptor: os.dup2(descriptor, 2)
     os.dup2(kept, 2)
     os.close(kept)
+
+
+def test_what_is_interrupted_while_it_is_closed_is_closed_once():
+    """And by the next one: a number that is free again may soon be another's."""
+    moments, went_on = Moments(), True
+    while went_on:
+        channel = Given()
+        stderr = WorkerStderr(channel)
+        os.close(channel.end)
+        went_on = moments.interrupt(stderr.close)
+        stderr.close()
 
 
 def test_a_long_line_is_not_broken_into(leads_to):

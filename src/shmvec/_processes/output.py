@@ -162,8 +162,7 @@ class WorkerStderr:
         try:
             channel.put(0, b"", [self._writer])
         finally:
-            os.close(self._writer)
-            self._writer = -1
+            self._close_writer()
         with _copier.lock:
             _copier.pipes.append(self)
 
@@ -215,13 +214,18 @@ class WorkerStderr:
         del self.held[:count]
         self._moved_at = time.monotonic()
 
+    def _close_writer(self) -> None:
+        # Forgotten first: an exception (Ctrl-C) comes after the call, when the number is free.
+        writer, self._writer = self._writer, -1
+        if writer >= 0:
+            os.close(writer)
+
     def drop(self) -> None:
         """Closes both ends of the pipe."""
-        if self._writer >= 0:
-            os.close(self._writer)
-        if self.reader >= 0:
-            os.close(self.reader)
-        self.reader = self._writer = -1
+        self._close_writer()
+        reader, self.reader = self.reader, -1
+        if reader >= 0:
+            os.close(reader)
 
     __del__ = drop
 
