@@ -69,9 +69,10 @@ def end_session(session):
 def session_of(session):
     """The processes of a session that have not ended."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, _, its_session = path.read_text().rpartition(")")[2].split()[:4]
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it ends meanwhile
+            stat = Path("/proc", pid, "stat").read_text()
+            state, _, _, its_session = stat.rpartition(")")[2].split()[:4]
             if int(its_session) == session and state not in "ZX":
-                found.append(int(path.parent.name))
+                found.append(int(pid))
     return found
