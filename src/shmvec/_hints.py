@@ -10,16 +10,16 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, _find_spec
 
-__all__ = ["add_hint", "found_spec", "of_action", "of_env_fn", "of_id", "of_reset"]
+__all__ = ["add_note", "found_spec", "of_action", "of_env_fn", "of_id", "of_reset"]
 
 # Namespaces of ids, and the module and package that register their envs.
 _NAMESPACES = {"ALE": ("ale_py", "ale-py")}
 
 
-def add_hint(error: BaseException, hint: str) -> None:
-    """Adds a note to an exception, as add_note does, which Python 3.10 lacks."""
-    if hint:
-        error.__notes__ = [*getattr(error, "__notes__", ()), hint]
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note, if there is one, as ``add_note`` of exceptions does from Python 3.11 on."""
+    if note:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
 
 def found_spec(id: str) -> EnvSpec:
@@ -27,7 +27,7 @@ def found_spec(id: str) -> EnvSpec:
     try:
         return _find_spec(id)
     except gym.error.Error as error:
-        add_hint(error, of_id(error))
+        add_note(error, of_id(error))
         raise
 
 

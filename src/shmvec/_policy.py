@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec.exchange import Exchange
-from shmvec.faults import RemoteTraceback
+from shmvec.faults import RemoteTraceback, add_note
 from shmvec.spaces import mapped
 
 __all__ = ["NOBODY", "Policy", "PolicyCaller", "check_policy", "chosen"]
@@ -126,9 +126,8 @@ class PolicyCaller:
             self.seconds += time.perf_counter() - begin
             actions, extras = self._parted(answer)
         except Exception as error:
-            if hasattr(error, "add_note"):  # from Python 3.11
-                where = self._named(asked)
-                error.add_note(f"raised by the policy in {where}; its envs were not stepped")
+            where = self._named(asked)
+            add_note(error, f"raised by the policy in {where}; its envs were not stepped")
             raise
         try:
             size, count = len(ids), len(asked)

@@ -32,6 +32,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from shmvec._hints import found_spec
 from shmvec._options import OPTIONS, add_installed, end_installed, refuse_unknown
+from shmvec.faults import add_note
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Installation", "install", "make_vec", "uninstall"]
@@ -109,8 +110,8 @@ def make_vec(
     except TypeError as error:
         for name in env_kwargs:
             alike = difflib.get_close_matches(name, OPTIONS, 1)
-            if alike and f"argument {name!r}" in str(error) and hasattr(error, "add_note"):
-                error.add_note(f"Did you mean {alike[0]!r}, an option of ShmVectorEnv?")
+            if alike and f"argument {name!r}" in str(error):
+                add_note(error, f"Did you mean {alike[0]!r}, an option of ShmVectorEnv?")
         raise
     vector_spec = copy.deepcopy(spec)
     vector_spec.kwargs = dict(env_kwargs)

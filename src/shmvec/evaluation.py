@@ -30,7 +30,7 @@ from shmvec._hints import found_spec
 from shmvec._options import AtMost, with_faults
 from shmvec._policy import Policy, PolicyCaller, check_policy
 from shmvec.exchange import Answers, Autoreset, AutoresetMode, Exchange
-from shmvec.faults import FaultPolicy, RemoteTraceback
+from shmvec.faults import FaultPolicy, RemoteTraceback, add_note
 from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["Episode", "Evaluation", "evaluate"]
@@ -472,8 +472,8 @@ def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | 
         told = f"as it was closed, an env has raised {type(error).__name__}: {error}"
         if reason is None:
             logger.warn(f"the results of evaluate() are whole, but {told}")
-        else:  # as add_note does, which Python 3.10 has not
-            reason.__notes__ = [*getattr(reason, "__notes__", ()), told]
+        else:
+            add_note(reason, told)
 
 
 def _progress(

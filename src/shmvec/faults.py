@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium import logger
 
+from shmvec._hints import add_note
 from shmvec._pickling import dumps  # bound here: an env may patch the module
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "RemoteTraceback",
     "TooManyFaultsError",
     "WorkerCrashError",
+    "add_note",
     "log_as_gymnasium_does",
     "raise_failures",
     "restart_seed",
@@ -337,9 +339,9 @@ def note_failures(error: BaseException, others: Sequence[Failure]) -> None:
     said: dict[str, list[int]] = {}
     for other in others:
         said.setdefault(other.summary, []).append(other.env)
-    if said and hasattr(error, "add_note"):  # Python 3.11
+    if said:
         each = (f"{_named(envs)}: {summary}" for summary, envs in said.items())
-        error.add_note(f"At the same time: {'; '.join(each)}")
+        add_note(error, f"At the same time: {'; '.join(each)}")
 
 
 def _named(envs: Sequence[int]) -> str:

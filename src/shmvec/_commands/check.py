@@ -179,7 +179,7 @@ class _Examination:
             if exchange is not None:
                 found.trouble += _where(exchange)
         except WorkerCrashError as error:
-            found.trouble = f"crashes ({doing}): {_cause(error)}"
+            found.trouble = f"crashes ({doing}): {error.summary.rpartition(', in ')[0] or error}"
         except Exception as error:
             text = " ".join(str(error).split())[:300]
             found.trouble = f"fails ({doing}): {type(error).__name__}: {text}"
@@ -272,7 +272,7 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
     wanted = methods[0]
     runs: dict[str, _Run] = {}
     for method in methods:
-        twice = not any(not run.trouble for run in runs.values())
+        twice = all(run.trouble for run in runs.values())
         runs[method] = examination.run(f"alone, by {method}", [[0]], method, twice=twice)
     working = [method for method in methods if not runs[method].trouble]
     yield from _start_methods(runs, working, wanted)
@@ -535,9 +535,3 @@ def _where(exchange: Exchange) -> str:
                     if line.startswith("  File") and "_commands/probe.py" not in line:
                         return f" in {line.strip()}"
     return ""
-
-
-def _cause(error: WorkerCrashError) -> str:
-    """What a crash's message says of its cause."""
-    text = str(error).split("\n", 1)[0]
-    return text.partition("': ")[2].partition(". The vector env")[0] or text

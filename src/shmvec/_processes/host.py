@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import gymnasium as gym
 
 from shmvec._core import MappedMemory, Recorder, Segment, WorkerLoop, end_forks
-from shmvec._hints import add_hint, of_action, of_env_fn, of_reset
+from shmvec._hints import of_action, of_env_fn, of_reset
 from shmvec._memory.layout import Layout, misfit
 from shmvec._processes.control import Attachment, Late, Report
-from shmvec.faults import EnvTimeoutError, Failure
+from shmvec.faults import EnvTimeoutError, Failure, add_note
 
 if TYPE_CHECKING:
     from shmvec._core import ResetArguments
@@ -128,9 +128,9 @@ class EnvHost:
                     "envs of which a process can hold only one (emulators, simulators with global "
                     "state) need num_workers=num_envs."
                 )
-                add_hint(error, note)
+                add_note(error, note)
             with contextlib.suppress(Exception):
-                add_hint(error, of_env_fn(index, env_fn, error))
+                add_note(error, of_env_fn(index, env_fn, error))
             raise
 
     def loop(
@@ -284,10 +284,10 @@ class EnvHost:
         with contextlib.suppress(Exception):  # of its own code; or it was closed
             itself = self.envs[env - self.first_env]
             if operation == "reset":
-                add_hint(error, of_reset(env, itself, error))
+                add_note(error, of_reset(env, itself, error))
             elif operation == "step" and not isinstance(error, EnvTimeoutError):
                 assert self._loop is not None
-                add_hint(error, of_action(env, itself, self._loop.action_of(env)))
+                add_note(error, of_action(env, itself, self._loop.action_of(env)))
         return self._failure(env, operation, error)
 
     def _failure(self, env: int, operation: str, error: BaseException) -> Failure:

@@ -19,7 +19,14 @@ from shmvec._arguments import checked_env_fns, checked_options, checked_seeds
 from shmvec.adapters._meeting import Job, Meeting, current
 from shmvec.adapters._repeating import RepeatingEnvs, Reset, Step
 from shmvec.exchange import ActionRows, EnvFn, Options, OwnsProcesses
-from shmvec.faults import Failure, FaultPolicy, RemoteTraceback, WorkerCrashError, raise_failures
+from shmvec.faults import (
+    Failure,
+    FaultPolicy,
+    RemoteTraceback,
+    WorkerCrashError,
+    add_note,
+    raise_failures,
+)
 from shmvec.spaces import batched
 
 __all__ = ["MultiEnv", "SubprocessEnv", "create_subprocess_envs"]
@@ -596,8 +603,7 @@ def _results_of(jobs: Mapping[int, Job]) -> dict[int, Any]:
     notes = [f"At the same time: env {i}: {error!r}" for i, error in errors.items() if error]
     for i, error in errors.items():
         if error is not None:
-            if hasattr(error, "add_note"):  # Python 3.11
-                for note in [f"In env {i} of the MultiEnv", *notes[1:]]:
-                    error.add_note(note)
+            for note in [f"In env {i} of the MultiEnv", *notes[1:]]:
+                add_note(error, note)
             raise error
     return {i: job.result for i, job in jobs.items()}

@@ -18,7 +18,7 @@ from shmvec._options import takes_options
 from shmvec.adapters._shared import delivered
 from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
 from shmvec.exchange import Answers, AutoresetMode, OwnsProcesses
-from shmvec.faults import EnvTimeoutError
+from shmvec.faults import EnvTimeoutError, add_note
 from shmvec.spaces import Anything, batched, one_of
 from shmvec.vector_env import ShmVectorEnv
 
@@ -497,9 +497,10 @@ def _made(env_fns: Sequence[Any], share_memory: bool, options: dict[str, Any]) -
             **options,
         )
     except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
-        if share_memory and hasattr(error, "add_note"):
-            error.add_note(
+        if share_memory:
+            add_note(
+                error,
                 "If it is for the envs' spaces: share_memory=False takes observations and actions "
-                "of any kind, unlike ones as well."
+                "of any kind, unlike ones as well.",
             )
         raise

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shmvec.cluster.crew import Crew, Lost, Member, Node, Ticket
-from shmvec.faults import Failure, RemoteTraceback
+from shmvec.faults import Failure, RemoteTraceback, add_note
 
 __all__ = ["RayCrew"]
 
@@ -172,8 +172,7 @@ def _raise(failed: tuple[str, Failure], member: RayMember) -> None:
     else:
         error = failure.exception()
     error.__cause__ = RemoteTraceback(f"In {doing}:\n{failure.text}")
-    if hasattr(error, "add_note"):  # from Python 3.11
-        error.add_note(f"raised in {doing}")
+    add_note(error, f"raised in {doing}")
     raise error
 
 

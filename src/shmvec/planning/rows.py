@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from shmvec.exchange import EnvFn, HostedEnv
+from shmvec.faults import add_note
 from shmvec.states import StateAccess
 
 __all__ = ["DT", "INDEX", "NUM_ORDERS", "SET", "WANTED", "Row", "SharedEnv", "copied"]
@@ -182,8 +183,7 @@ class Row(HostedEnv):
             return self._seen(terminated, truncated, wanted), reward, False, False, info
         except BaseException as error:
             note = f"In row {index} of the batch, by an env of PlanningVectorEnv."
-            # As add_note does, which Python 3.10 has not.
-            error.__notes__ = [*getattr(error, "__notes__", ()), note]
+            add_note(error, note)
             raise
 
     def _seen(self, terminated: bool, truncated: bool, wanted: bool) -> dict[str, Any]:

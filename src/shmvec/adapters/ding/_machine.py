@@ -19,7 +19,7 @@ from gymnasium.error import ClosedEnvironmentError
 from shmvec.adapters.ding._config import EnvManagerConfig
 from shmvec.adapters.ding._env import NOTE, ManagedEnv, Numbers, Orders
 from shmvec.exchange import AutoresetMode, Exchange, Report
-from shmvec.faults import EnvTimeoutError, Fault, FaultPolicy, WorkerCrashError
+from shmvec.faults import EnvTimeoutError, Fault, FaultPolicy, WorkerCrashError, add_note
 from shmvec.spaces import batched, mapped, one_of
 
 log = logging.getLogger("shmvec")
@@ -477,10 +477,9 @@ def _raise_first(errors: dict[int, BaseException], timesteps: dict[int, Any]) ->
         return
     first, *others = sorted(errors)
     error = errors[first]
-    if others and hasattr(error, "add_note"):  # Python 3.11
-        error.add_note(
-            "At the same time: " + "; ".join(f"env {env}: {errors[env]!r}" for env in others)
-        )
+    if others:
+        said = "; ".join(f"env {env}: {errors[env]!r}" for env in others)
+        add_note(error, f"At the same time: {said}")
     try:
         error.timesteps = timesteps  # type: ignore[attr-defined]
     except AttributeError:
