@@ -1,4 +1,4 @@
-"""Calls of a policy: which envs are in a batch, what it is asked, and where its actions go."""
+"""Calls a policy with batches of observations, checks its answer, and steps the envs with it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NOBODY = -1  # the env of a row that only fills a batch
 
 
 def check_policy(policy: Any, batch: str) -> None:
-    """Raises unless a policy can be called, with such batches."""
+    """Raises unless a policy can be called and ``batch`` is "ready" or "fixed"."""
     if batch not in ("ready", "fixed"):
         raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
     if not callable(policy):
         raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy!r}")
     try:
         signature = inspect.signature(policy)
-    except (TypeError, ValueError):  # one in C may not say
+    except (TypeError, ValueError):  # a function in C may have no signature
         return
     try:
         signature.bind(None, None)
@@ -46,7 +46,7 @@ def check_policy(policy: Any, batch: str) -> None:
 
 
 class PolicyCaller:
-    """Asks a policy about batches, and the envs for steps with what it answers."""
+    """Asks a policy about batches, and asks the envs to step with the actions it returns."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class PolicyCaller:
             exchange: The envs.
             policy: Called with observations and their envs; before that its ``reset``, if it has
                 one, is called with the envs in which episodes begin.
-            size: Rows of every batch: missing ones are filled up. None: as many as there are envs.
+            size: Rows of every batch; missing rows are filled up. None: as many rows as envs.
             read: Makes an array of actions.
             keep: Makes an array or tensor of each extra, to be kept.
         """
@@ -70,7 +70,7 @@ class PolicyCaller:
         self._policy = policy
         reset = getattr(policy, "reset", None)
         self._reset = reset if callable(reset) else None
-        self.tells = self._reset is not None  # whether the policy is to know which envs begin
+        self.tells = self._reset is not None  # whether the policy needs to know which envs begin
         self._size = size
         self._read, self._keep = read, keep
         self.batches = 0
@@ -92,7 +92,7 @@ class PolicyCaller:
         Args:
             envs: The envs of the batch, int ``(n,)``.
             observations: Their observations.
-            rows: The rows to ask about, int ``(m,)``. None: all.
+            rows: Rows of these envs to ask the policy about, int ``(m,)``. None: all.
             begun: Envs among these in which an episode begins.
             ask: Asks envs to step; called with envs, actions and extras. None: the exchange's.
 
@@ -142,7 +142,7 @@ class PolicyCaller:
             else:
                 ask(asked, given, besides)
         except (TypeError, ValueError, LookupError) as error:
-            if isinstance(error.__cause__, RemoteTraceback):  # an env's, where asking waits for it
+            if isinstance(error.__cause__, RemoteTraceback):  # an env has raised it: `ask` waits
                 raise
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the policy's actions for {self._named(asked)}: {error}") from error
@@ -163,7 +163,7 @@ class PolicyCaller:
 
 
 def _fits(space: gym.Space[Any], actions: Any) -> bool:
-    """Whether actions are nested like a batch of a space: then no dict of extras came with them."""
+    """Whether a policy's answer is nested like a batch of actions, and so holds no extras."""
     if isinstance(space, gym.spaces.Dict):
         return isinstance(actions, Mapping) and all(
             key in actions and _fits(part, actions[key]) for key, part in space.items()
@@ -174,13 +174,13 @@ def _fits(space: gym.Space[Any], actions: Any) -> bool:
             and len(actions) == len(space.spaces)
             and all(map(_fits, space.spaces, actions))
         )
-    if isinstance(actions, tuple):  # of as many actions, of a space of one's own perhaps dicts
+    if isinstance(actions, tuple):  # one action for each env, which may be a dict
         return len({isinstance(action, Mapping) for action in actions}) < 2
     return not isinstance(actions, Mapping)
 
 
 def _rows_of(key: str, values: Any, size: int, count: int, keep: Callable[[Any], Any]) -> Any:
-    """The first ``count`` of ``size`` rows of something that comes with actions."""
+    """The first ``count`` of the ``size`` rows of an extra."""
     try:
         values = keep(values)
     except Exception as error:
@@ -197,13 +197,13 @@ def chosen(part: Any, rows: Rows) -> Any:
     """Rows of a batch, or of a part of one."""
     if hasattr(part, "shape"):  # an array, or a tensor
         return part[rows]
-    return tuple(part[row] for row in rows)  # of spaces that are batched as tuples
+    return tuple(part[row] for row in rows)  # the space is batched as a tuple
 
 
 def _checked(
     size: int, count: int, read: Callable[[Any], Any], space: gym.Space[Any], actions: Any
 ) -> Any:
-    """The actions of the first ``count`` of ``size`` rows: the others are padding."""
+    """The actions of the first ``count`` of ``size`` rows; the others are padding."""
     if isinstance(space, _OF_ARRAYS):
         try:
             actions = read(actions)

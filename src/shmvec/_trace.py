@@ -40,7 +40,7 @@ __all__ = ["Recorded", "Trace", "Tracing", "write"]
 
 _SIZE_LEAST = 16
 _SIZE_MOST = 1 << 26
-_MESSAGE_MOST = 500  # characters of an error's that are written
+_MESSAGE_MOST = 500  # characters of an error's message that are written
 
 
 class Tracing:
@@ -58,8 +58,8 @@ class Tracing:
     def current(self) -> Trace | None:
         """The trace that is being recorded.
 
-        A forgotten trace (Ctrl-C came where no code could end it) does not count: its switch is
-        gone, too.
+        A trace that was freed without its end (Ctrl-C came where no code could end it) does not
+        count: its switch was freed with it, which ends the recording.
         """
         return None if self._current is None else self._current()
 
@@ -78,13 +78,13 @@ class Trace:
 
     Attributes:
         path: Where the timeline is written.
-        size: Entries that there is room for, for each worker and for the parent.
-        overwritten: Once written: the number of entries there was no room for, the oldest ones, of
-            each worker and, last, of the parent.
+        size: Number of entries kept for each worker, and for the parent.
+        overwritten: Once the trace is written: how many of the oldest entries were lost for want of
+            room, of each worker and, last, of the parent.
     """
 
     def __init__(self, tracing: Tracing, path: str | os.PathLike[str], size: Any) -> None:
-        """Made by ``ShmVectorEnv.trace``."""
+        """Prepares a trace; ``ShmVectorEnv.trace`` calls this."""
         self.path = os.path.abspath(os.fsdecode(path))
         size = checked_count("size", size)
         self.size = 1 << (min(max(size, _SIZE_LEAST), _SIZE_MOST) - 1).bit_length()
@@ -115,12 +115,12 @@ class Trace:
             )
         try:
             self._begin()
-        except BaseException:  # also Ctrl-C, by which the caller never learns that it has begun
+        except BaseException:  # also Ctrl-C: the caller never learns that the trace has begun
             self._stop_recording()
             raise
 
     def _begin(self) -> None:
-        """Makes workers and parent record."""
+        """Has workers and parent record from now on."""
         tracing, workers = self._tracing, self._tracing.workers
         rings = len(workers.ranges) + 1
         nbytes = trace_bytes(rings, self.size)
@@ -146,7 +146,7 @@ class Trace:
             OSError: The trace cannot be written.
             RuntimeError: Another thread is in a call of the vector env.
         """
-        if self._memory is None or self._owner != os.getpid():  # a fork, whose parent goes on
+        if self._memory is None or self._owner != os.getpid():  # in a fork, whose parent records on
             return
         recorded = self._tracing.guard.beside(self._end)
         _save(self.path, recorded)
@@ -156,13 +156,13 @@ class Trace:
         memory = self._memory
         try:
             self._stop_recording()
-        except BaseException:  # Ctrl-C in the middle: what is left of it is done now
+        except BaseException:  # Ctrl-C in the middle: the rest is done now
             self._stop_recording()
             raise
         return self._recorded(memory)
 
     def _stop_recording(self) -> None:
-        """Has parent and workers record no more; may be repeated."""
+        """Has parent and workers stop recording; may be repeated."""
         tracing = self._tracing
         if self._switch is not None:
             self._switch.off()
@@ -179,7 +179,7 @@ class Trace:
         rings = len(ranges) + 1
         read_in = [read_trace(memory, rings, self.size, index) for index in range(rings)]
         self.overwritten = [lost for _, lost in read_in]
-        now = time.monotonic_ns()  # after that: what is in the rings had ended by then
+        now = time.monotonic_ns()  # read last: all that the rings hold has ended by then
         doing = tracing.links.insight().doing(now)
         for index in range(len(ranges)):
             _know(self._pids, tracing.workers, index)
@@ -210,7 +210,7 @@ class Trace:
         """Ends the trace, and writes it, whatever was raised meanwhile."""
         if error is not None and self._memory is not None:
             name, message = type(error).__name__, ""
-            with contextlib.suppress(Exception):  # whatever its own code does
+            with contextlib.suppress(Exception):  # an exception's `__str__` may raise
                 message = str(error)[:_MESSAGE_MOST]
             told = {"type": name, "message": message}
             self._told.append((time.monotonic_ns(), f"raised: {name}", told))
@@ -218,10 +218,10 @@ class Trace:
 
 
 class _Memory:
-    """Shared memory to be handed to workers; its descriptor is open until ``close``."""
+    """Shared memory that is sent to workers; its descriptor is open until ``close``."""
 
     def __init__(self, nbytes: int) -> None:
-        """Reserves it."""
+        """Reserves and maps the memory."""
         self.descriptor = reserve_memory(nbytes)
         try:
             self.mapped = MappedMemory(self.descriptor, nbytes)
@@ -235,8 +235,8 @@ class _Memory:
 
 
 def _check_writable(path: str) -> None:
-    """Raises OSError if a file cannot be written; what is in it stays; where is none, is none."""
-    # Without O_NONBLOCK opening a pipe without a reader would block.
+    """Raises OSError if a file cannot be written; changes no file, and leaves none behind."""
+    # O_NONBLOCK, because opening a pipe that has no reader would block.
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         os.close(os.open(path, flags))
@@ -247,13 +247,14 @@ def _check_writable(path: str) -> None:
 
 
 def _save(path: str, recorded: Recorded) -> None:
-    """Writes a trace beside its file, whose place that then takes: it is whole, or as it was.
+    """Writes a trace to a new file, which then replaces ``path``: never half of a trace.
 
-    Anything but a regular file is written in place; so is a file in a folder that is not ours.
+    What is not an ordinary file (a pipe, a device) is written in place, and so is a file in a
+    folder that cannot be written to.
     """
     mode = None
     with contextlib.suppress(FileNotFoundError):
-        mode = os.stat(path).st_mode  # of an open pipe in /proc no other path can be told
+        mode = os.stat(path).st_mode  # before realpath, which has no path for a pipe in /proc
     if mode is None or stat.S_ISREG(mode):
         path = os.path.realpath(path)
     folder = os.path.dirname(path)
@@ -269,7 +270,7 @@ def _save(path: str, recorded: Recorded) -> None:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
         try:
             os.replace(beside, path)
-        except OSError:  # it is mounted there by itself, or somebody else's
+        except OSError:  # the file is a mount point, or belongs to another user
             shutil.copyfile(beside, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -277,7 +278,7 @@ def _save(path: str, recorded: Recorded) -> None:
 
 
 def _know(pids: list[list[int]], workers: Workers, index: int) -> None:
-    """Notes a worker's process, if it has one that has begun to record."""
+    """Notes the process id of a worker, if its process has begun to record."""
     if workers.inline is None and (workers.is_up(index) or workers.stopped):
         pid = workers.processes[index].pid
         if pids[index][-1] != pid:
@@ -307,16 +308,16 @@ class Recorded:
     """What was recorded.
 
     Attributes:
-        entries: Of each worker and, last, of the parent: oldest first. Of a damaged ring they make
-            no sense, and are left out as far as that is to be seen.
-        overwritten: How many before these are gone.
+        entries: The entries of each worker and, last, of the parent, oldest first. Those of a
+            damaged ring make no sense; the ones that cannot be true are left out.
+        overwritten: How many older entries were overwritten.
         ranges: The envs of each worker.
         span: When the trace began and ended, in ns of the monotonic clock.
-        pids: Of each worker: the processes that it was, one after the other.
-        parent: The parent's process.
+        pids: For each worker, the ids of its processes, one after the other.
+        parent: The parent's process id.
         busy: What each worker is in the middle of: (env, "step", "reset" or "call", since when).
-        idle: Whether each worker has been asked nothing: it waits.
-        told: Other events: (when, what, details).
+        idle: Whether each worker waits for a request.
+        told: Other events, faults for example: (when, what, details).
     """
 
     entries: Sequence[npt.NDArray[np.void]]
@@ -332,7 +333,7 @@ class Recorded:
 
 @dataclass
 class _Span:
-    """Something that somebody did."""
+    """A span of time on the timeline: what a worker or the parent did, and with which env."""
 
     kind: str
     env: int
@@ -341,7 +342,7 @@ class _Span:
 
 
 def write(file: IO[str], recorded: Recorded) -> None:
-    """Writes it all."""
+    """Writes the trace as JSON in Chrome's trace event format."""
     names = [f"worker {index}" for index in range(len(recorded.ranges))]
     overwritten = dict(zip([*names, "parent"], map(int, recorded.overwritten), strict=True))
     head = {"displayTimeUnit": "ns", "otherData": {"overwritten": overwritten}}
@@ -354,7 +355,7 @@ def write(file: IO[str], recorded: Recorded) -> None:
 
 
 def _events(recorded: Recorded) -> Iterator[str]:
-    """Each event."""
+    """The events of the trace, each as JSON."""
     parent = recorded.parent
     yield from _named(parent, parent, "parent", 0)
     for when, name, more in recorded.told:
@@ -367,7 +368,7 @@ def _events(recorded: Recorded) -> Iterator[str]:
     yield from _spans_of(recorded, recorded.entries[own], own, parent, parent, True)
     for index, envs in enumerate(recorded.ranges):
         entries = recorded.entries[index]
-        # A process that attaches writes that first: entries before were written by another process.
+        # The first entry of a process says that it attaches: entries before it are another's.
         begins = np.flatnonzero(entries["kind"] == _ATTACH).tolist()
         pids = [int(entries["env"][begin]) for begin in begins]
         if not begins or begins[0] > 0:
@@ -376,7 +377,7 @@ def _events(recorded: Recorded) -> Iterator[str]:
         ends = [*begins[1:], len(entries)]
         for pid, begin, end in zip(pids, begins, ends, strict=True):
             here = pid == parent
-            # Its own track among the parent's, whose number may be as small as 1 is.
+            # A track of its own among the parent's; a small number could be the parent's own pid.
             tid = parent + index + 1 if here else pid
             yield from _named(pid, tid, name, index + 1, here)
             doing = _doing(recorded, index) if end == len(entries) else None
@@ -384,7 +385,7 @@ def _events(recorded: Recorded) -> Iterator[str]:
 
 
 def _before(pids: Sequence[int], known: Sequence[int]) -> int:
-    """The process that wrote before these, among the known ones."""
+    """The known process that wrote before the given ones."""
     if pids and pids[0] in known:
         return known[max(0, known.index(pids[0]) - 1)]
     return known[-1]
@@ -408,13 +409,13 @@ def _spans_of(
     oldest: bool,
     doing: _Span | None = None,
 ) -> Iterator[str]:
-    """Entries of a ring that one process has written, and what it is in the middle of.
+    """The events for a ring's entries by one process, and for what it is in the middle of.
 
-    ``oldest``: they are the first ones that are left.
+    ``oldest``: these are the oldest entries that the ring still has.
     """
     began, lost = recorded.span[0], recorded.overwritten[index] if oldest else 0
     envs = None if index == len(recorded.ranges) else recorded.ranges[index]
-    # Perfetto discards what begins before 0: an env that hung before the trace, say.
+    # Perfetto discards what begins before 0, as the step of an env that hung before the trace.
     last, same = began, None
     for span in _in_order(entries, recorded.span, envs):
         last = max(last, span.end)
@@ -425,7 +426,7 @@ def _spans_of(
             yield json.dumps(at | {"name": f"{lost} older entries were overwritten"})
             lost = 0
         yield _shown(span, began, pid, tid)
-    # What has just ended may be in its ring already: it began when that did.
+    # What just ended may be in the ring already: then that entry began at the same time.
     if doing is not None and (same is None or 2 * doing.begin > same.begin + same.end):
         _after(doing, last)
         yield _shown(doing, began, pid, tid, True)
@@ -444,11 +445,11 @@ def _doing(recorded: Recorded, index: int) -> _Span | None:
 def _in_order(
     entries: npt.NDArray[np.void], span: tuple[int, int], envs: range | None
 ) -> Iterator[_Span]:
-    """The spans of one process's entries: they follow each other, or lie in the next one.
+    """The spans of one process's entries: each follows the one before, or lies within the next.
 
-    They were written as they ended. Two clocks may differ by a little (csrc/trace.h): then what
-    began first ends first. An entry of unknown kind, of another worker's env, or of another time is
-    damage.
+    Entries were written as they ended. The two clocks of a worker may differ by a little
+    (csrc/trace.h): then the span that began first ends first. An entry of unknown kind, of another
+    worker's env, or of another time is damaged, and left out.
     """
     began, ended = span
     last = began
@@ -489,20 +490,20 @@ def _in_order(
 
 
 def _rows(entries: npt.NDArray[np.void]) -> Iterator[tuple[int, int, int, int]]:
-    """Entries as tuples, some at a time: those of a long trace take ten times their memory."""
+    """Entries as tuples, made some at a time: tuples take ten times the memory of entries."""
     for first in range(0, len(entries), _AT_ONCE):
         yield from entries[first : first + _AT_ONCE].tolist()
 
 
 def _after(span: _Span, last: int) -> int:
-    """Moves a span's begin to the last one's end or later; returns when it ends."""
+    """Has a span begin no earlier than ``last``; returns its end."""
     span.begin = max(span.begin, last)
     span.end = max(span.end, span.begin)
     return span.end
 
 
 def _shown(span: _Span, began: int, pid: int, tid: int, unfinished: bool = False) -> str:
-    """An event; written by hand, as there are many, and what is in them needs no escapes."""
+    """A span as JSON, formatted by hand: there are many, and nothing in them needs escapes."""
     name, kind = span.kind, span.kind.partition(":")[0]
     if kind in _OF_AN_ENV:
         name = f"{name} env {span.env}"
@@ -514,7 +515,7 @@ def _shown(span: _Span, began: int, pid: int, tid: int, unfinished: bool = False
 
 
 def _us(ns: int) -> str:
-    """In microseconds."""
+    """Nanoseconds as a text in microseconds."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 

@@ -42,8 +42,8 @@ Envs: TypeAlias = (
 )
 
 _SUCCESS = "is_success"
-_CLOSE_S = 5.0  # what envs get to close that are in the middle of something
-_SAMPLES = 1000  # of intervals in a table: two digits are shown, and it is printed at once
+_CLOSE_S = 5.0  # for envs to close that may be in the middle of a step
+_SAMPLES = 1000  # resamples for the intervals in a table: enough for two digits, and fast
 _SEEDS = 2**31  # as many as all generators take
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 
@@ -123,9 +123,9 @@ class Evaluation:
 
         Args:
             statistic: "interquartile_mean" or "mean".
-            level: Its confidence.
-            samples: How often the returns are drawn again.
-            seed: Of these draws.
+            level: The interval's confidence level.
+            samples: Number of resamples.
+            seed: Seed of the resampling.
 
         Raises:
             ValueError: There is no such statistic, or an argument is out of range.
@@ -270,7 +270,7 @@ def evaluate(
     begin = time.monotonic()
     if isinstance(info_keys, str):
         raise TypeError(f"info_keys must be several, as [{info_keys!r}]")
-    keys = dict.fromkeys(info_keys)  # now: what raises here must not do so at the end
+    keys = dict.fromkeys(info_keys)  # here, so that an error is raised before any work
     played = _episodes(checked_count("episodes", episodes), seeds, options)
     limits = {"time_limit": time_limit, "hard_time_limit": hard_time_limit}
     for name, limit in limits.items():
@@ -298,7 +298,7 @@ def evaluate(
     else:
         recording = None if video_folder is None else (video_folder, video_episodes)
         env_fns, chosen = _chosen(envs, len(played), recording, num_envs, **vector_options)
-        # Known before it starts anything: Ctrl-C may come as it is returned.
+        # The object exists before it starts anything, so that it is closed if Ctrl-C comes.
         vector, own = ShmVectorEnv.__new__(ShmVectorEnv), True
         make = partial(ShmVectorEnv.__init__, vector, env_fns, **chosen)
     ended: Callable[[], object] = _nothing
@@ -338,7 +338,7 @@ def evaluate(
 def _chosen(
     envs: Any, episodes: int, recording: Any = None, num_envs: int | None = None, **options: Any
 ) -> tuple[list[Callable[[], Any]], dict[str, Any]]:
-    """What a vector env for so many episodes is made of, which resets nobody."""
+    """The env functions and options of a vector env for so many episodes, without autoreset."""
     if options.get("num_workers") is not None:
         options["num_workers"] = AtMost(options["num_workers"])
     workers = options.get("num_workers") or usable_cores()
@@ -351,7 +351,7 @@ def _chosen(
 
 
 def _made(envs: Any, episodes: int, **options: Any) -> ShmVectorEnv:
-    """Makes a node's vector env, there: so its cores are counted."""
+    """Makes a node's vector env; it runs on the node, whose cores it counts."""
     env_fns, chosen = _chosen(envs, episodes, **options)
     return ShmVectorEnv(env_fns, **chosen)
 
@@ -378,7 +378,7 @@ def _on_nodes(
     progress: Any,
 ) -> Evaluation:
     """Evaluates on a cluster."""
-    from shmvec.cluster.evaluation import play_on_nodes  # only where it is needed
+    from shmvec.cluster.evaluation import play_on_nodes  # imported only where it is needed
 
     begin = time.monotonic()
     refused = [name for name, value in not_there.items() if value is not None]
@@ -455,7 +455,7 @@ def _env_fns(
 
 def _check_mode(envs: ShmVectorEnv) -> None:
     autoreset = Autoreset.of(envs.autoreset_mode)
-    # A worker function has rules of its own: Gymnasium's resets again what was reset meanwhile.
+    # A worker function resets by rules of its own: Gymnasium's would reset an env a second time.
     if autoreset.in_step or (envs.worker and autoreset.by_worker):
         raise ValueError(
             "evaluate() resets envs itself: make them with autoreset_mode=AutoresetMode.DISABLED"
@@ -463,7 +463,7 @@ def _check_mode(envs: ShmVectorEnv) -> None:
 
 
 def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | None) -> None:
-    """Closes a vector env; what an env raises then neither hides the reason nor the results."""
+    """Closes a vector env; an env's exception hides neither the reason nor the results."""
     try:
         vector.close(timeout=timeout)
     except Exception as error:
@@ -498,8 +498,8 @@ def _nothing(*_: Any) -> None:
 def _evaluation(
     played: Sequence[Episode], steps: int, keys: Collection[str], seconds: float
 ) -> Evaluation:
-    # Those before the first that is not: whether an episode is among them is not for its own length
-    # to say.
+    # Only the episodes before the first unfinished one count: if all finished ones did, short
+    # episodes would be more likely to count than long ones.
     counted = list(itertools.takewhile(lambda episode: episode.finished, played))
     infos = {}
     for key in dict.fromkeys([_SUCCESS, *keys]):
@@ -544,11 +544,11 @@ class Episode:
     """An episode of an evaluation.
 
     Attributes:
-        number: Its place among those asked for.
+        number: Its place among the episodes asked for.
         seed: The seed of its reset.
         options: The options of its reset.
         return_: The sum of its rewards, so far.
-        length: Its steps, so far.
+        length: The number of its steps, so far.
         info: The last step's info.
         terminated: Whether it ended in a terminal state, and not by a truncation.
         finished: Whether it has been played.
@@ -625,8 +625,8 @@ class EpisodePlayer:
                     if not self._playing:  # the time is up
                         break
                 count = min(self._batch_size, exchange.num_in_flight)
-                # All that are ready: more than these the policy could have only by waiting, and
-                # while it is busy the others become ready.
+                # Takes only the envs that are ready: the others become ready while the policy is
+                # busy with these.
                 answers = exchange.take(count=count, least=1, timeout=_left(deadline))
                 if answers.failures:
                     exchange.raise_failures(answers.failures)
@@ -634,16 +634,16 @@ class EpisodePlayer:
                 if time.monotonic() >= deadline:
                     break
         except multiprocessing.TimeoutError:
-            if time.monotonic() < deadline:  # an env's own limit
+            if time.monotonic() < deadline:  # then it is an env's own limit
                 raise
 
     def _begin(self, envs: Sequence[int]) -> None:
-        """Has envs begin the episodes that come next, as long as there are any, and time."""
+        """Has envs begin the next episodes, as long as there are any, and time is left."""
         worn = self._exchange.recycle(envs) if self._waiting else ()
         for env in envs:
             if not self._waiting or time.monotonic() >= self._last_start:
                 break
-            if env in worn:  # it begins when its worker's other episodes are over, too
+            if env in worn:  # its worker restarts first, when the episodes of its envs are over
                 continue
             self._playing[env] = self._waiting.popleft()
         self._reset([env for env in envs if env in self._playing])
@@ -652,13 +652,13 @@ class EpisodePlayer:
         if not envs:
             return
         mine = [self._playing[env] for env in envs]
-        # Copies: an env may change its options, which others have, too, and which it may get again.
+        # Copies, because an env may change its options, which other resets need as they are.
         options = [copy.deepcopy(self._options_of(episode)) for episode in mine]
         self._begun.update(envs)
         self._exchange.ask_reset(envs, [episode.seed for episode in mine], options)
 
     def _go_on(self, answers: Answers) -> None:
-        """Takes what envs have answered, and asks them what comes next."""
+        """Takes what envs have answered, and asks them for their next step or reset."""
         over = answers.terminations | answers.truncations
         rows: list[int] = []
         begun: list[int] = []
@@ -687,7 +687,7 @@ class EpisodePlayer:
                     ended[env] = self._playing.pop(env)
                 else:
                     rows.append(row)
-        # First what keeps workers busy while the policy computes.
+        # Resets first: they keep workers busy while the policy computes.
         self._reset(broken)
         self._begin(list(ended))
         for episode in ended.values():
@@ -702,7 +702,7 @@ def _left(deadline: float) -> float | None:
 
 
 Values = npt.NDArray[np.float64]
-_AT_ONCE = 1 << 22  # values of resamples that are held at a time
+_AT_ONCE = 1 << 22  # values of resamples that are in memory at a time
 
 
 def interquartile_mean(values: Values) -> float:
@@ -719,7 +719,7 @@ def standard_error(values: Values) -> float:
     """The standard error of the values' mean; nan for fewer than two values."""
     if len(values) < 2:
         return float("nan")
-    with np.errstate(invalid="ignore"):  # of infinite ones
+    with np.errstate(invalid="ignore"):  # raised by infinite values
         return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
@@ -751,12 +751,12 @@ def confidence_interval(
     Args:
         values: float64 ``(n,)``.
         statistic: One of ``STATISTICS``.
-        level: Its confidence, 0.95 for example.
-        samples: How often the values are drawn again.
-        seed: Of these draws.
+        level: The interval's confidence level, 0.95 for example.
+        samples: Number of resamples.
+        seed: Seed of the resampling.
 
     Returns:
-        Its lower and upper end; nan where there are no values.
+        The interval's lower and upper end; nan where there are no values.
 
     Raises:
         ValueError: There is no such statistic, or the level is not between 0 and 1.
@@ -821,7 +821,7 @@ else:  # Gymnasium 1.1 to 1.3 give it three type arguments
 
 
 class Recorder(_RecordVideo):
-    """Gymnasium's RecordVideo with given episode numbers: its own counts are of one env."""
+    """Gymnasium's RecordVideo with given episode numbers; its own count the episodes of one env."""
 
     def __init__(self, env: _Env, folder: str, chosen: frozenset[int]) -> None:
         """Wraps an env."""

@@ -1,6 +1,6 @@
 """``Exchange``: envs in workers, and which of them are in flight or have answered.
 
-``ShmVectorEnv``, planning and the adapters to other systems are built on it, and your code may be,
+``ShmVectorEnv``, planning and the adapters to other systems are built on it; your code may use it,
 too. An exchange asks envs (``ask``, ``ask_reset``, ``command``), takes their answers (``take``),
 and knows for each env whether it is in flight. Each call is done as a whole or not at all. A
 ``take`` that an exception ends (Ctrl-C, a time limit) leaves envs in flight, or idle with their
@@ -99,8 +99,8 @@ class Exchange(OwnsProcesses):
         num_envs: Number of envs.
         num_workers: Number of worker processes; 0 if the envs live in this process.
         policy: How faults are handled.
-        autoreset_mode: When an episode's end is followed by a reset,
-        autoreset: and what that means.
+        autoreset_mode: When an env is reset after its episode's end.
+        autoreset: What that mode means for steps and their results.
         single_observation_space: Observation space of one env.
         observation_space: Observation space of the batch.
         single_action_space: Action space of one env.
@@ -111,8 +111,8 @@ class Exchange(OwnsProcesses):
         layout: The layout of the shared memory.
         guard: Refuses a call while another one is under way.
         closed: Whether the exchange was closed.
-        tracing: The parts that :meth:`shmvec.ShmVectorEnv.trace` records; not there once the
-            exchange was closed.
+        tracing: The parts that :meth:`shmvec.ShmVectorEnv.trace` records; gone once the exchange
+            is closed.
 
     Example:
         >>> import gymnasium as gym
@@ -153,16 +153,16 @@ class Exchange(OwnsProcesses):
             may_step_over: Whether an env whose episode is over may be stepped; None: unless the
                 mode is DISABLED.
             wait: Whether to wait until all envs are built. False: :meth:`initialize` does.
-            settings: Options that are checked already, in place of ``options``.
+            settings: Options that were checked before, in place of ``options``.
             **options: Options of :class:`shmvec.ShmVectorEnv`, with the same meaning; not those of
                 batches, nor a ``worker`` function.
 
         Raises:
             Exception: As :class:`shmvec.ShmVectorEnv`.
         """
-        # Set first: close() must work whatever fails below.
+        # Set first, because close() must work whatever fails below.
         self.closed = False
-        self._crash = ""  # the one that has closed it
+        self._crash = ""  # the crash that has closed this exchange
         self._workers: Workers | None = None
         self._ledger: Ledger | None = None
         self._owner = os.getpid()
@@ -183,14 +183,14 @@ class Exchange(OwnsProcesses):
             may_step_over = self.autoreset.by_worker
         self._manners = num_buffers, bool(may_step_over), in_ranges, hold_batches
         self.guard = Guard()
-        self._called: Envs | None = None  # of the call that is pending; None: all
-        self._left: set[int] = set()  # envs that are closed for good
+        self._called: Envs | None = None  # the envs of the pending call; None: all
+        self._left: set[int] = set()  # envs that `leave` has closed
         self._everyone = np.arange(self.num_envs, dtype=np.intp)
         self._gatherer = Batch(self.num_envs)
 
         self._workers = workers_for(functions, settings, name)
         self.ranges = self._workers.ranges
-        # Ends the workers of a forgotten exchange, and of one that is open at exit: there before
+        # Ends the workers of an exchange that is forgotten, or still open at exit. It runs before
         # multiprocessing waits for its children, which weakref.finalize does not promise.
         self._finalizer = Finalize(
             self, _finalize, (self._workers, weakref.ref(self)), exitpriority=100
@@ -233,7 +233,7 @@ class Exchange(OwnsProcesses):
             agreement = agree(workers, self._settings, self._name, num_buffers)
         except BaseException:
             workers.dismiss()
-            workers.stop(10.0)  # they only close their envs
+            workers.stop(10.0)  # there is no segment yet: the workers only close their envs
             self._finalizer.cancel()
             raise
         self.single_observation_space, self.observation_space = agreement.spaces[:2]
@@ -345,7 +345,7 @@ class Exchange(OwnsProcesses):
             seeds: One (or None) for each of these. None: none at all.
             options: Likewise.
             repeat: Whether a reset that is lost with its worker is repeated with its seed and
-                options. False: with neither, so that the caller can tell.
+                options. False: it is repeated with neither, so that the caller sees its loss.
 
         Raises:
             ClosedEnvironmentError: It is closed.
@@ -405,19 +405,20 @@ class Exchange(OwnsProcesses):
         everyone: bool = False,
         arrays: bool = True,
     ) -> Answers:
-        """Waits for answers, and takes them: these envs may be asked again.
+        """Waits for answers, and takes them; the envs taken are idle afterwards.
 
         Args:
             envs: The envs to take, int ``(n,)``, in this order.
             count: Number of envs to take, at most: those that have been ready for longest. With
-                neither: all that are in flight, by index.
-            least: With ``count``: the number that will do; when the time is up, all that are ready.
+                neither ``envs`` nor ``count``: all that are in flight, by index.
+            least: With ``count``: the number of ready envs that ends the wait. When the time is up,
+                fewer are taken, if any are ready.
             timeout: Seconds to wait. None: as long as it takes.
             gather: True: infos become Gymnasium's dict of arrays, a row for each env taken. A
                 ``VectorEnv`` does the same for ``everyone``, by its own ``_add_info``. None: one
                 dict for each env.
-            everyone: Whether results are of all envs, with the last ones of those that were not
-                asked.
+            everyone: Whether there are results of all envs: of those that were not asked, the last
+                ones.
             arrays: Whether results other than infos are wanted at all.
 
         Raises:
@@ -453,7 +454,7 @@ class Exchange(OwnsProcesses):
         return ledger.take(ledger.ready(), gather, everyone, arrays, None)
 
     def _results(self, ledger: Ledger, gather: Any, arrays: bool = True) -> tuple[Any, ...]:
-        """The results of all envs, of which those in flight are taken; raises what they raise."""
+        """Takes all envs in flight; returns results of all envs, and raises what envs raise."""
         _, results, rest = self._take_all(ledger, gather, arrays=arrays)
         if rest and rest[1]:
             self.raise_failures(rest[1])
@@ -467,7 +468,7 @@ class Exchange(OwnsProcesses):
         least: int | None,
         timeout: float | None,
     ) -> tuple[Envs, Collection[int] | None]:
-        """Waits for envs: those that are ready, and those whose failures come with them."""
+        """Waits for envs; returns the ready ones, and those whose failures are taken with them."""
         if count is None:
             if envs is None:
                 self._wait(timeout=timeout)
@@ -483,7 +484,7 @@ class Exchange(OwnsProcesses):
                 "recv",
             )
         try:
-            ledger.links.look_if_due()  # also where nothing is left to wait for
+            ledger.links.look_if_due()  # the wait does this only if it has to wait
         except (WorkerCrashError, EnvTimeoutError) as error:
             self._recover(error)
         try:
@@ -512,7 +513,7 @@ class Exchange(OwnsProcesses):
             missing = [ledger.num_missing(group) for group in groups]
             if 0 in missing:
                 return missing.index(0)
-            if ledger.raised:  # then a number of envs is not waited for
+            if ledger.raised:  # then a wait for a number of envs would end at once
                 self._wait(0, groups[missing.index(min(missing))])
             else:
                 self._wait(ledger.num_ready + min(missing))
@@ -524,8 +525,8 @@ class Exchange(OwnsProcesses):
         call leaves in flight, the next call waits for and discards.
 
         Args:
-            timeout: Seconds to wait. 0: it does not wait, and may be called from anywhere. None: as
-                long as it takes.
+            timeout: Seconds to wait. 0: it does not wait, and may be called from anywhere, by a
+                signal's handler, too. None: as long as it takes.
 
         Returns:
             Whether no env is in flight any more.
@@ -658,9 +659,9 @@ class Exchange(OwnsProcesses):
         """Calls a method of envs, in parallel, or gets an attribute: one result for each.
 
         Args:
-            name: Of the method or attribute.
-            args: For the method.
-            kwargs: Likewise.
+            name: Name of the method or attribute.
+            args: Positional arguments for the method.
+            kwargs: Keyword arguments for the method.
             envs: Which, int ``(n,)``, none of them in flight. None: all.
             timeout: Seconds to wait. None: as long as it takes.
 
@@ -740,7 +741,7 @@ class Exchange(OwnsProcesses):
 
     @property
     def pending(self) -> Any:
-        """The pending call, whose second part is to come, or the loan; None: nothing."""
+        """The call that was begun and not finished, or the current loan; None: neither."""
         return self.guard.pending
 
     @exclusive
@@ -772,7 +773,9 @@ class Exchange(OwnsProcesses):
 
     @whole
     def begin(self, pending: Any, *arguments: Any) -> None:
-        """Asks all envs for what :meth:`finish` takes; later, if an abandoned call is not over.
+        """Asks all envs for what :meth:`finish` takes.
+
+        If answers of an abandoned call are still in flight, :meth:`finish` asks instead.
 
         Args:
             pending: The call to begin: its ``value`` is "step", "reset" or "call".
@@ -787,7 +790,7 @@ class Exchange(OwnsProcesses):
         ledger, _ = self._ready()
         held = None
         if self.guard.abandoned and not self._have_answered(0.0):
-            if pending.value == "step":  # with the actions as they are now
+            if pending.value == "step":  # the caller may change its actions before `finish`
                 arguments = copying.deepcopy(arguments)
             held = partial(self._ask_for, pending.value, *arguments)
         else:
@@ -852,7 +855,7 @@ class Exchange(OwnsProcesses):
         operation: str,
         timeout: float | None,
     ) -> None:
-        """Waits for all envs, asked now if an abandoned call was in the way."""
+        """Waits for all envs; asks them first, if an abandoned call kept ``begin`` from it."""
         begin = time.monotonic()
         done = self._have_answered(timeout)
         if done and held is not None:
@@ -868,14 +871,14 @@ class Exchange(OwnsProcesses):
     def lend(self, name: str, *, in_flight: bool = False, keeps: bool = False) -> Loan[Exchange]:
         """Lends the exchange to code that asks envs in its own order, in a ``with`` block.
 
-        Until the block ends, calls that ask and take at once are refused, except ``within`` the
-        loan. The loan lapses with its borrower. What is in flight at its end is abandoned.
+        Until the block ends, calls that ask and take at once are refused, unless they name the loan
+        as ``within``. The loan lapses with its borrower. What is in flight at its end is abandoned.
 
         Args:
             name: The borrower's name, for messages.
             in_flight: Whether envs may be in flight. False: what an abandoned call has left is
                 waited for and discarded.
-            keeps: Whether what is in flight at its end stays so, if no exception ends it.
+            keeps: Whether requests stay in flight at the loan's end, if no exception ends it.
 
         Raises:
             ClosedEnvironmentError: It is closed.
@@ -912,9 +915,9 @@ class Exchange(OwnsProcesses):
         return self._recovery.restarts_of(env)
 
     def moves(self) -> npt.NDArray[np.int64]:
-        """Two numbers for each env, ``(2, num_envs)``, that show whether other code used it.
+        """Two counts for each env, ``(2, num_envs)``, which show whether other code has used it.
 
-        They change when envs of its worker have stepped, or when it was asked to reset.
+        One changes when envs of its worker have stepped, the other when the env was asked to reset.
         """
         ledger, _ = self._open()
         steps = [self._links.steps_of(worker) for worker in range(len(self.ranges))]
@@ -943,8 +946,8 @@ class Exchange(OwnsProcesses):
             envs: Only workers are restarted that have no other envs than these. None: any.
 
         Returns:
-            The envs of such workers that were not restarted: some of their envs are in flight, or
-            not named.
+            The envs of due workers that were not restarted, because some of their envs are in
+            flight, or not named.
         """
         return self._recycle(envs) if self._recycles else ()
 
@@ -965,8 +968,8 @@ class Exchange(OwnsProcesses):
         """Logs what envs have raised, and raises the exception of the first of them.
 
         Raises:
-            Exception: Of the first env, with the worker's traceback as its cause. Notes name the
-                others.
+            Exception: What the first env has raised, with the worker's traceback as its cause.
+                Notes name the others.
         """
         self.log_failures(failures)
         raise_failures(failures)
@@ -975,7 +978,7 @@ class Exchange(OwnsProcesses):
 
     @property
     def frames(self) -> Frames:
-        """The frames of results, for rollouts."""
+        """The register of where each env's results are, for rollouts."""
         self._open()
         return self._frames
 
@@ -993,7 +996,7 @@ class Exchange(OwnsProcesses):
         workers.kept.put("rollouts", size, descriptor)
         workers.doing = "rollout"
         ledger.command(self._everyone, packed, None, [descriptor])
-        # A worker that died instead received the memory as it was restarted.
+        # A worker that died instead of answering has received the memory at its restart.
         rest = self._take_all(ledger, None, arrays=False)[2]
         raise_failures(rest[1] if rest else [])
 
@@ -1002,7 +1005,7 @@ class Exchange(OwnsProcesses):
     def _wait(
         self, wanted: int = -1, envs: Envs | None = None, timeout: float | None = None
     ) -> None:
-        """Waits as :meth:`Recovery.wait`; closes the exchange after a crash that it raises."""
+        """Waits as :meth:`Recovery.wait` does; closes the exchange if that raises a crash."""
         try:
             self._recovery.wait(wanted, envs, timeout)
         except WorkerCrashError as error:
@@ -1052,13 +1055,13 @@ class Exchange(OwnsProcesses):
             Exception: What an env's ``close`` raises, after everything else is closed.
         """
         workers, ledger = self._workers, self._ledger
-        if workers is None or (self.closed and workers.ended):  # else Ctrl-C came in between
+        if workers is None or (self.closed and workers.ended):  # an interrupted close() is resumed
             return
         remind = None
-        workers.dismiss()  # those that are being started, or replaced
+        workers.dismiss()  # no worker that is being started, or replaced, comes up later
         if ledger is not None and not terminate:
             remind = ledger.links.remind
-            ledger.links.closed = True  # first: another thread may wait for other answers
+            ledger.links.closed = True  # first: ends a wait of another thread
             try:
                 ledger.links.ask_to_close()
             except RuntimeError:
@@ -1067,12 +1070,12 @@ class Exchange(OwnsProcesses):
             return
         self._let_go()
         failures = workers.stop(0.0 if terminate else timeout, remind)
-        if workers.ended:  # only now: Ctrl-C may have come before; or another thread ends them
+        if workers.ended:  # else Ctrl-C came before, or another thread is ending them
             self._finalizer.cancel()
         raise_failures(failures)
 
     def _abandon(self) -> None:
-        """Ends everything at once."""
+        """Closes the exchange and ends its workers, without waiting for the envs."""
         self._let_go()
         self._finalizer()
 
@@ -1112,7 +1115,7 @@ class Exchange(OwnsProcesses):
         )
 
     def _open(self) -> tuple[Ledger, Workers]:
-        ledger, workers = self._ledger, self._workers  # first: another thread may close it
+        ledger, workers = self._ledger, self._workers  # read first: another thread may close it
         self.check_open()
         if ledger is None or workers is None:
             raise RuntimeError(f"initialize() must be called before this {self._name} is used")
@@ -1136,7 +1139,7 @@ class Exchange(OwnsProcesses):
 
 
 class _Gone:
-    """Stands in for what close() has freed, for another thread's call that is under way."""
+    """Stand-in for what close() has freed: another thread's call that uses it is refused."""
 
     def __getattr__(self, name: str) -> Any:
         """Raises ClosedEnvironmentError."""
@@ -1152,25 +1155,25 @@ def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:
 
 
 Envs = npt.NDArray[np.intp]
-# Which envs; their results; and unless it is the fast path: reports, failures, results of a command
-# by env, and envs whose command was lost with their worker.
+# The envs, their results, and, unless taken on the fast path: reports, failures, results of a
+# command by env, and envs whose command was lost with their worker.
 Taken = tuple[Envs, tuple[Any, ...], Sequence[Any]]
 
 
 @dataclass(slots=True)
 class Answers:
-    """The answers of envs.
+    """What envs have answered to a step or a reset.
 
     Attributes:
         envs: Which envs, int ``(n,)``, in the order in which they were taken.
         observations: Their observations, batched as the observation space says.
-        rewards: float64 ``(n,)``; 0 of a reset.
+        rewards: float64 ``(n,)``; 0 for a reset.
         terminations: bool ``(n,)``.
         truncations: bool ``(n,)``.
         infos: One dict for each env, as the env returned it; or, gathered, a dict of arrays:
             Gymnasium's, or by the vector env's own ``_add_info``.
         reports: By env, the fault of its worker that its answer reports, if there is one.
-        failures: The exceptions of envs; these envs have no row above.
+        failures: What envs have raised; these envs have no row above.
     """
 
     envs: Envs
@@ -1183,7 +1186,7 @@ class Answers:
     failures: list[Failure] = field(default_factory=list)
 
 
-# The exchanges that are open in this process: a fork of it must not touch their workers.
+# The open exchanges of this process; a fork of it must not touch their workers.
 _owned: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 
@@ -1197,7 +1200,7 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def _caller() -> str:
-    """The file and line of the user's code that called."""
+    """The file and line of the user's code that made the current call."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
         ("shmvec", "gymnasium")

@@ -35,12 +35,12 @@ class _Group:
     """A group of envs that are stepped together.
 
     Attributes:
-        envs: Which.
-        part: The same, as an index of arrays of all envs: a slice where it can be.
-        runs: The same, as slices.
-        firsts: The first env of each of their workers.
-        observations: The last ones, where no rollout keeps them.
-        actions: The actions that they were asked to step with, likewise.
+        envs: Indices of its envs.
+        part: The same as an index of arrays of all envs: a slice where the envs are neighbours.
+        runs: The same as slices.
+        firsts: The first env of each worker that has envs of the group.
+        observations: Their last observations, where no rollout keeps them.
+        actions: The actions of the step in flight, where no rollout keeps them.
         extras: The extras that came with these actions.
         steps: Number of steps made in this rollout.
     """
@@ -107,10 +107,11 @@ class Pipeline:
                 come from. If it has a method ``reset(env_ids)``, that is called before it is asked
                 about the first observations of episodes in these envs.
             groups: Number of groups, each with its share of each worker's envs. One is lockstep.
-                None: two; but :meth:`collect` finds out whether that or lockstep is faster, and
-                goes on with it, unless batches are to be the same in each run or of a fixed size.
-            deterministic: Whether the policy is asked about the groups in turn, the same in each
-                run. False: about whichever is ready first, which matters where they share no
+                None: two; but :meth:`collect` measures whether two groups or lockstep are faster,
+                and goes on with that, unless batches must be the same in each run or have a fixed
+                size.
+            deterministic: Whether the policy is asked about the groups in a fixed order. False:
+                about the group that is ready first, which makes a difference where groups share no
                 workers.
             device: Where the policy's observations, and all that is returned, are: torch tensors on
                 "cpu", which are the same memory, or on a CUDA device. What the policy returns may
@@ -162,19 +163,20 @@ class Pipeline:
         self._caller = PolicyCaller(exchange, policy, size, *reading)
         self._same_step = exchange.autoreset.in_step
         self._everyone = np.arange(envs.num_envs, dtype=np.intp)
-        # Workers answer in the order of their requests: groups that share workers do, too.
+        # A worker answers in the order of its requests, and so do groups that share workers.
         self._in_turn = deterministic or all(
             group.firsts == self._groups[0].firsts for group in self._groups
         )
         chooses = groups is None and not deterministic and count > 1 and batch == "ready"
         self._faster = Faster() if chooses else None
         self._ended = np.zeros(envs.num_envs, np.bool_)
-        # Whether an episode begins with an env's last observations; at first, after an error and
-        # when others have used it the policy is told so: what it remembers does not hold.
+        # Whether an episode begins with an env's last observation, as far as the policy is
+        # concerned: also at first, after an error, and when other code has used the env, because
+        # what the policy remembers of it does not hold then.
         self._begun = np.ones(envs.num_envs, np.bool_)
-        self._moves = exchange.moves()  # when this pipeline used them last
-        self._out: deque[_Group] = deque()  # groups that were asked, in this order
-        self._held: deque[_Group] = deque()  # those that were taken, until they are asked again
+        self._moves = exchange.moves()  # as they were when this pipeline used the envs last
+        self._out: deque[_Group] = deque()  # groups in flight, in the order of their requests
+        self._held: deque[_Group] = deque()  # groups that were taken, until their next request
         self._asking = False  # whether envs may be in flight for this pipeline
         # Whether a call is under way, or was interrupted as it cleared up after an error.
         self._midway = False
@@ -187,7 +189,7 @@ class Pipeline:
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: Options = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets all envs, as their ``reset`` does; the policy is told that episodes begin.
+        """Resets all envs, as ``ShmVectorEnv.reset`` does; for the policy, episodes begin in all.
 
         Raises:
             Exception: As ``ShmVectorEnv.reset``.
@@ -197,10 +199,10 @@ class Pipeline:
         return self.envs.reset(seed=seed, options=options)
 
     def drop(self) -> None:
-        """Waits for what is in flight, and discards it: then other code can use the envs.
+        """Waits for the steps in flight, and discards them, so that other code can use the envs.
 
-        Only needed after a loop over this pipeline was left: its requests stay in flight, for the
-        next loop to go on with.
+        This is only needed after a loop over this pipeline was left: its requests stay in flight,
+        for the next loop to go on with.
 
         Raises:
             Exception: As ``ShmVectorEnv.step``.
@@ -213,7 +215,7 @@ class Pipeline:
     def collect(self, length: int) -> Collected:
         """Makes ``length`` steps of all envs, in the order of lockstep.
 
-        When it returns, all envs have made as many steps, and none is in flight: the learner can
+        When it returns, all envs have made ``length`` steps, and none is in flight: the learner can
         change the policy. The next call goes on from where the envs are.
 
         Args:
@@ -245,14 +247,14 @@ class Pipeline:
                     mirror.finish()
                 self._moves = exchange.moves()
         except BaseException as error:
-            rollout.release()  # code that keeps the error keeps this frame, and only that
+            rollout.release()  # code that keeps the error keeps this Python frame, not the memory
             self._break_off(error)
             raise
         self._asking = self._midway = False
         return rollout
 
     def _fill_some(self, rollout: Collected, mirror: Mirror | None) -> None:
-        """Makes steps in the faster way, or in the other one to compare them."""
+        """Makes some steps, in groups or in lockstep: the faster way, or the other to compare."""
         faster, begin = self._faster, rollout.steps
         in_groups, steps = len(self._groups) > 1, rollout.length - begin
         if faster is not None:
@@ -261,13 +263,13 @@ class Pipeline:
         policy = self._caller.seconds
         started = fill(rollout, mirror, begin + steps)
         if faster is not None:
-            # From the first step on: the cost of a change does not count.
+            # Measured from the first step on: the cost of changing the way does not count.
             seconds = time.perf_counter() - started
             policy = (self._caller.seconds - policy) / steps
             faster.took(in_groups, steps, seconds / max(1, steps - 1), policy)
 
     def _fill(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
-        """Makes steps in groups up to an index; returns when the first was made."""
+        """Makes steps in groups up to an index; returns the time at which the first was made."""
         ask, begin, started = partial(self._ask_into, rollout, mirror), rollout.steps, 0.0
         for group in self._groups:
             group.steps = begin
@@ -284,9 +286,9 @@ class Pipeline:
         return started
 
     def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
-        """Makes steps with one group: workers write into the rollout themselves."""
+        """Makes steps with one group of all envs: workers write into the rollout themselves."""
         everyone, whole, started = self._everyone, slice(None), 0.0
-        told = self._caller.tells  # else it is enough to know that at the end
+        told = self._caller.tells  # else where episodes end matters only after the last step
         for t in range(rollout.steps, end):
             if mirror is None:
                 observations = self._at(rollout, t, whole)
@@ -294,7 +296,7 @@ class Pipeline:
                 observations = mirror.observations(t, whole, [whole])
             begun = self._begun.nonzero()[0].tolist() if told else []
             self._caller.step(everyone, observations, None, begun, ask=rollout.step)
-            if told or t >= end - 2:  # which envs have ended, and which before that
+            if told or t >= end - 2:  # _note looks back one step
                 self._note(whole, rollout.terminations[t + 1] | rollout.truncations[t + 1])
             started = started or time.perf_counter()
         return started
@@ -315,7 +317,7 @@ class Pipeline:
         self._note(group.part, rollout.terminations[index] | rollout.truncations[index])
 
     def _at(self, rollout: Collected, index: int, part: Any) -> Any:
-        """The observations that the policy is asked about."""
+        """Observations of some envs at an index of the rollout."""
         observations = rollout.observations
         if isinstance(observations, np.ndarray):  # the usual
             return observations[index, part]
@@ -324,15 +326,15 @@ class Pipeline:
     # ---- transitions -------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Transitions]:
-        """Yields transitions of one group a time, for ever.
+        """Yields transitions of one group at a time, for ever.
 
-        By then the group is in flight for its next step: its envs, too, step while you use the
-        transitions. A step that was a reset (autoreset mode NEXT_STEP) is no transition, and is
+        When they are yielded, the group is in flight for its next step: all envs step while you use
+        the transitions. A step that was a reset (autoreset mode NEXT_STEP) is no transition, and is
         left out; with ``batch="fixed"`` it is marked by ``valid``. Do not change the arrays: the
         next observations are the observations of the transitions to come.
 
-        After a loop is left, another one can go on, or :meth:`collect` (whose index 0 is what was
-        in flight), or :meth:`drop` ends it.
+        After a loop is left, another loop or :meth:`collect` can go on (index 0 of the rollout is
+        what was in flight), or :meth:`drop` discards what is in flight.
         """
         return self
 
@@ -390,7 +392,7 @@ class Pipeline:
     def _ask(self, group: _Group) -> None:
         """Asks the policy about a group, and its envs to step."""
         actions, extras = self._choose(group, group.observations, self._ask_together)
-        # Copies: the policy may use its arrays again.
+        # Copies, because the policy may reuse its arrays.
         group.actions = mapped(self._acted, _copied, self._acted, actions)
         if self._tensors is None:
             group.extras = {key: values.copy() for key, values in extras.items()}
@@ -399,7 +401,7 @@ class Pipeline:
             group.extras = {key: values.clone() for key, values in extras.items()}
 
     def _moved(self, batch: Any, space: gym.Space[Any] | None = None) -> Any:
-        """A batch, of observations if nothing else is said, where the policy wants it."""
+        """A batch where the policy wants it; its space is that of observations by default."""
         tensors = self._tensors
         return batch if tensors is None else tensors.moved(space or self._seen, batch)
 
@@ -411,8 +413,8 @@ class Pipeline:
         Args:
             answers: The answers of these envs.
             after: Their observations, where the policy wants them.
-            before: Observations, actions and extras with which they were asked.
-            begins: Which of them had ended: in NEXT_STEP this step was a reset.
+            before: The observations, actions and extras of the request that they have answered.
+            begins: Which of these envs had ended before: in NEXT_STEP their step was a reset.
         """
         said = said_in(answers)
         rows = np.arange(len(answers.envs))
@@ -457,7 +459,7 @@ class Pipeline:
         )
 
     def __del__(self) -> None:
-        """Leaves what is in flight to the envs' next call, which discards it."""
+        """Abandons what is in flight: the next call of the envs discards it."""
         if getattr(self, "_out", None):
             self._exchange.discard(timeout=0)
 
@@ -469,7 +471,7 @@ class Pipeline:
         observations: Any,
         step: Callable[[npt.NDArray[np.intp], Any, dict[str, Any]], None],
     ) -> tuple[Any, dict[str, Any]]:
-        """Has the policy choose actions, and asks envs to step with them; returns what it said."""
+        """Asks the policy for actions, and the group to step; returns the policy's answer."""
         begun = group.envs[self._begun[group.part]].tolist() if self._caller.tells else []
         answer = self._caller.step(group.envs, observations, None, begun, ask=step)
         self._out.append(group)
@@ -505,7 +507,7 @@ class Pipeline:
         self._ended[part] = over
 
     def _go_on(self, ask: Callable[[_Group], None]) -> None:
-        """Asks about groups that were taken; where workers are worn, after recycling these."""
+        """Asks the groups that were taken to step; first recycles workers that are due."""
         worn = self._exchange.recycle(() if self._out else None)
         if any(env in worn for group in self._held for env in group.firsts):
             return
@@ -513,11 +515,11 @@ class Pipeline:
             ask(self._held.popleft())
 
     def _notice(self) -> None:
-        """Notes which envs other code has used: what the policy remembers of them does not hold."""
+        """Has episodes begin, for the policy, in envs that other code has used meanwhile."""
         self._begun |= (self._exchange.moves() != self._moves).any(axis=0)
 
     def _settle(self) -> None:
-        """Takes the answers for a loop that was left; discards those for an interrupted call."""
+        """Takes answers in flight for a loop that was left; discards an interrupted call's."""
         if not self._asking:
             return
         if self._midway or not self._out:
@@ -539,10 +541,10 @@ class Pipeline:
         self._asking = False
 
     def _break_off(self, error: BaseException | None = None) -> None:
-        """Waits for what is in flight, and discards it; or leaves that to the envs' next call.
+        """Discards what is in flight: now, or, after an interruption, in the envs' next call.
 
         Args:
-            error: The reason. After Ctrl-C or a time limit nothing waits for an env.
+            error: The reason. After Ctrl-C or a time limit this call does not wait.
         """
         waits = error is None or isinstance(error, Exception)
         self._out.clear()
@@ -567,7 +569,7 @@ def _part(envs: npt.NDArray[np.intp]) -> Any:
 
 
 def _runs(envs: npt.NDArray[np.intp]) -> list[slice]:
-    """Slices of neighbours."""
+    """Splits sorted indices into slices of neighbours."""
     parts = np.split(envs, np.flatnonzero(np.diff(envs) != 1) + 1)
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
@@ -578,22 +580,23 @@ def _copied(space: gym.Space[Any], actions: Any) -> Any:
     return tuple(actions)
 
 
-_SLICE = 16  # steps for which one way is gone
-_PAIRS = 5  # slices of each way, of which most count
-_AGAIN = 25  # slices, at least, until the slower way is tried again
-_COST = 0.01  # of the time, at most, by which such tries may make all slower
-_GAIN, _KEEP = 0.93, 0.97  # time in groups by that in lockstep: to begin with them, to stay
+_SLICE = 16  # steps that are made in one way, groups or lockstep, before the choice is reviewed
+_PAIRS = 5  # comparisons of the two ways, whose majority decides
+_AGAIN = 25  # slices, at least, between two tries of the slower way
+_COST = 0.01  # the share of all time that tries of the slower way may cost, at most
+_GAIN, _KEEP = 0.93, 0.97  # time in groups by time in lockstep, at most: to begin groups, to stay
 
 
 def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
-    """Fixed groups of envs, none of them empty, of sizes as equal as can be.
+    """Groups of envs, none of them empty, whose sizes are as equal as can be.
 
-    Each takes its share of each worker's envs, side by side, so that all workers step one group
-    while the policy is busy with another; where workers have too few, of the workers.
+    Each group takes its share of each worker's envs, side by side, so that all workers step one
+    group while the policy is busy with another. Where workers have too few envs for that, each
+    group takes its share of the workers.
 
     Args:
         owned: Each worker's envs.
-        count: Of groups, at most as many as envs.
+        count: Number of groups, at most that of envs.
 
     Example:
         >>> [group.tolist() for group in grouped([range(0, 4), range(4, 7)], 2)]
@@ -607,8 +610,8 @@ def grouped(owned: Sequence[range], count: int) -> list[npt.NDArray[np.intp]]:
     groups: list[list[int]] = [[] for _ in range(count)]
     for envs in owned:
         sizes = [len(envs) // count] * count
-        # What is left over goes to the group that has least; among equals to the last one, which is
-        # asked last.
+        # An env left over goes to the smallest group; among equals to the last, which is asked
+        # last.
         for _ in range(len(envs) % count):
             least = min(reversed(range(count)), key=lambda index: len(groups[index]) + sizes[index])
             sizes[least] += 1
@@ -623,30 +626,30 @@ class Faster:
     """Finds out, while steps are made, whether groups are faster than lockstep.
 
     Groups save at most the time of the policy or that of the envs, whichever is shorter: where that
-    would not be enough, they are not tried. Else slices of both ways take turns, so that what
-    disturbs one disturbs the other. Lockstep is left if most of the last ratios say that groups are
-    clearly faster. Then the slower way gets a slice now and then: the slower it is, the more
-    rarely, so that it costs no more than a hundredth of the time; and another one at once where
-    that was a surprise.
+    would not be enough, they are not tried. Otherwise slices of both ways alternate, so that what
+    disturbs one disturbs the other. Lockstep is left if most of the last comparisons say that
+    groups are clearly faster. From then on the slower way gets a slice now and then: the slower it
+    is, the more rarely, so that this costs no more than a hundredth of the time. A slice with a
+    surprising result is followed by another one at once.
     """
 
     def __init__(self) -> None:
         """Begins with lockstep."""
         self.grouped = False  # how most steps are made
         self._ratios: deque[float] = deque(maxlen=_PAIRS)
-        self._usual = 0.0  # seconds that a step has taken last
-        self._may_pay = True  # whether groups may be fast enough, as lockstep was last
+        self._usual = 0.0  # seconds a step, in the last slice of the usual way
+        self._may_pay = True  # whether groups can save enough, by the last slice in lockstep
         self._steps = _SLICE  # until the other way is tried
 
     def choose(self, length: int, left: int) -> tuple[bool, int]:
-        """How to go on.
+        """Which way the next steps are made.
 
         Args:
-            length: Steps of a rollout.
-            left: Of these.
+            length: Number of steps of the rollout.
+            left: Number of these that are still to be made.
 
         Returns:
-            Whether in groups; and for how many steps.
+            Whether they are made in groups, and for how many steps.
         """
         slices = -(-length // _SLICE)
         most = -(-length // slices)
@@ -657,7 +660,7 @@ class Faster:
         return not self.grouped, most
 
     def took(self, grouped: bool, steps: int, seconds: float, policy: float) -> None:
-        """Notes how many steps were made, and how long one, and the policy for it, has taken."""
+        """Notes a slice: its steps, the seconds of a step, and the policy's share of these."""
         if not grouped:
             self._may_pay = min(policy, seconds - policy) > (1 - _GAIN) * seconds
         if grouped == self.grouped:
@@ -676,11 +679,11 @@ class Faster:
                 self._steps = int(_SLICE * max(_AGAIN, loss / _COST))
 
 
-Said = dict[int, list[dict[str, Any]]]  # what was said, by row
+Said = dict[int, list[dict[str, Any]]]  # infos, by row
 
 
 def said_in(answers: Answers) -> Said:
-    """The infos of envs and of their workers' faults, by row; envs with none are left out."""
+    """The infos of envs, and of their workers' faults, by row; empty ones are left out."""
     said: Said = {}
     if any(answers.infos):
         each = zip(answers.envs.tolist(), answers.infos, strict=True)
@@ -697,10 +700,10 @@ class Infos(Sequence[dict[str, Any]]):
     """
 
     def __init__(self, num_rows: int, said: list[Said]) -> None:
-        """Takes what was said at each step."""
+        """Takes the infos of each step, by row."""
         self._gatherer = Batch(num_rows)
         self._said = said
-        self.gathered: dict[int, dict[str, Any]] = {}  # by step: as dicts of arrays already
+        self.gathered: dict[int, dict[str, Any]] = {}  # dicts of arrays, by step
 
     def __len__(self) -> int:
         """The number of steps."""
@@ -730,14 +733,14 @@ class Collected:
     """A rollout that :meth:`shmvec.Pipeline.collect` has filled; its arrays are yours to change.
 
     Index ``t + 1`` holds what the action at index ``t`` led to; index 0 holds the last results
-    from before. The arrays are in shared memory: two rollouts alternate in it, as those of
-    :meth:`shmvec.ShmVectorEnv.rollout` do, and the older one must be let go of before a third.
+    from before. The arrays are in shared memory, in which two rollouts alternate, as those of
+    :meth:`shmvec.ShmVectorEnv.rollout` do: release the older one before you collect a third.
 
     Attributes:
         length: Number of steps.
-        steps: The same, as soon as it is returned.
+        steps: Number of steps made so far; ``length`` once :meth:`Pipeline.collect` returns.
         observations: ``(length + 1, num_envs, ...)``, nested as the observation space is.
-        rewards: float64 ``(length + 1, num_envs)``. That of ``actions[t]`` is ``rewards[t + 1]``.
+        rewards: float64 ``(length + 1, num_envs)``. ``actions[t]`` has earned ``rewards[t + 1]``.
         terminations: bool ``(length + 1, num_envs)``.
         truncations: bool ``(length + 1, num_envs)``. In autoreset mode NEXT_STEP, an env that has
             ended at ``t`` is reset by the next step, which ignores ``actions[t]``.
@@ -757,7 +760,7 @@ class Collected:
         self.truncations: Any = rollout.truncations
         self.actions = rollout.actions
         self.extras: dict[str, Any] = {}
-        self._named = False  # whether a batch has said what these are
+        self._named = False  # whether the first batch has fixed the names of the extras
         self.num_envs = rollout.rewards.shape[1]
         self.said: list[Said] = [{} for _ in range(self.length + 1)]
         self.infos = Infos(self.num_envs, self.said)
@@ -771,7 +774,7 @@ class Collected:
         return self._rollout.valid
 
     def __repr__(self) -> str:
-        """Its size, and how much of it is there."""
+        """The rollout's size, and how many of its steps were made."""
         return f"Collected({self.steps} of {self.length} steps, {self.num_envs} envs)"
 
     def ask(
@@ -839,7 +842,7 @@ class Collected:
 
 @dataclass(slots=True, eq=False)
 class Transitions:
-    """Steps of some envs, one each; what iterating over a :class:`shmvec.Pipeline` yields.
+    """One step of each of some envs, as iterating over a :class:`shmvec.Pipeline` yields them.
 
     Attributes:
         observations: The observations for which the actions were chosen, batched as the observation
@@ -923,7 +926,7 @@ class Tensors:
     # ---- what the policy answers -------------------------------------------------------------
 
     def read(self, actions: Any) -> Any:
-        """Actions as an array: here the thread waits for the device."""
+        """Actions as a NumPy array; the thread waits for the device here."""
         if isinstance(actions, self._torch.Tensor):
             actions = actions.detach().cpu()
         return np.asarray(actions)
@@ -932,14 +935,14 @@ class Tensors:
         """Extras that came with actions, as a tensor on the device."""
         return self._torch.as_tensor(values).detach().to(self.device, non_blocking=True)
 
-    # ---- what it is asked about --------------------------------------------------------------
+    # ---- what the policy is asked about ------------------------------------------------------
 
     def wrapped(self, array: Any) -> Any:
         """A tensor of the same memory; what is no array stays what it is."""
         return self._torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
     def moved(self, space: Space, batch: Any) -> Any:
-        """A batch on the device. No other code has its arrays: nothing changes them."""
+        """A batch on the device, whose arrays no other code may change meanwhile."""
         if self.on_host:
             return mapped(space, self.wrapped, batch)
         with self.copying() as asking:
@@ -948,9 +951,9 @@ class Tensors:
     def _sent(self, asking: Any, array: Any) -> Any:
         if not isinstance(array, np.ndarray):
             return array
-        # Torch's page-locked memory is used again when the copy is made, and not before.
+        # Torch reuses its page-locked memory only when the copy is complete.
         sent = self.wrapped(array).pin_memory().to(self.device, non_blocking=True)
-        sent.record_stream(asking)  # nor is this, before that stream has done with it
+        sent.record_stream(asking)  # likewise this memory, once that stream is done with it
         return sent
 
     def small(self, array: Any) -> Any:
@@ -961,7 +964,7 @@ class Tensors:
     def copying(self) -> Any:
         """Makes copies on a stream of their own; the caller's stream waits for them."""
         asking = self._torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(asking)  # what the memory was used for before
+        self._stream.wait_stream(asking)  # for earlier uses of the same memory
         with self._torch.cuda.stream(self._stream):
             yield asking
         asking.wait_stream(self._stream)
@@ -1011,7 +1014,7 @@ class Mirror:
         target[index, run].copy_(wrapped, non_blocking=True)
 
     def finish(self) -> None:
-        """Makes all that the rollout holds tensors."""
+        """Replaces the rollout's arrays with tensors."""
         rollout, tensors = self._rollout, self._tensors
         self._copy(rollout.length, [slice(None)])
         rollout.observations = self._observations
