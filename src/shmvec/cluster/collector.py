@@ -34,23 +34,23 @@ __all__ = ["Collector", "CollectorStats", "RunnerStats"]
 
 _log = logging.getLogger("shmvec.cluster")
 
-_LOOK_S = 1.0  # between two looks for nodes that have joined
+_LOOK_S = 1.0  # between two checks for nodes that have joined
 _LOG_S = 30.0
-_STILLBORN = 3  # runners that may be lost in a place before a fragment has come from there
-_SEEDS, _STRIDE = 1 << 15, 1 << 16  # runners and envs of each; together what all generators take
+_STILLBORN = 3  # runners lost in a place before their first fragment after which it is given up
+_SEEDS, _STRIDE = 1 << 15, 1 << 16  # runners, and envs of each: seeds below 2**31
 
 
 @dataclass(frozen=True)
 class RunnerStats:
-    """What a runner has done; of what was made, what the learner has been given.
+    """Counts of a runner's fragments, as far as the learner has been given them.
 
     Attributes:
-        runner: Its number.
-        node: Where it is, for people; empty: not known yet.
-        fragments: How many.
-        steps: Env steps.
-        seconds: What it took to make these fragments.
-        lag: How many times weights were set between the asking for a fragment and its coming, on
+        runner: The runner's number.
+        node: The runner's node, for messages.
+        fragments: Number of fragments.
+        steps: Number of env steps in them.
+        seconds: Seconds that it took to make them.
+        lag: How often weights were set between the request for a fragment and its receipt, on
             average.
     """
 
@@ -63,23 +63,24 @@ class RunnerStats:
 
     @property
     def steps_per_second(self) -> float:
-        """Steps a second, while it made fragments."""
+        """Env steps a second, while the runner made fragments."""
         return self.steps / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
 class CollectorStats:
-    """What a collector has done since it was made.
+    """Counts of a collector since it was made.
 
     Attributes:
-        fragments: How many the learner was given.
-        steps: Env steps that they hold.
-        nbytes: What their arrays take.
+        fragments: Number of fragments that the learner was given.
+        steps: Number of env steps in them.
+        nbytes: Bytes of their arrays.
         version: The version of the weights that are set.
-        lag: As a runner's, of all fragments.
-        lost: Runners that were lost, with the fragments that they had under way.
-        started: Runners that were started, the first ones included.
-        seconds: Since the runners were ready.
+        lag: How often weights were set between the request for a fragment and its receipt, on
+            average.
+        lost: Number of runners that were lost, with their fragments in flight.
+        started: Number of runners that were started, the first ones included.
+        seconds: Seconds since the first runners were ready.
         runners: Stats of the present runners.
     """
 
@@ -105,24 +106,24 @@ class CollectorStats:
 
 @dataclass(eq=False)
 class _Place:
-    """Where a runner is, and is started again: any node, or a share of a certain one."""
+    """A place for one runner at a time: on any node, or a share of a certain one."""
 
     node: str | None
     cpus: float
-    share: int = 0  # of its node
+    share: int = 0  # index among the node's shares
     runner: _Hired | None = None
-    stillborn: int = 0  # runners lost here, one after the other, before they had made a fragment
+    stillborn: int = 0  # runners lost here since the last fragment that came from here
 
 
 @dataclass(eq=False)
 class _Hired:
-    """A runner, as the collector knows it."""
+    """The collector's record of a runner."""
 
     number: int
     place: _Place
     member: Member
     starting: Ticket | None
-    version: int = 0  # of the weights that it was sent last
+    version: int = 0  # version of the weights that it was sent last
     asked: deque[Ticket] = field(default_factory=deque)
     fragments: int = 0
     steps: int = 0
@@ -131,7 +132,7 @@ class _Hired:
 
     @property
     def awaited(self) -> Ticket:
-        """The ticket that the runner answers next."""
+        """The ticket of the call that the runner is making."""
         return self.asked[0] if self.starting is None else self.starting
 
 
@@ -139,11 +140,11 @@ class Collector:
     """Collects fragments of trajectories from runners on all nodes of a cluster.
 
     A runner is an actor of Ray's: a vector env over the cores of its node, and a policy beside it.
-    No step goes over the network: what does are weights, once a node, and fragments.
+    No step goes over the network: only fragments do, and weights, once for each node.
 
-    Iterate over it. Each ``next`` first asks for what comes after the last fragment, with the
-    weights as they are then, and waits for a fragment. While the learner uses it, others are made:
-    ``in_flight`` for each runner.
+    Iterate over a collector to receive fragments. Each ``next`` asks the runner of the last
+    fragment for another one, with the weights as they are then, and waits for a fragment of any
+    runner. While the learner uses a fragment, others are made: ``in_flight`` for each runner.
 
     Attributes:
         single_observation_space: Observation space of one env.
@@ -189,27 +190,30 @@ class Collector:
                 ``policy(observations, env_ids)`` returns actions, or a pair of actions and a dict
                 of arrays with a row for each env: values, log-probabilities. If it has a method
                 ``reset(env_ids)``, that is called before it is asked about the first observations
-                of episodes in these envs; ``set_weights(weights)`` takes the learner's. What is
-                random in it should come from the seed.
+                of episodes in these envs; ``set_weights(weights)`` takes the learner's. Its random
+                numbers should depend on the seed alone.
             fragment_length: Steps of each env in a fragment.
-            num_runners: How many. None: one on each node, or as many as ``cpus_per_runner`` and
-                ``gpus_per_runner`` leave room for; nodes that join later get theirs, too, unless
-                it is ``ordered``. With ``local``: one.
-            in_flight: So many fragments of each runner are under way or wait for the learner.
-            seed: All that is random begins with it, and with a runner's number.
-            ordered: Fragments come by turns of the runners, each of which makes one with the
-                weights that are set when a turn begins: the first ``in_flight`` turns begin at
-                once, and after each another one. What a learner is given does not depend on time.
-            local: No cluster, and no Ray: all runners are in this process, and work when a fragment
-                is wanted. The fragments are those of ``ordered``, bit for bit.
-            cpus_per_runner: CPUs of Ray's that each has for its own. None: all of its node, or of
-                as many as there are the share that leaves room for ``num_runners``.
-            gpus_per_runner: Likewise, for policies on a GPU.
+            num_runners: Number of runners. None: one on each node, or as many as
+                ``cpus_per_runner`` and ``gpus_per_runner`` leave room for; nodes that join later
+                get theirs, too, unless ``ordered``. With ``local``: one.
+            in_flight: Number of fragments of each runner that are being made, or wait for the
+                learner.
+            seed: Seed from which, with a runner's number, the seeds of its envs and policy are
+                derived.
+            ordered: Whether fragments come in rounds, one of each runner in a round, in a fixed
+                order, all made with the weights that are set when the round begins. The first
+                ``in_flight`` rounds begin at once, and another one after each. The fragments that a
+                learner is given do not depend on time then.
+            local: Whether all runners are in this process, without a cluster and without Ray: they
+                work when a fragment is wanted. The fragments are those of ``ordered``, bit for bit.
+            cpus_per_runner: CPUs of Ray's that are reserved for each runner. None: all of its node;
+                with ``num_runners``, the largest equal share that leaves room for all of them.
+            gpus_per_runner: GPUs of Ray's that are reserved for each runner's policy.
             pin_runners: Whether the runners of a node are bound to cores of their own, of one NUMA
-                node each if they fit. For nodes on which nothing else runs; without ``local``,
-                ``ordered`` and ``num_runners``.
+                node each if they fit. For nodes on which nothing else runs; not with ``local``,
+                ``ordered`` or ``num_runners``.
             start_timeout: Seconds that all runners get to start.
-            actor_options: For Ray's actors, ``{"runtime_env": ...}`` for example.
+            actor_options: Options for Ray's actors, ``{"runtime_env": ...}`` for example.
 
         Raises:
             ImportError: Ray is not installed.
@@ -221,8 +225,8 @@ class Collector:
         """
         self._runners: dict[int, _Hired] = {}
         self._places: list[_Place] = []
-        self._ready: deque[_Hired] = deque()  # whose next fragments have come
-        self._turn: deque[_Place] = deque()  # places still to come in this turn
+        self._ready: deque[_Hired] = deque()  # runners whose next fragments have come
+        self._turn: deque[_Place] = deque()  # places whose fragments are still to come this round
         self._closed = False
         for name, function in (("make_envs", make_envs), ("make_policy", make_policy)):
             if not callable(function):
@@ -253,8 +257,8 @@ class Collector:
         self._weights: Any = None
         self._agreed: tuple[Report, str] | None = None
         self._served: _Hired | None = None
-        self._in_vain = 0.0  # seconds that were waited while no runner had started
-        self._avoided: set[str] = set()  # nodes on which no runner can start
+        self._in_vain = 0.0  # seconds of waiting since a runner was last up
+        self._avoided: set[str] = set()  # nodes on which runners are lost before any fragment
         self._counts = dict.fromkeys(("fragments", "steps", "nbytes", "lag", "lost", "started"), 0)
         self._begin = self._looked = self._logged = time.monotonic()
         self.version = 0
@@ -268,7 +272,7 @@ class Collector:
     # ---- runners -----------------------------------------------------------------------------
 
     def _first_places(self, num_runners: int | None) -> list[_Place]:
-        """Where runners are to be."""
+        """The places at which the first runners are started."""
         nodes = self._crew.nodes()
         if num_runners is not None:
             cpus = self._cpus or _largest_share(nodes, num_runners)
@@ -334,10 +338,10 @@ class Collector:
         self._begin = self._looked = self._logged = time.monotonic()
 
     def _started(self, runner: _Hired) -> None:
-        """Takes what a runner says of itself.
+        """Takes a runner's report, which must agree with the first one.
 
         Raises:
-            Exception: What it raised, or that it does not fit to the others.
+            Exception: What the runner raised, or a RuntimeError: its spaces differ from others'.
         """
         assert runner.starting is not None
         report: Report = runner.starting.result()
@@ -357,10 +361,10 @@ class Collector:
         _log.info("%s has started: %d envs, %d workers", where, report.num_envs, report.num_workers)
 
     def _lose(self, runner: _Hired, why: Exception) -> None:
-        """Forgets a runner that is no more, with what it had under way; its place is free.
+        """Forgets a lost runner, with its fragments in flight; its place is free afterwards.
 
         Raises:
-            RuntimeError: Too many were lost there as they began.
+            RuntimeError: Too many runners were lost at that place before their first fragment.
         """
         place, where = runner.place, runner.member.where()
         place.runner = None
@@ -379,7 +383,7 @@ class Collector:
         place.stillborn += not runner.fragments
         if place.node is not None and all(node.id != place.node for node in self._crew.nodes()):
             if not self._ordered:
-                self._places.remove(place)  # its node is no more; another one may join
+                self._places.remove(place)  # its node is gone; another one may join
                 return
             place.node = None
         elif place.stillborn >= _STILLBORN:
@@ -393,7 +397,7 @@ class Collector:
             _log.warning("no runner is started on %s again", where)
 
     def _fill(self) -> None:
-        """Starts runners in places that have none: a lost one's, or on nodes that have joined."""
+        """Starts runners at places that have none; adds places on nodes that have joined."""
         for place in self._places:
             if place.runner is None:
                 self._hire(place)
@@ -415,14 +419,14 @@ class Collector:
     # ---- fragments ---------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Fragment]:
-        """Itself: the fragments go on from where they were."""
+        """Returns the collector itself: a new loop goes on where the last one ended."""
         return self
 
     def __next__(self) -> Fragment:
         """The next fragment.
 
         Raises:
-            RuntimeError: It is closed; or no runner is left, and none can be started.
+            RuntimeError: The collector is closed; or no runner is left, and none can be started.
             Exception: What envs or the policy raise; its cause and notes name the runner and the
                 node. The collector is closed then.
         """
@@ -441,17 +445,17 @@ class Collector:
             raise
 
     def _ask(self, runner: _Hired) -> None:
-        """Asks a runner for fragments, as many as it may have under way."""
+        """Asks a runner for fragments, until ``in_flight`` of them are."""
         while runner.starting is None and len(runner.asked) < self._in_flight:
             sent = (self._weights,) if runner.version != self.version else ()
             runner.asked.append(runner.member.ask("collect", self.version, *sent))
             runner.version = self.version
 
     def _next_ready(self) -> _Hired | None:
-        """A runner from which something has come; of several the one that has waited longest."""
+        """A runner that has answered: the one whose last fragment was taken longest ago."""
         served, self._served = self._served, None
         if served is not None and served.number in self._runners:
-            self._runners[served.number] = self._runners.pop(served.number)  # now the last
+            self._runners[served.number] = self._runners.pop(served.number)  # moved to the end
         for runner in self._runners.values():
             self._ask(runner)
         if not self._ready:
@@ -459,7 +463,7 @@ class Collector:
         return self._ready.popleft() if self._ready else None
 
     def _next_in_turn(self) -> _Hired | None:
-        """The runner whose turn it is, if something has come from it."""
+        """The next runner of the round, if it has answered."""
         if not self._turn:
             for place in self._places:
                 assert place.runner is not None
@@ -467,20 +471,20 @@ class Collector:
             self._turn.extend(self._places)
         runner = self._turn[0].runner
         assert runner is not None
-        if runner.starting is None and not runner.asked:  # it takes the place of one that was lost
+        if runner.starting is None and not runner.asked:  # it has replaced a lost runner
             self._ask(runner)
         return next(iter(self._waited_for([runner])), None)
 
     def _waited_for(self, runners: list[_Hired]) -> list[_Hired]:
-        """The runners among these from which something has come within a while.
+        """Waits for a slice of time; returns the runners among these that have answered.
 
         Raises:
-            RuntimeError: None of them has started for too long.
+            RuntimeError: None of them could be started for too long.
         """
         if runners:
             awaited = {runner.awaited: runner for runner in runners}
             answered = [awaited[each] for each in self._crew.ready(list(awaited), SLICE_S)]
-        else:  # until a node joins
+        else:  # there is no runner until a node joins
             time.sleep(SLICE_S)
             answered = []
         if answered or any(runner.starting is None for runner in runners):
@@ -494,12 +498,12 @@ class Collector:
         return []
 
     def _taken(self, runner: _Hired) -> Fragment | None:
-        """What has come from a runner, if it is a fragment."""
+        """Takes a runner's answer: a fragment; or None for its report, or if it is lost."""
         try:
             if runner.starting is not None:
                 try:
                     self._started(runner)
-                except Exception as error:  # others have started: it is for its node
+                except Exception as error:  # others have started, so its node is at fault
                     self._lose(runner, error)
                 return None
             fragment: Fragment = runner.asked[0].result()
@@ -531,14 +535,15 @@ class Collector:
         """Sets the weights for the fragments that are asked for from now on.
 
         Args:
-            weights: For the policies' ``set_weights``: whatever can be pickled. A copy is made.
+            weights: The argument of the policies' ``set_weights``, which must be picklable. A copy
+                is made.
 
         Returns:
-            Their version, which fragments made with them have.
+            The version of these weights, which fragments made with them have as ``version``.
 
         Raises:
-            RuntimeError: It is closed.
-            TypeError: The policy takes none; or they cannot be pickled.
+            RuntimeError: The collector is closed.
+            TypeError: The policy has no ``set_weights``; or the weights cannot be pickled.
         """
         if self._closed:
             raise RuntimeError("this collector is closed")
@@ -557,7 +562,7 @@ class Collector:
         return self.version
 
     def stats(self) -> CollectorStats:
-        """What was done so far."""
+        """Counts so far, of the collector and of its present runners."""
         counts = self._counts
         return CollectorStats(
             counts["fragments"],
@@ -594,29 +599,29 @@ class Collector:
             raise failures[0]
 
     def _end(self) -> list[Exception]:
-        """Ends all; returns what was raised by those that have closed their envs in time."""
+        """Ends all runners; returns what closing their envs has raised."""
         self._closed = True
         runners, self._runners = list(self._runners.values()), {}
         self._ready.clear()
         self._turn.clear()
         self._places, self._served = [], None
-        self._weights, self._made = None, ()  # so that a closed collector holds none
+        self._weights, self._made = None, ()  # frees their memory in the object store
         return dismiss(
             self._crew, [(each.member, None if each.starting else each.asked) for each in runners]
         )
 
     def __enter__(self) -> Collector:
-        """Itself."""
+        """Returns the collector itself."""
         return self
 
     def __del__(self) -> None:
-        """Ends the runners, which refer to each other and would hold their CPUs for longer."""
-        with suppress(Exception):  # it was not made, or Python ends
+        """Ends the runners, whose CPUs a cycle of references would hold for longer."""
+        with suppress(Exception):  # __init__ has failed, or the interpreter is exiting
             if not self._closed:
                 self._end()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Closes it; what an env's ``close`` raises then does not hide what ends the block."""
+        """Closes the collector; an env's exception then does not hide one of the block."""
         failures = self._end()
         if failures and kind is None:
             raise failures[0]
@@ -625,7 +630,7 @@ class Collector:
 
 
 def _largest_share(nodes: list[Node], count: int) -> float:
-    """The most CPUs that each of so many runners can have, if none is on two nodes; at least 1."""
+    """The most CPUs that each of ``count`` runners can have, each on one node; at least 1."""
     shares = {node.cpus // some for node in nodes for some in range(1, count + 1)}
     fitting = [
         share

@@ -1,7 +1,7 @@
 """A crew: objects that carry out calls, in this process or, as Ray's actors, on nodes.
 
-The caller does not know which. Here is what both have in common, and the crew of this process,
-which makes a call when its answer is wanted: in an order that does not depend on time.
+The caller need not know which. This module has the interface of both, and the crew in this process:
+it makes a call when the call's result is asked for, in an order that does not depend on time.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = [
     "how_often",
 ]
 
-SLICE_S = 0.2  # of a wait: then signals are looked for
-_CLOSE_S = 5.0  # what members get to close
+SLICE_S = 0.2  # of a wait, between two checks for signals
+_CLOSE_S = 5.0  # for members to close
 
 
 class Lost(Exception):
-    """A member is no more, and what it was asked is lost; the message says why."""
+    """A member is gone, and with it all calls it was asked to make; the message says why."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine, or what counts as one.
+    """A machine of the cluster, or what counts as one.
 
     Attributes:
-        id: Names it for good.
-        name: For people.
-        cpus: How many it has for this.
-        gpus: Likewise.
+        id: The node's id, which no other node ever has.
+        name: The node's name in messages.
+        cpus: Number of CPUs that members may have there.
+        gpus: Number of GPUs that members may have there.
     """
 
     id: str
@@ -60,11 +60,11 @@ class Ticket(ABC):
 
     @abstractmethod
     def result(self) -> Any:
-        """The answer, which is waited for.
+        """Waits for the call, and returns what it returned.
 
         Raises:
-            Lost: There will be none.
-            Exception: What was raised instead.
+            Lost: The member is gone.
+            Exception: What the call raised.
         """
 
 
@@ -73,19 +73,19 @@ class Member(ABC):
 
     @abstractmethod
     def where(self) -> str:
-        """The node that it is on, for people."""
+        """The node that the member is on, for messages."""
 
     @abstractmethod
     def ask(self, method: str, *args: Any) -> Ticket:
-        """Asks it to call a method, after what it was asked before; does not wait."""
+        """Asks the object to call a method, after all earlier requests; does not wait."""
 
     @abstractmethod
     def finish(self, asked: Iterable[Ticket]) -> Ticket:
-        """Asks it to close, before what it was asked and has not begun."""
+        """Asks the object to close; discards earlier requests that it has not begun."""
 
     @abstractmethod
     def end(self) -> None:
-        """Ends it at once."""
+        """Ends the member at once."""
 
 
 class Crew(ABC):
@@ -94,19 +94,19 @@ class Crew(ABC):
     @property
     @abstractmethod
     def gone(self) -> bool:
-        """Whether what joins the nodes was ended, and all members with it."""
+        """Whether Ray was shut down, and all members with it."""
 
     @abstractmethod
     def nodes(self) -> list[Node]:
-        """The nodes that there are now."""
+        """The nodes that are alive."""
 
     @abstractmethod
     def room(self) -> str:
-        """The room that there is, as text for people."""
+        """The CPUs and GPUs that there are, as a text for messages."""
 
     @abstractmethod
     def put(self, value: Any) -> Any:
-        """A copy of a value as it is now, to be handed to members as an argument."""
+        """Copies a value, as it is now, for use as an argument of ``start``."""
 
     @abstractmethod
     def start(
@@ -115,29 +115,29 @@ class Crew(ABC):
         """Begins to make an object, and does not wait.
 
         Args:
-            name: For people.
-            factory: What was ``put``: a function that returns the object.
-            *args: For it.
-            node: On which node, by id. None: where there is room, spread over all.
-            cpus: CPUs that are its own.
-            gpus: GPUs that are its own.
+            name: The member's name, for messages.
+            factory: The result of ``put`` for a function that returns the object.
+            *args: Arguments of that function.
+            node: Id of the node to make it on. None: any that has room; members spread over all.
+            cpus: Number of CPUs that are reserved for the member.
+            gpus: Number of GPUs that are reserved for the member.
 
         Returns:
-            The member, and a ticket for what the object's ``report`` says.
+            The member, and a ticket for what the object's method ``report`` returns.
         """
 
     @abstractmethod
     def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
-        """Waits until a ticket is answered; all that are, in order, or none once time is up."""
+        """Waits until a call is done; returns the tickets of all that are, none once time is up."""
 
 
 def how_often(share: float, whole: float) -> int:
-    """How often a share fits into the whole: 0.1 into 1 ten times, 0.3 into 0.9 three times."""
+    """How often a share fits into the whole, rounding errors aside: 0.1 fits into 1 ten times."""
     return math.floor(whole / share + 1e-9)
 
 
 def coming(crew: Crew, tickets: Iterable[Ticket], timeout: float = math.inf) -> Iterator[Ticket]:
-    """Yields each ticket as soon as it is answered, until none is left or the time is up."""
+    """Yields each ticket as soon as its call is done, until none is left or the time is up."""
     waiting, deadline = list(tickets), time.monotonic() + timeout
     while waiting and (left := deadline - time.monotonic()) > 0:
         for ticket in crew.ready(waiting, min(left, SLICE_S)):
@@ -148,12 +148,12 @@ def coming(crew: Crew, tickets: Iterable[Ticket], timeout: float = math.inf) -> 
 def dismiss(
     crew: Crew, members: Sequence[tuple[Member, Iterable[Ticket] | None]]
 ) -> list[Exception]:
-    """Ends members; returns what those raised that could close.
+    """Closes and ends members; returns what closing them has raised.
 
     Args:
         crew: The crew that made them.
-        members: Each with its pending calls, which are not wanted any more. None: it is still
-            being made, and is not waited for.
+        members: The members, each with its pending calls, which are discarded; or with None, if it
+            is still being made: it is ended without being closed.
     """
     failures: list[Exception] = []
     if crew.gone:
@@ -175,18 +175,18 @@ def dismiss(
 
 @dataclass(frozen=True)
 class Packed:
-    """A value, pickled with its arrays beside it; these are read-only once it is opened."""
+    """A pickled value, and its arrays as bytes; in the unpickled value they are read-only."""
 
     content: bytes
     buffers: tuple[bytes, ...]
 
     def open(self) -> Any:
-        """The value, unpickled anew by each call."""
+        """Unpickles the value; each call returns a new one."""
         return pickle.loads(self.content, buffers=self.buffers)
 
 
 def packed(value: Any) -> Packed:
-    """Pickles a value, as it would be for another node: what works here works there."""
+    """Pickles a value in the way that it would be for another node."""
     buffers: list[pickle.PickleBuffer] = []
     content = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return Packed(content, tuple(buffer.raw().tobytes() for buffer in buffers))
@@ -213,30 +213,30 @@ class LocalCrew(Crew):
     def start(
         self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
     ) -> tuple[Member, Ticket]:
-        """Notes to make the object once its report is wanted."""
+        """Queues the making of an object, which its ticket's ``result`` does."""
         member = LocalMember(name)
         return member, member.asked(lambda: member.make(_opened(factory), *map(_opened, args)))
 
     def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
-        """The first one: it is answered when it is asked for its result."""
+        """The first ticket, whose call is made when its result is asked for."""
         return list(tickets[:1])
 
 
 class LocalMember(Member):
-    """An object in this process, and what it was asked and has not done.
+    """An object in this process, and the calls that it was asked to make.
 
     Attributes:
-        name: Its name, for people.
+        name: The member's name, for messages.
     """
 
     def __init__(self, name: str) -> None:
-        """Takes a name for people."""
+        """Takes the member's name, for messages."""
         self.name = name
         self._held: Any = None
         self._todo: deque[LocalTicket] = deque()
 
     def make(self, factory: Callable[..., Any], *args: Any) -> Any:
-        """Makes the object; returns its report."""
+        """Makes the object, and returns its report."""
         self._held = factory(*args)
         return self._held.report()
 
@@ -245,24 +245,24 @@ class LocalMember(Member):
         return LocalCrew.HERE.name
 
     def ask(self, method: str, *args: Any) -> Ticket:
-        """Notes a call for later."""
+        """Queues the call of a method of the object."""
         return self.asked(lambda: getattr(self._held, method)(*map(_opened, args)))
 
     def asked(self, call: Callable[[], Any]) -> LocalTicket:
-        """A ticket for a call."""
+        """Queues a call; returns its ticket."""
         ticket = LocalTicket(self, call)
         self._todo.append(ticket)
         return ticket
 
     def do(self, until: LocalTicket) -> None:
-        """Does what it was asked, up to this."""
+        """Makes the queued calls, up to this one."""
         while not until.done:
-            if not self._todo[0].done:  # else Ctrl-C came when it was
+            if not self._todo[0].done:  # else Ctrl-C came between the call and its removal
                 self._todo[0].call()
             self._todo.popleft()
 
     def finish(self, asked: Iterable[Ticket]) -> Ticket:
-        """Forgets what it was asked, and asks it to close."""
+        """Discards the queued calls, and queues the object's ``close``."""
         self._todo.clear()
         held, self._held = self._held, None
         return self.asked(held.close)
@@ -278,7 +278,7 @@ class LocalTicket(Ticket):
     """A call that is made when its result is wanted."""
 
     def __init__(self, member: LocalMember, call: Callable[[], Any]) -> None:
-        """Takes whose it is."""
+        """Takes the member that makes the call, and the call."""
         self._member = member
         self._call = call
         self._answer: Packed | None = None
@@ -289,12 +289,12 @@ class LocalTicket(Ticket):
         """Makes the call."""
         try:
             self._answer = packed(self._call())
-        except Exception as error:  # which is an answer, too: what comes behind it is done
+        except Exception as error:  # the call is done; later calls are made
             self._failure = error
         self.done = True
 
     def result(self) -> Any:
-        """What it returns, as it comes from another node: a copy that can only be read."""
+        """What the call returns: a read-only copy, as it would come from another node."""
         self._member.do(self)
         if self._failure is not None:
             raise self._failure

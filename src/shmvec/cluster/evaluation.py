@@ -15,32 +15,32 @@ from shmvec.vector_env import ShmVectorEnv
 
 __all__ = ["play_on_nodes"]
 
-_ROOM_S = 120.0  # until some node must have room
+_ROOM_S = 120.0  # for the first node to have room
 
 
 class Player:
-    """Envs and a policy on a node: plays the episodes that it is given."""
+    """Envs and a policy on a node, which plays the episodes that it is given."""
 
     def __init__(self, make_envs: bytes, policy: bytes, play: bytes) -> None:
-        """Makes the envs.
+        """Makes the envs. All arguments are pickled.
 
         Args:
-            make_envs: Pickled: returns a vector env that does not reset by itself.
-            policy: Pickled.
-            play: Pickled: what plays episodes, as ``play_on_nodes`` takes it.
+            make_envs: A function that returns a vector env without autoreset.
+            policy: The policy.
+            play: The function that plays episodes, as for ``play_on_nodes``.
         """
         self._play = opened("evaluation", play)
         make, self._policy = opened("what makes the envs", make_envs), opened("policy", policy)
         self._envs: ShmVectorEnv = make()
 
     def report(self) -> int:
-        """Number of episodes that are played at a time."""
+        """The number of envs, and so of episodes that are played at a time."""
         return self._envs.num_envs
 
     def play(
         self, seeds: list[int], options: list[Any], how: Mapping[str, Any]
     ) -> tuple[list[Any], int]:
-        """Plays episodes; returns these, in their order, and the steps that were made."""
+        """Plays episodes; returns these, in their order, and the number of steps made."""
         played: tuple[list[Any], int] = self._play(self._envs, self._policy, seeds, options, how)
         return played
 
@@ -50,12 +50,12 @@ class Player:
 
 
 class _Hand:
-    """A player, as the calling process knows it."""
+    """The caller's record of a player on a node."""
 
     def __init__(self, member: Member, starting: Ticket) -> None:
         self.member = member
         self.awaited: Ticket | None = starting
-        self.num_envs = 0  # until it has started
+        self.num_envs = 0  # 0 until it has started
         self.playing: Sequence[Any] = ()
 
 
@@ -70,16 +70,16 @@ def play_on_nodes(
     """Plays episodes on all nodes that have room, in shares that become smaller towards the end.
 
     Args:
-        make_envs: Makes the envs of a node.
-        policy: Each node has a copy of its own.
-        play: Called on a node with envs, policy, seeds, options and ``how``: plays episodes, and
-            returns these, in their order, and the number of steps that were made.
-        episodes: To be played; what has come of them is noted in them.
-        how: Arguments of ``evaluate``.
+        make_envs: Function that makes the envs of a node.
+        policy: The policy; each node has a copy.
+        play: Function, called on a node with envs, policy, seeds, options and ``how``, that plays
+            episodes, and returns these, in their order, and the number of steps made.
+        episodes: The episodes to play; their results are written into them.
+        how: Further arguments of ``evaluate``.
         finished: Called with each episode that is over.
 
     Returns:
-        How many steps were made.
+        The number of steps made.
 
     Raises:
         ImportError: Ray is not installed.
@@ -157,7 +157,7 @@ def _play(
             else:
                 hand.num_envs = result
             _give(hand, hands, waiting, how)
-        for hand in hands:  # what was lost with another one
+        for hand in hands:  # idle players play the episodes that were lost with another one
             if hand.awaited is None and waiting:
                 _give(hand, hands, waiting, how)
     return steps
@@ -170,7 +170,7 @@ def _note(episode: Any, played: Any) -> None:
 
 
 def _give(hand: _Hand, hands: Sequence[_Hand], waiting: deque[Any], how: Mapping[str, Any]) -> None:
-    """Gives a node its next share: of half of what is left, at least as many as it has envs."""
+    """Gives a node its share of half of the episodes left, at least as many as it has envs."""
     size = max(hand.num_envs, len(waiting) // (2 * len(hands)))
     hand.playing = [waiting.popleft() for _ in range(min(size, len(waiting)))]
     if hand.playing:

@@ -1,4 +1,4 @@
-"""Fragments of trajectories, and the runner that makes them: envs, and a policy beside them."""
+"""Fragments of trajectories, and the runner that makes them on a node with its envs and policy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Fragment:
-    """``T`` steps of ``N`` envs, one behind the other; its arrays can only be read.
+    """``T`` consecutive steps of ``N`` envs; its arrays are read-only.
 
-    As in a rollout, index ``t + 1`` holds what ``actions[t]`` led to, and index 0 what there was
-    before. Fragments of the same runner follow each other: the first index of one is the last of
-    the one before.
+    As in a rollout, index ``t + 1`` holds what ``actions[t]`` led to, and index 0 the last results
+    from before. Fragments of a runner follow each other: the first index of one has the same
+    content as the last index of the one before.
 
     Attributes:
         observations: ``(T + 1, N, ...)``, nested as the observation space is.
@@ -39,13 +39,13 @@ class Fragment:
         truncations: bool ``(T + 1, N)``.
         infos: ``T`` dicts, as ``step`` returned them: ``infos[t]`` came with index ``t + 1``.
         extras: What the policy returned besides actions, ``(T, N, ...)`` each.
-        runner: The number of the runner that has made it. A number is never used again.
-        index: How many fragments this runner had made before.
-        seed: With which its envs were reset, once: env ``i`` with ``seed + i``.
-        version: The weights that it was made with: what ``set_weights`` has returned; 0: those
-            that ``make_policy`` gave it.
-        steps: Env steps that it holds; resets are none.
-        seconds: What it took to make it.
+        runner: The number of the runner that has made it. No two runners have the same number.
+        index: Number of fragments that this runner had made before.
+        seed: Seed of the runner's only reset: env ``i`` was reset with ``seed + i``.
+        version: The version of the weights that it was made with, as ``set_weights`` returned it;
+            0: the policy's weights as ``make_policy`` made it.
+        steps: Number of env steps in it, without resets.
+        seconds: Seconds that it took to make it.
         autoreset_mode: The autoreset mode of the envs.
     """
 
@@ -66,13 +66,13 @@ class Fragment:
 
     @property
     def valid(self) -> _Flags:
-        """Bool ``(T, N)``: where a step is one, and no reset that ignores the action."""
+        """Which steps are transitions, bool ``(T, N)``; the others are resets without action."""
         autoreset = Autoreset.of(self.autoreset_mode)
         return autoreset.transitions(self.terminations, self.truncations)
 
     @property
     def nbytes(self) -> int:
-        """What its arrays take; infos are not counted."""
+        """Bytes of its arrays, without infos."""
         return sum(_nbytes(getattr(self, field.name)) for field in fields(self))
 
 
@@ -86,7 +86,7 @@ def _nbytes(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Report:
-    """What a runner reports when it has started."""
+    """A runner's description of its envs, once it has started."""
 
     single_observation_space: gym.Space[Any]
     single_action_space: gym.Space[Any]
@@ -96,10 +96,10 @@ class Report:
 
 
 def pickled(name: str, value: Any) -> bytes:
-    """Something of the user's, such as a function, for other nodes.
+    """Pickles an object of the user's, a function for example, for other nodes.
 
     Raises:
-        TypeError: It cannot be pickled.
+        TypeError: The object cannot be pickled.
     """
     try:
         content: bytes = cloudpickle.dumps(value)
@@ -112,10 +112,10 @@ def pickled(name: str, value: Any) -> bytes:
 
 
 def opened(name: str, content: bytes) -> Any:
-    """The function, there.
+    """Unpickles, on a node, what ``pickled`` has pickled.
 
     Raises:
-        RuntimeError: It cannot be unpickled here.
+        RuntimeError: It cannot be unpickled on this node.
     """
     try:
         return pickle.loads(content)
@@ -127,15 +127,15 @@ def opened(name: str, content: bytes) -> Any:
 
 
 def cores_of(share: int, count: int, folder: Path = Path("/sys/devices/system/node")) -> set[int]:
-    """The cores of a share of this machine, of one NUMA node if they fit.
+    """The cores of a share of this machine; they are of one NUMA node if they fit.
 
     Args:
-        share: Which, from 0.
-        count: How many cores each has.
-        folder: Where the system lists NUMA nodes.
+        share: Index of the share.
+        count: Number of cores of each share.
+        folder: The folder in which the system lists NUMA nodes.
 
     Raises:
-        ValueError: There are not so many.
+        ValueError: There are not so many cores.
     """
     usable = os.sched_getaffinity(0)
     shares: list[list[int]] = []
@@ -167,7 +167,7 @@ def _numa_nodes(folder: Path) -> list[set[int]]:
 
 
 class Runner:
-    """Envs and a policy: makes one fragment after the other. It knows nothing of nodes."""
+    """Envs and a policy that make one fragment after the other, on whatever node they are."""
 
     def __init__(
         self,
@@ -181,18 +181,18 @@ class Runner:
         """Makes envs and policy, and resets the envs.
 
         Args:
-            make_envs: Pickled: returns the envs.
-            make_policy: Pickled: returns the policy, given a seed.
+            make_envs: A pickled function that returns the envs.
+            make_policy: A pickled function that takes a seed and returns the policy.
             length: Steps of a fragment.
             number: The runner's number.
             seed: The seed of the first env, and of the policy.
-            share: It is bound to so many cores (the second number), behind those of so many others
-                on its node. None: it is not bound.
+            share: Index of the runner's share of the node's cores, and the number of cores of each
+                share: the runner is bound to these. None: it is not bound.
 
         Raises:
             TypeError: What was made is no ShmVectorEnv, or no policy; its values are no arrays.
             ValueError: Episodes that are over are not reset (AutoresetMode.DISABLED).
-            Exception: What the functions raise, or unpickling them raises.
+            Exception: What the functions raise, or what unpickling them raises.
         """
         if share is not None:
             os.sched_setaffinity(0, cores_of(*share))
@@ -213,7 +213,7 @@ class Runner:
                     f"returned {policy!r}"
                 )
             self._policy = policy
-            # In lockstep: which envs the policy is asked for together does not depend on timing.
+            # Lockstep, in which the policy's batches do not depend on timing.
             self._pipeline = Pipeline(envs, policy, groups=1)
             self._pipeline.reset(seed=[seed + env for env in range(envs.num_envs)])
         except BaseException:
@@ -221,7 +221,7 @@ class Runner:
             raise
 
     def report(self) -> Report:
-        """What a learner wants to know."""
+        """Describes the envs to the learner."""
         envs = self._envs
         return Report(
             envs.single_observation_space,
@@ -236,16 +236,17 @@ class Runner:
 
         Args:
             version: The version of the weights to use.
-            weights: These, if the last one was made with others.
+            weights: The weights, if the last fragment was made with other ones.
 
         Returns:
-            The fragment. Its arrays are shared memory, and written again by the next but one.
+            The fragment. Its arrays are shared memory, which the fragment after the next one
+            overwrites.
 
         Raises:
             Exception: What the envs and the policy raise.
         """
         begin = time.perf_counter()
-        index, self._index = self._index, self._index + 1  # counts an interrupted call, too
+        index, self._index = self._index, self._index + 1  # an interrupted call leaves a gap
         if version != self._version:
             self._policy.set_weights(weights)
             self._version = version

@@ -1,4 +1,4 @@
-"""Envs on other nodes: asked by one message a node, and answered by one."""
+"""Hosts: each holds the envs of one node, and takes and answers requests in one message."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Ask(NamedTuple):
     """A request to an env of a host: to step, or to reset.
 
     Attributes:
-        env: Which env, by its number in the vector env; so everywhere here.
-        is_reset: Whether it is to reset.
-        action: For a step.
-        seed: For a reset.
-        options: For a reset.
+        env: The env's index in the whole vector env, as in all messages here.
+        is_reset: Whether the request is a reset.
+        action: The action of a step.
+        seed: The seed of a reset.
+        options: The options of a reset.
     """
 
     env: int
@@ -37,7 +37,7 @@ class Ask(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What an env has answered, to a reset with reward 0."""
+    """An env's answer to a request; to a reset, with reward 0."""
 
     env: int
     observation: Any
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Hosted:
-    """What a host reports of its envs."""
+    """A host's description of its envs."""
 
     spaces: tuple[gym.Space[Any], gym.Space[Any]]
     metadata: dict[str, Any]
@@ -57,14 +57,14 @@ class Hosted:
 
 
 class Host:
-    """Some envs of a vector env, on a node."""
+    """A node's share of the envs of a vector env, and their workers."""
 
     def __init__(self, env_fns: bytes, envs: range, options: Mapping[str, Any]) -> None:
         """Builds the envs.
 
         Args:
-            env_fns: Pickled: a list, of all hosts' envs.
-            envs: The host's share of these.
+            env_fns: A pickled list of the functions that make the envs of all hosts.
+            envs: Indices of this host's envs.
             options: Options of ``ShmVectorEnv``.
         """
         functions = opened("env_fns", env_fns)[envs.start : envs.stop]
@@ -72,13 +72,13 @@ class Host:
         self._envs = ShmVectorEnv(functions, **options)
 
     def report(self) -> Hosted:
-        """What the vector env needs to know of the envs."""
+        """Describes the envs to the vector env."""
         envs = self._envs
         spaces = envs.single_observation_space, envs.single_action_space
         return Hosted(spaces, envs.metadata, envs.render_mode)
 
     def begin(self, asks: Sequence[Ask]) -> None:
-        """Asks envs."""
+        """Asks envs, and does not wait."""
         envs, first = self._envs, self._first
         steps = [ask for ask in asks if not ask.is_reset]
         resets = [ask for ask in asks if ask.is_reset]
@@ -90,7 +90,7 @@ class Host:
             envs.async_reset([ask.seed for ask in resets], [ask.options for ask in resets], each)
 
     def turn(self, asks: Sequence[Ask], least: int) -> list[Answer]:
-        """Asks envs; waits until so many of all that were asked are ready, and returns those."""
+        """Asks envs; waits until ``least`` of all envs in flight are ready, and takes all ready."""
         self.begin(asks)
         exchange, space = self._envs.exchange, self._envs.single_observation_space
         exchange.recycle()
@@ -114,7 +114,7 @@ class Host:
         return answers
 
     def call(self, name: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """What a method of each env returns."""
+        """Calls a method of each env, or gets an attribute."""
         return self._envs.call(name, *args, **kwargs)
 
     def set_attr(self, name: str, values: list[Any]) -> None:
@@ -129,12 +129,12 @@ class Host:
 def together(
     space: gym.Space[Any], answers: Sequence[Answer], num_envs: int | None = None
 ) -> StepResults:
-    """The results of a step, from answers in their order.
+    """Gathers answers, in their order, into the results of a step.
 
     Args:
-        space: Space of an observation.
-        answers: At least one.
-        num_envs: Infos have a row for each of so many envs. None: for those that have answered.
+        space: Observation space of one env.
+        answers: At least one answer.
+        num_envs: Number of envs for which infos have rows. None: a row for each answer.
     """
     empty: Any = create_empty_array(space, len(answers))
     gatherer = _Gatherer(num_envs or len(answers))
@@ -152,7 +152,7 @@ def together(
 
 
 class _Gatherer(VectorEnv[Any, Any, Any]):
-    """Gathers infos as a vector env of so many envs does."""
+    """Gathers infos as Gymnasium's ``VectorEnv`` with ``num_envs`` envs does."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs

@@ -1,4 +1,4 @@
-"""The crew on Ray's nodes: each member is an actor."""
+"""The crew on the nodes of a cluster of Ray's: each member is an actor."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["RayCrew"]
 
 
 class RayCrew(Crew):
-    """Objects in Ray's actors."""
+    """Objects in actors of Ray's, on the nodes of a cluster."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """Connects to the cluster, or starts Ray on this machine, unless that is done.
+        """Connects to the cluster, or starts Ray on this machine; nothing if Ray runs already.
 
         Args:
-            options: For actors, such as ``runtime_env`` and ``resources``.
+            options: Options for actors, such as ``runtime_env`` and ``resources``.
 
         Raises:
             ImportError: Ray is not installed.
-            ConnectionError: There is no cluster where the environment says that there is.
+            ConnectionError: There is no cluster at the address that the environment names.
         """
         try:
             ray: Any = importlib.import_module("ray")
@@ -44,13 +44,16 @@ class RayCrew(Crew):
         return not self._module.is_initialized() or self._session_now() != self._session
 
     def _session_now(self) -> tuple[str, str]:
-        """The first job of each cluster has the same id; and one node may serve several jobs."""
+        """The ids of job and node, which only together are unique.
+
+        The first job of each cluster has the same id, and one node may serve several jobs.
+        """
         context = self._module.get_runtime_context()
         return context.get_job_id(), context.get_node_id()
 
     @property
     def ray(self) -> Any:
-        """Ray, which would start again by itself if it was shut down."""
+        """The module; raises if Ray was shut down, since any call would start it again."""
         if self.gone:
             raise RuntimeError("Ray was shut down, and all that it had started ended with it")
         return self._module
@@ -66,19 +69,19 @@ class RayCrew(Crew):
         return found
 
     def room(self) -> str:
-        """What there is, for people."""
+        """The nodes, and the CPUs and GPUs that are free, as a text for messages."""
         nodes = ", ".join(f"{node.name} with {node.cpus:g} CPUs" for node in self.nodes())
         free = self.ray.available_resources()
         return f"{nodes}; free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
 
     def put(self, value: Any) -> Any:
-        """Puts it into the object store, once; each node fetches it once."""
+        """Puts a value into Ray's object store, from which each node fetches it once."""
         return self.ray.put(value)
 
     def start(
         self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
     ) -> tuple[Member, Ticket]:
-        """Starts an actor, which stays lost when it is lost."""
+        """Starts an actor, which Ray does not restart when it is lost."""
         strategy: Any = "SPREAD"
         if node is not None:
             strategies = importlib.import_module("ray.util.scheduling_strategies")
@@ -95,7 +98,7 @@ class RayCrew(Crew):
         return member, member.ask("make", factory, *args)
 
     def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
-        """The tickets that are answered, with the answers on this node."""
+        """The tickets of calls that are done and whose results are on this node."""
         by_ref = {ticket.ref: ticket for ticket in tickets if isinstance(ticket, RayTicket)}
         refs = list(by_ref)
         done, _ = self.ray.wait(refs, num_returns=1, timeout=timeout)
@@ -105,10 +108,10 @@ class RayCrew(Crew):
 
 
 class RayMember(Member):
-    """An actor."""
+    """An actor of Ray's, as a member of the crew."""
 
     def __init__(self, crew: RayCrew, actor: Any, node: str | None) -> None:
-        """Takes the actor, and on which node it is to be, if that is known."""
+        """Takes the actor and the id of its node, if that is known."""
         self._crew, self._actor = crew, actor
         self.place = "" if node is None else _name("", node)
 
@@ -122,31 +125,31 @@ class RayMember(Member):
         return RayTicket(ray, self._actor.do.remote(method, *args), self)
 
     def finish(self, asked: Iterable[Ticket]) -> Ticket:
-        """Cancels what is queued; what it is doing it ends before."""
+        """Cancels queued calls, and asks the actor to close after the call that it is making."""
         for ticket in asked:
             if isinstance(ticket, RayTicket):
                 self._crew.ray.cancel(ticket.ref)
         return self.ask("close")
 
     def end(self) -> None:
-        """Kills the actor; its workers go with it."""
+        """Kills the actor; its workers end with it."""
         if not self._crew.gone:
             self._crew.ray.kill(self._actor)
 
 
 class RayTicket(Ticket):
-    """What an actor's call returns."""
+    """A call that an actor makes."""
 
     def __init__(self, ray: Any, ref: Any, member: RayMember) -> None:
-        """Takes the reference to it."""
+        """Takes Ray's reference to the call's result."""
         self._ray, self.ref, self._member = ray, ref, member
 
     def result(self) -> Any:
-        """The answer; arrays are in the object store, and can only be read."""
+        """Waits for the call, and returns its result; arrays are read-only, in the object store."""
         errors = self._ray.exceptions
         try:
             place, value, failed = self._ray.get(self.ref)
-        except errors.RayTaskError as error:  # the answer cannot be pickled
+        except errors.RayTaskError as error:  # the result cannot be pickled
             raise _told(error, self._member) from None
         except errors.RayError as error:
             raise Lost(str(error).strip() or type(error).__name__) from error
@@ -164,7 +167,7 @@ def _told(error: Any, member: RayMember) -> BaseException:
 
 
 def _raise(failed: tuple[str, Failure], member: RayMember) -> None:
-    """Raises what an actor has caught, its type and arguments as they were."""
+    """Raises what an actor has caught, with its type and arguments."""
     doing, failure = failed
     doing = f"{doing}, on node {member.where()}"
     if failure.pickled is None:
@@ -181,18 +184,19 @@ def _name(address: str, node: str) -> str:
 
 
 class Actor:
-    """Holds the object, in the actor's process."""
+    """Holds an object of the crew, in an actor's process."""
 
     def __init__(self, name: str) -> None:
-        """Takes a name for people."""
+        """Takes the actor's name, for messages."""
         self._name = name
         self._held: Any = None
 
     def do(self, method: str, *args: Any) -> tuple[Any, Any, Any]:
-        """Calls a method of the object, or makes it.
+        """Calls a method of the object; "make" makes the object, and calls its ``report``.
 
         Returns:
-            Of "make": which node this is. What it returns. What it was doing and what was raised.
+            The node's name ("make" only; else None); the result; None, or what was being done and
+            the failure.
         """
         place = None
         try:

@@ -54,28 +54,28 @@ __all__ = ["ClusterVectorEnv"]
 
 @dataclass(eq=False)
 class _Hand:
-    """A host, as the vector env knows it."""
+    """The vector env's record of a host."""
 
     envs: range
     node: Node
     member: Member
     starting: Ticket | None
     awaited: Ticket | None = None
-    begun: list[Ticket] = field(default_factory=list)  # what was sent before it is waited for
-    asks: list[Ask] = field(default_factory=list)  # not sent yet
-    in_flight: int = 0  # envs that were sent something, and have not answered
+    begun: list[Ticket] = field(default_factory=list)  # calls of `begin` since its last answer
+    asks: list[Ask] = field(default_factory=list)  # requests that are not sent yet
+    in_flight: int = 0  # number of envs that were sent a request, and have not answered
 
 
 @dataclass
 class _Env:
-    """An env, as the vector env knows it."""
+    """The vector env's record of an env."""
 
-    asked: Ask | None = None  # while it is in flight
-    seed: int | None = None  # the last one that it was given
-    observation: Any = None  # the last one
-    over: bool = False  # whether its episode is
-    fresh: bool = False  # whether its process was started anew, and has not been reset since
-    fault: dict[str, Any] | None = None  # for its next step to report
+    asked: Ask | None = None  # its request in flight
+    seed: int | None = None  # the last seed that it was given
+    observation: Any = None  # its last observation
+    over: bool = False  # whether its episode is over
+    fresh: bool = False  # whether it was built anew, and has not been reset since
+    fault: dict[str, Any] | None = None  # the fault that its next step reports
 
 
 class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
@@ -87,8 +87,8 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     Attributes:
         num_envs: Number of envs.
-        nodes: For people: which node holds which envs.
-        restarts: How often a node, or the process of its envs, was lost.
+        nodes: The envs of each node, by the node's name.
+        restarts: How often a host was lost, and restarted.
 
     Example:
         >>> import gymnasium as gym
@@ -126,24 +126,24 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Args:
             env_fns: One function for each env; neighbours share a node.
-            batch_size: ``recv`` returns so many envs, those that are ready first; ``step`` and
-                ``reset``, too. None: all.
+            batch_size: Number of envs that ``recv`` returns, those that are ready first; ``step``
+                and ``reset``, too. None: all.
             autoreset_mode: NEXT_STEP or DISABLED, as for ``ShmVectorEnv``.
-            faults: Of the workers; and with ``on_crash="restart"`` envs of a node that is lost are
-                built anew where there is room: their next step returns a truncation, with
-                ``infos["fault"]``, and a reset follows.
-            num_hosts: On how many actors they are spread. None: one on each node.
-            cpus_per_host: CPUs of each. None: all of its node; with ``num_hosts``: 1.
-            local: All of it in this process, without Ray.
+            faults: The policy for faults of workers; with ``on_crash="restart"`` the envs of a node
+                that is lost are built anew where there is room: their next step returns a
+                truncation, with ``infos["fault"]``, and a reset follows.
+            num_hosts: Number of actors over which the envs are spread. None: one on each node.
+            cpus_per_host: CPUs of each actor. None: all of its node; with ``num_hosts``: 1.
+            local: Whether all hosts are in this process, without Ray.
             start_timeout: Seconds that hosts get to start.
-            actor_options: For Ray's actors.
-            **options: Of :class:`shmvec.ShmVectorEnv`, for each node: {options}.
+            actor_options: Options for Ray's actors.
+            **options: Options of :class:`shmvec.ShmVectorEnv`, for each node: {options}.
 
         Raises:
             ImportError: Ray is not installed.
             ValueError: An argument is out of range.
             TypeError: The env_fns cannot be pickled; and as ``ShmVectorEnv``.
-            RuntimeError: There is no room; spaces differ between nodes.
+            RuntimeError: There is no room for the hosts; spaces differ between nodes.
             Exception: Whatever an env_fn raises; the cause names the node.
         """
         super().__init__()
@@ -169,9 +169,9 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._options = {**options, "autoreset_mode": self.autoreset_mode, "faults": faults}
         self._timeout = start_timeout
         self.restarts = 0
-        self._in_vain = 0.0  # seconds that were waited for nothing but room for lost hosts
+        self._in_vain = 0.0  # seconds of waiting for nothing but the restart of lost hosts
         self._envs = [_Env() for _ in range(self.num_envs)]
-        self._answers: deque[Answer] = deque()  # those that were not taken
+        self._answers: deque[Answer] = deque()  # answers that were received and not yet taken
         self._crew: Crew = LocalCrew() if local else RayCrew(actor_options or {})
         self._functions = self._crew.put(functions)
         try:
@@ -216,7 +216,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         )
 
     def _start(self) -> None:
-        """Waits for the hosts, which must agree."""
+        """Waits for the hosts, whose envs must have the same spaces."""
         first: Hosted | None = None
         waiting = {hand.starting: hand for hand in self._hands if hand.starting is not None}
         for ticket in coming(self._crew, list(waiting), self._timeout):
@@ -255,7 +255,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     @property
     def nodes(self) -> dict[str, list[int]]:
-        """Which node holds which envs."""
+        """The envs of each node, by the node's name."""
         found: dict[str, list[int]] = {}
         for hand in self._hands:
             found.setdefault(hand.member.where(), []).extend(hand.envs)
@@ -269,11 +269,11 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Resets all envs, or those of ``options["reset_mask"]``, in parallel.
 
         Args:
-            seed: As for ``ShmVectorEnv``.
-            options: Likewise.
+            seed: As for ``ShmVectorEnv.reset``.
+            options: As for ``ShmVectorEnv.reset``.
 
         Returns:
-            Observations and infos; with ``batch_size`` of those that are ready first.
+            Observations and infos; with ``batch_size``, those of the envs that are ready first.
 
         Raises:
             Exception: As ``ShmVectorEnv``.
@@ -293,7 +293,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Starts to reset envs; :meth:`recv` returns those that are ready first.
 
         Returns:
-            How many.
+            The number of envs that are being reset.
 
         Raises:
             AlreadyPendingCallError: Envs are in flight.
@@ -304,7 +304,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         return count
 
     def _resets(self, seed: int | Sequence[int | None] | None, options: Options) -> int:
-        """Notes which envs to reset; returns how many."""
+        """Queues resets, which a wait or ``_begin`` sends; returns how many."""
         self._check_idle()
         envs = np.arange(self.num_envs)
         seeds = checked_seeds(seed, self.num_envs)
@@ -342,13 +342,13 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         Raises:
             ValueError: There is no such env, it is in flight, or the number or shape of the actions
                 is wrong. Nothing was sent.
-            TypeError: Their dtype is. Nothing was sent.
+            TypeError: The dtype of the actions is wrong. Nothing was sent.
         """
         self._steps(actions, env_id)
         self._begin()
 
     def _steps(self, actions: Any, env_id: npt.ArrayLike | None) -> None:
-        """Notes which envs to step."""
+        """Queues steps, which a wait or ``_begin`` sends."""
         self._check_open()
         envs = existing_env_ids(env_id, self.num_envs)
         given = self._actions.of(envs, actions)
@@ -370,7 +370,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Waits for a batch of envs, those that were ready first; see ``ShmVectorEnv.recv``.
 
         Raises:
-            NoAsyncCallError: So many were not asked.
+            NoAsyncCallError: Fewer envs are in flight.
             Exception: As :meth:`step`.
         """
         return self._recv(self.batch_size or self.num_envs)
@@ -399,7 +399,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._command("set_attr", parts)
 
     def render(self) -> tuple[Any, ...]:
-        """What every env's ``render`` returns."""
+        """Renders every env; returns their frames."""
         return self.call("render")
 
     # ---- asking and taking -------------------------------------------------------------------
@@ -434,14 +434,14 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._hand_of(ask.env).asks.append(ask)
 
     def _begin(self) -> None:
-        """Has hosts that are not busy ask their envs now; others do it when they have answered."""
+        """Sends queued requests to hosts that are not busy; others get theirs when they answer."""
         with self._whole():
             for hand in self._hands:
                 if hand.asks and hand.starting is None and hand.awaited is None:
                     hand.begun.append(hand.member.ask("begin", self._sent(hand)))
 
     def _send(self, hand: _Hand, least: int) -> None:
-        """Sends a host that is not busy one message: all requests for its envs."""
+        """Sends a host, unless it is busy, all queued requests for its envs, in one message."""
         if hand.starting is not None or hand.awaited is not None:
             return
         if not hand.asks and not hand.in_flight:
@@ -450,14 +450,14 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         hand.awaited = hand.member.ask("turn", asks, min(least, hand.in_flight))
 
     def _sent(self, hand: _Hand) -> list[Ask]:
-        """What a host is to be sent."""
+        """Takes the queued requests of a host."""
         hand.in_flight += len(hand.asks)
         asks, hand.asks = hand.asks, []
         return asks
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Closes all if the block ends early: what each env was asked is unknown then."""
+        """Closes the vector env if the block raises, because its records may be wrong then."""
         try:
             yield
         except BaseException:
@@ -465,7 +465,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             raise
 
     def _taken(self, count: int, least: int) -> list[Answer]:
-        """Takes so many answers, those that have come first."""
+        """Takes ``count`` answers, those that have come first."""
         self._check_open()
         known = len(self._answers) + self._num_asked()
         if known < count:
@@ -475,12 +475,12 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         return [self._answers.popleft() for _ in range(count)]
 
     def _all(self, count: int) -> StepResults:
-        """The answers of so many envs, by index, as if all had answered."""
+        """Takes ``count`` answers, ordered by env; infos have rows for all envs."""
         answers = sorted(self._taken(count, self.num_envs), key=lambda answer: answer.env)
         return together(self.single_observation_space, answers, self.num_envs)
 
     def _wait(self, least: int) -> None:
-        """Waits a while for answers; Ctrl-C meanwhile loses nothing."""
+        """Waits for a slice of time for answers; Ctrl-C meanwhile loses nothing."""
         with self._whole():
             for hand in self._hands:
                 self._send(hand, least)
@@ -501,7 +501,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 self._note(busy[ticket], ticket)
 
     def _note(self, hand: _Hand, ticket: Ticket) -> None:
-        """Notes what has come from a host."""
+        """Receives a host's answers, or notes that it has started."""
         try:
             for begun in hand.begun:
                 begun.result()
@@ -526,7 +526,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _command(self, method: str, arguments: Sequence[Iterable[Any]]) -> list[Any]:
         self._check_idle()
         while any(hand.starting is not None for hand in self._hands):
-            self._wait(1)  # until those are there that take the place of lost ones
+            self._wait(1)  # until lost hosts are replaced
         tickets = [
             hand.member.ask(method, *args)
             for hand, args in zip(self._hands, arguments, strict=True)
@@ -548,11 +548,11 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     # ---- losses ------------------------------------------------------------------------------
 
     def _lose(self, hand: _Hand, why: Exception) -> None:
-        """Handles the loss of a host: another one takes its place, and its envs are truncated."""
+        """Handles the loss of a host: replaces it, and truncates the episodes of its envs."""
         where = hand.member.where()
         hand.member.end()
         index = self._hands.index(hand)
-        del self._hands[index]  # until there is another member
+        del self._hands[index]  # if an error follows, `_end` leaves out the lost member
         message = f"node {where} was lost: {str(why).partition(chr(10))[0]}"
         if self.faults.on_crash != "restart":
             raise WorkerCrashError(
@@ -590,7 +590,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 self._cut(number, info)
 
     def _cut(self, index: int, info: dict[str, Any]) -> None:
-        """Answers for an env by a truncation, in place of what was lost."""
+        """Answers for an env with a truncation, in place of its lost results."""
         env = self._envs[index]
         env.over = True
         self._answers.append(Answer(index, env.observation, 0.0, False, True, {"fault": info}))
@@ -610,7 +610,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _end(self) -> list[Exception]:
         self.closed = True
         hands, self._hands = self._hands, []
-        if not hands:  # the crew may not be there, either
+        if not hands:  # then the crew may not have been made
             return []
         return dismiss(
             self._crew,
