@@ -1,8 +1,8 @@
-"""Wrapped envs that are stepped together: each in a thread, until their requests meet.
+"""Steps wrapped env handles together: each in a thread, whose requests are carried out at once.
 
-A wrapper around an env handle is the user's code, and runs here; what it asks the env below is not
-sent by its thread. The thread waits until all the others have asked something or are done; then the
-caller's thread carries all requests out at once.
+A wrapper around an env handle is the user's code, and runs in the parent. A request that it makes
+to the env below is not sent by its thread: the thread waits until every other thread has made a
+request or is done; then the caller's thread carries out all requests at once.
 
 Ctrl-C may come anywhere in the caller's thread. So that thread takes no lock: it puts into queues,
 which is done as a whole or not at all.
@@ -20,19 +20,19 @@ _local = threading.local()
 
 
 class Job:
-    """A call that is made in a thread, and may ask its meeting for something.
+    """A call that is made in a thread, and may make requests to its meeting.
 
     Attributes:
-        result: What it has returned.
-        error: What it has raised, or None.
-        request: What it asks for.
-        answers: Where it waits for an answer.
-        cancelled: Whether its requests are refused.
-        done: Whether it has ended.
+        result: What the call has returned.
+        error: What the call has raised, or None.
+        request: The call's request that is not yet carried out.
+        answers: The queue on which the call's thread waits for an answer.
+        cancelled: Whether requests are refused, so that the call ends.
+        done: Whether the call has ended.
     """
 
     def __init__(self, call: Callable[[], Any], bell: SimpleQueue[None]) -> None:
-        """Takes what is called, and what is rung when it asks for something or is done."""
+        """Takes the call, and the queue that is notified of its requests and of its end."""
         self.result: Any = None
         self.error: BaseException | None = None
         self.request: Any = None
@@ -78,11 +78,11 @@ class Meeting:
         """Starts the threads.
 
         Args:
-            num_jobs: The most there are at a time.
-            carry_out: Takes the requests of all jobs that ask, and returns an answer to each.
+            num_jobs: Number of jobs at a time, at most.
+            carry_out: Takes the requests of all jobs that wait, and returns an answer to each.
         """
         self._carry_out = carry_out
-        self._jobs: list[Job] = []  # of a call that has not come to its end
+        self._jobs: list[Job] = []  # jobs of a `run` that has not ended
         self._queues: list[SimpleQueue[Callable[[], None] | None]] = []
         self._threads: list[threading.Thread] = []
         for _ in range(num_jobs):
@@ -97,16 +97,16 @@ class Meeting:
         """Makes calls, each in a thread.
 
         Args:
-            calls: By number; at most ``num_jobs``.
+            calls: The calls, by number; at most ``num_jobs``.
 
         Returns:
-            What each has returned or raised.
+            The job of each call, with what the call has returned or raised.
 
         Raises:
             BaseException: What ``carry_out`` raises, KeyboardInterrupt included; all calls have
-                come to an end.
+                ended by then.
         """
-        self._interrupt()  # what a call has left that was interrupted twice
+        self._interrupt()  # ends jobs of an earlier `run` that was interrupted twice
         bell: SimpleQueue[None] = SimpleQueue()
         jobs = {number: Job(call, bell) for number, call in calls.items()}
         self._jobs = active = list(jobs.values())
@@ -114,7 +114,7 @@ class Meeting:
             for queue, job in zip(self._queues, active, strict=False):
                 queue.put(job.run)
             while active:
-                for _ in active:  # each rings once: it asks for something, or is done
+                for _ in active:  # each job notifies once: of a request, or of its end
                     bell.get()
                 active = [job for job in active if not job.done]
                 answers = self._carry_out([job.request for job in active]) if active else []
@@ -127,14 +127,14 @@ class Meeting:
         return jobs
 
     def _interrupt(self) -> None:
-        """Brings all jobs to their end."""
+        """Refuses the requests of all jobs until the jobs have ended."""
         if not self._jobs:
             return
         for job in self._jobs:
             job.cancelled = True
             job.answers.put(None)
         over: SimpleQueue[None] = SimpleQueue()
-        for queue in self._queues:  # what comes after the jobs is run when they are done
+        for queue in self._queues:  # a call queued behind a job runs once the job has ended
             queue.put(partial(over.put, None))
         for _ in self._queues:
             over.get()
@@ -148,7 +148,7 @@ class Meeting:
             thread.join()
 
     def __del__(self) -> None:
-        """Ends the threads, if that was forgotten."""
+        """Ends the threads of a meeting that was not closed."""
         for queue in self._queues:
             queue.put(None)
 

@@ -1,6 +1,6 @@
-"""Envs that are asked one by one; what a worker's crash has cut off is repeated.
+"""Steps and resets of single envs, which are repeated if a worker's crash has cut them off.
 
-The core truncates an episode that a worker's death cut off. Here a new one begins instead: the
+The core truncates an episode that a worker's death cut off. Here a new episode begins instead: the
 env is reset, the step is made once more, and its info says so. A step after an episode's end resets
 the env first, in the worker and in the same request.
 """
@@ -18,7 +18,7 @@ from shmvec.spaces import batched, one_of
 
 
 class Episodes(HostedEnv):
-    """An env that its next step resets when its episode is over, and that is closed once."""
+    """An env whose step resets it first if its episode is over; ``close`` acts only once."""
 
     _over = False
     _closed = False
@@ -39,7 +39,7 @@ class Episodes(HostedEnv):
         began = deepcopy(self.reset()) if self._over else None
         result = self.env.step(action)
         if len(result) != 5:
-            return result  # the core says what is wrong
+            return result  # the core raises the error for it
         observation, reward, terminated, truncated, info = result
         self._over = bool(terminated) or bool(truncated)
         if began is not None:
@@ -57,7 +57,7 @@ class Step(NamedTuple):
     """A request to make a step.
 
     Attributes:
-        action: Its action.
+        action: The action.
     """
 
     action: Any
@@ -67,24 +67,24 @@ class Reset(NamedTuple):
     """A request to reset.
 
     Attributes:
-        seed: For its generator, or None.
-        options: For it, or None.
+        seed: The seed of the reset, or None.
+        options: The options of the reset, or None.
     """
 
     seed: int | None = None
     options: dict[str, Any] | None = None
 
 
-# What the env has returned (five values for a step, two for a reset), or what it has raised.
+# What an env has returned (five values for a step, two for a reset), or what it has raised.
 Answer: TypeAlias = tuple[Any, ...] | Failure
 
 
 class RepeatingEnvs:
-    """Envs that are asked one by one, in processes that are started without waiting for them.
+    """Envs whose requests are repeated after a crash; their processes start in the background.
 
     Attributes:
-        exchange: The exchange that asks them; its ``initialize`` waits for them.
-        over: Whether an env's last step has ended its episode, for each.
+        exchange: The exchange that asks the envs; its ``initialize`` waits until they are built.
+        over: Whether an env's last step has ended its episode, for each env.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class RepeatingEnvs:
         """Starts the processes.
 
         Args:
-            env_fns: One for each env.
-            faults: What is done when a worker dies. None: it is restarted.
+            env_fns: One function for each env.
+            faults: The policy for workers that die. None: they are restarted.
             **options: Further arguments of ``Exchange``.
         """
         options.setdefault("num_workers", len(env_fns))
@@ -108,8 +108,8 @@ class RepeatingEnvs:
             **options,
         )
         self.over = [False] * len(env_fns)
-        self._options: dict[int, Any] = {}  # of each env's last reset
-        self._faults: dict[int, dict[str, Any]] = {}  # those that are in no info yet
+        self._options: dict[int, Any] = {}  # options of each env's last reset
+        self._faults: dict[int, dict[str, Any]] = {}  # faults that are in no info yet
         self._open = set(range(len(env_fns)))
 
     # ---- steps and resets --------------------------------------------------------------------
@@ -118,11 +118,11 @@ class RepeatingEnvs:
         """Asks envs and does not wait; :meth:`finish` must follow.
 
         Args:
-            requests: By env.
+            requests: The request to each env, by env.
 
         Raises:
             ValueError: The number or shape of the actions is wrong. Nothing was sent.
-            TypeError: Their dtype is. Nothing was sent.
+            TypeError: The dtype of the actions is wrong. Nothing was sent.
         """
         self.exchange.discard()  # what an interrupted call has left in flight
         self.exchange.recycle()
@@ -137,19 +137,20 @@ class RepeatingEnvs:
         if resets:
             seeds, options = zip(*resets.values(), strict=True)
             self._options.update(zip(resets, options, strict=True))
-            # Without any, a reset is asked for faster.
+            # A request without seeds and options takes a faster path.
             given = [None if all(x is None for x in each) else each for each in (seeds, options)]
             self.exchange.ask_reset(list(resets), *given)
 
     def finish(self, requests: Mapping[int, Step | Reset]) -> dict[int, Answer]:
-        """Waits for what :meth:`begin` has asked, and repeats what was lost.
+        """Waits for the requests of :meth:`begin`, and repeats those that were lost.
 
         Args:
-            requests: The same.
+            requests: The same as for :meth:`begin`.
 
         Returns:
-            By env. The info of one that was restarted has ``fault``; after a repeated step also
-            ``reset_observation`` and ``reset_info``, with which the new episode began.
+            The answer of each env, by env. The info of an env that was restarted has ``fault``;
+            after a repeated step also ``reset_observation`` and ``reset_info``, with which the new
+            episode began.
 
         Raises:
             WorkerCrashError: A worker died, and the policy does not restart it, or not again.
@@ -174,7 +175,7 @@ class RepeatingEnvs:
         return answers
 
     def _take(self, requests: Mapping[int, Step | Reset]) -> dict[int, Answer]:
-        """Waits for the answers; there are none to steps that were cut off."""
+        """Waits for the answers; steps that were cut off have none."""
         space = self.exchange.single_observation_space
         taken = self.exchange.take()
         if taken.failures:
@@ -198,7 +199,7 @@ class RepeatingEnvs:
     # ---- calls -------------------------------------------------------------------------------
 
     def call_one(self, env: int, name: str) -> Any:
-        """What a method of an env returns; if its worker dies it is reset and called again.
+        """Calls a method of an env; if its worker dies, the env is reset, and the call repeated.
 
         Raises:
             WorkerCrashError: A worker died, and the policy does not restart it, or not again.
@@ -221,14 +222,14 @@ class RepeatingEnvs:
     # ---- closing -----------------------------------------------------------------------------
 
     def leave(self, envs: Sequence[int], timeout: float | None) -> bool:
-        """Closes some envs, whose processes end with the last one.
+        """Closes some envs; the processes end when the last env is closed.
 
         Args:
-            envs: Which.
+            envs: The envs to close.
             timeout: Seconds that they may take.
 
         Returns:
-            Whether none is left, so that ``exchange.close`` is due.
+            Whether no env is left, so that ``exchange.close`` is due.
 
         Raises:
             Exception: What an env's ``close`` raises.

@@ -17,10 +17,10 @@ RESET_INFO = "reset"  # the key
 
 
 class SB3Env(HostedEnv):
-    """An env of the user's, and what is asked of it through ``Exchange.call``.
+    """An env of the user's, and the methods that ``ShmVecEnv`` calls in its worker.
 
-    The names that may be called are this class's: an attribute of the env is returned and not
-    called, whatever it is, and methods named ``reset`` or ``step`` are called like any other.
+    ``Exchange.call`` finds only these methods: ``get_attr`` returns an attribute of the env and
+    never calls it, and ``env_method`` calls methods named ``reset`` or ``step`` like any other.
     """
 
     def __init__(self, env_fn: Callable[[], Any]) -> None:
@@ -28,9 +28,9 @@ class SB3Env(HostedEnv):
         super().__init__(gymnasium_env(env_fn()))
 
     def reset(self, *, options: Any = None, **seed: Any) -> Any:
-        """Resets the env; it is given no options where there are none: it may know of none.
+        """Resets the env, without options where there are none: its reset may not take any.
 
-        Its info lies under one key, out of the way of what the core reports of the last episode.
+        The info is put under one key, apart from the core's report of the last episode.
         """
         result = self.env.reset(options=options, **seed) if options else self.env.reset(**seed)
         if isinstance(result, tuple) and len(result) == 2 and result[1]:
@@ -39,18 +39,18 @@ class SB3Env(HostedEnv):
         return result
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """One of the methods below, for a worker to call."""
+        """One of the methods below, which a worker calls."""
         return getattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Sets an attribute where it is: of the env, or of one of its wrappers."""
+        """Sets an attribute of the env, or of the wrapper that has it."""
         if hasattr(self.env, name):  # Gymnasium 1.0 passes over the outermost wrapper
             setattr(self.env, name, value)
         else:
             self.env.set_wrapper_attr(name, value)
 
     def itself(self) -> gym.Env[Any, Any]:
-        """The env, which only ``num_workers=0`` can hand over."""
+        """The env, which only ``num_workers=0`` can return."""
         env: gym.Env[Any, Any] = self.env
         return env
 
@@ -81,11 +81,11 @@ class SB3Env(HostedEnv):
 
 
 def gymnasium_env(env: Any) -> gym.Env[Any, Any]:
-    """The env; one of old Gym is wrapped as Stable-Baselines3 does.
+    """A Gymnasium env: the given one, or one of old Gym, wrapped as Stable-Baselines3 does.
 
     Raises:
-        ValueError: It is neither.
-        ImportError: It is one of old Gym, and shimmy is not installed.
+        ValueError: It is an env of neither.
+        ImportError: It is an env of old Gym, and shimmy is not installed.
     """
     if isinstance(env, gym.Env):
         return env

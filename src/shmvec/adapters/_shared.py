@@ -1,4 +1,4 @@
-"""What several adapters share: actions in lists, infos one dict an env, steps in two calls."""
+"""Helpers of several adapters: forwarded attributes, infos with faults, steps in two calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shmvec.exchange import Answers, Exchange, OwnsProcesses
 
 
 def forwarded(to: str, name: str) -> Any:
-    """A property that is the attribute or method ``name`` of the attribute ``to``."""
+    """A property that returns the attribute or method ``name`` of the attribute ``to``."""
     return property(lambda self: getattr(getattr(self, to), name), doc=f"``{to}.{name}``.")
 
 
@@ -55,7 +55,7 @@ class TwoCallSteps(OwnsProcesses):
     _exchange: Exchange
 
     def _idle(self, name: str) -> Exchange:
-        """The exchange, with no env in flight: a step that was interrupted is discarded.
+        """The exchange, once results of interrupted steps are discarded, so no env is in flight.
 
         Raises:
             AlreadyPendingCallError: A step was begun and not waited for.
@@ -78,7 +78,7 @@ class TwoCallSteps(OwnsProcesses):
         """Waits for the step that was begun.
 
         Raises:
-            NoAsyncCallError: None was.
+            NoAsyncCallError: No step was begun.
         """
         if not (self.waiting or self._exchange.closed):
             raise NoAsyncCallError("Calling `step_wait` without any prior `step_async`.", "step")
@@ -86,9 +86,9 @@ class TwoCallSteps(OwnsProcesses):
         return delivered(self._exchange, self._exchange.take())
 
     def _reset_envs(self, seeds: Any, options: Any, envs: Any = None) -> Answers:
-        """Resets all envs or some, with a seed and options each; a step in flight is discarded.
+        """Resets all envs or some, with a seed and options each; discards a step in flight.
 
-        Observations are of all envs, the last ones of those that are not reset.
+        The result has observations of all envs: of those that are not reset, their last ones.
         """
         self.waiting = False
         self._exchange.discard()

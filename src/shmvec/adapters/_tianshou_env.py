@@ -1,4 +1,4 @@
-"""An env as Tianshou treats it, in its worker, where Tianshou itself is not needed."""
+"""The env of Tianshou's vector envs, in its worker, where Tianshou itself is not needed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shmvec.spaces import Anything
 
 SPACES = ("observation_space", "action_space")
 REWARD = "shmvec.reward"  # in an info: a reward that is no scalar
-KWARGS = "shmvec.kwargs"  # in options: what else `reset` was called with
+KWARGS = "shmvec.kwargs"  # in options: further keyword arguments of `reset`
 
 
 class TianshouEnv(HostedEnv):
-    """An env as Tianshou treats it, in its worker."""
+    """An env with Tianshou's rules for arguments of ``reset``, rewards and attributes."""
 
     def __init__(
         self, index: int, env_fn: Callable[[], gym.Env[Any, Any]], share_memory: bool
@@ -46,18 +46,18 @@ class TianshouEnv(HostedEnv):
         return observation, 0.0, terminated, truncated, {**info, REWARD: np.asarray(reward)}
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """A method below, or an attribute of the env: what a worker calls."""
+        """One of the methods below, or an attribute of the env, which a worker calls."""
         if name.startswith("shmvec_"):
             return getattr(self, name)
         return attribute(self.env, name)
 
     def shmvec_describe(self) -> dict[str, Any]:
-        """Its own spaces, and whether it has a ``seed`` method."""
+        """The env's spaces, and whether it has a method ``seed``."""
         spaces_of_env = {name: getattr(self.env, name, None) for name in SPACES}
         return {**spaces_of_env, "seed": hasattr(self.env, "seed")}
 
     def shmvec_get(self, name: str) -> Any:
-        """An attribute, not called."""
+        """An attribute of the env; a method is returned, not called."""
         return attribute(self.env, name)
 
     def shmvec_set(self, name: str, value: Any) -> None:
@@ -65,7 +65,7 @@ class TianshouEnv(HostedEnv):
         setattr(self.env.unwrapped, name, value)
 
     def shmvec_seed(self, seeds: Sequence[int | None]) -> Any:
-        """Seeds the env as Tianshou does, with its own seed out of all."""
+        """Seeds the env as Tianshou does, with its seed among those of all envs."""
         seed = seeds[self.index]
         space = getattr(self.env, "action_space", None)
         if space is not None:

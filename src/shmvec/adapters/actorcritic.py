@@ -1,7 +1,7 @@
-"""actorcritic's ``multi_env``: handles of envs that live in subprocesses, and many of them as one.
+"""actorcritic's ``multi_env``: handles of envs in subprocesses, which step alone or together.
 
 A ``SubprocessEnv`` is a Gymnasium env; a ``MultiEnv`` steps several in parallel, takes and returns
-lists, and resets by itself. A subprocess that dies is replaced, and what it was asked is repeated.
+lists, and resets by itself. A subprocess that dies is replaced, and its requests are repeated.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class _Close:
     timeout: float | None
 
 
-_Asked: TypeAlias = Step | Reset | _Close | str  # a text: a method to call, or an attribute
+_Asked: TypeAlias = Step | Reset | _Close | str  # str: a method to call, or an attribute
 
 
 class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
-    """An env whose env lives in a process of its own.
+    """A handle of an env that lives in a process of its own.
 
     :meth:`start` and :meth:`initialize` must be called first; :func:`create_subprocess_envs` does
     that for many at once. A process that dies is replaced: ``env_fn`` is called again, the env is
@@ -55,9 +55,10 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
     episode began.
 
     Attributes:
-        group: The envs that were started with it, through which it is asked; None before that.
-        index: Its place among them.
-        closed: Whether it was closed.
+        group: The envs that were started with this one, through which it is asked; None before
+            the start.
+        index: The env's index in this group.
+        closed: Whether the env was closed.
 
     Example:
         >>> import gymnasium as gym
@@ -76,9 +77,9 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         """Prepares for a process; nothing is started.
 
         Args:
-            env_fn: Makes the env, in the process, and again in each process that replaces it.
-            faults: What is done when the process dies, and how often. None: it is replaced, up to
-                10 times in 10 minutes.
+            env_fn: Makes the env, in the process and in each process that replaces it.
+            faults: The policy for the process's death. None: it is replaced, up to 10 times in
+                10 minutes.
             **options: Further arguments of :class:`shmvec.exchange.Exchange`, such as ``context=``
                 and ``step_timeout=``.
 
@@ -90,7 +91,7 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         self.group: RepeatingEnvs | None = None
         self.index = 0
         self.closed = False
-        self._attributes: dict[str, Any] = {}  # those that were asked for
+        self._attributes: dict[str, Any] = {}  # cache of the attributes that were fetched
 
     # ---- starting ----------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         return self.group
 
     def ready_for(self, method: str) -> RepeatingEnvs:
-        """What a method asks the env through.
+        """The group through which a method asks the env.
 
         Raises:
             ValueError: Before :meth:`initialize`, after :meth:`close`, or after a fault that has
@@ -151,7 +152,7 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
             )
         return group
 
-    # ---- what an env has ---------------------------------------------------------------------
+    # ---- attributes of an env ----------------------------------------------------------------
 
     @property
     def observation_space(self) -> gym.Space[Any]:  # type: ignore[override]
@@ -196,8 +197,8 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         """Resets the env.
 
         Args:
-            seed: For its random generator.
-            options: For it.
+            seed: Seed of the env's random generator.
+            options: Options of the env's ``reset``.
 
         Returns:
             Observation and info.
@@ -217,7 +218,7 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         """Steps the env.
 
         Args:
-            action: As its action space says.
+            action: An action of the env's action space.
 
         Returns:
             Observation, reward, terminated, truncated and info.
@@ -231,15 +232,15 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
         """
         if self.ready_for("step()").over[self.index]:
             raise ValueError("The episode is over. Call 'reset()' before 'step()'.")
-        if current() is not None:  # else the core checks it, with no others
+        if current() is not None:  # checked here, before it is sent together with others
             _check_actions(self.action_space, [action])
         return self._ask(Step(action))  # type: ignore[no-any-return]
 
     def render(self, mode: str | None = None) -> Any:
-        """What the env's ``render`` returns.
+        """Renders the env, and returns its frame.
 
         Args:
-            mode: Ignored: a Gymnasium env knows its ``render_mode``.
+            mode: Not used: a Gymnasium env has its ``render_mode``.
 
         Raises:
             ValueError: Before :meth:`initialize`, or after :meth:`close`.
@@ -265,7 +266,7 @@ class SubprocessEnv(OwnsProcesses, gym.Env[Any, Any]):
             self._ask(_Close(timeout))
 
     def _ask(self, asked: _Asked) -> Any:
-        """Carries a request out, together with others where a meeting runs this thread."""
+        """Makes a request; in a thread of a meeting, together with those of other threads."""
         job = current()
         answer = _carry_out([(self, asked)])[0] if job is None else job.ask((self, asked))
         if isinstance(answer, BaseException):
@@ -298,7 +299,7 @@ class MultiEnv(OwnsProcesses):
 
         Args:
             envs: Each a :class:`SubprocessEnv`, or one in wrappers (then its step runs in a
-                thread, and what it asks the env is sent together with what the others ask).
+                thread, and its request to the env is sent together with those of the others).
 
         Raises:
             ValueError: There is none, one is there twice, one is not initialized or closed, or
@@ -323,7 +324,7 @@ class MultiEnv(OwnsProcesses):
             raise ValueError("One env is there twice")
         self._handles = [env for env in below if isinstance(env, SubprocessEnv)]
         self._closed = False
-        self._over = [False] * len(self._envs)  # of those that are wrapped
+        self._over = [False] * len(self._envs)  # whether episodes are over, of wrapped envs
         self.reset_infos: list[dict[str, Any]] = [{} for _ in self._envs]
         plain = all(isinstance(env, SubprocessEnv) for env in self._envs)
         self._meeting = None if plain else Meeting(len(self._envs), _carry_out)
@@ -382,14 +383,14 @@ class MultiEnv(OwnsProcesses):
             actions: One for each env. None leaves that env out.
 
         Returns:
-            Observations; rewards; terminals: whether the episode has ended, or was cut off, which
-            the info says in ``TimeLimit.truncated``; infos. One of each for each env, None for
-            those left out.
+            Lists of observations, rewards, terminals and infos, with one item for each env, None
+            for those left out. A terminal says that the episode has terminated or was truncated;
+            the info's ``TimeLimit.truncated`` says which.
 
         Raises:
             ValueError: After :meth:`close`; the number of actions, or the shape of one, is wrong.
                 No env has made a step.
-            TypeError: The dtype of one is. No env has made a step.
+            TypeError: The dtype of an action is wrong. No env has made a step.
             TooManyFaultsError: A process has died too often.
             Exception: Whatever an env raises, with its index; the others have made their step.
         """
@@ -444,9 +445,9 @@ class MultiEnv(OwnsProcesses):
             handle.ready_for(method)
 
     def _ask(self, requests: Mapping[int, Step | Reset]) -> dict[int, Any]:
-        """What plain handles answer; raises what the first has raised."""
+        """Makes requests to unwrapped handles; returns answers, or raises the first env's error."""
         if len({self._handles[i].group for i in requests}) > 1:
-            # Before the first group is sent any.
+            # Checked before any group is sent a request.
             actions = [asked.action for asked in requests.values() if isinstance(asked, Step)]
             _check_actions(self.action_space, actions)
         answers = _carry_out([(self._handles[i], asked) for i, asked in requests.items()])
@@ -456,7 +457,7 @@ class MultiEnv(OwnsProcesses):
         )
         return results
 
-    # ---- wrapped ones ------------------------------------------------------------------------
+    # ---- wrapped handles ---------------------------------------------------------------------
 
     def _step_wrapped(self, i: int, action: Any) -> tuple[Any, ...]:
         env = self._envs[i]
@@ -469,7 +470,7 @@ class MultiEnv(OwnsProcesses):
         if reset is not None:
             if "fault" in reset[1]:
                 info.setdefault("fault", reset[1]["fault"])
-            if "reset_observation" not in info:  # else the process died in that step: a later reset
+            if "reset_observation" not in info:  # else a crash in the step has led to a later reset
                 info["reset_observation"], info["reset_info"] = reset
         return observation, reward, terminated, truncated, info
 
@@ -512,7 +513,7 @@ def create_subprocess_envs(
     except RuntimeError as error:
         if isinstance(error, WorkerCrashError) or isinstance(error.__cause__, RemoteTraceback):
             raise
-    try:  # one by one: their spaces differ
+    try:  # spaces are fetched one by one, because they may differ
         for start in (SubprocessEnv.start, SubprocessEnv.initialize):
             for env in envs:
                 start(env)
@@ -526,11 +527,11 @@ def create_subprocess_envs(
 
 
 def _check_actions(space: gym.Space[Any], actions: Sequence[Any]) -> None:
-    """Refuses what the core would refuse, where it must be known before anything is sent.
+    """Refuses actions that the core would refuse, before anything is sent.
 
     Raises:
-        ValueError: A shape is wrong.
-        TypeError: A dtype is.
+        ValueError: The shape of an action is wrong.
+        TypeError: The dtype of an action is wrong.
     """
     if actions:
         envs = np.arange(len(actions))
@@ -538,7 +539,7 @@ def _check_actions(space: gym.Space[Any], actions: Sequence[Any]) -> None:
 
 
 def _carry_out(requests: Sequence[tuple[SubprocessEnv, _Asked]]) -> list[Any]:
-    """One answer to each request; steps and resets are sent to all before any is waited for."""
+    """Carries out requests; sends all steps and resets before it waits for the first answer."""
     groups: dict[RepeatingEnvs, dict[int, Step | Reset]] = {}
     for env, asked in requests:
         if isinstance(asked, (Step, Reset)):
@@ -553,7 +554,7 @@ def _carry_out(requests: Sequence[tuple[SubprocessEnv, _Asked]]) -> list[Any]:
             if isinstance(asked, str):
                 answers.append(_group_of(env).call_one(env.index, asked))
             elif isinstance(asked, _Close):
-                _close(closing, asked.timeout)  # all of them, the first time
+                _close(closing, asked.timeout)  # the first of these requests closes all envs
                 answers.append(None)
             else:
                 answers.append(found[_group_of(env)][env.index])

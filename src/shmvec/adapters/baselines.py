@@ -37,13 +37,13 @@ _CLOSE_S = 30.0
 
 
 class AlreadySteppingError(Exception):
-    """Something else was asked while a step is running that ``step_async`` has started."""
+    """Another method was called while a step that ``step_async`` has started is running."""
 
     def __init__(self, name: str = "step_async") -> None:
-        """Says so.
+        """Makes the message.
 
         Args:
-            name: The method that was called.
+            name: Name of the method that was called.
         """
         super().__init__(f"already running an async step: call step_wait() before {name}()")
 
@@ -52,15 +52,15 @@ class NotSteppingError(Exception):
     """``step_wait`` was called, but no step is running."""
 
     def __init__(self) -> None:
-        """Says so."""
+        """Makes the message."""
         super().__init__("not running an async step: call step_async() before step_wait()")
 
 
 class _Envs(ShmVectorEnv):
-    """The envs."""
+    """The vector env below, under another name."""
 
 
-_Envs.__name__ = "SubprocVecEnv"  # what messages and processes are called by
+_Envs.__name__ = "SubprocVecEnv"  # the name in messages and of processes
 
 
 class SubprocVecEnv(TwoCallSteps):
@@ -79,8 +79,8 @@ class SubprocVecEnv(TwoCallSteps):
         metadata: The first env's, with the two modes of :meth:`render`.
         render_mode: The first env's.
         reset_infos: For each env, the info of its last reset, which the interface has no room for.
-        terminal_observations: For each env, what its last finished episode ended with, for which
-            there is no room either; None before there was one.
+        terminal_observations: For each env, the last observation of its last finished episode, for
+            which the interface has no room either; None before an episode has finished.
         viewer: The window, once :meth:`get_viewer` has made it.
         vector_env: The :class:`shmvec.ShmVectorEnv` below, for its ``call``, ``set_attr`` and
             ``stats``.
@@ -112,7 +112,7 @@ class SubprocVecEnv(TwoCallSteps):
             spaces: Observation and action space, if you want them checked. None: the envs'.
             context: How processes are started: "spawn", "fork", "forkserver", or None for Python's
                 default.
-            in_series: Envs in each process, which steps them in turn.
+            in_series: Number of envs in each process, which steps them one after the other.
             **options: Further arguments of :class:`shmvec.ShmVectorEnv`, such as
                 ``step_timeout=`` or ``faults=``; with ``num_workers=`` instead of ``in_series``
                 any split will do, and 0 steps the envs in this process.
@@ -121,7 +121,7 @@ class SubprocVecEnv(TwoCallSteps):
             ValueError: No env_fns; ``in_series`` does not divide their number, or is below 1;
                 ``spaces`` is no pair of spaces, or not the envs'; a bad ``context`` or option.
             TypeError: Something in ``env_fns`` is not callable, or cannot be pickled;
-                ``in_series`` is no integer; an option that there is not, or that is fixed here.
+                ``in_series`` is no integer; an option does not exist, or is fixed here.
             RuntimeError: Spaces of the envs differ.
             WorkerCrashError: A worker process died while it built its envs.
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
@@ -171,7 +171,7 @@ class SubprocVecEnv(TwoCallSteps):
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed, or a worker's death has."""
+        """Whether the envs are closed, by ``close`` or because a worker has died."""
         return self.vector_env.closed
 
     @property
@@ -216,7 +216,7 @@ class SubprocVecEnv(TwoCallSteps):
             AlreadySteppingError: A step is running.
             ClosedEnvironmentError: After ``close``.
             ValueError: The number or shape of the actions is wrong. Nothing was sent.
-            TypeError: Their dtype is. Nothing was sent.
+            TypeError: The dtype of the actions is wrong. Nothing was sent.
         """
         self._idle("step_async")
         if isinstance(actions, list):
@@ -237,7 +237,7 @@ class SubprocVecEnv(TwoCallSteps):
             as its env returned it.
 
         Raises:
-            NotSteppingError: None was started.
+            NotSteppingError: No step was started.
             ClosedEnvironmentError: After ``close``.
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker process died.
@@ -260,7 +260,7 @@ class SubprocVecEnv(TwoCallSteps):
         return self.step_wait()
 
     def get_images(self) -> list[npt.NDArray[Any]]:
-        """What every env shows: ``(height, width, 3)`` each, or what its ``render`` returns.
+        """A frame of each env, ``(height, width, 3)``, or whatever its ``render`` returns.
 
         Raises:
             AlreadySteppingError: A step is running.
@@ -272,7 +272,7 @@ class SubprocVecEnv(TwoCallSteps):
         return checked_frames(self.vector_env.render())
 
     def render(self, mode: str = "human") -> Any:
-        """Shows what all envs show, in one picture: see :func:`shmvec.rendering.tile_images`.
+        """Shows the frames of all envs in one picture: see :func:`shmvec.rendering.tile_images`.
 
         Args:
             mode: "human": in a window. "rgb_array": returns the picture.
@@ -299,7 +299,7 @@ class SubprocVecEnv(TwoCallSteps):
         """The window, which opens with the first picture.
 
         Raises:
-            ImportError: It needs pygame.
+            ImportError: pygame is not installed.
         """
         if self.viewer is None:
             self.viewer = Viewer(f"{self.num_envs} envs")

@@ -34,10 +34,10 @@ ByAgent: TypeAlias = dict[Any, Any]
 # Observations, rewards, terminations, truncations, infos.
 StepResults: TypeAlias = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
 
-# What an env's observation holds beside those of its agents: rewards, and rows of flags.
+# Parts of an env's observation: its agents' observations, their rewards, and rows of flags.
 AGENTS, REWARDS, FLAGS = "agents", "rewards", "flags"
 TERMINATED, TRUNCATED, ALIVE = range(3)
-OF_AGENT = "agent "  # before the name of an agent, as a key of infos
+OF_AGENT = "agent "  # prefix of an agent's name, as a key of infos
 _NEEDED = ("observation_space", "action_space", "reset", "step")
 
 
@@ -48,10 +48,10 @@ class ParallelVectorEnv(OwnsProcesses):
     have all ``possible_agents``. The envs are ``pettingzoo.ParallelEnv``, or have its methods;
     PettingZoo need not be installed.
 
-    An agent that is not there in an env, because it is dead or not yet born, has an observation of
+    An agent that is absent from an env, because it is dead or not yet born, has an observation of
     zeros, reward 0, and is neither terminated nor truncated: ``alive`` says which agents act.
-    In the step in which it dies it has its last observation and reward, and is terminated or
-    truncated. Its actions are ignored from then on, and need not be given.
+    In the step in which an agent dies it has its last observation and reward, and is terminated or
+    truncated. Its actions are ignored from then on, and may be left out.
 
     An episode is over when no agent is left. What follows is as for ``ShmVectorEnv``, by
     ``autoreset_mode``: the next step resets the env (NEXT_STEP), this step has reset it already
@@ -60,10 +60,10 @@ class ParallelVectorEnv(OwnsProcesses):
     Attributes:
         envs: The ``ShmVectorEnv`` behind it, for ``stats()``, ``restart()`` and the like.
         num_envs: Number of envs.
-        possible_agents: Agents that there may be, the same in all envs; so are ``agents``, since
-            all dicts have all of them.
-        alive: By agent, bool ``(num_envs,)``: where it is to act in the next step. So what is
-            returned by that step is, for an agent, of use where it was alive before.
+        possible_agents: Agents that there may be, the same in all envs. ``agents`` is the same,
+            since all dicts have all of them.
+        alive: By agent, bool ``(num_envs,)``: the envs in which it acts in the next step. An
+            agent's results of a step are of use in the envs in which it was alive before the step.
         metadata: The first env's, with ``autoreset_mode``.
         render_mode: The first env's.
         closed: Whether it has been closed.
@@ -106,9 +106,9 @@ class ParallelVectorEnv(OwnsProcesses):
 
         Args:
             env_fns: One function for each env; each returns a parallel env.
-            **options: Of ``ShmVectorEnv``: ``num_workers``, ``autoreset_mode``, ``context``,
-                ``copy``, ``step_timeout``, ``faults`` and so on. ``shared_memory=False`` for
-                observations or actions without a fixed size.
+            **options: Options of ``ShmVectorEnv``: ``num_workers``, ``autoreset_mode``,
+                ``context``, ``copy``, ``step_timeout``, ``faults`` and so on; for observations or
+                actions without a fixed size ``shared_memory=False``.
 
         Raises:
             TypeError: An env_fn returns no parallel env.
@@ -134,11 +134,11 @@ class ParallelVectorEnv(OwnsProcesses):
         self.possible_agents: list[Any] = everyone[0]
         self._keys = {agent: str(agent) for agent in self.possible_agents}
         self._same_step = Autoreset.of(self.envs.autoreset_mode).in_step
-        self._reset_mask: Any = None  # of the reset that was started
-        self._begun = np.zeros(self.num_envs, np.bool_)  # which have been reset
+        self._reset_mask: Any = None  # mask of the reset in flight
+        self._begun = np.zeros(self.num_envs, np.bool_)  # which envs were ever reset
         self._alive = np.zeros((len(self.possible_agents), self.num_envs), np.bool_)
 
-    # What does not depend on agents is done as by ``ShmVectorEnv``.
+    # Methods that do not depend on agents are those of ``ShmVectorEnv``.
     num_envs = forwarded("envs", "num_envs")
     metadata = forwarded("envs", "metadata")
     render_mode = forwarded("envs", "render_mode")
@@ -149,23 +149,23 @@ class ParallelVectorEnv(OwnsProcesses):
     call_async = forwarded("envs", "call_async")
     call_wait = forwarded("envs", "call_wait")
     get_attr = forwarded("envs", "get_attr")
-    set_attr = forwarded("envs", "set_attr")  # of the outermost wrapper that has it
+    set_attr = forwarded("envs", "set_attr")  # sets it on the outermost wrapper that has it
     render = forwarded("envs", "render")
     close = forwarded("envs", "close")
 
     @property
     def alive(self) -> ByAgent:
-        """By agent, where it is to act in the next step: bool ``(num_envs,)``, copies."""
+        """The envs in which each agent acts in the next step: bool ``(num_envs,)``, copies."""
         return dict(zip(self.possible_agents, self._alive.copy(), strict=True))
 
     @property
     def agents(self) -> list[Any]:
-        """All of ``possible_agents``; ``alive`` says which of them live in which env."""
+        """All of ``possible_agents``; ``alive`` says which of them act in which env."""
         return self.possible_agents
 
     @property
     def num_agents(self) -> int:
-        """How many agents there may be."""
+        """The number of ``possible_agents``."""
         return len(self.possible_agents)
 
     def single_observation_space(self, agent: Any) -> Space:
@@ -217,12 +217,12 @@ class ParallelVectorEnv(OwnsProcesses):
     def reset_async(
         self, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> None:
-        """Starts to reset envs and does not wait; as :meth:`reset`."""
+        """Starts to reset envs and does not wait; arguments are those of :meth:`reset`."""
         self.envs.reset_async(seed=seed, options=options)
         self._reset_mask = options.get("reset_mask") if isinstance(options, dict) else None
 
     def reset_wait(self, timeout: float | None = None) -> tuple[ByAgent, ByAgent]:
-        """Waits for :meth:`reset_async`; after ``timeout`` seconds it is a TimeoutError."""
+        """Waits for :meth:`reset_async`; raises TimeoutError after ``timeout`` seconds."""
         return self._begun_anew(self.envs.reset_wait(timeout), self._reset_mask)
 
     def _begun_anew(self, results: Any, mask: Any) -> tuple[ByAgent, ByAgent]:
@@ -235,37 +235,38 @@ class ParallelVectorEnv(OwnsProcesses):
         """Steps all envs, in parallel. An env whose episode was over is reset instead (NEXT_STEP).
 
         Args:
-            actions: By agent, one for each env: an array ``(num_envs, ...)`` or a list, batched as
-                ``action_space(agent)`` says. Where an agent is not alive it is ignored, and may be
-                NaN or None; an agent that is alive nowhere may be left out.
-            mask: Which envs to step, bool ``(num_envs,)``. For the others nothing happens: they
-                return their last observations, rewards 0, no flags and no infos.
+            actions: By agent, one action for each env: an array ``(num_envs, ...)`` or a list,
+                batched as ``action_space(agent)`` says. In envs in which the agent is not alive the
+                action is ignored, and may be NaN or None; an agent that is alive in no env may be
+                left out.
+            mask: Which envs to step, bool ``(num_envs,)``. The others are not stepped: they return
+                their last observations, rewards 0, no flags and no infos.
 
         Returns:
             By agent: observations ``(num_envs, ...)``; rewards, float64 ``(num_envs,)``;
-            terminations and truncations, bool ``(num_envs,)``; infos, as of :meth:`reset`. Beside
-            the agents, infos have ``fault`` where a ``FaultPolicy`` had something to do: all
-            agents of that env are truncated then.
+            terminations and truncations, bool ``(num_envs,)``; infos, as :meth:`reset` returns
+            them. Beside the agents, infos have ``fault`` for envs whose fault a ``FaultPolicy`` has
+            handled: all agents of such an env are truncated.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
             ResetNeeded: An env has never been reset. Nothing was sent.
             ValueError: There is no such agent, actions of one that is alive are missing, or their
                 number or shape is wrong. Nothing was sent.
-            TypeError: Their dtype is. Nothing was sent.
-            AssertionError: An episode is over and nobody resets it (DISABLED). Nothing was sent.
+            TypeError: The dtype of the actions is wrong. Nothing was sent.
+            AssertionError: An episode is over and was not reset (DISABLED). Nothing was sent.
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause.
         """
         asked = np.ones(self.num_envs, np.bool_)
-        if mask is not None and np.shape(mask) == asked.shape:  # else the core complains
+        if mask is not None and np.shape(mask) == asked.shape:  # else the core raises an error
             asked = np.asarray(mask, np.bool_)
         batch = self._batched(actions, np.arange(self.num_envs), asked)
         return self._taken_apart(self.envs.step(batch, mask=mask), mask)
 
     def step_async(self, actions: Mapping[Any, Any]) -> None:
-        """Starts to step all envs and does not wait; arguments and exceptions as of :meth:`step`.
+        """Starts to step all envs and does not wait; takes and raises what :meth:`step` does.
 
         Raises:
             AlreadyPendingCallError: A call was started and not waited for.
@@ -277,10 +278,10 @@ class ParallelVectorEnv(OwnsProcesses):
         """Waits for the step that :meth:`step_async` has started.
 
         Args:
-            timeout: Seconds; then it is a TimeoutError. None: as long as it takes.
+            timeout: Seconds after which it raises TimeoutError. None: as long as it takes.
 
         Raises:
-            NoAsyncCallError: None was started.
+            NoAsyncCallError: No step was started.
             Exception: As :meth:`step`.
         """
         return self._taken_apart(self.envs.step_wait(timeout), None)
@@ -309,7 +310,7 @@ class ParallelVectorEnv(OwnsProcesses):
         return self._taken_apart(self.envs.recv(min_envs=min_envs, timeout=timeout), None)
 
     def as_rows(self, base_class: str = "gymnasium") -> Any:
-        """Every agent of every env as an env of its own, for learners that know of no agents.
+        """Every agent of every env as an env of its own, for learners without support for agents.
 
         Args:
             base_class: "gymnasium": as a ``gymnasium.vector.VectorEnv``, :class:`AgentRows`.
@@ -337,7 +338,7 @@ class ParallelVectorEnv(OwnsProcesses):
     def _batched(
         self, actions: Mapping[Any, Any], envs: npt.NDArray[np.intp], asked: npt.NDArray[np.bool_]
     ) -> dict[str, Any]:
-        """Actions of these envs as the core takes them; only those of asked envs matter."""
+        """Actions of these envs as the core takes them; only those of asked envs are checked."""
         if not isinstance(actions, Mapping):
             raise TypeError(
                 f"actions must be a dict by agent of batches, got {type(actions).__name__}"
@@ -366,7 +367,7 @@ class ParallelVectorEnv(OwnsProcesses):
     # ---- results -----------------------------------------------------------------------------
 
     def _taken_apart(self, results: Any, mask: Any) -> StepResults:
-        """What the core returned for the asked envs, by agent; the state of others is kept."""
+        """The core's results by agent; envs that were not asked keep their state."""
         told, _, over, broken, infos = results
         envs, finals = infos.get("env_id"), infos.get("final_obs")
         rows = slice(None) if envs is None else envs
@@ -384,7 +385,7 @@ class ParallelVectorEnv(OwnsProcesses):
     def _agents_told(
         self, told: Any, over: Any, broken: Any, finals: Any, rows: Any, mask: Any
     ) -> tuple[Array, Array]:
-        """Rewards ``(agents, n)`` and the three flags ``(3, agents, n)``; notes who is alive."""
+        """Rewards ``(agents, n)`` and flags ``(3, agents, n)``; notes which agents are alive."""
         before = self._alive[:, rows]
         rewards = np.ascontiguousarray(told[REWARDS].T)
         flags = np.ascontiguousarray(told[FLAGS].transpose(1, 2, 0))
@@ -394,11 +395,11 @@ class ParallelVectorEnv(OwnsProcesses):
             flags[:, :, left_out] = False
             flags[ALIVE][:, left_out] = before[:, left_out]
             over, broken = over & mask, broken & mask
-        if self._same_step and over.any():  # their results are of the next episode
+        if self._same_step and over.any():  # these results are of the next episode
             for row in np.flatnonzero(over):
                 rewards[:, row] = finals[row][REWARDS]
                 flags[:ALIVE, :, row] = finals[row][FLAGS][:ALIVE]
-        if broken.any():  # a fault: the env returned nothing
+        if broken.any():  # after a fault there are no results of the env
             rewards[:, broken] = 0.0
             flags[TERMINATED][:, broken] = False
             flags[TRUNCATED][:, broken] = before[:, broken]
@@ -433,11 +434,12 @@ class ParallelVectorEnv(OwnsProcesses):
 class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
     """Agents as rows: agent ``a`` of env ``e`` has row ``e * num_agents + a``.
 
-    What SuperSuit's ``pettingzoo_env_to_vec_env_v1`` and ``concat_vec_envs_v1`` make of a parallel
-    env, made by :meth:`ParallelVectorEnv.as_rows`. All rows of an env begin and end an episode
-    together. An agent that dies before the others, or is not born yet, gets zeros and reward 0
-    until all are gone (SuperSuit's ``black_death``); then its row is terminated or truncated as the
-    agent was, and terminated if there was none. ``alive`` says which rows have an agent that acts.
+    :meth:`ParallelVectorEnv.as_rows` makes it; SuperSuit's ``pettingzoo_env_to_vec_env_v1`` and
+    ``concat_vec_envs_v1`` make the same of parallel envs. All rows of an env begin and end an
+    episode together. An agent that dies before the others, or is not born yet, gets zeros and
+    reward 0 until all are gone (SuperSuit's ``black_death``); then its row is terminated or
+    truncated as the agent was, or terminated if the agent never was born. ``alive`` says which rows
+    have an agent that acts.
 
     Attributes:
         parallel: The :class:`ParallelVectorEnv` behind it.
@@ -470,7 +472,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = parallel.metadata
         self.render_mode = parallel.render_mode
-        # How agents ended, kept until the others of their env have ended, too.
+        # Whether agents were terminated and truncated, kept until all agents of their env are gone.
         self._ended = np.zeros((2, parallel.num_agents, parallel.num_envs), np.bool_)
 
     closed = forwarded("parallel", "closed")
@@ -479,7 +481,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
-        """Which rows' agents are to act in the next step: bool ``(rows,)``, a copy."""
+        """The rows whose agents act in the next step: bool ``(rows,)``, a copy."""
         return self._in_rows(self.parallel._alive)
 
     def reset(
@@ -491,8 +493,8 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         """Resets all envs, in parallel.
 
         Args:
-            seed: An int: env ``i`` gets ``seed + i``. A list: one (or None) for each row, of which
-                an env gets that of its first.
+            seed: An int: env ``i`` gets ``seed + i``. A list: one (or None) for each row; an env
+                gets the seed of its first row.
             options: Passed to every env's ``reset``. ``options["reset_mask"]``, bool ``(rows,)``,
                 is not passed: only the envs that it marks, with all their rows, are reset.
 
@@ -525,7 +527,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Starts such a step and does not wait."""
+        """Starts to step all envs and does not wait; :meth:`step` has the arguments."""
         self._idle("step_async")
         parallel = self.parallel
         space, count = self.single_action_space, parallel.num_agents
@@ -542,7 +544,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         """Waits for the step that :meth:`step_async` has started.
 
         Raises:
-            NoAsyncCallError: None was started.
+            NoAsyncCallError: No step was started.
             Exception: As :meth:`step`.
         """
         results = self.take()
@@ -550,7 +552,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         return results.observations, results.rewards, *flags, self._gathered(results.infos)
 
     def take(self) -> Answers:
-        """As :meth:`step_wait`, with a row for each agent, and infos as the envs returned them."""
+        """Waits as :meth:`step_wait`; returns a row for each agent, and infos one dict a row."""
         answers = self._finish_step()
         over, broken = answers.terminations, answers.truncations
         finals = [info.get("final_obs") for info in answers.infos] if over.any() else None
@@ -565,7 +567,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
     def begin(
         self, *, seed: int | Sequence[int | None] | None = None, options: Options = None
     ) -> Answers:
-        """As :meth:`reset`, with a row for each agent, and infos as the envs returned them."""
+        """Resets as :meth:`reset`; returns a row for each agent, and infos one dict a row."""
         parallel, count = self.parallel, self.parallel.num_agents
         reset: Array = np.ones(parallel.num_envs, np.bool_)
         if isinstance(options, dict) and "reset_mask" in options:
@@ -596,7 +598,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         """Leaves the envs open: they belong to ``parallel``."""
 
     def _answers(self, answers: Answers, rewards: Array, ends: Array) -> Answers:
-        """Answers of envs as those of their rows."""
+        """The answers of envs, spread over their rows."""
         parallel = self.parallel
         infos: list[dict[str, Any]] = [{} for _ in range(parallel.num_envs)]
         for env, info in zip(answers.envs.tolist(), answers.infos, strict=True):
@@ -615,7 +617,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         return by_agent.T.reshape(self.num_envs)  # a copy, unless there is one agent
 
     def _row_infos(self, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A dict for each row: its agent's, and what is there beside the agents."""
+        """An info for each row: its agent's, and the entries of the env beside the agents."""
         keys = list(self.parallel._keys.values())
         rows = []
         for info in infos:
@@ -638,7 +640,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
 
 
 def _rows_of(space: Space, batch: Any, rows: slice, number: int) -> Any:
-    """Some rows of a batch, which has so many."""
+    """Some rows of a batch that must have ``number`` rows."""
     if isinstance(space, spaces.Dict):
         return {key: _rows_of(part, batch[key], rows, number) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -650,7 +652,7 @@ def _rows_of(space: Space, batch: Any, rows: slice, number: int) -> Any:
 
 
 def _interleaved(space: Space, parts: list[Any]) -> Any:
-    """Batches of agents as one batch, in which the agents of an env follow each other."""
+    """Merges the batches of agents into one, in which the agents of an env follow each other."""
     if isinstance(space, spaces.Dict):
         return {key: _interleaved(part, [one[key] for one in parts]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -675,7 +677,7 @@ def _checked(
     envs: npt.NDArray[np.intp],
     lives: npt.NDArray[np.bool_],
 ) -> Array:
-    """The actions of an agent in these envs, as an array; any value where it is dead."""
+    """The actions of an agent in these envs, as an array; its value is arbitrary for the dead."""
     shape = (len(envs), *(space.shape or ()))
     if isinstance(values, (list, tuple)) and any(value is None for value in values):
         none = np.array([value is None for value in values])
@@ -685,14 +687,14 @@ def _checked(
         values = [nothing if value is None else value for value in values]
     try:
         array = np.asarray(values)
-        if len(array) == len(envs) and array.size == np.prod(shape):  # numbers, say, for Box((1,))
+        if len(array) == len(envs) and array.size == np.prod(shape):  # as numbers for Box((1,))
             array = array.reshape(shape)
     except (ValueError, TypeError) as error:
         raise _wrong(agent, ValueError, f"they are no array ({error})", shape) from error
     if array.shape != shape:
         raise _wrong(agent, ValueError, f"they have shape {array.shape}", shape)
     kind = np.dtype(space.dtype).kind
-    if array.dtype.kind == "f" and kind in "iu":  # with NaN for the dead, as is the custom
+    if array.dtype.kind == "f" and kind in "iu":  # floats, since NaN stands for dead agents
         living = np.where(lives.reshape(-1, *[1] * (array.ndim - 1)), array, 0)
         if (living == np.round(living)).all():
             return living.astype(np.int64)
@@ -711,7 +713,7 @@ def _wrong(agent: Any, kind: type[Exception], what: str, shape: tuple[int, ...])
 
 
 class Team(HostedEnv):
-    """A parallel env as the core steps it: what all agents receive is its one observation."""
+    """A parallel env as one Gymnasium env, whose observation holds the results of all agents."""
 
     def __init__(self, index: int, env_fn: Callable[[], Any]) -> None:
         """Builds the env."""
@@ -756,7 +758,7 @@ class Team(HostedEnv):
         return self._told(observations, {}, {}, {}), self._infos(infos)
 
     def step(self, actions: dict[str, Any]) -> Any:
-        """Steps the env, with actions of the agents that are alive."""
+        """Steps the env, with the actions of the agents that are alive."""
         acting = {agent: actions[key] for agent, key in self._acting}
         *results, infos = self.env.step(acting)
         if len(results) != 4:
@@ -768,7 +770,7 @@ class Team(HostedEnv):
         return told, 0.0, not self._acting, False, self._infos(infos)
 
     def close(self) -> None:
-        """Closes the env, if it can be."""
+        """Closes the env, if it has a method ``close``."""
         if hasattr(self.env, "close"):
             super().close()
 
@@ -779,7 +781,7 @@ class Team(HostedEnv):
         terminations: Mapping[Any, Any],
         truncations: Mapping[Any, Any],
     ) -> dict[str, Any]:
-        """What all agents receive, as one observation; notes which agents act next."""
+        """The results of all agents as one observation; notes which agents act next."""
         keys, indices, count = self._keys, self._indices, len(self.agents)
         told = self._nothing.copy()
         pay = [0.0] * count
@@ -794,7 +796,7 @@ class Team(HostedEnv):
             for agent, flag in truncations.items():
                 truncated[indices[agent]] = bool(flag)
             acting = []
-            # An env without the list goes on with the agents that it gave an observation.
+            # Without the env's list of agents, those with an observation are alive.
             for agent in getattr(self.env, "agents", observations):
                 index = indices[agent]
                 if terminated[index] or truncated[index]:
@@ -827,11 +829,11 @@ class Team(HostedEnv):
         )
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """An attribute of the env; as ``shmvec_agents``, the list of all its agents."""
+        """An attribute of the env; ``shmvec_agents`` is the list of all its agents."""
         return self.agents if name == "shmvec_agents" else getattr(self.env, name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
-        """Sets an attribute where it is: of the env, or of what is around it."""
+        """Sets an attribute of the env, or of the wrapper that has it."""
         holder = self.env
         while name not in getattr(holder, "__dict__", ()) and hasattr(holder, "env"):
             holder = holder.env
@@ -839,7 +841,7 @@ class Team(HostedEnv):
 
 
 def _nothing(space: Space) -> Any:
-    """What an absent agent observes: zeros, as far as the space has them."""
+    """The observation of an absent agent: zeros, as far as the space has them."""
     if isinstance(space, spaces.Dict):
         return {key: _nothing(part) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's ``VecEnv``: over an ``Exchange``, and over rows of PettingZoo agents."""
+"""Stable-Baselines3's ``VecEnv`` for Gymnasium envs, and for the agents of PettingZoo envs."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from shmvec.spaces import batched
 
 __all__ = ["AgentVecEnv", "ShmVecEnv"]
 
-_CLOSE_S = 2.0  # what envs get to close while one of them is over its time limit
+_CLOSE_S = 2.0  # for envs to close while one of them is over its time limit
 
 
 class _RowsVecEnv(VecEnv):
-    """A ``VecEnv`` by the answers of an exchange, one row for each of SB3's envs."""
+    """A ``VecEnv`` made of the answers of an exchange, with a row for each of SB3's envs."""
 
     def reset(self) -> VecEnvObs:
-        """Resets all envs, with the seeds and options that wait for this reset.
+        """Resets all envs, with the seeds and options that were set for this reset.
 
         A step that was begun and not waited for is finished first; its results are discarded.
 
@@ -77,7 +77,7 @@ class _RowsVecEnv(VecEnv):
         """Waits for the step that ``step_async`` began.
 
         Returns:
-            Observations, each array ``(num_envs, ...)``: of an env that was done, those of its
+            Observations, each array ``(num_envs, ...)``: for an env that is done, those of its
             reset; rewards, float32 ``(num_envs,)``; dones, bool ``(num_envs,)``; infos, a list of
             dicts, each as its env returned it, with ``TimeLimit.truncated`` and, if done,
             ``terminal_observation``.
@@ -88,7 +88,7 @@ class _RowsVecEnv(VecEnv):
             EnvTimeoutError: An env takes longer than its time limit.
             WorkerCrashError: A worker process died.
             Exception: Whatever an env raises, with the worker's traceback as its cause. The other
-                envs have made their step; ``reset`` or ``close`` as you like.
+                envs have made their step; ``reset`` and ``close`` are possible.
         """
         answers = self._answers_of_step()
         infos, dones = answers.infos, answers.terminations | answers.truncations
@@ -111,7 +111,7 @@ class _RowsVecEnv(VecEnv):
         raise NotImplementedError
 
     def _reset_info(self, info: dict[str, Any]) -> dict[str, Any]:
-        """The info of a reset, from what was returned."""
+        """The env's own info of a reset, out of the info that the core returns."""
         return info
 
 
@@ -170,18 +170,18 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         """Starts the workers and builds the envs, all in parallel.
 
         Args:
-            env_fns: One function for each env, each of which makes an env of its own.
+            env_fns: One function for each env; no two may return the same env.
             start_method: How processes are started: "fork", "spawn" or "forkserver". None:
                 "forkserver" where there is one, else "spawn", both of which are safe beside
                 threads such as torch's; scripts need ``if __name__ == "__main__":``.
-            **options: Of :class:`shmvec.ShmVectorEnv`: {options}.
+            **options: Options of :class:`shmvec.ShmVectorEnv`: {options}.
 
         Raises:
             TypeError: There is no such option, or it would break what a ``VecEnv`` promises.
             ValueError: No env_fns; two of them returned the same env; a bad option or
                 ``start_method``; something that is no env.
             AssertionError: The envs' render modes differ.
-            RuntimeError: Their spaces differ.
+            RuntimeError: The envs' spaces differ.
             WorkerCrashError: A worker process died while it built its envs.
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
@@ -234,7 +234,7 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         )
 
     def _reset_info(self, info: dict[str, Any]) -> dict[str, Any]:
-        """The env's own, beside what the core adds of a fault."""
+        """The env's own info, and the core's report of a fault."""
         own: dict[str, Any] = info.pop(RESET_INFO, {})
         own.update(info)
         return own
@@ -250,7 +250,7 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
             ClosedEnvironmentError: After ``close``.
             AlreadyPendingCallError: A step was begun already.
             ValueError: The number or the shape of the actions is wrong. Nothing was sent.
-            TypeError: Their dtype is. Nothing was sent.
+            TypeError: The dtype of the actions is wrong. Nothing was sent.
         """
         self._idle("step_async")
         self._begin_step(_batched(self.action_space, actions))
@@ -261,8 +261,8 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
     def close(self) -> None:
         """Closes the envs and ends the workers. May be called twice, and while a step is in flight.
 
-        Where an env is over its time limit, it and the others get two seconds, and their
-        processes are then terminated.
+        Where an env is over its time limit, all envs get two seconds to close; then their processes
+        are terminated.
 
         Raises:
             Exception: What an env's ``close`` raises, after everything else is closed.
@@ -273,7 +273,7 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
             self._exchange.discard()
         except EnvTimeoutError:
             timeout = _CLOSE_S
-        except WorkerCrashError:  # which has closed it
+        except WorkerCrashError:  # the crash has closed the exchange
             pass
         finally:
             self._exchange.close(timeout=timeout)
@@ -286,7 +286,7 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         """The attribute of each env, or one of its wrappers.
 
         Args:
-            attr_name: Its name. A method is returned, not called.
+            attr_name: Name of the attribute. A method is returned, not called.
             indices: Which envs, an int or several; negative ones count from the end. None: all.
 
         Returns:
@@ -302,11 +302,11 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         return self._ask(indices, "get_attr", attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Sets an attribute of each env: where it is, of the env itself or one of its wrappers.
+        """Sets an attribute of each env, on the env itself or on the wrapper that has it.
 
         Args:
-            attr_name: Its name. Where there is none it is made, on the outermost wrapper.
-            value: The same for all.
+            attr_name: Name of the attribute. If none has it, it is made on the outermost wrapper.
+            value: The value, the same for all envs.
             indices: As for :meth:`get_attr`.
 
         Raises:
@@ -327,13 +327,13 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         """Calls a method of each env, or one of its wrappers, in parallel.
 
         Args:
-            method_name: Its name, such as "action_masks" or "compute_reward".
-            *method_args: For the method.
+            method_name: Name of the method, such as "action_masks" or "compute_reward".
+            *method_args: Positional arguments for the method.
             indices: As for :meth:`get_attr`; an env that is named twice is called twice.
-            **method_kwargs: For the method.
+            **method_kwargs: Keyword arguments for the method.
 
         Returns:
-            What it returned, one for each of these envs, in this order.
+            One result for each of these envs, in this order.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
@@ -365,16 +365,16 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
         return self._ask(None, "render")
 
     def restart(self, indices: VecEnvIndices = None) -> None:
-        """Restarts the workers of some envs, whose next step truncates; as ``ShmVectorEnv``'s."""
+        """Restarts the workers of some envs, whose next step truncates; see ``ShmVectorEnv``."""
         self._idle("restart").restart(sorted(set(self._existing(indices))))
 
     def _existing(self, indices: VecEnvIndices) -> list[int]:
-        """Indices of envs as a list, none negative."""
+        """Indices of envs as a list of ints, none of them negative."""
         if indices is None:
             return list(range(self.num_envs))
         try:
             indices = [operator.index(indices)]
-        except TypeError:  # several
+        except TypeError:  # not one int, but several
             indices = [operator.index(index) for index in indices]
         for index in indices:
             if not -self.num_envs <= index < self.num_envs:
@@ -407,18 +407,18 @@ def _batched(space: gym.Space[Any], actions: Any) -> Any:
 class AgentVecEnv(OwnsProcesses, _RowsVecEnv):
     """:class:`shmvec.adapters.pettingzoo.AgentRows`, with SB3's four values and lists of infos.
 
-    What is asked of a row is asked of its env: ``get_attr``, ``env_method`` and ``set_attr`` reach
+    A request to a row goes to the row's env: ``get_attr``, ``env_method`` and ``set_attr`` reach
     each env once, however many of its rows are named.
 
     Attributes:
-        rows: The rows, for ``alive`` and for ``rows.parallel``, the envs.
+        rows: The ``AgentRows``, with ``alive``, and with the envs as ``rows.parallel``.
     """
 
     def __init__(self, rows: Any) -> None:
         """See :meth:`shmvec.adapters.pettingzoo.ParallelVectorEnv.as_rows`.
 
         Raises:
-            ValueError: Envs are not reset in the step that ends an episode.
+            ValueError: The autoreset mode is another than SAME_STEP.
         """
         mode = rows.parallel.envs.autoreset_mode
         if not Autoreset.of(mode).in_step:
@@ -431,10 +431,10 @@ class AgentVecEnv(OwnsProcesses, _RowsVecEnv):
         super().__init__(rows.num_envs, rows.single_observation_space, rows.single_action_space)
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Seeds the next reset: env ``e`` with ``seed + e``, as the rows of Gymnasium's are.
+        """Seeds the next reset: env ``e`` gets ``seed + e``, as in ``AgentRows.reset``.
 
         Returns:
-            For each row the seed of its env.
+            For each row, the seed of its env.
         """
         first: Any = super().seed(seed)[0]
         count = self.rows.parallel.num_agents
@@ -446,7 +446,7 @@ class AgentVecEnv(OwnsProcesses, _RowsVecEnv):
         return answers
 
     def step_async(self, actions: Any) -> None:
-        """Starts to step all rows; arguments and exceptions as of ``AgentRows.step``."""
+        """Starts to step all rows and does not wait; see ``AgentRows.step``."""
         self.rows.step_async(actions)
 
     def _answers_of_step(self) -> Answers:
@@ -454,7 +454,7 @@ class AgentVecEnv(OwnsProcesses, _RowsVecEnv):
         return answers
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of the env of each of these rows."""
+        """Gets the attribute of the env of each of these rows."""
         return self._asked(indices, attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
@@ -469,7 +469,7 @@ class AgentVecEnv(OwnsProcesses, _RowsVecEnv):
         indices: VecEnvIndices = None,
         **method_kwargs: Any,
     ) -> list[Any]:
-        """Calls a method of the envs of these rows; what it returned, for each row."""
+        """Calls a method of the envs of these rows; returns one result for each row."""
         return self._asked(indices, method_name, *method_args, **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:

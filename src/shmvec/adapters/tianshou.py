@@ -33,24 +33,24 @@ __all__ = ["ShmemVectorEnv", "SubprocVectorEnv", "TianshouVectorEnv"]
 
 Array: TypeAlias = npt.NDArray[Any]
 Envs: TypeAlias = npt.NDArray[np.intp]
-# Which envs: one, some, or None for all.
+# Ids of envs: one, some, or None for all.
 Ids: TypeAlias = int | Sequence[int] | Array | None
 
 
 class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
     """Tianshou's vector env, with envs in workers that are reached through shared memory.
 
-    In place of ``SubprocVectorEnv`` and ``ShmemVectorEnv``, whose names are here as well, with
-    their defaults: the same methods and results, for ``Collector`` and, with ``wait_num`` or
-    ``timeout``, for ``AsyncCollector``. An env is reset at the end of its episode by you alone,
-    with ``reset(env_id)``, as Tianshou has it.
+    It replaces ``SubprocVectorEnv`` and ``ShmemVectorEnv``, whose names this module has, too, with
+    their defaults. It has the same methods and results, for ``Collector`` and, with ``wait_num`` or
+    ``timeout``, for ``AsyncCollector``. No env is reset automatically at the end of its episode:
+    call ``reset(env_id)``, as with Tianshou's.
 
     Attributes:
         envs: The ``ShmVectorEnv`` behind it, for ``stats()``, ``restart()`` and the like.
         env_num: Number of envs; also ``len()``.
         is_async: Whether ``step`` returns before all envs are ready.
-        wait_num: For how many envs a ``step`` waits.
-        timeout: Seconds that it waits for so many; None: as long as it takes.
+        wait_num: Number of envs for which a ``step`` waits.
+        timeout: Seconds that a ``step`` waits for these; None: as long as it takes.
         waiting_id: Envs that are stepping: asked, and not returned by ``step`` yet.
         ready_id: All others, in order.
         is_closed: Whether it has been closed.
@@ -70,8 +70,8 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         >>> envs.close()
     """
 
-    # Nothing of the base class is used: its constructor makes workers of its own, and its
-    # __getattribute__ asks these for spaces. It is the base because collectors check for it.
+    # The base class is there because collectors check for it. None of its code is used: its
+    # constructor makes workers of its own, and its __getattribute__ asks these for spaces.
     __getattribute__ = object.__getattribute__
 
     @takes_options(
@@ -93,20 +93,20 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
         Args:
             env_fns: One function for each env.
-            wait_num: ``step`` returns when so many envs are ready, with all that are; the others
-                come with a later one. None: all.
+            wait_num: Number of ready envs at which ``step`` returns, with all that are ready; a
+                later ``step`` returns the others. None: all.
             timeout: Seconds after which ``step`` returns with those that are ready, at least one.
             share_memory: Whether observations and actions lie in arrays in shared memory; all
                 envs then need spaces of one shape and dtype. False: they travel as messages, and
                 may be anything, of another shape in each env and at each step.
-            **options: Of :class:`shmvec.ShmVectorEnv`: {options}.
-                ``num_workers`` is by default one for each env if ``wait_num`` or ``timeout`` is
-                given, so that none waits for another.
+            **options: Options of :class:`shmvec.ShmVectorEnv`: {options}.
+                With ``wait_num`` or ``timeout`` there is by default one worker for each env, so
+                that no env waits for another.
 
         Raises:
             ValueError: ``wait_num`` or ``timeout`` is out of range; and as ``ShmVectorEnv``.
-            TypeError: Observations are tuples, which Tianshou does not take; an option is not to
-                be chosen; and as ``ShmVectorEnv``.
+            TypeError: Observations are tuples, which Tianshou does not take; an option is fixed
+                here; and as ``ShmVectorEnv``.
             RuntimeError: Spaces of the envs do not fit together.
             Exception: Whatever an env_fn raises, with the worker's traceback as its cause.
         """
@@ -155,7 +155,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
     @property
     def action_space(self) -> list[gym.Space[Any]]:
-        """The action space of each env; always the same objects, which :meth:`seed` seeds."""
+        """The action space of each env: always the same objects, which :meth:`seed` seeds."""
         return self.get_env_attr("action_space")
 
     @property
@@ -169,10 +169,10 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         return self.get_env_attr("spec")
 
     def get_env_attr(self, key: str, id: Ids = None) -> list[Any]:
-        """The attribute of envs, looked for in their wrappers from the outermost inwards.
+        """Gets an attribute of envs, searched for in their wrappers from the outermost inwards.
 
         Args:
-            key: Its name.
+            key: Name of the attribute.
             id: Which envs; None: all.
 
         Returns:
@@ -192,11 +192,11 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         return self._exchange.call("shmvec_get", (key,), envs=envs)
 
     def set_env_attr(self, key: str, value: Any, id: Ids = None) -> None:
-        """Sets an attribute of envs, of the innermost ("unwrapped") one as Tianshou does.
+        """Sets an attribute of envs, on the innermost ("unwrapped") one, as Tianshou does.
 
         Args:
-            key: Its name.
-            value: The same for all.
+            key: Name of the attribute.
+            value: The value, the same for all envs.
             id: Which envs; None: all.
 
         Raises:
@@ -214,9 +214,9 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
         Args:
             env_id: Which envs; None: all.
-            **kwargs: For each env's ``reset``: ``seed``, ``options``, or what it takes. A seed
-                that is a list or array has one for each of these envs; an int is every env's, as
-                in Tianshou.
+            **kwargs: Arguments of each env's ``reset``: ``seed``, ``options``, or others that it
+                takes. A list or array of seeds has one for each of these envs; an int is the seed
+                of every env, as in Tianshou.
 
         Returns:
             Observations ``(n, ...)``, and infos, an object array ``(n,)`` of dicts. Observations
@@ -242,14 +242,14 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
     def step(self, action: Any, id: Ids = None) -> tuple[Array, Array, Array, Array, Array]:
         """Steps envs, in parallel.
 
-        With ``wait_num`` or ``timeout`` it returns as soon as so many of those that are stepping
-        are ready; which they are is in their infos.
+        With ``wait_num`` or ``timeout`` it returns as soon as ``wait_num`` of the stepping envs are
+        ready; their infos say which envs they are.
 
         Args:
             action: One for each of these envs: an array, a tensor or a list. None, if async: step
                 no env, take results.
-            id: Which envs, ready ones; None: all. With ``action=None`` and ``id`` it is the results
-                of these envs that are waited for.
+            id: Which envs, which must be ready; None: all. With ``action=None`` it waits for the
+                results of these envs.
 
         Returns:
             Observations ``(n, ...)``, rewards, float64 ``(n,)`` (or ``(n, ...)`` if envs give
@@ -289,7 +289,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         return results
 
     def _take_async(self, envs: Envs, asked: bool, named: bool) -> Answers:
-        """The answers of envs that are stepping: of those that are ready first, or of these."""
+        """Takes answers of stepping envs: of those that are ready first, or of the named ones."""
         if asked:
             self.waiting_id += envs.tolist()
         elif named and not set(envs.tolist()) <= set(self.waiting_id):
@@ -298,7 +298,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
     def _first_ready(self) -> Answers:
         """Waits for ``wait_num`` of the envs that are stepping, or for ``timeout`` and one."""
-        out = max(1, len(self.waiting_id))  # taking from none is an error
+        out = max(1, len(self.waiting_id))  # at least 1, so that taking from no env is an error
         try:
             return self._exchange.take(
                 count=out, least=min(self.wait_num, out), timeout=self.timeout
@@ -309,15 +309,15 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
             return self._exchange.take(count=out, least=1)
 
     def seed(self, seed: int | Sequence[int] | None = None) -> list[list[int] | None]:
-        """Seeds the envs, and what samples from their action spaces here and there.
+        """Seeds the envs, and their action spaces in this process and in the workers.
 
-        Envs that have a method ``seed`` are given theirs; the others are reset with it.
+        Envs that have a method ``seed`` are seeded by it; the others are reset with their seed.
 
         Args:
             seed: An int: env ``i`` gets ``seed + i``. A sequence: one for each env.
 
         Returns:
-            For each env a list of the seeds that it used.
+            For each env, a list of the seeds that it used.
 
         Raises:
             AssertionError: After ``close``, or an env is stepping.
@@ -341,10 +341,10 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         return [None if one is None else np.atleast_1d(one).tolist() for one in used]
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """What each env's ``render`` returns.
+        """Renders each env; returns one frame for each.
 
         Args:
-            **kwargs: For it.
+            **kwargs: Arguments of each env's ``render``.
 
         Raises:
             AssertionError: After ``close``.
@@ -356,14 +356,14 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         return self._exchange.call("render", kwargs=kwargs)
 
     def close(self) -> None:
-        """Closes the envs and ends the workers, also while envs are stepping; twice is once."""
+        """Closes the envs, stepping ones too, and ends the workers. A second call does nothing."""
         self.is_closed = True
         self.envs.close()
 
     # ---- arguments and results ---------------------------------------------------------------
 
     def _ids(self, id: Ids) -> Envs:
-        """Indices of envs, which there are; none if it is empty."""
+        """Indices of existing envs; an empty ``id`` has none."""
         if id is None:
             return np.arange(self.env_num, dtype=np.intp)
         ids = np.atleast_1d(np.asarray(id))
@@ -382,7 +382,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
 
     def _check_ready(self, envs: Envs) -> None:
         if self._exchange.num_in_flight > len(self.waiting_id):
-            # An interrupted call left them in flight: their results are discarded.
+            # Discards results of envs that an interrupted call has left in flight.
             self._exchange.take([env for env in self.ready_id if self._exchange.in_flight(env)])
         stepping = [env for env in envs.tolist() if env in self.waiting_id]
         if stepping:
@@ -402,11 +402,11 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         actions = np.asarray(action)
         kind = np.dtype(space.dtype).kind if space.dtype is not None else ""
         if actions.dtype.kind == "f" and kind in ("i", "u") and (actions == actions.round()).all():
-            return actions.astype(np.int64)  # policies for Tianshou give such, too
+            return actions.astype(np.int64)  # Tianshou's policies may return such actions
         return actions
 
     def _results(self, answers: Answers) -> tuple[Array, Array, Array, Array, Array]:
-        """What envs have answered, as Tianshou has it; raises what envs have raised."""
+        """Answers in Tianshou's form; raises what envs have raised."""
         if self.waiting_id:
             answered = {*answers.envs.tolist(), *(failure.env for failure in answers.failures)}
             self.waiting_id = [env for env in self.waiting_id if env not in answered]
@@ -414,13 +414,13 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         observations, rewards, infos = answers.observations, answers.rewards, answers.infos
         given = [info.pop(REWARD, None) for info in infos]
         arrays = [reward for reward in given if reward is not None]
-        if arrays:  # an env without one was reset, or had a fault
+        if arrays:  # rewards; an env without one was reset, or had a fault
             nothing = np.zeros_like(arrays[0])
             rewards = np.stack([nothing if reward is None else reward for reward in given])
         if isinstance(observations, dict):
             space = self.envs.single_observation_space
             observations = _boxed([one_of(space, observations, i) for i in range(len(infos))])
-        elif not isinstance(observations, np.ndarray):  # one by one already
+        elif not isinstance(observations, np.ndarray):  # they have one item an env already
             observations = _stacked(observations or ())
         return observations, rewards, answers.terminations, answers.truncations, _boxed(infos)
 
@@ -459,7 +459,7 @@ class ShmemVectorEnv(TianshouVectorEnv):
 
 
 def _stacked(rows: Sequence[Any]) -> Array:
-    """One array, if that is possible."""
+    """Rows as one array, or as an array of objects where that is impossible."""
     if all(isinstance(row, (np.ndarray, np.generic, int, float)) for row in rows):
         with suppress(ValueError):  # there are none, or they are of different shapes
             return np.stack(rows)

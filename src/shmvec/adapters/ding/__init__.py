@@ -1,8 +1,8 @@
 """DI-engine's env managers: envs with states of their own, stepped by ``{env_id: action}``.
 
-``SyncSubprocessEnvManager``, ``AsyncSubprocessEnvManager`` and ``SubprocessEnvManagerV2`` as in
-``ding.envs``, over an ``Exchange``. DI-engine need not be installed. What is stepped are Gymnasium
-envs, or DI-engine's own with Gymnasium's spaces. docs/coming-from/di-engine.md says what differs.
+``SyncSubprocessEnvManager``, ``AsyncSubprocessEnvManager`` and ``SubprocessEnvManagerV2`` are those
+of ``ding.envs``, over an ``Exchange``. DI-engine need not be installed. They step Gymnasium envs,
+and DI-engine's own with Gymnasium's spaces. docs/coming-from/di-engine.md says what differs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
     "get_env_manager_cls",
 ]
 
-_CLOSE_S = 5.0  # what envs get to close
+_CLOSE_S = 5.0  # for envs to close
 
 
 class AsyncSubprocessEnvManager(OwnsProcesses):
@@ -62,9 +62,9 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     ``step`` sends actions to some envs and returns the results of those that are ready first; the
     rest come with a later step. Envs whose episodes are over are reset in the background.
 
-    What fails does so for its env alone: a step that raises is raised, and leaves its env in ERROR
-    until ``reset``; the others go on. (``faults=shmvec.FaultPolicy(...)`` in the configuration
-    resets it instead.) The timesteps of the others are the exception's ``timesteps``.
+    A failure concerns its env alone: ``step`` raises what an env's step has raised, and the env is
+    in ERROR until ``reset``; the others go on. (With ``faults=shmvec.FaultPolicy(...)`` in the
+    configuration, the env is reset instead.) The exception's ``timesteps`` are those of the others.
 
     Example:
         >>> import gymnasium as gym
@@ -90,11 +90,11 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
         Args:
             env_fn: One function for each env.
-            cfg: What differs from ``default_config()``: a dict, an EasyDict or a configuration.
+            cfg: Changes to ``default_config()``: a dict, an EasyDict or a configuration.
 
         Raises:
             ValueError: There are no functions, or a value of the configuration is out of range.
-            TypeError: One is not callable, or a value has the wrong type.
+            TypeError: A function is not callable, or a value has the wrong type.
         """
         self._machine: Machine | None = None
         self._env_fn = checked_env_fns(env_fn)
@@ -108,7 +108,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         """All keys of the configuration, with their defaults."""
         return cls.config_type()
 
-    # ---- what can be asked without waiting ---------------------------------------------------
+    # ---- questions that do not wait ----------------------------------------------------------
 
     @property
     def env_num(self) -> int:
@@ -117,7 +117,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     @property
     def closed(self) -> bool:
-        """Whether there are no envs: not yet, or no more."""
+        """Whether there are no envs: before ``launch``, and after ``close``."""
         return self._machine is None or self._machine.exchange.closed
 
     @property
@@ -184,7 +184,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     @property
     def reward_space(self) -> gym.Space[Any]:
-        """The env's own, or all numbers."""
+        """The env's own reward space, or the space of all numbers."""
         found = of_gymnasium(getattr(self._described().env, "reward_space", None))
         return gym.spaces.Box(-np.inf, np.inf, (), np.float64) if found is None else found
 
@@ -206,14 +206,14 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         space = getattr(self._machine.exchange, f"single_{name}")
         return space.space if isinstance(space, Numbers) else space
 
-    # ---- what may wait -----------------------------------------------------------------------
+    # ---- questions that may wait -------------------------------------------------------------
 
     @property
     def ready_obs(self) -> Any:
         """The next observation of each env that is ready, as ``{env_id: observation}``.
 
-        Waits until at least one is, unless none will be: empty if all envs are DONE, in ERROR or
-        in NEED_RESET, or if results of steps are there to be taken first, with ``step({})``.
+        Waits until at least one env is ready. It does not wait, and is empty, if all envs are DONE,
+        in ERROR or in NEED_RESET, or if results of steps must be taken first, with ``step({})``.
 
         Raises:
             ManagerClosedError: Before ``launch`` and after ``close``.
@@ -223,7 +223,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     @property
     def ready_obs_id(self) -> list[int]:
-        """The envs of ``ready_obs``, for which it waits in the same way."""
+        """The envs of ``ready_obs``; waits as that does."""
         return self._wait_for_ready()
 
     @property
@@ -250,7 +250,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     def _wait_for_ready(self) -> list[int]:
         machine = self._open()
-        machine.pump(1, -math.inf)  # takes what is there
+        machine.pump(1, -math.inf)  # takes the answers that have come
         while True:
             machine.raise_reset_errors()
             ready = self.ready_env
@@ -264,8 +264,8 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
     def launch(self, reset_param: Mapping[int, dict[str, Any] | None] | None = None) -> None:
         """Starts the workers, builds the envs and resets them.
 
-        After a step or reset has failed, too: where some env is in ERROR, it closes all and starts
-        anew.
+        It may be called after a failure, too: if an env is in ERROR, it closes all envs and starts
+        new ones.
 
         Args:
             reset_param: For each env, keyword arguments of its ``reset``.
@@ -301,13 +301,13 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         Those in flight are waited for first; what their steps return is discarded.
 
         Args:
-            reset_param: Which envs, and keyword arguments of their ``reset``, which automatic
-                resets repeat. None in place of arguments: there are none. None for all of it: all
-                envs, with the arguments they had.
+            reset_param: Which envs to reset, and keyword arguments of their ``reset``, which
+                automatic resets use again. None in place of an env's arguments: it has none. None
+                in place of the mapping: all envs, with the arguments they had.
 
         Raises:
             ManagerClosedError: Before ``launch`` and after ``close``.
-            TypeError: It is no mapping, or arguments are no dict.
+            TypeError: ``reset_param`` is no mapping, or arguments are no dict.
             ValueError: There is no such env.
             RuntimeError: A reset failed ``max_retry`` times. That env is in ERROR, the others are
                 reset.
@@ -324,9 +324,9 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         machine.raise_reset_errors(params)
 
     def close(self) -> None:
-        """Closes the envs and ends the workers; a second time, nothing is done.
+        """Closes the envs and ends the workers. A second call does nothing.
 
-        An env that is in a step gets 5 seconds to come back.
+        An env that is in a step gets 5 seconds to finish it.
 
         Raises:
             Exception: What an env's ``close`` raises, after everything else is closed.
@@ -399,19 +399,20 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
         Returns:
             ``{env_id: timestep}``, in the order in which they were ready: of ``wait_num`` envs or,
-            when ``step_wait_timeout`` is up, of those that are ready; at least one of them not
-            done, unless nothing is in flight any more. Envs that were stepped earlier count.
+            when ``step_wait_timeout`` is up, of those that are ready; at least one of them is not
+            done, unless no env is in flight any more. Envs that were stepped earlier count.
 
         Raises:
             ManagerClosedError: Before ``launch`` and after ``close``.
             EnvStateError: An env is not in RUN, or in flight. Nothing was sent.
             ValueError: There is no such env, or an action has the wrong shape. Nothing was sent.
-            TypeError: It is no mapping, or an action has the wrong dtype. Nothing was sent.
+            TypeError: ``actions`` is no mapping, or an action has the wrong dtype. Nothing was
+                sent.
             RuntimeError: A reset has failed too often. Nothing was sent.
             EnvTimeoutError: A step took longer than ``step_timeout``.
             WorkerCrashError: A process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause. What the
-                other envs returned is its ``timesteps``.
+            Exception: Whatever an env raises, with the worker's traceback as its cause. Its
+                ``timesteps`` are those of the other envs.
         """
         machine = self._open()
         envs = self._checked_envs(actions)
@@ -437,9 +438,9 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         """The envs to step.
 
         Raises:
-            TypeError: It is no mapping, or an id is no integer.
+            TypeError: ``actions`` is no mapping, or an id is no integer.
             ValueError: There is no such env.
-            EnvStateError: One cannot be stepped now.
+            EnvStateError: An env cannot be stepped in its state.
         """
         if not isinstance(actions, Mapping):
             raise TypeError(f"step() takes a dict {{env_id: action}}, got {type(actions).__name__}")
@@ -458,7 +459,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
         return envs
 
     def _patience(self) -> tuple[float, float]:
-        """Number of envs whose results a step waits for, and seconds after which fewer will do."""
+        """Number of envs whose results a step waits for, and seconds after which it takes fewer."""
         timeout = self._config.step_wait_timeout
         return self._config.wait_num, math.inf if timeout is None else timeout
 
@@ -469,7 +470,7 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
     # ---- attributes of the envs --------------------------------------------------------------
 
-    if not TYPE_CHECKING:  # else a misspelt name would be an attribute
+    if not TYPE_CHECKING:  # for type checkers a misspelt name would be an attribute
 
         def __getattr__(self, key: str) -> Any:
             """The attribute of each env, as a list; a method if ``method_name_list`` has it."""
@@ -498,10 +499,10 @@ class AsyncSubprocessEnvManager(OwnsProcesses):
 
 
 class Frames(dict[int, Any]):
-    """Frames by env; called, those of another render mode."""
+    """Frames by env; a call returns those of another render mode."""
 
     def __init__(self, render: Callable[[str], dict[int, Any]]) -> None:
-        """Takes what renders."""
+        """Takes the function that renders all envs in a mode."""
         super().__init__(render("rgb_array"))
         self._render = render
 
@@ -511,7 +512,7 @@ class Frames(dict[int, Any]):
 
 
 class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
-    """The same, but ``step`` returns the results of all envs that it steps, in their order.
+    """An env manager whose ``step`` returns the results of all envs that it steps, in order.
 
     Example:
         >>> import gymnasium as gym
@@ -544,18 +545,18 @@ class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
 
 @functools.cache
 def _treetensor() -> Any:
-    """The package, or None. With it comes torch: it is imported when trees are first made."""
-    with warnings.catch_warnings():  # of its own imports
+    """The package treetensor, or None; imported late, since it imports torch."""
+    with warnings.catch_warnings():  # its own imports warn
         warnings.simplefilter("ignore")
         try:
             import treetensor.numpy
-        except ImportError:  # the records are then ours
+        except ImportError:  # then `Record` stands in for its trees
             return None
     return treetensor.numpy
 
 
 class Record(dict[str, Any]):
-    """A dict whose entries are attributes as well, as in treetensor's."""
+    """A dict whose entries are also attributes, like a tree of treetensor's."""
 
     def __getattr__(self, key: str) -> Any:
         """The entry of this key."""
@@ -568,8 +569,8 @@ class Record(dict[str, Any]):
 class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
     """The synchronous manager for DI-engine's task pipeline.
 
-    Trees (records, observations that are dicts) are treetensor's if that is installed, and ours,
-    which read the same, if it is not.
+    Trees (records, observations that are dicts) are treetensor's if that is installed; otherwise
+    ``Record``, which is read in the same way.
 
     Example:
         >>> import gymnasium as gym
@@ -584,13 +585,13 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
         >>> manager.close()
     """
 
-    _shown: Sequence[int] | None = None  # the envs of the last ready_obs: actions are for these
+    _shown: Sequence[int] | None = None  # envs of the last ready_obs, for which actions come
 
     @property
     def ready_obs(self) -> Any:
         """The next observations of all envs that are ready, stacked: ``(n, ...)``.
 
-        Waits as ``AsyncSubprocessEnvManager.ready_obs`` does; of no envs if none will be ready.
+        Waits as ``AsyncSubprocessEnvManager.ready_obs`` does; ``n`` is 0 if no env will be ready.
         """
         observations = [self._slots[env].observation for env in self._wait_for_ready()]
         if not observations:
@@ -598,7 +599,7 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
         return _stacked(observations)
 
     def step(self, actions: Any) -> Any:
-        """Steps the envs whose observations ``ready_obs`` has returned last.
+        """Steps the envs whose observations the last ``ready_obs`` has returned.
 
         Args:
             actions: One for each of them, in the order of ``ready_obs_id``: an array or a list.
@@ -636,7 +637,7 @@ class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
 
 
 def _tree(value: Any) -> Any:
-    """A dict, and all that are in it, as trees."""
+    """A dict, and all dicts in it, as trees."""
     if not isinstance(value, dict):
         return value
     tnp = _treetensor()
@@ -656,7 +657,7 @@ def _stacked(observations: Sequence[Any]) -> Any:
 
 
 def _readable(info: dict[str, Any]) -> dict[str, Any]:
-    """An info as DI-engine makes it: every key an identifier, no texts."""
+    """An info in DI-engine's form: every key an identifier, no strings."""
     return {
         ("_" + key if key[:1].isdigit() else key).replace(".", "_"): value
         for key, value in info.items()
@@ -675,7 +676,7 @@ def get_env_manager_cls(cfg: Mapping[str, Any]) -> type[AsyncSubprocessEnvManage
     """The class that a configuration names: "subprocess", "async_subprocess", "subprocess_v2".
 
     Raises:
-        KeyError: ``cfg["type"]`` is none of them.
+        KeyError: ``cfg["type"]`` is none of these.
     """
     kind = cfg.get("type")
     if kind not in _MANAGERS:
@@ -689,7 +690,7 @@ def create_env_manager(
     """Makes the env manager that a configuration describes.
 
     Args:
-        manager_cfg: Its ``type``, and what differs from the defaults.
+        manager_cfg: The manager's ``type``, and changes to the defaults.
         env_fn: One function for each env.
 
     Raises:

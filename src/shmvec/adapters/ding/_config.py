@@ -1,4 +1,4 @@
-"""What the caller of an env manager passes: the configuration, and arguments of its calls."""
+"""Configuration of the env managers, and checks of the arguments of their methods."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger("shmvec")
 
 @dataclass
 class EnvManagerConfig(MutableMapping[str, Any]):
-    """What an env manager does; also a mapping of its keys.
+    """Configuration of an env manager: attributes, which are also the keys of a mapping.
 
-    Others may be added, as attributes too: programs of DI-engine keep their own there. The manager
-    does not read them, and warns of one that looks like a misspelt key of its own.
+    A program may add keys or attributes of its own, as programs for DI-engine do. The manager does
+    not read them, and warns of one that looks like a misspelt key of the manager's.
 
     Attributes:
-        episode_num: Episodes that each env plays; then it is DONE.
-        max_retry: How often a reset is tried in all.
+        episode_num: Number of episodes after which an env is DONE.
+        max_retry: Number of attempts at a reset.
         retry_type: How a reset that failed is tried again: "reset" asks the same env, "renew" a
             new one, in a new process. (A process that died, or was ended for being late, is a new
             one in any case.)
@@ -40,16 +40,16 @@ class EnvManagerConfig(MutableMapping[str, Any]):
             which later steps of their env overwrite.
         context: How processes are started: "fork", "spawn", "forkserver", or None for Python's
             default.
-        wait_num: ``step`` returns when so many envs are ready.
-        step_wait_timeout: Seconds after which ``step`` returns with less. None: it does not.
-        connect_timeout: Seconds that a reset may take from the parent's asking to the answer,
+        wait_num: Number of ready envs at which ``step`` returns.
+        step_wait_timeout: Seconds after which ``step`` returns with fewer. None: it waits on.
+        connect_timeout: Seconds that a reset may take from the parent's request to the answer,
             other envs of its worker included. None: as long as it likes.
         reset_inplace: Whether the step that ends an episode also resets.
         num_workers: Processes that hold the envs. None: one for each env where an env must be
             replaceable alone (retry_type "renew", step_timeout, reset_timeout); else as
             ``ShmVectorEnv`` chooses. 0: the calling process.
-        faults: What is done when a step fails: ``shmvec.FaultPolicy``. None: it raises, and the
-            env is in ERROR until it is reset.
+        faults: The ``shmvec.FaultPolicy`` for steps that fail. None: they raise, and the env is in
+            ERROR until it is reset.
     """
 
     episode_num: float = math.inf
@@ -73,8 +73,8 @@ class EnvManagerConfig(MutableMapping[str, Any]):
         """Raises unless all values are possible.
 
         Raises:
-            ValueError: One is out of range, no such word, or at odds with another.
-            TypeError: One has the wrong type.
+            ValueError: A value is out of range, or contradicts another one.
+            TypeError: A value has the wrong type.
         """
         _check_number("episode_num", self.episode_num, least=1)
         _check_number("max_retry", self.max_retry, least=0)
@@ -111,7 +111,7 @@ class EnvManagerConfig(MutableMapping[str, Any]):
         vars(self)[key] = value
 
     def __delitem__(self, key: str) -> None:
-        """Takes out a key; one of the manager's has its default then."""
+        """Removes a key; a key of the manager's gets its default value."""
         del vars(self)[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -125,11 +125,11 @@ class EnvManagerConfig(MutableMapping[str, Any]):
 
 @dataclass
 class SyncEnvManagerConfig(EnvManagerConfig):
-    """The same for a manager that waits for all envs that it steps.
+    """Configuration of a manager that waits for all envs that it steps.
 
     Attributes:
-        wait_num: Not used: all of them.
-        step_wait_timeout: Not used: as long as it takes.
+        wait_num: Not used: ``step`` waits for all.
+        step_wait_timeout: Not used: ``step`` waits as long as it takes.
     """
 
     wait_num: float = math.inf
@@ -140,15 +140,15 @@ _Config = TypeVar("_Config", bound=EnvManagerConfig)
 
 
 def config_of(kind: type[_Config], cfg: Any) -> _Config:
-    """A configuration of a kind, whatever it was given as.
+    """A configuration of a class, made from any mapping.
 
     Args:
-        kind: Has the defaults.
+        kind: The class, with the defaults.
         cfg: A mapping (dict, EasyDict, a configuration) of some of the keys, or None.
 
     Raises:
         ValueError: A value is out of range.
-        TypeError: It is no mapping, or a value has the wrong type.
+        TypeError: ``cfg`` is no mapping, or a value has the wrong type.
     """
     config = kind()
     if cfg is not None:
@@ -160,7 +160,7 @@ def config_of(kind: type[_Config], cfg: Any) -> _Config:
 
 
 def _check_number(name: str, number: Any, least: int) -> None:
-    """Raises unless it is an integer, or infinite, and at least so large."""
+    """Raises unless a number is an integer, or infinite, and at least ``least``."""
     if number != math.inf:
         integer(f"{name} must be an int", number)
     elif name == "max_retry":
@@ -170,7 +170,7 @@ def _check_number(name: str, number: Any, least: int) -> None:
 
 
 def integer(what: str, value: Any) -> int:
-    """An integer of any type; a TypeError says ``what`` if it is none."""
+    """A value of any integer type as an int; the TypeError for others names it ``what``."""
     try:
         return operator.index(value)
     except TypeError:
@@ -184,7 +184,7 @@ def _check_word(name: str, word: Any, words: Any) -> None:
 
 
 def _check_seconds(name: str, seconds: Any, above_zero: bool = False) -> None:
-    """Raises unless it is None or a number of seconds, int or float."""
+    """Raises unless a value is None or a number of seconds, int or float."""
     if seconds is None:
         return
     try:
@@ -210,7 +210,7 @@ def checked_params(reset_param: Any, num_envs: int) -> dict[int, dict[str, Any] 
     """Keyword arguments of resets, by env.
 
     Raises:
-        TypeError: They are no mapping of mappings.
+        TypeError: ``reset_param`` is no mapping of mappings.
         ValueError: There is no such env.
     """
     if not isinstance(reset_param, Mapping):
@@ -232,8 +232,8 @@ def checked_seeds(seed: Any, num_envs: int) -> dict[int, int | None]:
     """The seed of each env that gets one.
 
     Raises:
-        TypeError: One is no integer.
-        ValueError: One is negative, there is no such env, or there are too many or too few.
+        TypeError: A seed is no integer.
+        ValueError: A seed is negative, there is no such env, or there are too many or too few.
     """
     if isinstance(seed, Mapping):
         seeds = {checked_env(env, num_envs): value for env, value in seed.items()}

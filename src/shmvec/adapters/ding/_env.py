@@ -1,13 +1,13 @@
-"""The env as it runs in a worker: it resets as its manager says, and reports what went wrong.
+"""The env in a worker: it is reset by its manager's rules, and its failures go into its info.
 
 What the slabs cannot hold, and what an env raises, travels in a note: a dict, in the info, with
 
-- ``failure``: what its step has raised;
-- ``reset failed``: what its reset has raised;
-- ``abnormal``: the timestep (observation, reward, done) that its info calls abnormal;
-- ``reset``: of an episode that was followed by a reset in the same step: (terminated, truncated),
-  the last observation, the reset's info;
-- ``reward``: one that is an array.
+- ``failure``: what the env's step has raised;
+- ``reset failed``: what the env's reset has raised;
+- ``abnormal``: the timestep (observation, reward, done) that the env's info calls abnormal;
+- ``reset``: for an episode that was followed by a reset in the same step, (terminated, truncated),
+  the last observation, and the reset's info;
+- ``reward``: a reward that is an array.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from shmvec.faults import Failure
 
 NOTE = "shmvec.adapters.ding"  # the key of notes in infos
 IMAGES = ("rgb_array", "depth_array")
-_PLAIN, _NO_DIMENSION, _ONE_DIMENSION = range(3)  # the forms of a number: an int, arrays
+_PLAIN, _NO_DIMENSION, _ONE_DIMENSION = range(3)  # the forms of a number: an int, or an array
 
 
 @dataclass(frozen=True)
 class Orders:
-    """How an env is reset, now and automatically: the options of its reset.
+    """How an env is reset, now and automatically; passed as the options of its reset.
 
     Attributes:
-        kwargs: Keyword arguments of its ``reset``.
-        dynamic_seed: Whether every reset is seeded anew, by numbers that the seed determines.
-        replay_path: Where it saves replays.
-        replay_name: What their names begin with.
+        kwargs: Keyword arguments of the env's ``reset``.
+        dynamic_seed: Whether every reset gets a new seed, derived from the first.
+        replay_path: The folder in which the env saves replays.
+        replay_name: Prefix of the replays' names.
     """
 
     kwargs: dict[str, Any] | None
@@ -54,7 +54,7 @@ class Orders:
 
 
 class ManagedEnv(HostedEnv):
-    """An env as the core steps it."""
+    """An env of a manager, in the form in which the core steps it."""
 
     def __init__(
         self,
@@ -70,16 +70,16 @@ class ManagedEnv(HostedEnv):
 
         Args:
             env: The env.
-            observation_space: The env's own.
-            action_space: The env's own.
-            index: Its index.
+            observation_space: The env's observation space.
+            action_space: The env's action space.
+            index: The env's index.
             reset_inplace: Whether the step that ends an episode also resets.
-            in_messages: Whether observations are in no slab, which would check them.
-            raises: Exceptions in a step that are raised, for the Exchange to handle.
+            in_messages: Whether observations travel as messages; a slab would check them.
+            raises: Types of exceptions in a step that are raised, for the Exchange to handle.
         """
         action_space = of_gymnasium(action_space)
         self._numbers = None
-        # Gymnasium's want numbers, DI-engine's own what its policies give.
+        # Gymnasium's envs take numbers, DI-engine's own take what its policies return.
         if isinstance(action_space, gym.spaces.Discrete) and not isinstance(env, gym.Env):
             self._numbers = action_space = Numbers(action_space)
         super().__init__(env, of_gymnasium(observation_space), action_space)
@@ -88,18 +88,18 @@ class ManagedEnv(HostedEnv):
         self._in_messages = in_messages
         self._raises = raises
         self._orders: Orders | None = None
-        self._given: int | None = None  # the seed of the next reset, until one has succeeded
-        self._seed: int | None = None  # what that is seeded with,
-        self._seeds: Iterator[int | None] = itertools.repeat(None)  # and the resets after it
+        self._given: int | None = None  # the manager's seed, until a reset with it has succeeded
+        self._seed: int | None = None  # the seed of the next reset
+        self._seeds: Iterator[int | None] = itertools.repeat(None)  # the seeds of later resets
         self._recording: str | None = None
 
-    # ---- what the core calls -----------------------------------------------------------------
+    # ---- called by the core ------------------------------------------------------------------
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Resets as the last orders say: ``options`` are new ones.
+        """Resets by the last orders; ``options`` are new ones.
 
-        Without orders, in a process that takes another's place, it does nothing: the manager, which
-        counts attempts, asks again.
+        Without orders, in a process that has replaced another, it does nothing: the manager, which
+        counts attempts, will ask for a reset.
         """
         self._orders = arguments.get("options") or self._orders
         if arguments.get("seed") is not None:
@@ -112,7 +112,7 @@ class ManagedEnv(HostedEnv):
             return self._nothing, {NOTE: {"reset failed": self._failure(error, "reset")}}
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps; takes results of four or five values."""
+        """Steps the env, whose step may return four or five values."""
         if self._numbers is not None:
             action = self._numbers.action(action)
         try:
@@ -124,7 +124,7 @@ class ManagedEnv(HostedEnv):
             return self._nothing, 0.0, False, False, {NOTE: {"failure": failure}}
         if len(result) == 5:
             observation, reward, terminated, truncated, info = result
-        else:  # DI-engine's own, and Gym's of old
+        else:  # an env of DI-engine's own, or of old Gym
             observation, reward, done, info = result
             truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
             terminated = bool(done) and not truncated
@@ -137,13 +137,13 @@ class ManagedEnv(HostedEnv):
         if isinstance(reward, np.ndarray) and reward.ndim > 0:
             note, reward = {"reward": reward.copy()}, 0.0
         if self._inplace and (terminated or truncated):
-            # Copies: an env may use its arrays again in reset().
+            # Copies, because an env may reuse its arrays in reset().
             last, info = deepcopy((observation, info))
             ended = bool(terminated), bool(truncated)
             observation, following = self.reset()
             if NOTE in following:
                 observation, note = last, {**note, **following[NOTE]}
-            else:  # to the core it goes on: the next step is one like all others
+            else:  # for the core the episode goes on: it must not reset the env
                 note["reset"] = ended, last, following
                 terminated = truncated = False
         if note:
@@ -151,7 +151,7 @@ class ManagedEnv(HostedEnv):
         return observation, reward, terminated, truncated, info
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """What a manager calls in a worker."""
+        """One of the methods below, which a manager calls in a worker."""
         if name in ("read_attribute", "call_method", "picture"):
             return getattr(self, name)
         return attribute(self.env, name)
@@ -161,7 +161,7 @@ class ManagedEnv(HostedEnv):
         if hasattr(self.env, "close"):
             self.env.close()
 
-    # ---- what a manager calls ----------------------------------------------------------------
+    # ---- called by a manager -----------------------------------------------------------------
 
     def read_attribute(self, name: str) -> tuple[bool, Any]:
         """Whether an attribute is a method, and if not, its value."""
@@ -178,7 +178,7 @@ class ManagedEnv(HostedEnv):
         """The env's frame.
 
         Raises:
-            ValueError: It was not made to render so.
+            ValueError: The env was made with another render mode.
         """
         own = getattr(self.env, "render_mode", None)
         if own not in (mode, f"{mode}_list"):
@@ -198,7 +198,7 @@ class ManagedEnv(HostedEnv):
             own = _method(self.env, "seed")
             if own is None:
                 self._seeds = _seeds(self._given, orders.dynamic_seed)
-            else:  # it knows what to do with it
+            else:  # the env's own method derives the seeds of later resets
                 own(self._given, *([] if orders.dynamic_seed is None else [orders.dynamic_seed]))
                 self._seeds = itertools.repeat(None)
             self._seed = next(self._seeds)
@@ -207,7 +207,7 @@ class ManagedEnv(HostedEnv):
             kwargs.setdefault("seed", self._seed)
         result = self.env.reset(**kwargs)
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        observation, info = result if is_pair else (result, {})  # as DI-engine's own return
+        observation, info = result if is_pair else (result, {})  # DI-engine's own have no info
         self._check(observation)
         self._given, self._seed = None, next(self._seeds)
         return observation, info
@@ -218,12 +218,12 @@ class ManagedEnv(HostedEnv):
         concatenate(space, [observation], create_empty_array(space, 1))  # type: ignore[arg-type]
 
     def _record(self, path: str, name: str) -> None:
-        """Saves replays from now on."""
+        """Has the env save replays from now on."""
         own = _method(self.env, "enable_save_replay")
         if own is not None:
             own(path)
         else:
-            with warnings.catch_warnings():  # that the folder exists: envs may share it
+            with warnings.catch_warnings():  # it warns that the folder exists, which envs may share
                 warnings.simplefilter("ignore")
                 self.env = gym.wrappers.RecordVideo(
                     self.env, path, episode_trigger=lambda episode: True, name_prefix=name
@@ -235,15 +235,15 @@ class ManagedEnv(HostedEnv):
 
     @functools.cached_property
     def _nothing(self) -> Any:
-        """What lies in the slab where an env has given no observation; no caller sees it."""
+        """A placeholder for the slab where the env has no observation; no caller sees it."""
         space = deepcopy(self.observation_space)
         space.seed(0)
         return space.sample()
 
 
 def _seeds(seed: int, dynamic: bool | None) -> Iterator[int | None]:
-    """The seeds of resets, one after the other; None: the env's generator goes on."""
-    if dynamic:  # as DI-engine's envs draw theirs, but from a generator of their own
+    """The seeds of successive resets; None: the env's generator goes on."""
+    if dynamic:  # drawn as DI-engine's envs do, but not from NumPy's global generator
         draws = np.random.RandomState(seed % 2**32)
         while True:
             yield seed + 100 * int(draws.randint(1, 1000))
@@ -264,13 +264,13 @@ def _method(env: Any, name: str) -> Any:
 
 
 def of_gymnasium(space: Any) -> Any:
-    """A space as Gymnasium's, if it is one of gym's; any other as it is."""
+    """A space of old Gym as Gymnasium's; any other space unchanged."""
     if isinstance(space, gym.Space):
         return space
     for base in type(space).__mro__:
         if base.__module__.partition(".")[0] == "gym" and base.__name__ in _SPACES_OF_GYM:
             return _SPACES_OF_GYM[base.__name__](space)
-    return space  # the core says what is wrong
+    return space  # the core raises an error if it is no space
 
 
 _SPACES_OF_GYM: dict[str, Callable[[Any], Any]] = {
@@ -284,10 +284,10 @@ _SPACES_OF_GYM: dict[str, Callable[[Any], Any]] = {
 
 
 class Numbers(spaces.Box):
-    """Space of rows in which actions of a Discrete space travel: a number, and the form it had.
+    """Space of rows for actions of a Discrete space: a number, and the form that it had.
 
-    DI-engine's policies give arrays of one dimension or of none, and some of its envs take nothing
-    but arrays.
+    DI-engine's policies return arrays of one dimension or of none, and some of its envs take only
+    arrays.
 
     Attributes:
         space: The Discrete space.
@@ -303,8 +303,8 @@ class Numbers(spaces.Box):
         """Actions as the core takes them.
 
         Raises:
-            ValueError: One is no single number.
-            TypeError: One is no integer.
+            ValueError: An action is no single number.
+            TypeError: An action is no integer.
         """
         rows = np.empty((len(actions), 2), np.int64)
         for row, action in enumerate(actions):
@@ -330,9 +330,9 @@ class Numbers(spaces.Box):
         return row[:1] if form == _ONE_DIMENSION else row[0:1].reshape(())
 
     def __eq__(self, other: object) -> bool:
-        """Whether the actions are of equal spaces."""
+        """Whether the Discrete spaces are equal."""
         return isinstance(other, Numbers) and self.space == other.space
 
     def __repr__(self) -> str:
-        """As the space of the actions."""
+        """The text of the Discrete space."""
         return repr(self.space)

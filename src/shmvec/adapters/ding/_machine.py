@@ -1,4 +1,4 @@
-"""The state machine of a manager's envs: asks them, and acts on what they answer."""
+"""The state machine of a manager's envs: asks envs, and changes their states by their answers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shmvec.spaces import batched, mapped, one_of
 
 log = logging.getLogger("shmvec")
 
-_FRAMES = 4  # copy_on_get=False: results of an env that there is room for,
-_HELD = 2  # and for how many further batches one is not written again
+_FRAMES = 4  # with copy_on_get=False: number of results of an env that memory has room for
+_HELD = 2  # with copy_on_get=False: further batches before a result may be overwritten
 
 
 class EnvState(IntEnum):
     """What an env is doing. docs/coming-from/di-engine.md has a table of all transitions."""
 
-    VOID = 0  # there is none: the manager is closed
+    VOID = 0  # there is no env: the manager is closed
     INIT = 1  # it is built
     RUN = 2  # it can be stepped
     RESET = 3  # its reset is in flight, or will be retried
@@ -41,14 +41,14 @@ class EnvState(IntEnum):
 
 
 class BaseEnvTimestep(NamedTuple):
-    """What a step of one env returns.
+    """The results of a step of one env.
 
     Attributes:
-        obs: Its observation.
+        obs: The observation.
         reward: float64; an array where the env returns one.
-        done: Whether its episode is over, terminated or truncated.
-        info: As the env returned it. If done, with "TimeLimit.truncated": whether it was truncated
-            and not terminated.
+        done: Whether the episode is over, terminated or truncated.
+        info: As the env returned it. If done, with "TimeLimit.truncated": whether the episode was
+            truncated and not terminated.
     """
 
     obs: Any
@@ -58,31 +58,31 @@ class BaseEnvTimestep(NamedTuple):
 
 
 class EnvStateError(RuntimeError, AssertionError):
-    """An env cannot do in its state what it was asked; DI-engine's managers assert it."""
+    """A request does not fit the env's state; DI-engine's managers raise AssertionError then."""
 
 
 class ManagerClosedError(ClosedEnvironmentError, AssertionError):
-    """The env manager is not launched; DI-engine's managers assert it."""
+    """The env manager is not launched; DI-engine's managers raise AssertionError then."""
 
 
 @dataclass
 class Slot:
-    """What a manager knows of an env, besides what its Exchange does.
+    """The manager's record of an env; its Exchange knows which envs are in flight.
 
     Attributes:
-        state: Its state. RUN with a request in flight: it steps; RESET with one: it resets.
-        episodes: How many it has played.
-        observation: The next one to act on.
+        state: The env's state. RUN with a request in flight: it steps; RESET with one: it resets.
+        episodes: Number of episodes that it has played.
+        observation: The next observation to act on.
         reset_info: The info of its last reset.
         param: Keyword arguments of its resets.
-        asked_at: When it was asked to reset last, by the monotonic clock.
-        restarts: How often its worker had been restarted when it was asked last.
-        attempts: How often its reset has failed in a row.
+        asked_at: When it was last asked to reset, by the monotonic clock.
+        restarts: Number of restarts of its worker when it was last asked to reset.
+        attempts: Number of failures of its reset in a row.
         reset_at: In RESET: when its next reset is due, by the monotonic clock.
-        seed: The seed that ``seed`` gave it, until a reset is asked with it.
+        seed: The seed that the manager's ``seed`` has set, until a reset is asked with it.
         asked_seed: The seed of that reset, until it has succeeded.
-        dynamic_seed: What ``seed`` said with it.
-        replay_path: Where it saves replays.
+        dynamic_seed: The ``dynamic_seed`` that was set with the seed.
+        replay_path: The folder in which it saves replays.
     """
 
     state: EnvState = EnvState.VOID
@@ -100,7 +100,7 @@ class Slot:
     replay_path: str | None = None
 
     def launched(self) -> Slot:
-        """A slot that begins anew, but for a seed that was not used."""
+        """A new slot, which keeps only a seed that was not used."""
         seed = self.asked_seed if self.seed is None else self.seed
         return Slot(
             EnvState.INIT,
@@ -114,10 +114,11 @@ class Machine:
     """The envs of a manager from ``launch`` to ``close``.
 
     Attributes:
-        exchange: The exchange that asks them, and knows which are in flight.
-        slots: Their states, one for each env.
-        undelivered: What ``step`` has not returned, or raised, yet, in the order of arrival.
-        reset_errors: What resets are to raise.
+        exchange: The exchange that asks the envs, and knows which are in flight.
+        slots: One slot for each env.
+        undelivered: Timesteps and exceptions that ``step`` has not yet returned or raised, in the
+            order of arrival.
+        reset_errors: Exceptions of resets that are not yet raised.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Machine:
         config: EnvManagerConfig,
         slots: list[Slot],
     ) -> None:
-        """Builds the envs: they are in INIT."""
+        """Builds the envs, whose state is INIT afterwards."""
         self.exchange = _exchange(env_fns, config)
         slots[:] = [slot.launched() for slot in slots]
         self.slots = slots
@@ -136,7 +137,7 @@ class Machine:
         self._policy = config.faults or FaultPolicy()
 
     def end(self) -> None:
-        """Notes that there are no envs any more."""
+        """Puts all envs into the state VOID."""
         for slot in self.slots:
             slot.state = EnvState.VOID
         self.undelivered.clear()
@@ -145,7 +146,7 @@ class Machine:
     # ---- questions ---------------------------------------------------------------------------
 
     def is_in_flight(self, env: int) -> bool:
-        """Whether an env steps, or has stepped and its result was not returned yet."""
+        """Whether an env steps, or has stepped and its result is not yet returned."""
         return env in self.undelivered or self._is_stepping(env)
 
     def _is_stepping(self, env: int) -> bool:
@@ -162,7 +163,7 @@ class Machine:
 
     @property
     def stepping(self) -> list[int]:
-        """The envs whose steps have not been answered."""
+        """The envs whose steps are in flight."""
         return [env for env in range(len(self.slots)) if self._is_stepping(env)]
 
     def any_goes_on(self) -> bool:
@@ -202,7 +203,7 @@ class Machine:
         self.exchange.ask(envs, batch)
 
     def reset(self, params: Mapping[int, dict[str, Any] | None]) -> None:
-        """Asks envs to reset with these arguments; what they have returned is discarded."""
+        """Asks envs to reset with these arguments; discards their earlier results."""
         while any(map(self.exchange.in_flight, params)):
             self.pump(1, math.inf, held=params)
         for env in params:
@@ -226,7 +227,7 @@ class Machine:
             name = f"env-{env}-{slot.restarts}" if slot.restarts else f"env-{env}"
             orders.append(Orders(param, slot.dynamic_seed, slot.replay_path, name))
         try:
-            # What may have ended a process is not repeated by itself: it counts as an attempt.
+            # repeat=False: a reset that was lost with its process counts as a failed attempt.
             self.exchange.ask_reset(list(params), seeds, orders, repeat=False)
         finally:
             for env, param in params.items():
@@ -234,7 +235,7 @@ class Machine:
                     self.slots[env].param, self.slots[env].state = param, EnvState.RESET
 
     def deliver(self) -> dict[int, BaseEnvTimestep]:
-        """Hands out the timesteps that have arrived, or raises what has."""
+        """Returns the timesteps that have arrived, or raises the exception that has."""
         arrived = dict(self.undelivered)
         self.undelivered.clear()
         errors = {env: each for env, each in arrived.items() if isinstance(each, BaseException)}
@@ -245,7 +246,7 @@ class Machine:
         return timesteps
 
     def raise_reset_errors(self, envs: Iterable[int] | None = None) -> None:
-        """Raises what the resets of these envs, or of any, have come to; once."""
+        """Raises the exceptions of failed resets of these envs, or of any; each only once."""
         chosen = [*self.reset_errors] if envs is None else envs
         _raise_first(
             {env: self.reset_errors.pop(env) for env in chosen if env in self.reset_errors}, {}
@@ -254,10 +255,10 @@ class Machine:
     # ---- answers -----------------------------------------------------------------------------
 
     def pump(self, count: int, deadline: float, held: Collection[int] = ()) -> None:
-        """Asks for resets that are due, waits for so many answers, and acts on them.
+        """Asks for resets that are due, waits for ``count`` answers, and acts on them.
 
-        Returns earlier when something else is due, and at the deadline (monotonic clock). Envs that
-        are held are not reset: the caller will.
+        Returns earlier when something else is due, and at the deadline (monotonic clock). Envs in
+        ``held`` are not reset: the caller does that.
         """
         stepping = self.stepping
         try:
@@ -292,7 +293,7 @@ class Machine:
                 due = min(due, at)
             elif in_flight:
                 self.exchange.restart([env])
-                self.exchange.take([env])  # of the new process, which was not asked
+                self.exchange.take([env])  # discards the answer of the restarted process
                 self._reset_failed(
                     env,
                     ConnectionError(
@@ -309,16 +310,16 @@ class Machine:
         return due
 
     def _take(self, count: int, timeout: float | None) -> None:
-        """Waits for so many answers, and acts on those that are there; less at the time limit.
+        """Waits for ``count`` answers, or until the time is up, and acts on those that have come.
 
         Raises:
-            WorkerCrashError: Processes could not be kept alive; all is closed.
+            WorkerCrashError: Processes could not be kept alive; the exchange is closed.
         """
         try:
             taken = self.exchange.take(count=self.exchange.num_envs, least=count, timeout=timeout)
         except multiprocessing.TimeoutError:
             return
-        for failure in taken.failures:  # what the env has returned cannot be read
+        for failure in taken.failures:  # the parent could not read the env's results
             if self.slots[failure.env].state is EnvState.RESET:
                 self._reset_failed(failure.env, failure.exception())
             else:
@@ -351,7 +352,7 @@ class Machine:
         info: dict[str, Any],
         note: dict[str, Any],
     ) -> None:
-        """Acts on a step that went well, and on the reset that followed it in place."""
+        """Acts on the results of a step, and of a reset in the same step."""
         slot = self.slots[env]
         if "reset" in note:
             ended, info["final_obs"], slot.reset_info = note["reset"]
@@ -370,7 +371,7 @@ class Machine:
             self._reset_failed(env, note["reset failed"].exception())
 
     def _take_cut_off(self, env: int, fault: Fault) -> None:
-        """Acts on a step that a fault has cut off: of this env, or of another in its worker."""
+        """Acts on a step that a fault of this env, or of another in its worker, has cut off."""
         cures = {
             EnvTimeoutError.__name__: self._policy.on_timeout,
             WorkerCrashError.__name__: self._policy.on_crash,
@@ -394,7 +395,7 @@ class Machine:
     ) -> None:
         """Acts on the answer to a reset."""
         slot = self.slots[env]
-        if report is not None and report.fault.restarts > slot.restarts:  # it was lost
+        if report is not None and report.fault.restarts > slot.restarts:  # the reset was lost
             if self._blames(report.fault, env):
                 self._reset_failed(env, self._exception(report.fault, env, "reset"))
         elif "reset failed" in note:
@@ -405,7 +406,7 @@ class Machine:
             self._forgive(env)
 
     def _reset_failed(self, env: int, cause: BaseException) -> None:
-        """Handles a reset that has failed: schedules a retry, or gives up."""
+        """Handles a failed reset: schedules a retry, or gives up."""
         slot = self.slots[env]
         slot.attempts += 1
         tries = max(1, self._config.max_retry)
@@ -425,16 +426,16 @@ class Machine:
         self.reset_errors[env] = error
         self._forgive(env)
 
-    # ---- what becomes of an env --------------------------------------------------------------
+    # ---- faults and states -------------------------------------------------------------------
 
     def _blames(self, fault: Fault, env: int) -> bool:
-        """Whether it was in this env's step or reset that its worker failed."""
+        """Whether the worker failed in this env's step or reset."""
         if fault.type == "Restart" or fault.restarts <= self.slots[env].restarts:
             return False
         return fault.env == env or fault.type != EnvTimeoutError.__name__
 
     def _exception(self, fault: Fault, env: int, operation: str) -> BaseException:
-        """What a fault of an env is raised as, if it is raised."""
+        """The exception for a fault of an env."""
         message = f"env {env}: {fault.message}; its process was replaced, and reset() goes on"
         if fault.type == EnvTimeoutError.__name__:
             limit = getattr(self.exchange.policy, f"{operation}_timeout")
@@ -455,7 +456,7 @@ class Machine:
             slot.state = EnvState.RESET if self._config.auto_reset else EnvState.NEED_RESET
 
     def _abnormal(self, env: int, why: str) -> None:
-        """Makes a timestep of what could not be read."""
+        """Makes an abnormal timestep, in place of results that could not be read."""
         log.warning("env %d: its timestep cannot be read: %s", env, why)
         self.slots[env].state = EnvState.ERROR
         self.undelivered[env] = BaseEnvTimestep(None, None, False, {"abnormal": True, "error": why})
@@ -466,7 +467,7 @@ class Machine:
         self._forgive(env)
 
     def _forgive(self, env: int) -> None:
-        """Counts an env's faults anew: it has recovered, or its failure is reported."""
+        """Forgets an env's faults: it has recovered, or its failure is reported."""
         if self._config.faults is None:
             self.exchange.forgive(env)
 
@@ -491,10 +492,10 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
     """Starts the workers and builds the envs.
 
     Raises:
-        ValueError: Time limits, or numbers of workers, that cannot be.
+        ValueError: Time limits, or numbers of workers, are out of range.
         Exception: What an env_fn raises, and as ``Exchange``.
     """
-    # The manager tries resets again, so that the exchange need only limit those processes that make
+    # The manager retries resets: the exchange need only limit the restarts of processes that make
     # no progress at all.
     default = FaultPolicy(max_restarts=10 + config.max_retry, window_s=math.inf, backoff_s=0.0)
     policy = config.faults or default
@@ -506,9 +507,9 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
     num_workers = config.num_workers
     if num_workers is None and (limited or config.retry_type == "renew"):
         num_workers = len(env_fns)
-    # Nothing but a new process ends C code that hangs; a policy may try to interrupt first.
+    # Only a new process helps against C code that hangs; a policy may try to interrupt first.
     late = "reset" if policy.on_timeout == "reset" else "restart"
-    # By the policy the exchange handles these; others are values that the manager raises.
+    # The exchange's policy handles exceptions of these types; the manager raises all others.
     handled: tuple[type[Exception], ...] = () if policy.on_error == "raise" else (Exception,)
     if late == "reset":
         handled = *handled, EnvTimeoutError
@@ -544,7 +545,7 @@ def _exchange(env_fns: Sequence[Callable[[], Any]], config: EnvManagerConfig) ->
 
 
 def _with_numbers(space: Any, actions: Any) -> Any:
-    """Actions in which arrays of one, as DI-engine's policies give them, are numbers."""
+    """Actions with numbers in place of arrays of size 1, which DI-engine's policies return."""
     if space.shape != ():
         return actions
     return [each[0] if getattr(each, "shape", None) == (1,) else each for each in actions]

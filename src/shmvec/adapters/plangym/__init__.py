@@ -27,14 +27,14 @@ def make(
     """Makes an env by its name, as ``plangym.make`` does.
 
     Args:
-        name: The env's. Where plangym is installed and has a class for it, that is taken;
+        name: Name of the env. Its class is plangym's, where plangym is installed and has one;
             otherwise ``GymnasiumEnv``.
         n_workers: Number of worker processes. None: the env itself, without workers.
-        ray: Asks plangym for workers of Ray's. Here they are processes like the others: eight,
-            unless ``n_workers`` says so.
+        ray: In plangym, whether workers are Ray's. Here they are the same processes as without it:
+            eight, unless ``n_workers`` is given.
         domain_name: Name of a domain of dm_control.
         state: State of a game of Retro's.
-        **kwargs: For the env's class; and for ``ParallelEnv``, if there are workers.
+        **kwargs: Arguments of the env's class; and of ``ParallelEnv``, if there are workers.
 
     Example:
         >>> from shmvec.adapters import plangym
@@ -65,6 +65,6 @@ def _class_for(name: str, domain_name: str | None, state: str | None) -> Any:
             raise  # what plangym needs is missing
         return None
     found = registry.get_planenv_class(name, domain_name, state)
-    # Which it says of every name that it does not know.
+    # plangym returns BalloonEnv for every name that it does not know.
     stray = found.__name__ == "BalloonEnv" and not name.startswith("BalloonLearning")
     return None if stray else found

@@ -14,7 +14,7 @@ from gymnasium.wrappers import TimeLimit
 from shmvec.planning.batches import checked_dt
 from shmvec.planning.rows import SharedEnv
 
-_GREY = np.array([19595, 38470, 7471])  # parts of 65536: ITU-R 601, as Pillow has it
+_GREY = np.array([19595, 38470, 7471])  # weights in 1/65536, of ITU-R 601, as Pillow uses them
 
 
 class GymnasiumEnv:
@@ -27,9 +27,9 @@ class GymnasiumEnv:
         frameskip: How often each step is repeated with the same action.
         autoreset: Whether the env is reset once its episode has ended, when the step's results have
             been taken.
-        delay_setup: Whether the env was to be built when it is first needed.
-        remove_time_limit: Whether the env has lost its ``TimeLimit``.
-        obs_type: What is observed: "coords" (what the env says), "rgb" or "grayscale" pictures.
+        delay_setup: Whether the env is built when it is first needed.
+        remove_time_limit: Whether the env's ``TimeLimit`` was removed.
+        obs_type: What is observed: "coords" (the env's own observation), "rgb" or "grayscale".
         return_image: Whether infos have a picture, ``rgb``.
     """
 
@@ -57,22 +57,22 @@ class GymnasiumEnv:
         """Builds the env.
 
         Args:
-            name: The env's id; with ``env_fn`` no more than a name.
+            name: The env's id; with ``env_fn`` just a name.
             frameskip: How often each step is repeated with the same action.
             autoreset: Whether the env is reset once its episode has ended.
-            wrappers: For the env: each a wrapper, or a wrapper with its arguments in a dict, in a
-                list, or the only one as it is.
+            wrappers: Wrappers for the env: each a wrapper, or a pair of a wrapper and its
+                arguments, which are a dict, a list, or the only argument itself.
             delay_setup: Whether the env is built when it is first needed.
-            remove_time_limit: Whether the env's ``TimeLimit`` is taken off.
-            render_mode: For ``gym.make``.
+            remove_time_limit: Whether the env's ``TimeLimit`` is removed.
+            render_mode: Render mode for ``gym.make``.
             obs_type: "coords", "rgb" or "grayscale". None: "coords".
             return_image: Whether infos have a picture, ``rgb``.
             env_fn: Makes the env. None: ``gym.make`` does.
-            include_rng: Whether states hold the random generators of envs whose steps roll dice.
-            **kwargs: For ``gym.make``.
+            include_rng: Whether states hold the random generators of envs with random steps.
+            **kwargs: Further arguments of ``gym.make``.
 
         Raises:
-            ValueError: There is no such mode of rendering, or no such type of observation.
+            ValueError: There is no such render mode, or no such type of observation.
         """
         count_among(type(self), "plangym.core:PlangymEnv")
         if render_mode not in self.AVAILABLE_RENDER_MODES:
@@ -117,14 +117,14 @@ class GymnasiumEnv:
 
     @property
     def gym_env(self) -> Any:
-        """The Gymnasium env, built now if it was not."""
+        """The Gymnasium env, which is built when it is first needed."""
         return self._shared.env
 
     def apply_wrappers(self, wrappers: Iterable[Any]) -> None:
         """Wraps the env.
 
         Args:
-            wrappers: As the constructor's.
+            wrappers: As for the constructor.
         """
         self._shared.env, self._observation_space = _wrapped(self.gym_env, wrappers), None
 
@@ -138,7 +138,7 @@ class GymnasiumEnv:
         self.action_space.seed(seed)
 
     def clone(self, **changes: Any) -> GymnasiumEnv:
-        """Another one, made with the same arguments but for these."""
+        """A new env, made with the same arguments except for these changes."""
         arguments = {
             "name": self.name,
             "frameskip": self.frameskip,
@@ -160,13 +160,13 @@ class GymnasiumEnv:
         self._shared.close()
 
     def __repr__(self) -> str:
-        """Its name and how it steps."""
+        """The env's name, and how it steps."""
         return (
             f"{type(self).__name__}(name={self.name!r}, frameskip={self.frameskip}, "
             f"obs_type={self.obs_type!r}, render_mode={self.render_mode!r})"
         )
 
-    # ---- what it is like ---------------------------------------------------------------------
+    # ---- properties of the env ---------------------------------------------------------------
 
     @property
     def unwrapped(self) -> GymnasiumEnv:
@@ -175,7 +175,7 @@ class GymnasiumEnv:
 
     @property
     def observation_space(self) -> Any:
-        """The space of what is observed."""
+        """The space of the observations, by ``obs_type``."""
         if self.obs_type == "coords":
             return self.gym_env.observation_space
         if self._observation_space is None:
@@ -205,7 +205,7 @@ class GymnasiumEnv:
         """The shape of pictures; None if the env shows none."""
         try:
             return self.get_image().shape
-        except Exception:  # whatever keeps it from being drawn
+        except Exception:  # whatever keeps the env from rendering
             return None
 
     @property
@@ -242,7 +242,7 @@ class GymnasiumEnv:
         return self._shared.get_state()
 
     def set_state(self, state: Any) -> None:
-        """Sets a state that ``get_state`` gave, here or of an equal env elsewhere."""
+        """Sets a state that ``get_state`` returned, of this env or of an equal one elsewhere."""
         self._shared.set_state(state)
 
     def reset(self, return_state: bool = True) -> tuple[Any, ...]:
@@ -257,8 +257,8 @@ class GymnasiumEnv:
 
         Returns:
             ``(observation, reward, end, truncated, info)``: the observation is the env's own,
-            whatever ``obs_type`` says; the reward is the sum of all, and ``info["n_step"]`` says
-            how many.
+            whatever ``obs_type`` says; the reward is the sum over the steps made, and
+            ``info["n_step"]`` is their number.
         """
         if int(dt) < 1:
             raise ValueError(f"dt must be at least 1, got {dt!r}")
@@ -272,8 +272,8 @@ class GymnasiumEnv:
         """Steps the env, from a state if one is given.
 
         Returns:
-            ``(observation, reward, end, truncated, info)``, with the new state first if it is
-            returned: if ``return_state`` says so, or is None and a state was given.
+            ``(observation, reward, end, truncated, info)``, with the new state before these if
+            ``return_state`` is true, or is None and a state was given.
         """
         if state is not None:
             self.set_state(state)
@@ -289,7 +289,7 @@ class GymnasiumEnv:
     def step_batch(
         self, actions: Any, states: Any = None, dt: Any = 1, return_state: bool | None = None
     ) -> tuple[list[Any], ...]:
-        """Steps a batch, one after another: as ``step``, of lists."""
+        """Steps a batch, one after another; takes and returns lists of what ``step`` does."""
         states = given_states(states)
         returned = states is not None if return_state is None else bool(return_state)
         rows = [
@@ -306,14 +306,14 @@ class GymnasiumEnv:
     # ---- pictures ----------------------------------------------------------------------------
 
     def render(self) -> Any:
-        """What the env renders, in the state it is in."""
+        """Renders the env in its present state."""
         return self._shared.render()
 
     def get_image(self) -> npt.NDArray[np.uint8]:
         """A picture, ``(height, width, 3)``.
 
         Raises:
-            RuntimeError: The env was not made to draw any.
+            RuntimeError: The env was made without a render mode for pictures.
         """
         image = None if self.render_mode is None else self.render()
         if image is None:
@@ -327,7 +327,7 @@ class GymnasiumEnv:
         return {**info, "rgb": self.get_image()} if self.return_image else info
 
     def _shown(self, observation: Any) -> Any:
-        """What is observed, of what the env has returned."""
+        """The observation by ``obs_type``, from the env's own."""
         if self.obs_type == "coords":
             return observation
         image = self.get_image()
@@ -337,11 +337,11 @@ class GymnasiumEnv:
 
 
 def count_among(kind: type[Any], *names: str) -> None:
-    """Makes a class count as one of plangym's, for ``isinstance``, if these are imported.
+    """Registers a class with abstract classes of plangym's that are imported, for ``isinstance``.
 
     Args:
         kind: The class.
-        *names: Of abstract classes, as "module:class".
+        *names: Names of the abstract classes, as "module:class".
     """
     for name in names:
         module, _, of_plangym = name.partition(":")
@@ -350,7 +350,7 @@ def count_among(kind: type[Any], *names: str) -> None:
 
 
 def given_states(states: Any) -> Any:
-    """States of a batch; None if there are none, which may be said by one None for each."""
+    """States of a batch; None if there are none, also where each of them is None."""
     if states is None or (
         len(states) and states[0] is None and all(state is None for state in states)
     ):
@@ -359,13 +359,13 @@ def given_states(states: Any) -> Any:
 
 
 def repeats(dt: Any, count: int) -> npt.NDArray[np.int64]:
-    """How often each action of a batch is repeated; of fractions as plangym has it."""
+    """How often each action of a batch is repeated; fractions are cut, as in plangym."""
     times = np.asarray(dt)
     return checked_dt(times.astype(np.int64) if times.dtype.kind == "f" else dt, count)
 
 
 def _wrapped(env: Any, wrappers: Iterable[Any]) -> Any:
-    """An env in wrappers, each alone or with its arguments."""
+    """Puts wrappers around an env, each given alone or with its arguments."""
     for wrapper in wrappers:
         wrap, arguments = wrapper if isinstance(wrapper, tuple) else (wrapper, ())
         if isinstance(arguments, dict):
@@ -378,7 +378,7 @@ def _wrapped(env: Any, wrappers: Iterable[Any]) -> Any:
 
 
 def _without_time_limit(env: Any) -> Any:
-    """An env less its TimeLimit."""
+    """An env without its TimeLimit."""
     if isinstance(env, TimeLimit):
         return env.env
     layer = env

@@ -1,4 +1,4 @@
-"""``ParallelEnv``: plangym's vectorized env, over a ``PlanningVectorEnv`` of hosted envs."""
+"""``ParallelEnv``: plangym's vectorized env, whose batches a ``PlanningVectorEnv`` steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shmvec.exchange import HostedEnv, OwnsProcesses
 from shmvec.planning import PlanningVectorEnv
 from shmvec.spaces import Anything
 
-# Spaces of which a batch is an array.
+# Spaces whose batches are arrays.
 _ARRAYS = (
     gym.spaces.Box,
     gym.spaces.Discrete,
@@ -28,20 +28,20 @@ _ARRAYS = (
 
 
 class ParallelEnv(OwnsProcesses):
-    """Steps batches in worker processes; all else is done by an env in this one, ``plan_env``.
+    """Steps batches in worker processes; an env in this process, ``plan_env``, does all else.
 
     Attributes and methods that are not described here are those of ``plan_env``: ``obs_shape``,
     ``action_shape``, ``observation_space``, ``action_space``, ``gym_env``, ``step_with_dt``,
     ``sample_action``, ``get_image``, ``seed``, ``return_image`` and so on.
 
     Attributes:
-        name: The env's.
+        name: Name of the env.
         frameskip: How often each step is repeated with the same action.
-        autoreset: As it was given. Envs are reset after the end of an episode in any case; the
-            next step's info, if no state was set meanwhile, then has ``autoreset``.
-        delay_setup: Whether nothing was to be started before ``setup``, or the first use.
+        autoreset: The constructor's argument, without effect: envs are always reset after the end
+            of an episode; the next step's info, if no state was set meanwhile, has ``autoreset``.
+        delay_setup: Whether nothing is started before ``setup``, or the first use.
         n_workers: Number of worker processes; 0: their env lives in this process.
-        blocking: As it was given. The workers step side by side in any case.
+        blocking: The constructor's argument, without effect: workers always step in parallel.
     """
 
     # Class attributes, as plangym's have them.
@@ -70,16 +70,16 @@ class ParallelEnv(OwnsProcesses):
         """Starts the workers, each with its env.
 
         Args:
-            env_class: Makes an env of plangym's interface: a class of plangym's,
+            env_class: Makes an env with plangym's interface: a class of plangym's,
                 ``GymnasiumEnv``, or any function with such arguments.
-            name: For ``env_class``.
-            frameskip: For ``env_class``.
-            autoreset: No matter: envs are reset after the end of an episode, as in plangym.
+            name: Argument of ``env_class``.
+            frameskip: Argument of ``env_class``.
+            autoreset: Without effect: envs are reset after the end of an episode, as in plangym.
             delay_setup: Whether nothing is started before ``setup``, or the first use.
             n_workers: Number of worker processes; 0: their env lives in this process.
-            blocking: No matter: the workers step side by side.
-            worker_options: For ``PlanningVectorEnv``: ``context``, ``faults``, ``step_timeout`` ...
-            **kwargs: For ``env_class``.
+            blocking: Without effect: the workers step in parallel.
+            worker_options: Options of ``PlanningVectorEnv``: ``context``, ``faults`` and so on.
+            **kwargs: Further arguments of ``env_class``.
 
         Raises:
             Exception: Whatever ``env_class`` raises; and as ``PlanningVectorEnv``.
@@ -109,14 +109,14 @@ class ParallelEnv(OwnsProcesses):
             PlanningVectorEnv,
             env_fn,
             n_workers,
-            autoreset=False,  # they do that themselves
+            autoreset=False,  # the hosted env resets by itself
             list_infos=True,
             **(worker_options or {}),
         )
         self._planning = self._make_planning(delay_setup=delay_setup)
 
     def setup(self) -> None:
-        """Starts the workers, unless they have been; anew after ``close``."""
+        """Starts the workers, unless they are running; after ``close``, starts new ones."""
         if self._planning is None:
             self._planning = self._make_planning()
         self._planning.setup()
@@ -128,7 +128,7 @@ class ParallelEnv(OwnsProcesses):
 
     @property
     def plan_env(self) -> Any:
-        """The env of this process, built when it is first needed."""
+        """The env in this process, built when it is first needed."""
         if self._plan_env is None:
             self._open()
             self._plan_env = self._make_local()
@@ -140,15 +140,15 @@ class ParallelEnv(OwnsProcesses):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the env of this process."""
+        """An attribute of ``plan_env``."""
         if name.startswith("__"):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        if hasattr(type(self), name):  # a property that has raised AttributeError: that counts
+        if hasattr(type(self), name):  # a property has raised AttributeError, which is passed on
             return object.__getattribute__(self, name)
         return getattr(self.plan_env, name)
 
     def __repr__(self) -> str:
-        """What it steps, and with how many workers."""
+        """The env's name, and the number of workers."""
         kind = self._env_class
         return (
             f"{type(self).__name__}({getattr(kind, '__name__', kind)}, name={self.name!r}, "
@@ -167,12 +167,11 @@ class ParallelEnv(OwnsProcesses):
         """Steps a batch of actions, each from a state of its own.
 
         Args:
-            actions: Any number of them.
-            states: One for each. None, or one None for each: the workers' envs go on from where
-                they stand.
-            dt: How often each action is repeated, an int or ints, one for each.
-            return_state: Whether the states that came of it are returned. None: if states were
-                given.
+            actions: Any number of actions.
+            states: One state for each action. None, or one None for each: the workers' envs go on
+                from their present states.
+            dt: How often each action is repeated: an int, or one for each action.
+            return_state: Whether the new states are returned. None: if states were given.
 
         Returns:
             Lists ``(observations, rewards, ends, truncateds, infos)``, with the new states first if
@@ -180,7 +179,7 @@ class ParallelEnv(OwnsProcesses):
 
         Raises:
             ValueError: Numbers or shapes do not fit. Nothing was sent.
-            TypeError: A dtype does not. Nothing was sent.
+            TypeError: A dtype does not fit. Nothing was sent.
             Exception: Whatever an env raises, with a note that names the row of the batch.
         """
         planning, count = self._open(), len(actions)
@@ -188,7 +187,7 @@ class ParallelEnv(OwnsProcesses):
         returned = states is not None if return_state is None else bool(return_state)
         how = np.empty((count, 2), np.int64)
         how[:, 0], how[:, 1] = repeats(dt, count), returned
-        if count == 0:  # an empty list does not show its shape
+        if count == 0:  # an empty list has no shape to check
             space: Any = planning.action_space
             actions = np.empty((0, *(space["action"].shape or ())))
         if states is not None and self._in_tuples:
@@ -203,18 +202,18 @@ class ParallelEnv(OwnsProcesses):
         """Sets one state in all workers.
 
         Args:
-            state: The state. None: that of this process's env.
+            state: The state. None: that of ``plan_env``.
         """
         given = self.get_state() if state is None else state
         self._open().sync_states((given,) if self._in_tuples else given)
 
     @property
     def _in_tuples(self) -> bool:
-        """Whether workers have their states each in a tuple."""
+        """Whether workers return each state in a tuple."""
         return isinstance(self._open().state_space, Anything)
 
     def _states(self, states: Any) -> list[Any]:
-        """States as they are outside of workers."""
+        """States of workers, without the tuples."""
         return [state for (state,) in states] if self._in_tuples else list(states)
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -224,14 +223,14 @@ class ParallelEnv(OwnsProcesses):
     # ---- the env of this process -------------------------------------------------------------
 
     def reset(self, return_state: bool = True, indices: npt.ArrayLike | None = None) -> Any:
-        """Resets the env of this process, and sets the state that came of it in all workers.
+        """Resets ``plan_env``, and sets its new state in all workers.
 
         Args:
             return_state: Whether the state is returned.
-            indices: Workers whose envs are to be reset instead, each by itself.
+            indices: Workers whose envs are reset instead, each by itself.
 
         Returns:
-            ``(state, observation, info)``, or without the state; with ``indices`` batches of them.
+            ``(state, observation, info)``, or without the state; with ``indices``, batches of them.
         """
         if indices is not None:
             states, *others = self._open().reset(True, indices)
@@ -243,22 +242,22 @@ class ParallelEnv(OwnsProcesses):
     def step(
         self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
     ) -> Any:
-        """Steps the env of this process; as :meth:`step_batch`, of one action."""
+        """Steps ``plan_env``; takes and returns what :meth:`step_batch` does, for one action."""
         return self.plan_env.step(action=action, state=state, dt=dt, return_state=return_state)
 
     def set_state(self, state: Any) -> None:
-        """Sets the state of this process's env and of all workers."""
+        """Sets the state of ``plan_env`` and of all workers."""
         self.plan_env.set_state(state)
         self.sync_states(state)
 
     def render(self, mode: str = "human") -> Any:
-        """What the env of this process renders; its own mode counts."""
+        """Renders ``plan_env``; its own render mode is used."""
         return self.plan_env.render()
 
     # ---- the rest ----------------------------------------------------------------------------
 
     def clone(self, **changes: Any) -> ParallelEnv:
-        """Another one, made with the same arguments but for these."""
+        """A new vectorized env, made with the same arguments except for these changes."""
         arguments = {
             "env_class": self._env_class,
             "name": self.name,
@@ -287,7 +286,7 @@ class ParallelEnv(OwnsProcesses):
                 local.close()
 
     def __del__(self) -> None:
-        """Closes the envs, where a program, as plangym's may, has not called ``close``."""
+        """Closes the envs of a program that did not call ``close``, as plangym's need not."""
         self.close(terminate=True)
 
 
@@ -295,11 +294,11 @@ class ParallelEnv(OwnsProcesses):
 
 
 class HostedPlanEnv(HostedEnv):
-    """Hands a whole step on to the env: repeats, pictures, states and resets are its own affair.
+    """An env of plangym's in a worker: it makes repeats, pictures, states and resets by itself.
 
-    An action is a dict of the env's ``action``, and of ``how``: how often it is repeated, and
-    whether the state that comes of it is wanted. A state that is no array of numbers is a tuple of
-    one: an array of objects would have the whole observation pickled with it.
+    An action is a dict of the env's ``action`` and of ``how``: how often it is repeated, and
+    whether the new state is wanted. A state that is no array of numbers travels in a tuple of one,
+    since an array of objects would have the whole observation pickled with it.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -314,12 +313,12 @@ class HostedPlanEnv(HostedEnv):
                 {"action": actions if isinstance(actions, _ARRAYS) else Anything(), "how": how}
             ),
         )
-        self._state: Any = None  # that the last step came to, if that was wanted
-        self._was_reset = False  # by its last step
-        self._in_arrays: bool | None = None  # whether states are; None: never reset
+        self._state: Any = None  # the state after the last step, if it was wanted
+        self._was_reset = False  # whether the last step has reset the env
+        self._in_arrays: bool | None = None  # whether states are arrays; None: never reset
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Resets the env, which knows of no seed and no options."""
+        """Resets the env, which takes neither seed nor options."""
         if self._in_arrays is None:
             self._try_out()
         observation, info = self.env.reset(return_state=False)
@@ -327,14 +326,14 @@ class HostedPlanEnv(HostedEnv):
         return observation, info
 
     def _try_out(self) -> None:
-        """Learns what states and observations are like.
+        """Learns the types of states and observations, by a step.
 
         After a step they may be of another dtype than after a reset, as those of plangym's Acrobot
         and MountainCarContinuous are: no array has room for both.
         """
         state, observation, _ = self.env.reset(return_state=True)
         seen = [(state, observation)]
-        with suppress(Exception):  # an env that has no action to offer; others fail again
+        with suppress(Exception):  # no action can be sampled; other errors will come back
             seen.append(self.env.step(self.env.sample_action(), return_state=True)[:2])
         states, observations = zip(*seen, strict=True)
         self._in_arrays = all(map(_is_numbers, states)) and _are_alike(states)
@@ -355,17 +354,17 @@ class HostedPlanEnv(HostedEnv):
         return observation, reward, end, truncated, info
 
     def get_state(self) -> Any:
-        """The state that the last step came to, before the env was reset."""
+        """The state after the last step, before the env's reset."""
         state = self.env.get_state() if self._state is None else self._state
         return state if self._in_arrays else (state,)
 
     def set_state(self, state: Any) -> None:
-        """Sets a state that ``get_state`` gave."""
+        """Sets a state that ``get_state`` returned."""
         self._state, self._was_reset = None, False
         self.env.set_state(state[0] if isinstance(state, tuple) else state)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """What ``call`` finds."""
+        """The attribute or method for ``call``."""
         return getattr(self.env, name)
 
 
@@ -374,13 +373,13 @@ def _is_numbers(state: Any) -> bool:
 
 
 def _are_alike(values: Iterable[Any]) -> bool:
-    """Whether arrays have one shape and dtype."""
+    """Whether all arrays have the same shape and dtype."""
     kinds = {(getattr(each, "shape", None), getattr(each, "dtype", None)) for each in values}
     return len(kinds) == 1
 
 
 def _space_like(observation: Any) -> gym.Space[Any]:
-    """The space of such observations: not all that plangym's envs say of theirs is true."""
+    """A space for observations like this one: plangym's own spaces are not always right."""
     if not isinstance(observation, np.ndarray) or observation.dtype.kind not in "fiu":
         return Anything()
     if observation.dtype.kind == "f":
