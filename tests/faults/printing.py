@@ -84,6 +84,9 @@ class Printing(gym.Env):
     def tell(self):
         print(f"env {self.number} in step {self.steps}", file=sys.stderr)
 
+    def alike(self):
+        print("a warning", file=sys.stderr)
+
     def tell_by_python(self):
         print("by Python", file=sys.stderr)
 

@@ -4,11 +4,13 @@ import gc
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -51,6 +53,15 @@ def read_to_the_end(descriptor):
         if not part:
             return b"".join(parts).decode()
         parts.append(part)
+
+
+def unfolded(text):
+    """The lines of a text, those that were counted as often as they were written."""
+    lines = []
+    for line in text.splitlines():
+        counted = re.fullmatch(r"(.*) \(×(\d+) more\)", line)
+        lines += [counted[1]] * int(counted[2]) if counted else [line]
+    return lines
 
 
 def printed_to(kind, body, tmp_path, stream="stdout"):
@@ -275,17 +286,34 @@ def test_many_at_once(capfd):
     for number, text in enumerate(said):
         assert text.splitlines()[-1] == f"env {number} in step 1"
         assert len(text.splitlines()) <= 20 and len(text) <= 4096
+    lines = Counter(unfolded(capfd.readouterr().err))
+    each = [f"env {number} in step 1" for number in range(64)]
+    all_alike = [f"line {number}: " + "x" * 300 for number in range(1000)]
+    assert lines == {**dict.fromkeys(each, 1), **dict.fromkeys(all_alike, 64)}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_line_that_many_workers_write_is_printed_once_and_counted(context, capfd):
+    vector_env(8, 8, context, make=["alike", "tell"]).close()
     lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 64 * 1001
-    whole = re.compile(r"line \d+: x{300}|env \d+ in step 1")
-    assert all(whole.fullmatch(line) for line in lines)
+    assert lines[0] == "a warning" and len(lines) <= 8 + 2 * 2  # within two seconds, if not in one
+    assert Counter(unfolded("\n".join(lines))) == {
+        "a warning": 8,
+        **{f"env {number} in step 0": 1 for number in range(8)},
+    }
+
+
+def test_a_line_that_one_worker_writes_often_is_left_as_it_is(capfd):
+    envs = vector_env(4, 1, make=["alike"] * 10)
+    envs.close()
+    assert capfd.readouterr().err == "a warning\n" * 40
 
 
 def test_all_has_arrived_when_close_returns(capfd):
     for context in CONTEXTS:
         vector_env(4, 2, context, close=["much", "words"]).close()
         out, err = capfd.readouterr()
-        assert len(out.splitlines()) == 4 and len(err.splitlines()) == 4000
+        assert len(out.splitlines()) == 4 and len(unfolded(err)) == 4000
 
 
 def test_records_of_faults(caplog):
@@ -526,6 +554,40 @@ def test_a_long_line_is_not_broken_into(leads_to):
     while len(text) < 200_003:
         text += os.read(shown, 1 << 16)
     assert {line[:1]: len(line) for line in text.split(b"\n")} == {b"x": 200_000, b"y": 1, b"": 0}
+    for channel, stderr in zip(channels, stderrs, strict=True):
+        os.close(channel.end)
+        stderr.close()
+    os.close(shown)
+    os.close(shows)
+
+
+def test_the_first_of_many_lines_is_printed_at_once_and_the_count_soon(leads_to):
+    """Without another line or a close, and no line is taken for another's end."""
+    shown, shows = os.pipe()
+    leads_to(shows)
+    channels = [Given() for _ in range(4)]
+    stderrs = [WorkerStderr(channel, number) for number, channel in enumerate(channels)]
+    copy_stderr()
+
+    def next_is(expected):
+        text = b""
+        while len(text) < len(expected):
+            assert select.select([shown], [], [], 10)[0], text
+            text += os.read(shown, len(expected) - len(text))
+        assert text == expected
+
+    channels[0].write(b"loading\n")
+    next_is(b"loading\n")
+    for channel in channels[1:]:
+        channel.write(b"loading\n")
+    channels[3].write(b"ready\n")
+    next_is(b"ready\n")
+    next_is("loading (×3 more)\n".encode())
+    for channel in channels[:2]:
+        channel.write(b"loading ...")
+        next_is(b"loading ...")  # it has waited for its rest
+        channel.write(b" done\n")
+        next_is(b" done\n")
     for channel, stderr in zip(channels, stderrs, strict=True):
         os.close(channel.end)
         stderr.close()

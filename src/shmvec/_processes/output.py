@@ -7,6 +7,7 @@ makes them do so everywhere.
 A worker's stderr is a pipe to the parent. A file in memory would never block a writer, but ``echo >
 /dev/stderr`` empties it, its reader cannot wait for more, and its size has no limit. The parent
 reads the pipe and does not die with the worker, so what a dead worker has written is still read.
+Lines that several workers write alike are printed once and counted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import faulthandler
 import fcntl
 import io
+import math
 import os
 import re
 import select
@@ -22,7 +24,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shmvec._core import Channel, buffer_c_lines, flush_c
@@ -130,6 +133,9 @@ _LAST_BYTES = 1 << 16  # that are remembered
 _HOLD_S = 0.05  # for a piece of a line to wait for the rest
 _PATIENCE_S = 1.0  # to wait for a stderr that takes nothing
 _PAUSE_S = 0.001
+_ALIKE_S = 1.0  # in which a line is counted that another worker has written
+_MOST_ALIKE = 100  # lines that are remembered for that
+_LONGEST_ALIKE = 1000
 _MOST_LINES = 20
 _MOST_BYTES = 4096
 _LONGEST_SHOWN = 200
@@ -146,12 +152,16 @@ class WorkerStderr:
     Attributes:
         reader: The read end of the pipe; -1: closed, as it has no writer any more.
         held: Bytes that are not copied yet.
+        worker: The worker, which stays the same one when its process is replaced.
+        cut: Whether the last byte that was copied was in the middle of a line.
     """
 
     reader = _writer = -1
+    cut = False
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, worker: Hashable = None) -> None:
         """Sends the worker its end of the pipe."""
+        self.worker = worker
         self.reader, self._writer = os.pipe()
         os.set_blocking(self.reader, False)
         with contextlib.suppress(OSError):  # this user's pipes use too much memory already
@@ -211,6 +221,8 @@ class WorkerStderr:
 
     def passed(self, count: int) -> None:
         """Removes so many bytes, which were copied."""
+        if count:
+            self.cut = self.held[count - 1] != ord("\n")
         del self.held[:count]
         self._moved_at = time.monotonic()
 
@@ -228,6 +240,21 @@ class WorkerStderr:
             os.close(reader)
 
     __del__ = drop
+
+
+@dataclass
+class _Line:
+    """A line that was copied, and how often other workers have written it since.
+
+    Attributes:
+        worker: The one whose line was copied.
+        until: When the count is printed, and the line forgotten.
+        count: How often it was not copied.
+    """
+
+    worker: Hashable
+    until: float
+    count: int = 0
 
 
 class _Copier:
@@ -252,6 +279,8 @@ class _Copier:
     def _reset(self) -> None:
         self.lock = threading.RLock()  # reentrant: a signal's handler may close the vector env
         self.pipes: list[WorkerStderr] = []
+        self._lines: dict[bytes, _Line] = {}
+        self._counts: list[bytes] = []  # lines to print
         self._copied = 0  # bytes
         self._patience_s = _PATIENCE_S
         self._thread: threading.Thread | None = None  # the last one
@@ -263,7 +292,7 @@ class _Copier:
         """Starts the thread, or wakes it if it runs."""
         with self.lock:
             self._paused = False
-            if self._running or not self.pipes:
+            if self._running or not (self.pipes or self._counts):
                 self.wake()
                 return
             if self._alarm < 0:
@@ -286,6 +315,7 @@ class _Copier:
         with self.lock:
             pipe.read()
             self._tidy()
+            self._end_counts(math.inf)
             self.start()
         copied, deadline = self._copied, time.monotonic() + self._patience_s
         # The thread itself may run the __del__ of a vector env.
@@ -299,8 +329,8 @@ class _Copier:
         self._patience_s = _PATIENCE_S
 
     def _is_busy_with(self, pipe: WorkerStderr) -> bool:
-        """Whether some of it is held; after the last one the thread ends."""
-        return bool(pipe.held) or (not self.pipes and self._running)
+        """Whether some of it is held, or counted; after the last one the thread ends."""
+        return bool(pipe.held or self._counts) or (not self.pipes and self._running)
 
     def _tidy(self) -> None:
         self.pipes = [each for each in self.pipes if each.reader >= 0 or each.held]
@@ -316,7 +346,8 @@ class _Copier:
                 if self._thread is not threading.current_thread():
                     return
                 self._tidy()
-                if self._paused or not self.pipes:
+                self._end_counts(time.monotonic() if self.pipes else math.inf)
+                if self._paused or not (self.pipes or self._counts):
                     self._running = False
                     self._close_alarm()
                     return
@@ -325,8 +356,12 @@ class _Copier:
                 for each in self.pipes:
                     if each.reader >= 0:
                         poll.register(each.reader, select.POLLIN)
-                holds = any(each.held for each in self.pipes)
-            readable = {number for number, _ in poll.poll(1000 * _HOLD_S if holds else None)}
+                wait_s = _ALIKE_S if self._lines else None
+                if self._counts:
+                    wait_s = 0
+                elif any(each.held for each in self.pipes):
+                    wait_s = _HOLD_S
+            readable = {number for number, _ in poll.poll(wait_s and 1000 * wait_s)}
             if self._alarm not in readable:
                 time.sleep(_PAUSE_S)  # many lines are then read at once: a wake-up costs a step
             with self.lock:
@@ -337,12 +372,18 @@ class _Copier:
                         each.read()
             for each in self.pipes:
                 self._pass_on(each)
+            while self._counts and (count := self._write(self._counts[0])):
+                with self.lock:
+                    del self._counts[0]
+                    self._copied += count
 
     def _pass_on(self, pipe: WorkerStderr) -> None:
         while not self._paused:
             with self.lock:
-                text = pipe.ready()
-            if not text:
+                ready = pipe.ready()
+                text = self._without_repeats(pipe, ready)
+                pipe.held[: len(ready)] = text
+            if not ready:
                 return
             count = self._write(text)
             with self.lock:
@@ -350,6 +391,30 @@ class _Copier:
                 self._copied += count
                 if count < len(text):  # the rest of this line goes first
                     self.pipes.sort(key=lambda each: each is not pipe)
+
+    def _without_repeats(self, pipe: WorkerStderr, text: bytes) -> bytes:
+        """The text without the lines that another worker has just written, which are counted."""
+        kept, until = [], time.monotonic() + _ALIKE_S
+        for number, line in enumerate(io.BytesIO(text)):
+            is_whole = line.endswith(b"\n") and not (number == 0 and pipe.cut)
+            if is_whole and not line.isspace() and len(line) <= _LONGEST_ALIKE and pipe.reader >= 0:
+                if line not in self._lines and len(self._lines) < _MOST_ALIKE:
+                    self._lines[line] = _Line(pipe.worker, until)
+                known = self._lines.get(line)
+                if known and known.worker != pipe.worker:
+                    known.count += 1
+                    continue
+            kept.append(line)
+        return b"".join(kept)
+
+    def _end_counts(self, now: float) -> None:
+        """Forgets the lines whose time is up, and has their counts printed."""
+        for line, known in list(self._lines.items()):
+            if known.until <= now:
+                del self._lines[line]
+                if known.count:
+                    times = f" (×{known.count} more)\n"
+                    self._counts.append(line.rstrip(b"\r\n") + times.encode())
 
     def _write(self, text: bytes) -> int:
         """Writes to stderr until a fork is announced; returns how many bytes are done with."""

@@ -190,7 +190,7 @@ class Supervisor:
         with self._launcher.ready():
             for index in range(len(self.ranges)):
                 self._launch(index, self._keep)
-                self._stderrs.append(WorkerStderr(self.channels[index]))
+                self._stderrs.append(WorkerStderr(self.channels[index], (id(self), index)))
                 if index == 0 and learns:
                     copy_stderr()
                     self._learn_from_first()
@@ -296,7 +296,7 @@ class Supervisor:
         self._begun = index
         try:
             self._launch(index, keep)
-            self._stderrs[index] = WorkerStderr(self.channels[index])
+            self._stderrs[index] = WorkerStderr(self.channels[index], (id(self), index))
             copy_stderr()
         finally:
             self._begun = -1
