@@ -200,11 +200,11 @@ PATHS = [
     (stepped, 0, False),
     (stepped, 2, True),
     (stepped, 2, False),
-    (in_parts, 0, True),
     (in_parts, 2, True),
+    (in_a_rollout, 2, True),
+    (in_parts, 0, True),
     (in_parts, 2, False),
     (in_a_rollout, 0, True),
-    (in_a_rollout, 2, True),
 ]
 PLACES = [
     ("step", AutoresetMode.NEXT_STEP),
@@ -230,9 +230,9 @@ def compare(path, made, what, autoreset_mode=AutoresetMode.NEXT_STEP):
         assert same(ours, theirs)
 
 
-@pytest.mark.parametrize(("path", "place"), crossed(PATHS, PLACES))
-def test_observations(path, place):
-    for case, (space, observation) in OBSERVATIONS.items():
+@pytest.mark.parametrize(("path", "place", "third"), crossed(PATHS, PLACES, range(3)))
+def test_observations(path, place, third):
+    for case, (space, observation) in list(OBSERVATIONS.items())[third::3]:
         if isinstance(observation, np.ma.MaskedArray) and place[0] == "last step":
             continue  # the same there, but equal to nothing
         try:
@@ -241,7 +241,7 @@ def test_observations(path, place):
             raise AssertionError(f"{case}: {error!r}") from error
 
 
-@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[4], PATHS[8]])
+@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[6], PATHS[5]])
 def test_rewards(path):
     for case, reward in REWARDS.items():
         try:
@@ -349,7 +349,7 @@ UNSENDABLE = {
 }
 
 
-@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[3], PATHS[4]])
+@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[3], PATHS[6]])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("case", INFOS)
 def test_infos(case, mode, path):
@@ -376,7 +376,7 @@ def compare_infos(path, made, mode, message):
         assert message in str(ours)
 
 
-@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[3], PATHS[4]])
+@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[3], PATHS[6]])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("case", UNSENDABLE)
 def test_what_cannot_be_sent_is_named(case, mode, path):

@@ -376,7 +376,7 @@ def test_results_and_infos_are_those_of_sync_vector_env(system, num_workers):
 
 @EVERY
 def test_spawned_workers_do_the_same(system):
-    with closing(system.make([Sleepy] * 2, num_workers=2, **{system.context: "spawn"})) as envs:
+    with closing(system.make([Sleepy] * 2, num_workers=1, **{system.context: "spawn"})) as envs:
         system.reset(envs)
         assert [row[0][:2].tolist() for row in system.step(envs, [0, 1])] == [[1, 0], [1, 1]]
         assert os.getpid() not in system.pids(envs)
@@ -443,7 +443,7 @@ def test_a_worker_that_dies_is_reported_as_that_one(system):
 
 @EVERY
 def test_an_env_that_hangs_is_named_where_there_is_a_limit(system):
-    makes = [Sleepy, partial(Sleepy, sleep_s=1.5)]
+    makes = [Sleepy, partial(Sleepy, sleep_s=0.8)]
     with closing(system.make(makes, num_workers=2, step_timeout=0.3)) as envs:
         system.reset(envs)
         with pytest.raises(EnvTimeoutError, match=r"env 1\b"):

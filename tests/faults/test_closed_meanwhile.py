@@ -83,7 +83,7 @@ os.register_at_fork(
 def test_whenever_it_comes(caplog):
     caplog.set_level(logging.CRITICAL, "shmvec")
     rng = np.random.default_rng(1)
-    for _ in range(40):
+    for _ in range(20):
         envs = restarting(2)
         pids = [process.pid for process in envs.processes]
         thread, raised = stepping(envs, [1, int(rng.integers(2))])
@@ -133,9 +133,10 @@ def test_two_threads_end_what_a_worker_has_written():
 
 @pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting:UserWarning")
 @pytest.mark.parametrize("terminate", [True, False])
-def test_what_is_broken_off_the_next_one_ends(terminate):
+@pytest.mark.parametrize("stride", [13, *deep(3)])
+def test_what_is_broken_off_the_next_one_ends(stride, terminate):
     """At any moment; a worker may hang, so that only the end of its process ends it."""
-    moments, went_on = Moments(stride=3), True
+    moments, went_on = Moments(stride), True
     while went_on:
         envs = restarting(2)
         if terminate:

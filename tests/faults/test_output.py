@@ -18,6 +18,7 @@ import pytest
 from echoing import Moments
 from printing import Printing
 from scripts import succeeds
+from tables import crossed
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
 from shmvec._processes.output import WorkerStderr, copy_stderr, excerpt
@@ -89,12 +90,15 @@ def printed_to(kind, body, tmp_path, stream="stdout"):
     return (file.read_text() if file else text).replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize("stream, what", [("stdout", "words"), ("stderr", "error_words")])
 @pytest.mark.parametrize(
-    "context, kind",
-    [*[("fork", kind) for kind in KINDS], ("spawn", "pipe"), ("forkserver", "terminal")],
+    "where, printed",
+    crossed(
+        [*[("fork", kind) for kind in KINDS], ("spawn", "pipe"), ("forkserver", "terminal")],
+        [("stdout", "words"), ("stderr", "error_words")],
+    ),
 )
-def test_lines_are_never_mixed(context, kind, stream, what, tmp_path):
+def test_lines_are_never_mixed(where, printed, tmp_path):
+    (context, kind), (stream, what) = where, printed
     body = f"""
     envs = ShmVectorEnv(
         [partial(Printing, number, step=[{what!r}]) for number in range(6)],

@@ -109,7 +109,7 @@ def test_two_threads_are_refused_or_served_but_never_mixed_up(which):
         threads = [threading.Thread(target=hammer, args=(i,), daemon=True) for i in range(2)]
         for thread in threads:
             thread.start()
-        over.wait(1.5)
+        over.wait(0.5)
         over.set()
         for thread in threads:
             thread.join(60)
