@@ -29,8 +29,9 @@ import numpy as np
 from gymnasium.vector.utils import create_shared_memory
 
 from shmvec._pickling import dumps
+from shmvec._processes.preloading import num_threads
 
-__all__ = ["PARTS", "Event", "Facts", "Probe", "Raised", "seed_of"]
+__all__ = ["PARTS", "Event", "Facts", "Probe", "Raised", "resident_bytes", "seed_of"]
 
 PARTS = ("observations", "rewards", "ends", "infos", "frames")
 
@@ -142,7 +143,7 @@ class Probe(gym.Env[Any, Any]):
     def build(self) -> Raised | None:
         """Makes the envs."""
         self._threads = set(threading.enumerate())
-        self._tasks = _num_tasks()
+        self._tasks = num_threads()
         before = _generators()
         for number in self._numbers:
             try:
@@ -245,8 +246,8 @@ class Probe(gym.Env[Any, Any]):
         facts.generators = _changed(self._before)
         new = [thread for thread in threading.enumerate() if thread not in self._threads]
         facts.threads = [thread.name for thread in new]
-        facts.native_threads = max(0, _num_tasks() - self._tasks - len(new))
-        facts.resident = _resident()
+        facts.native_threads = max(0, num_threads() - self._tasks - len(new))
+        facts.resident = resident_bytes()
         return facts
 
     def fork(self, seconds: float) -> str:
@@ -448,13 +449,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def _num_tasks() -> int:
-    with suppress(OSError):
-        return len(os.listdir("/proc/self/task"))
-    return 0
-
-
-def _resident() -> int:
+def resident_bytes() -> int:
     """Bytes of memory that this process has in use; 0 where the system does not say."""
     with suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])

@@ -10,7 +10,6 @@ two envs in one process is said first, where that is seen within two seconds.
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -36,6 +35,7 @@ from shmvec._commands.measuring import (
     simplest,
     vector_env,
 )
+from shmvec._commands.probe import resident_bytes
 from shmvec._cores import WAIT_POLICIES, usable_cores
 from shmvec.vector_env import ShmVectorEnv
 
@@ -75,11 +75,11 @@ class Setting:
 def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
     """What one env costs, in this process: times in µs, sizes in bytes."""
     env = make()
-    resident = _resident()
+    resident = resident_bytes()
     others = [make() for _ in range(2)]  # the first one has loaded the libraries
     for other in others:
         other.reset(seed=0)
-    memory = (_resident() - resident) // len(others)
+    memory = (resident_bytes() - resident) // len(others)
     for other in others:
         other.close()
     env.action_space.seed(0)
@@ -112,14 +112,6 @@ def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
         "observation_bytes": _nbytes(observation),
         "memory_bytes": max(0, memory),
     }
-
-
-def _resident() -> int:
-    """Bytes of memory that this process has in use; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0
 
 
 def _nbytes(value: Any) -> int:
