@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, _find_spec
 
-__all__ = ["add_note", "found_spec", "of_action", "of_env_fn", "of_id", "of_reset"]
+__all__ = ["add_note", "found_spec", "of_action", "of_env_fn", "of_id", "of_reset", "takes"]
 
 # Namespaces of ids, and the module and package that register their envs.
 _NAMESPACES = {"ALE": ("ale_py", "ale-py")}
@@ -46,7 +46,7 @@ def of_id(error: BaseException) -> str:
 
 def of_env_fn(index: int, env_fn: Callable[[], Any], error: BaseException) -> str:
     """For an env_fn that cannot be called without arguments."""
-    if not isinstance(error, TypeError) or _takes(env_fn):
+    if not isinstance(error, TypeError) or takes(env_fn):
         return of_id(error)
     name = getattr(env_fn, "__name__", type(env_fn).__name__)
     return (
@@ -76,7 +76,7 @@ def of_reset(index: int, env: Any, error: BaseException) -> str:
     """For a reset that does not take Gymnasium's arguments."""
     if isinstance(error, TypeError):
         for each in (env, env.unwrapped):
-            if not _takes(each.reset, seed=None, options=None):
+            if not takes(each.reset, seed=None, options=None):
                 return (
                     f"The reset of env {index}, {type(each).__name__}.reset"
                     f"{inspect.signature(each.reset)}, must take a seed and options, as "
@@ -87,14 +87,14 @@ def of_reset(index: int, env: Any, error: BaseException) -> str:
     return ""
 
 
-def _takes(function: Callable[..., Any], **arguments: Any) -> bool:
+def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
     """Whether a function can be called with these arguments; True if it does not say."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return True
     try:
-        signature.bind(**arguments)
+        signature.bind(*arguments, **named)
     except TypeError:
         return False
     return True

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from shmvec._hints import takes
 from shmvec.exchange import Exchange
 from shmvec.faults import RemoteTraceback, add_note
 from shmvec.spaces import mapped
@@ -32,17 +33,11 @@ def check_policy(policy: Any, batch: str) -> None:
         raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
     if not callable(policy):
         raise TypeError(f"policy must be callable, policy(observations, env_ids), got {policy!r}")
-    try:
-        signature = inspect.signature(policy)
-    except (TypeError, ValueError):  # a function in C may have no signature
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError:
+    if not takes(policy, None, None):
         raise TypeError(
             "policy must take two arguments, policy(observations, env_ids), and takes "
-            f"{signature}: give lambda observations, env_ids: policy(observations)"
-        ) from None
+            f"{inspect.signature(policy)}: give lambda observations, env_ids: policy(observations)"
+        )
 
 
 class PolicyCaller:
