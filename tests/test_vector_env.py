@@ -341,7 +341,7 @@ def test_make_vec_takes_options_and_arguments_of_the_env():
     with pytest.raises(TypeError, match="argument 'num_worker'") as caught:
         shmvec.make_vec("CartPole-v1", 2, num_worker=2)
     if sys.version_info >= (3, 11):
-        assert caught.value.__notes__[-1].startswith("Did you mean 'num_workers'")
+        assert caught.value.__notes__[-1].endswith("Did you mean 'num_workers'?")
 
 
 def test_repr():

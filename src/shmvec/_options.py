@@ -43,6 +43,7 @@ __all__ = [
     "Settings",
     "add_installed",
     "checked_worker",
+    "did_you_mean",
     "documented",
     "end_installed",
     "exchange_settings",
@@ -170,12 +171,9 @@ def _checked_autoreset_mode(mode: Any, settings: Settings) -> AutoresetMode:
         chosen = AutoresetMode(mode)
     except ValueError:
         names = [each.value for each in AutoresetMode]
-        alike = {re.sub(r"[^a-z]", "", name.lower()): name for name in names}
-        close = difflib.get_close_matches(re.sub(r"[^a-z]", "", str(mode).lower()), alike, 1)
-        hint = f". Did you mean {alike[close[0]]!r}?" if close else ""
         raise ValueError(
             f"{mode!r} is not a valid AutoresetMode: autoreset_mode is one of "
-            f"{', '.join(map(repr, names))}{hint}"
+            f"{', '.join(map(repr, names))}{did_you_mean([str(mode)], names)}"
         ) from None
     of_one_mode = getattr(settings, "worker", None) is not None and NUM_WORKER_ARGUMENTS < 7
     if of_one_mode and chosen is not AutoresetMode.NEXT_STEP:
@@ -680,9 +678,29 @@ def refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str]) -> No
     names = list(known)
     unknown = [name for name in given if name not in names]
     if unknown:
-        alike = [each for name in unknown for each in difflib.get_close_matches(name, names, 1)]
-        hint = f". Did you mean {' and '.join(map(repr, alike))}?" if alike else ""
+        hint = did_you_mean(unknown, names)
         raise TypeError(f"{owner} has no option {', '.join(map(repr, sorted(unknown)))}{hint}")
+
+
+def did_you_mean(words: Iterable[str], names: Iterable[str], likeness: float = 0.6) -> str:
+    """The end of a message, with the names that are spelt like the words; "" if none is.
+
+    Args:
+        words: Words that are none of the names.
+        names: The names to choose from; capitals, hyphens and underscores do not count.
+        likeness: How much alike a word and a name must be, from 0 to 1.
+    """
+    plain = {_plain(name): name for name in names}
+    meant = [
+        repr(plain[close])
+        for word in words
+        for close in difflib.get_close_matches(_plain(word), plain, 1, likeness)
+    ]
+    return f". Did you mean {' and '.join(meant)}?" if meant else ""
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def documented(doc: str) -> str:

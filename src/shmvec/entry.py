@@ -18,7 +18,6 @@ Example:
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -31,7 +30,13 @@ import gymnasium.vector
 from gymnasium.envs.registration import EnvSpec
 
 from shmvec._hints import found_spec
-from shmvec._options import OPTIONS, add_installed, end_installed, refuse_unknown
+from shmvec._options import (
+    OPTIONS,
+    add_installed,
+    did_you_mean,
+    end_installed,
+    refuse_unknown,
+)
 from shmvec.faults import add_note
 from shmvec.vector_env import ShmVectorEnv
 
@@ -109,9 +114,9 @@ def make_vec(
         envs = ShmVectorEnv([make_env] * num_envs, **vector_kwargs)
     except TypeError as error:
         for name in env_kwargs:
-            alike = difflib.get_close_matches(name, OPTIONS, 1)
-            if alike and f"argument {name!r}" in str(error):
-                add_note(error, f"Did you mean {alike[0]!r}, an option of ShmVectorEnv?")
+            hint = did_you_mean([name], OPTIONS)
+            if hint and f"argument {name!r}" in str(error):
+                add_note(error, f"{name!r} is no option of ShmVectorEnv{hint}")
         raise
     vector_spec = copy.deepcopy(spec)
     vector_spec.kwargs = dict(env_kwargs)

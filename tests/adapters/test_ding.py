@@ -99,7 +99,7 @@ def test_config_takes_keys_of_the_program(caplog):
     assert not caplog.records
     cfg.episode_nums = 3
     SyncSubprocessEnvManager(obedient(1), cfg)
-    assert "no 'episode_nums': did you mean 'episode_num'" in caplog.text
+    assert "no 'episode_nums'. Did you mean 'episode_num'?" in caplog.text
     with pytest.raises(KeyError):
         cfg["no such key"]
     del cfg["max_retry"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import multiprocessing
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from shmvec._options import did_you_mean
 from shmvec.faults import FaultPolicy
 
 log = logging.getLogger("shmvec")
@@ -98,9 +98,9 @@ class EnvManagerConfig(MutableMapping[str, Any]):
 
         names = [each.name for each in fields(self)]
         for key in set(self) - set(names):
-            meant = difflib.get_close_matches(str(key), names, n=1, cutoff=0.8)
-            if meant:
-                log.warning("an env manager has no %r: did you mean %r?", key, meant[0])
+            hint = did_you_mean([str(key)], names, likeness=0.8)
+            if hint:
+                log.warning("an env manager has no %r%s", key, hint)
 
     def __getitem__(self, key: str) -> Any:
         """The value of a key."""
