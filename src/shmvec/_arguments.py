@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shmvec.spaces import mapped
 
 __all__ = [
+    "Envs",
     "Options",
     "actions_of",
     "checked_count",
@@ -29,6 +30,7 @@ __all__ = [
     "reset_arguments",
 ]
 
+Envs: TypeAlias = npt.NDArray[np.intp]  # which envs
 # Options of a reset: the same for all envs, or one for each.
 Options: TypeAlias = dict[str, Any] | Sequence[dict[str, Any] | None] | None
 
@@ -73,7 +75,7 @@ def checked_count(name: str, count: Any) -> int:
 # ---- which envs ----------------------------------------------------------------------------------
 
 
-def checked_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
+def checked_env_ids(env_id: Any, num_envs: int) -> Envs:
     """Indices of envs, as an array; None means all.
 
     Raises:
@@ -92,7 +94,7 @@ def checked_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
     return np.ascontiguousarray(ids, np.intp)
 
 
-def existing_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
+def existing_env_ids(env_id: Any, num_envs: int) -> Envs:
     """Indices of envs that there are, each once; None means all.
 
     Raises:
@@ -107,9 +109,7 @@ def existing_env_ids(env_id: Any, num_envs: int) -> npt.NDArray[np.intp]:
     return envs
 
 
-def masked_env_ids(
-    mask: Any, num_envs: int, name: str = "`options['reset_mask']`"
-) -> npt.NDArray[np.intp]:
+def masked_env_ids(mask: Any, num_envs: int, name: str = "`options['reset_mask']`") -> Envs:
     """Indices of the envs of a mask; ``name`` is what messages call it."""
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
@@ -178,7 +178,7 @@ def reset_arguments(
     seed: int | Sequence[int | None] | None,
     options: Options,
     env_id: npt.ArrayLike | None = None,
-) -> tuple[npt.NDArray[np.intp], list[Any] | None, list[Any] | None]:
+) -> tuple[Envs, list[Any] | None, list[Any] | None]:
     """The envs to reset, and the seed and options of each of them.
 
     A list has one for each env in ``env_id``; without that, and with a mask, one for each env.
@@ -219,9 +219,7 @@ def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
     return dict(zip(envs, values, strict=True))
 
 
-def actions_of(
-    envs: npt.NDArray[np.intp], space: gym.Space[Any], actions: Any, num_envs: int
-) -> Any:
+def actions_of(envs: Envs, space: gym.Space[Any], actions: Any, num_envs: int) -> Any:
     """The actions of some envs, selected from those of all ``num_envs``.
 
     Raises:

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 
 from shmvec._arguments import (
+    Envs,
     Options,
     checked_env_fns,
     checked_env_ids,
@@ -1154,7 +1155,6 @@ def _finalize(workers: Workers, forgotten: weakref.ref[Exchange]) -> None:
     workers.stop(0.0)
 
 
-Envs = npt.NDArray[np.intp]
 # The envs, their results, and, unless taken on the fast path: reports, failures, results of a
 # command by env, and envs whose command was lost with their worker.
 Taken = tuple[Envs, tuple[Any, ...], Sequence[Any]]

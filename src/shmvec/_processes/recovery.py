@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 
+from shmvec._arguments import Envs
 from shmvec._core import DONE, TIME_UP, Ledger
 from shmvec._processes.commands import Unreadable, read_late
 from shmvec._processes.supervisor import Workers
@@ -42,8 +41,6 @@ log = logging.getLogger("shmvec")
 _HEED_S = 1.0  # for an env to heed an interruption
 _BACKOFF_MOST_S = 30.0
 _SLICE_S = 0.05  # between two checks whether the vector env was closed
-
-Envs = npt.NDArray[np.intp]
 
 # Why a worker is replaced: an error, or the reason as it is logged.
 Cause = BaseException | Failure | str

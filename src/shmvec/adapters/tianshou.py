@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from shmvec._arguments import checked_seeds, existing_env_ids
+from shmvec._arguments import Envs, checked_seeds, existing_env_ids
 from shmvec._options import takes_options
 from shmvec.adapters._shared import delivered
 from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
@@ -32,7 +32,6 @@ except ImportError as error:
 __all__ = ["ShmemVectorEnv", "SubprocVectorEnv", "TianshouVectorEnv"]
 
 Array: TypeAlias = npt.NDArray[Any]
-Envs: TypeAlias = npt.NDArray[np.intp]
 # Ids of envs: one, some, or None for all.
 Ids: TypeAlias = int | Sequence[int] | Array | None
 
