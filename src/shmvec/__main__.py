@@ -368,19 +368,24 @@ def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     if not callable(policy):
         parser.error(f"--policy: what {options.policy} makes cannot be called")
     workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
-    result = evaluate(
-        make,
-        policy,
-        options.episodes,
-        num_envs=options.num_envs,
-        seeds=options.seed,
-        batch="fixed" if options.fixed_batch else "ready",
-        info_keys=options.info,
-        time_limit=options.time_limit,
-        hard_time_limit=options.hard_time_limit,
-        progress=_episodes_told(options.episodes, options.progress),
-        **workers,
-    )
+    say = measuring.Progress(sys.stderr)
+    wanted = sys.stderr is not None and (options.progress or sys.stderr.isatty())
+    try:
+        result = evaluate(
+            make,
+            policy,
+            options.episodes,
+            num_envs=options.num_envs,
+            seeds=options.seed,
+            batch="fixed" if options.fixed_batch else "ready",
+            info_keys=options.info,
+            time_limit=options.time_limit,
+            hard_time_limit=options.hard_time_limit,
+            progress=_counting(say, options.episodes) if wanted else False,
+            **workers,
+        )
+    finally:
+        say.done()
     print(result)
     if options.json is not None:
         episodes = {name: values.tolist() for name, values in result.columns().items()}
@@ -388,23 +393,17 @@ def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     return 0 if result.complete else 1
 
 
-def _episodes_told(episodes: int, asked: bool) -> Callable[[Episode], object] | bool:
-    """What says on stderr how many episodes are over: on a terminal, or where it is asked for."""
-    out = sys.stderr
-    if out is None or not (asked or out.isatty()):
-        return False
+def _counting(say: measuring.Progress, episodes: int) -> Callable[[Episode], object]:
+    """A function that says how many episodes are over, and their mean return."""
     returns: list[float] = []
 
-    def tell(episode: Episode) -> None:
+    def count(episode: Episode) -> None:
         returns.append(episode.return_)
-        done, last = len(returns), len(returns) == episodes
+        done = len(returns)
         text = f"{done} of {episodes} episodes, mean return {sum(returns) / done:,.2f}"
-        if out.isatty():
-            print(f"\r\x1b[K{text}", end="\n" if last else "", file=out, flush=True)
-        elif last or done % max(1, episodes // 10) == 0:
-            print(text, file=out, flush=True)
+        say(text, milestone=done == episodes or done % max(1, episodes // 10) == 0)
 
-    return tell
+    return count
 
 
 def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

@@ -346,24 +346,31 @@ def _free_run(packed: bytes, pipe: Connection) -> None:
 
 
 class Progress:
-    """A line that says what is being done: rewritten on a terminal, else printed once."""
+    """A line that says what is being done: rewritten on a terminal, elsewhere printed rarely."""
 
-    def __init__(self, stream: TextIO | None, title: str) -> None:
-        """Begins something that is called `title`."""
+    def __init__(self, stream: TextIO | None, title: str = "") -> None:
+        """Begins something that is called `title`, which is printed where there is no terminal."""
         self._stream = stream
-        self._title = title
-        if stream is not None and not stream.isatty():
-            print(title, file=stream, flush=True)
+        self._on_terminal = stream is not None and stream.isatty()
+        self._title = f"{title}: " if title else ""
+        if title and not self._on_terminal:
+            self._print(title, "\n")
 
-    def __call__(self, what: str) -> None:
-        """Says what is being done now."""
-        if self._stream is not None and self._stream.isatty():
-            print(f"\r\x1b[K{self._title}: {what}", end="", file=self._stream, flush=True)
+    def __call__(self, what: str, milestone: bool = False) -> None:
+        """Says what is being done now; elsewhere than on a terminal only a milestone."""
+        if self._on_terminal:
+            self._print(f"\r\x1b[K{self._title}{what}", "")
+        elif milestone:
+            self._print(f"{self._title}{what}", "\n")
 
     def done(self) -> None:
         """Removes the line."""
-        if self._stream is not None and self._stream.isatty():
-            print("\r\x1b[K", end="", file=self._stream, flush=True)
+        if self._on_terminal:
+            self._print("\r\x1b[K", "")
+
+    def _print(self, text: str, end: str) -> None:
+        if self._stream is not None:
+            print(text, end=end, file=self._stream, flush=True)
 
 
 def machine() -> dict[str, Any]:
