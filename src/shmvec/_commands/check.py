@@ -247,9 +247,8 @@ def brief(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
         return None
     other = examination.run("alone, with another seed", [[1]], method)
     company = examination.run("two in one process", [[0, 1]], method)
-    half = len(alone.events[0]) // 2
-    reference = {0: alone.events[0][:half], 1: other.events[1]}
-    unstable = set(_differing(reference[0], alone.events[0][half:]))
+    reference, repeated = _references(alone, other)
+    unstable = set(_differing(reference[0], repeated))
     found = _difference(reference, company, unstable)
     if other.trouble or not found:
         return None
@@ -288,9 +287,8 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
         four = examination.run("four in one process", [[0, 1, 2, 3]], method)
     apart = examination.run("two processes at once", [[0], [1]], method)
 
-    half = len(alone.events[0]) // 2
-    reference = {0: alone.events[0][:half], 1: other.events[1]}
-    unstable, finding = _same_seed(reference[0], alone.events[0][half:], again, rest)
+    reference, repeated = _references(alone, other)
+    unstable, finding = _same_seed(reference[0], repeated, again, rest)
     yield finding
     facts = alone.facts[0]
     everywhere = [each for run in (alone, company, four) if run is not None for each in run.facts]
@@ -318,6 +316,13 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
         yield Finding("close", WRONG, closes[0], advice, "the env's close()")
     yield _times(facts, alone)
     yield _memory(company, four)
+
+
+def _references(alone: _Run, other: _Run) -> tuple[dict[int, list[Event]], list[Event]]:
+    """What an env alone returns with each of the two seeds, and with the first one repeated."""
+    first = alone.events[0]
+    half = len(first) // 2
+    return {0: first[:half], 1: other.events[1]}, first[half:]
 
 
 def _start_methods(runs: dict[str, _Run], working: list[str], wanted: str) -> Iterator[Finding]:
