@@ -1,5 +1,5 @@
-/* affinity.h — where a sleeper wants to be woken: a binding to one core that lasts as long as the
- * sleep (wait.h says when that pays).
+/* affinity.h — binds a sleeper to one core, on which it is then woken, for as long as the sleep lasts
+ * (wait.h says when that pays).
  *
  * The scheduler follows the thread's own affinity, so the affinity before the sleep must be restored
  * afterwards, and that is more than the cores that were seen.  The kernel keeps two masks: the
@@ -27,9 +27,9 @@
 #include "platform.h"
 
 typedef struct {
-    cpu_set_t wide; /* what to ask for afterwards */
+    cpu_set_t wide; /* the cores to request afterwards */
     cpu_set_t home;
-    int count; /* of the cores that were allowed; 0: nothing was changed */
+    int count; /* number of cores that were allowed; 0: nothing was changed */
 } sv_affinity;
 
 /* Restricts this thread to the `index`-th of the cores that it may use, modulo their number. */

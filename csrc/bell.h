@@ -21,13 +21,14 @@
  * some leaves it set, because the others may still sleep: until the next ring for everyone each
  * ring then makes a system call, needed or not (0.3 µs), which is cheaper than counting sleepers.
  *
- * Sleeping costs a little, since it is taken in slices.  Who has had nothing to do for long dozes
- * instead: it says so here, sleeps on a file descriptor of its own, without slices, and the ringer
- * writes to descriptors when its ring finds the waiter bit and dozers: to those of all after a
- * ring for everyone, to those of whom it has work for after a ring for some.  The same proof
- * holds: the count of dozers goes up before the read-modify-write that sets the waiter bit.  And
- * who clears the bit has written to every descriptor, so a dozer whose bit was cleared wakes,
- * finds nothing to do and announces itself anew: a ring for it alone finds the bit, or it awake.
+ * Sleeping costs a little, since it is taken in slices.  A worker without work for long dozes
+ * instead: it adds itself to the count of dozers and sleeps on a file descriptor of its own, without
+ * slices.  When a ring finds the waiter bit and dozers, the ringer writes to descriptors: to all of
+ * them after a ring for everyone, to those of the workers that it has work for after a ring for some.
+ * The same proof holds: the count of dozers goes up before the read-modify-write that sets the waiter
+ * bit.  A ringer that clears the bit has written to every descriptor, so a dozer whose bit was cleared
+ * wakes, finds nothing to do and announces itself once more: a ring for it alone finds the bit, or
+ * finds it awake.
  *
  * A sleeper that dies leaves at most the waiter bit behind, which the next full ring clears, and
  * its place among the dozers, which costs the ringer a few writes for nothing.
@@ -40,7 +41,7 @@
 typedef struct {
     alignas(SV_CACHE_LINE) _Atomic uint32_t word;
     _Atomic uint32_t dozers;
-    _Atomic int64_t rung_at; /* when it last rang: those who wait learn how late they heard */
+    _Atomic int64_t rung_at; /* when it last rang, from which waiters learn how late they woke */
 } sv_bell;
 
 /* Announces a sleeper.  Returns the ticket for sv_bell_sleep.  The caller must check for work
@@ -70,8 +71,8 @@ static inline void sv_bell_awake(sv_bell *bell)
     atomic_fetch_sub_explicit(&bell->dozers, 1, memory_order_relaxed);
 }
 
-/* Ringer, after a ring that returned true: whether descriptors must be written to, and that is those
- * of all if it was for everyone. */
+/* Ringer, after a ring that returned true: whether it must write to descriptors (to all of them after
+ * a ring for everyone). */
 static inline bool sv_bell_has_dozers(sv_bell *bell)
 {
     /* relaxed: ordered by the acquire of sv_bell_ring, which pairs with sv_bell_doze. */

@@ -1,4 +1,4 @@
-/* completion.h — how many requests are done; wakes the parent once, when its target is reached.
+/* completion.h — counts the requests that are done; wakes the parent once, when its target is reached.
  *
  * Every request that a worker finishes adds one.  The parent, which knows how many it has issued,
  * watches this one word instead of every worker's ring, and sleeps on it.  One 64-bit word:
@@ -18,11 +18,11 @@
  * wake costs the parent one park slice (see wait.h), nothing more.  One that dies between its push
  * and its add leaves the count one too low, and damage may make it anything: so the parent looks at
  * the rings after each slice, and when the count says that all is done; if it contradicts them, the
- * parent counts from there on.
+ * parent counts on from what it finds there.
  *
- * Workers want to know whether they are among the last of a batch step (wait.h: "Who stays awake").
- * So the parent says beforehand up to which count it will issue requests.  That is a hint, too: all
- * accesses are relaxed, and what a worker makes of a wrong number is a wait that costs more.
+ * Workers need to know whether they are among the last of a batch step (wait.h: "Who stays awake").
+ * So the parent publishes beforehand up to which count it will issue requests.  That is a hint, too:
+ * all accesses are relaxed, and a wrong number only makes a worker's wait cost more.
  */
 #ifndef SHMVEC_COMPLETION_H
 #define SHMVEC_COMPLETION_H
@@ -32,7 +32,7 @@
 
 typedef struct {
     alignas(SV_CACHE_LINE) _Atomic uint64_t word;
-    _Atomic uint32_t issued; /* up to which count requests are issued: a hint, see above */
+    _Atomic uint32_t issued; /* the count up to which requests are issued: a hint, see above */
     _Atomic int64_t done_at; /* when a request was last done: the parent learns how late it saw */
 } sv_completion;
 
@@ -45,14 +45,14 @@ static inline bool sv_completion_reached(uint32_t done, uint32_t target)
     return ((done - target) & UINT32_C(0x7fffffff)) < UINT32_C(0x40000000);
 }
 
-/* Parent: up to which count requests will be issued. */
+/* Parent: publishes the count up to which requests will be issued. */
 static inline void sv_completion_issue(sv_completion *completion, uint32_t count)
 {
     /* relaxed: see the essay. */
     atomic_store_explicit(&completion->issued, count, memory_order_relaxed);
 }
 
-/* Worker: how many of those are still to be done. */
+/* Worker: how many issued requests are still to be done. */
 static inline uint32_t sv_completion_left(sv_completion *completion)
 {
     /* relaxed: see the essay. */
@@ -75,7 +75,7 @@ static inline bool sv_completion_check(sv_completion *completion, uint32_t targe
     return sv_completion_reached((uint32_t)(word >> 32), target);
 }
 
-/* Worker: one more request is done, and its results are already published.
+/* Worker: counts one more request as done, whose results are already published.
  * Returns whether this call woke the parent. */
 static inline bool sv_completion_add(sv_completion *completion)
 {

@@ -1,4 +1,4 @@
-/* counters.h — counters of what each process has done so far, for envs.stats() and top.
+/* counters.h — counters of each process's work, waits and faults so far, for envs.stats() and top.
  *
  * Each process counts in a plain sv_counts of its own.  A worker publishes it once a request, to
  * its block of sv_counters in the segment, on cache lines of its own; the worker is the only writer,
@@ -8,17 +8,17 @@
  * its counters to a block beside, before the successor begins at zero; the parent's own counters are
  * in its notice (notice.h).
  *
- * A counter is a line of one of the tables below.  All else follows from it: these structures and
- * what is done with them; the declaration for Cython, which setup.py writes; the attributes of
- * stats() and their docstrings; the columns of its table and of top; what top tells Prometheus.
+ * A counter is a line of one of the tables below.  All else is generated from it: these structures
+ * and the functions on them; the declaration for Cython, which setup.py writes; the attributes of
+ * stats() and their docstrings; the columns of its table and of top; top's metrics for Prometheus.
  */
 #ifndef SHMVEC_COUNTERS_H
 #define SHMVEC_COUNTERS_H
 
 #include "platform.h"
 
-/* X(name, heading of its column in tables: "" for none, what it is).  What ends in _ns Python has in
- * seconds, under a name in _s. */
+/* X(name, heading of its column in tables ("": no column), docstring).  In Python a counter with a
+ * name in _ns is in seconds, under a name in _s. */
 #define SV_WAITS(X) /* of parent and workers; wait.h explains the phases */                        \
     X(requests, "", "Requests: sent by the parent, answered by a worker.")                         \
     X(waits, "", "Times that it did not find all it waited for at once.")                          \
@@ -49,20 +49,20 @@
 
 #define SV_COUNTERS(X) SV_WAITS(X) SV_WORK(X)
 
-/* Of the process itself. */
+/* The counts of a process, in its own memory. */
 typedef struct {
 #define SV_COUNT(name, heading, help) int64_t name;
     SV_COUNTERS(SV_COUNT)
 #undef SV_COUNT
 } sv_counts;
 
-/* In the segment. */
+/* The counters of a worker, in the segment. */
 typedef struct {
 #define SV_COUNTER(name, heading, help) _Atomic uint64_t name;
     alignas(SV_CACHE_LINE) SV_COUNTERS(SV_COUNTER)
-    _Atomic uint64_t busy_since; /* when what it is doing began, */
-    _Atomic uint64_t busy;       /* and what that is: an sv_busy, or 0 */
-    _Atomic uint64_t process;    /* whose they are: its id, as it sees itself */
+    _Atomic uint64_t busy_since; /* when the operation in progress began */
+    _Atomic uint64_t busy;       /* the operation in progress: an sv_busy, or 0 */
+    _Atomic uint64_t process;    /* the worker's process id, in its own namespace */
     SV_ON_CORES(SV_COUNTER)      /* how much that was before it served */
     _Atomic uint64_t first_env;  /* which envs are the worker's; in the block beside, by the parent */
     _Atomic uint64_t num_envs;
@@ -70,7 +70,7 @@ typedef struct {
 
 _Static_assert(sizeof(sv_counters) % SV_CACHE_LINE == 0, "lines of its own");
 
-/* A line of a table, and where its number is in the structure; the end has no name. */
+/* A line of a table, and the offset of its counter in the structure; the last line has no name. */
 typedef struct {
     const char *name, *heading, *help;
     size_t offset;
@@ -88,7 +88,7 @@ static inline _Atomic uint64_t *sv_counter_at(void *structure, const sv_counter_
     return (_Atomic uint64_t *)(void *)((char *)structure + line->offset);
 }
 
-/* The only writer's store. */
+/* Stores a counter; only its one writer may call this. */
 static inline void sv_counter_set(_Atomic uint64_t *counter, uint64_t value)
 {
     atomic_store_explicit(counter, value, memory_order_relaxed);
@@ -99,7 +99,7 @@ static inline uint64_t sv_counter_get(const _Atomic uint64_t *counter)
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-/* Its process: makes counts known. */
+/* A counter's process: publishes its counts. */
 static inline void sv_counters_publish(sv_counters *counters, const sv_counts *counts)
 {
 #define SV_PUBLISH(name, heading, help)                                                            \
@@ -108,7 +108,7 @@ static inline void sv_counters_publish(sv_counters *counters, const sv_counts *c
 #undef SV_PUBLISH
 }
 
-/* Parent: adds what a worker has done that is gone to what those before it have. */
+/* Parent: adds the counts of a dead worker to those of its predecessors. */
 static inline void sv_counters_keep(sv_counters *past, const sv_counters *gone)
 {
 #define SV_KEEP(name, heading, help)                                                               \
@@ -120,7 +120,7 @@ static inline void sv_counters_keep(sv_counters *past, const sv_counters *gone)
 /* What a worker is doing with an env. */
 enum sv_doing { SV_IN_STEP, SV_IN_RESET, SV_IN_CALL };
 
-/* That, and with which. */
+/* An operation in progress, with its env. */
 static inline uint64_t sv_busy(uint32_t env, enum sv_doing doing)
 {
     return ((uint64_t)env + 1) << 2 | doing;
@@ -131,7 +131,7 @@ static inline uint64_t sv_busy_env(uint64_t busy)
     return (busy >> 2) - 1;
 }
 
-/* Of a damaged segment it may be none of these. */
+/* The operation; of a damaged segment it may be none of these. */
 static inline enum sv_doing sv_busy_doing(uint64_t busy)
 {
     return (enum sv_doing)(busy & 3);
@@ -143,8 +143,8 @@ static inline const char *sv_busy_name(uint64_t busy)
     return names[busy & 3];
 }
 
-/* Worker: begins something; 0 ends it.  The end leaves the time as it is: a reader that has just seen
- * what is being done may take its time only now, and must not see that of nothing. */
+/* Worker: notes that an operation begins; 0: that it ends.  The end leaves busy_since as it is: a
+ * reader that has read `busy` before the end may read busy_since after it. */
 static inline void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t now)
 {
     /* release: pairs with the acquire of sv_busy_for, which must not see this with an older time. */
@@ -153,7 +153,7 @@ static inline void sv_busy_begin(sv_counters *counters, uint64_t busy, int64_t n
     atomic_store_explicit(&counters->busy, busy, memory_order_release);
 }
 
-/* Parent: what the worker is doing, and for how long: at most as long as it really has. */
+/* Parent: what the worker is doing, and for how long (at most as long as it really has). */
 static inline uint64_t sv_busy_for(const sv_counters *counters, int64_t now, int64_t *elapsed)
 {
     /* acquire: pairs with the release of sv_busy_begin. */

@@ -34,14 +34,14 @@ static bool is_marked(pid_t process, const uint64_t *marks, uint32_t count)
     return false;
 }
 
-/* Sends it to a marked process; whether that lives. */
+/* Sends a signal to a process if it has one of the marks; returns whether it lives. */
 static bool signal_if_marked(pid_t process, const uint64_t *marks, uint32_t count, int number)
 {
     if (!is_marked(process, marks, count))
         return false;
     int pidfd = (int)syscall(SYS_pidfd_open, process, 0);
     if (pidfd < 0)
-        return errno != ESRCH && errno != EINVAL; /* out of descriptors: it may live */
+        return errno != ESRCH && errno != EINVAL; /* without a free descriptor: it may live */
     struct pollfd end = {.fd = pidfd, .events = POLLIN};
     bool lives = is_marked(process, marks, count) && poll(&end, 1, 0) == 0;
     if (lives && number != 0)
@@ -62,10 +62,10 @@ static pid_t number_of(const char *name)
     return number;
 }
 
-/* Passes over all processes once. */
+/* Scans all processes once. */
 static uint32_t pass_over(const uint64_t *marks, uint32_t count, int number, pid_t spared)
 {
-    /* getdents64, since opendir allocates: whoever has the allocator's lock may be stuck. */
+    /* getdents64, since opendir allocates: the thread that holds the allocator's lock may be stuck. */
     struct entry {
         uint64_t inode;
         int64_t next;
@@ -73,8 +73,9 @@ static uint32_t pass_over(const uint64_t *marks, uint32_t count, int number, pid
         uint8_t type;
         char name[];
     };
-    /* Small: who is listed and then starts another and ends, before we come to it, hides that one
-     * from us.  The list goes on at the next number, and new ones have higher ones, mostly. */
+    /* Small: a process that is listed, then starts another one and ends before we look at it, hides
+     * that one.  The next part of the list begins at the next id, and new processes mostly have
+     * higher ones. */
     alignas(8) char entries[1024];
     uint32_t living = 0;
     pid_t self = getpid();

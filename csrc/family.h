@@ -1,5 +1,5 @@
-/* family.h — a worker's family, the processes that it and its children have started: found by a mark,
- * and ended with the worker.
+/* family.h — finds the processes that a worker and its children have started, its *family*, by a mark,
+ * and ends them with the worker.
  *
  * Envs start processes: games, simulators, X servers, loggers, pools of their own.  These must end
  * when their worker ends, which it may do without notice.  So each member of the family carries a mark
@@ -17,17 +17,17 @@
  * Why not a variable in the environment: a process that was forked without exec shows the environment
  * of the last exec, before the worker's; and a variable can be cleared or overwritten.
  *
- * Why not PR_SET_CHILD_SUBREAPER: with it the worker would get all orphans as its children, as
- * zombies in the end, and cannot tell them from the env's own, whose status is the env's to fetch.
- * It would have to leave them all, and thousands of short-lived ones would fill the table of
- * processes.  It is of no use, too, when the worker itself dies first.
+ * Why not PR_SET_CHILD_SUBREAPER: with it the worker would get all orphans as its children, and in
+ * the end as zombies, and could not distinguish them from the env's own children, whose status only
+ * the env may fetch.  It would have to leave them all, and thousands of short-lived ones would fill
+ * the table of processes.  Nor does it help when the worker itself dies first.
  *
- * Nobody else is ever hit: a signal is sent through a pidfd, and only if the number that it was
- * opened by belongs to a marked process before and after.  If it has changed hands in between, the
- * pidfd means a process that is gone.
+ * No other process is ever hit: a signal is sent through a pidfd, and only if the process id that the
+ * pidfd was opened by belongs to a marked process before and after.  If the id was reused in between,
+ * the pidfd means a process that is gone.
  *
- * A worker inside a family (a nested vector env) has a mark of its own in place of the outer one:
- * its parent's end is what ends it and its family, by its watchdog.
+ * A worker inside a family (a nested vector env) has a mark of its own in place of the outer one: its
+ * watchdog ends it and its family when its parent ends.
  *
  * Nothing here allocates, takes a lock, or needs the GIL: the watchdog is a caller.
  */
@@ -41,13 +41,13 @@
  * hard limit is too low.  The mark is a number of 2^62 or more, and below 2^63. */
 int sv_family_lead(uint64_t mark);
 
-/* Sends a signal (0: none) to every process with one of these marks but this one and `spared`.
- * Returns how many there were that have not ended.  They may start others meanwhile: if it has not
- * found any it looks once more, and nobody is left when it returns 0. */
+/* Sends a signal (0: none) to every process with one of these marks except this one and `spared`.
+ * Returns how many of them have not ended.  They may start others meanwhile: after a scan without any
+ * it scans once more, so that none is left when it returns 0. */
 uint32_t sv_family_signal(const uint64_t *marks, uint32_t count, int number, pid_t spared);
 
-/* Kills every process with this mark but this one.  It comes back after half a second at the latest,
- * though some may hang in the kernel. */
+/* Kills every process with this mark except this one.  Returns after half a second at the latest,
+ * even if some hang in the kernel. */
 void sv_family_kill(uint64_t mark);
 
 #endif

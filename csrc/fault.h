@@ -1,4 +1,4 @@
-/* fault.h — kills the process at a numbered point of the protocol: tests show how the other side
+/* fault.h — kills this process at a numbered point of the protocol, for tests of how the other side
  * recovers.
  *
  * A point is armed by the process that is to die (sv_fault_point); otherwise it costs a load and a
@@ -19,7 +19,7 @@
 
 #define SV_FAULT_POINTS 11
 
-/* Weak: every file that has a point may define it, and all mean the same one. */
+/* Weak, so that every file with a point may define it, and all share one. */
 __attribute__((weak, visibility("hidden"))) int sv_fault_point;
 
 #define SV_FAULT(point)                                                                            \

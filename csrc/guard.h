@@ -1,7 +1,7 @@
 /* guard.h — admits one call at a time: a second call is refused at once, and does not wait.
  *
  * One word holds the id of the thread whose call is under way; 0 is no thread's.  A call that finds an
- * id there is refused, also its own thread's: a re-entrant call, made by a signal handler in the middle
+ * id there is refused, even its own thread's: a re-entrant call, made by a signal handler in the middle
  * of another call, would see that call half done.  Each call sees all that the call before it did.
  *
  * A guard is private to its process.
@@ -15,12 +15,12 @@ typedef struct {
     _Atomic uint64_t owner; /* the thread that is inside; 0: none */
 } sv_guard;
 
-/* Returns false if a call is under way. */
+/* Begins a call.  Returns false if a call is under way. */
 static inline bool sv_guard_enter(sv_guard *guard, uint64_t me)
 {
     uint64_t none = 0;
-    /* acquire: pairs with the release of sv_guard_leave: what was done inside is seen.  relaxed: a
-     * call that is refused looks at nothing. */
+    /* acquire: pairs with the release of sv_guard_leave, so that this call sees what the last one
+     * did.  relaxed: a call that is refused reads nothing. */
     return atomic_compare_exchange_strong_explicit(&guard->owner, &none, me, memory_order_acquire,
                                                    memory_order_relaxed);
 }
@@ -28,11 +28,11 @@ static inline bool sv_guard_enter(sv_guard *guard, uint64_t me)
 /* Whether the call that is under way is this thread's. */
 static inline bool sv_guard_is_mine(const sv_guard *guard, uint64_t me)
 {
-    /* relaxed: a thread finds its own name only if it has put it there itself. */
+    /* relaxed: a thread finds its own id only if it has stored it itself. */
     return atomic_load_explicit(&guard->owner, memory_order_relaxed) == me;
 }
 
-/* Precondition: the caller has entered. */
+/* Ends a call.  Precondition: the caller has entered. */
 static inline void sv_guard_leave(sv_guard *guard)
 {
     /* release: pairs with the acquire of sv_guard_enter. */

@@ -24,7 +24,7 @@ static bool is_still_there(void)
     return fstat(written_to, &status) == 0 && status.st_dev == device && status.st_ino == inode;
 }
 
-/* Whether what the handler has interrupted, and would look at, is in the midst of a change. */
+/* Whether the handler has interrupted a change of the stack that it would read. */
 static bool is_unready(const void *context)
 {
     const ucontext_t *interrupted = context;

@@ -10,10 +10,10 @@
  *   file of its own under the same number; and a signal that was blocked arrives later.
  * - It runs in the process's first thread, which runs the envs: another thread that receives the
  *   signal passes it on.
- * - It does not read a stack in the middle of a change.  CPython 3.11 and 3.12 count a call from C in
- *   where their interpreter's function begins, and note what is called some instructions later.
- *   In between the frame shows old memory: a dead call's frame, one far below, or an address that
- *   cannot be read.  Faulthandler would show another stack, or crash.
+ * - It does not read a stack in the middle of a change.  CPython 3.11 and 3.12 count a call from C
+ *   where their interpreter's function begins, and store the called frame some instructions later.
+ *   In between the frame pointer refers to old memory: the frame of a call that has ended, one far
+ *   below, or an address that cannot be read.  Faulthandler would show another stack, or crash.
  * - It ends its output with a zero byte, so that the reader knows that all was written.  A byte 1
  *   alone before it says that the stack was in the middle of a change; the next attempt works.
  */
@@ -22,11 +22,12 @@
 
 #include <stddef.h>
 
-/* Puts one around the handler that a signal has now, which writes to `descriptor`, with the flags and
- * the mask that it has.  That one is not called while the first thread runs the first so many bytes of
- * `code` (as far as is known: on x86_64 and aarch64).  One of a process: it is around the handler of
- * each signal for which this is called, and knows the last descriptor and the last code.  Returns 0 or
- * an errno; EINVAL: the signal has no handler, or one that wants to know more (SA_SIGINFO). */
+/* Wraps the present handler of a signal, which writes to `descriptor`, and keeps its flags and mask.
+ * The inner handler is not called while the first thread runs the first `bytes` bytes of `code` (as
+ * far as that is known: on x86_64 and aarch64).  There is one wrapper in a process: it wraps the
+ * handler of each signal for which this is called, with the last descriptor and the last code.
+ * Returns 0 or an errno; EINVAL: the signal has no handler, or one with three arguments
+ * (SA_SIGINFO). */
 int sv_handler_guard(int number, int descriptor, const void *code, size_t bytes);
 
 #endif

@@ -1,9 +1,8 @@
-/* marks.h — marks of rows of memory that are lent, and not written again before they are given back.
+/* marks.h — marks rows of memory that are lent: these are not written before they are given back.
  *
- * A mark is a byte, each of its own, in an array of NumPy's.  One thread lends, finds what is free and
- * has workers write there; any thread may be the one that gives back.  What a borrower has read there
- * it has read before it gives back (release), and who has found that (acquire) asks workers to write
- * after that.
+ * Each row has a mark, a byte in an array of NumPy's.  One thread lends, finds free rows and has
+ * workers write there; any thread may give back.  A borrower reads a row before it gives the row back
+ * (release); the lender that finds the row free (acquire) asks workers to write only after that.
  */
 #ifndef SHMVEC_MARKS_H
 #define SHMVEC_MARKS_H

@@ -16,12 +16,12 @@
 enum { SV_NOTICE_NOT_YET = 0, SV_NOTICE_OPEN = 1, SV_NOTICE_CLOSED = 2 };
 
 typedef struct {
-    sv_counters parent; /* its waits, and since when it is in one */
+    sv_counters parent; /* the parent's waits, and when the present one began */
     alignas(SV_CACHE_LINE) _Atomic uint64_t state;
     _Atomic uint64_t began;       /* when it was ready for use: sv_now_ns */
     _Atomic uint64_t num_workers; /* processes; 0: the envs live in the parent */
-    _Atomic uint64_t cores;       /* that the parent and its workers may use */
-    _Atomic uint64_t number;      /* which of its process's it is: the first has 1 */
+    _Atomic uint64_t cores;       /* number of cores that the parent and its workers may use */
+    _Atomic uint64_t number;      /* its number among the process's vector envs, from 1 */
     SV_FAULTS(SV_COUNTER)
 } sv_notice;
 
@@ -36,7 +36,7 @@ static inline void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t 
     sv_counter_set(&notice->parent.process, process);
     sv_counter_set(&notice->num_workers, num_workers);
     sv_counter_set(&notice->began, (uint64_t)sv_now_ns());
-    /* release: pairs with the acquire of sv_notice_state: who sees it open sees whose it is. */
+    /* release: pairs with the acquire of sv_notice_state: a reader that sees it open sees its owner. */
     atomic_store_explicit(&notice->state, SV_NOTICE_OPEN, memory_order_release);
 }
 
@@ -53,13 +53,13 @@ static inline uint64_t sv_notice_state(const sv_notice *notice)
     return atomic_load_explicit(&notice->state, memory_order_acquire);
 }
 
-/* Parent: it waits from now on. */
+/* Parent: notes that a wait begins. */
 static inline void sv_notice_wait(sv_notice *notice, int64_t now)
 {
     sv_busy_begin(&notice->parent, 1, now);
 }
 
-/* Parent: it waits no more. */
+/* Parent: notes that the wait is over. */
 static inline void sv_notice_go_on(sv_notice *notice)
 {
     sv_busy_begin(&notice->parent, 0, 0);

@@ -1,7 +1,6 @@
-/* platform.h — the only place for atomics, futex, cpu pause, yield and clock.
+/* platform.h — cache line size, clock, pause, yield and futex, for the architectures of 64-bit Linux.
  *
- * 64-bit Linux only: all that was ever built and run.  What differs between its architectures is
- * here.
+ * All that differs between architectures is in this file.  Other systems were never built or run.
  *
  * Memory shared between processes may be mapped at different addresses, so nothing here stores a
  * pointer in it, and the futex calls never use FUTEX_PRIVATE_FLAG (a private futex is keyed by
@@ -46,9 +45,9 @@ static inline int64_t sv_now_ns(void)
     return (int64_t)now.tv_sec * SV_NS_PER_S + now.tv_nsec;
 }
 
-/* A counter that runs at a steady rate.  It is one instruction, where the clock is a call that waits
- * for all before it and has its own code and data to fetch, amid an env's.  Its unit is not known, and
- * cores may disagree about it: for measuring, not for deadlines. */
+/* A counter that runs at a steady rate.  It is one instruction; the clock is a call that waits for
+ * all instructions before it, and whose code and data displace an env's in the caches.  The unit is
+ * not known, and cores may disagree about it: for measuring, not for deadlines. */
 static inline uint64_t sv_ticks(void)
 {
 #if defined(__x86_64__)
@@ -78,7 +77,7 @@ static inline void sv_yield(void)
     sched_yield();
 }
 
-/* The 32-bit half of a 64-bit word that holds its low bits: what a futex can sleep on. */
+/* The 32 low bits of a 64-bit word, on which a futex can sleep. */
 static inline _Atomic uint32_t *sv_low_half(_Atomic uint64_t *word)
 {
     return (_Atomic uint32_t *)(void *)word;

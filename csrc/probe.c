@@ -7,13 +7,13 @@
 #include <sys/wait.h>
 
 #define LOOK_EVERY 64                /* rounds, or spins, between two looks at the clock */
-#define START_NS INT64_C(20000000)   /* for all players to get to their cores */
-#define ASLEEP_NS INT64_C(10000000)  /* at most; then the player looks at the clock */
+#define START_NS INT64_C(20000000)   /* time for all players to get to their cores */
+#define ASLEEP_NS INT64_C(10000000)  /* the longest sleep; then the player looks at the clock */
 
-/* What two players share; each writes the ball when it has it. */
+/* Memory that two players share; each writes the ball when it has it. */
 typedef struct {
-    alignas(SV_CACHE_LINE) _Atomic uint32_t ball; /* whose turn it is: the first's are even */
-    alignas(SV_CACHE_LINE) double round_ns;       /* the first's result; its end publishes it */
+    alignas(SV_CACHE_LINE) _Atomic uint32_t ball; /* even: the first player has it */
+    alignas(SV_CACHE_LINE) double round_ns;       /* the first player's result, read after its end */
 } sv_court;
 
 static bool bind_to(uint32_t core)
@@ -48,7 +48,7 @@ static void wait_for(pid_t pid)
         ;
 }
 
-/* Waits for its turn; false: the time is over. */
+/* Waits for the ball; false: the time is over. */
 static bool await(sv_court *court, uint32_t turn, bool sleeping, int64_t end)
 {
     uint32_t seen;
@@ -70,8 +70,8 @@ static void play(sv_court *court, uint32_t first_turn, bool sleeping, int64_t en
     int64_t start = 0;
     for (uint32_t turn = first_turn; await(court, turn, sleeping, end); turn += 2) {
         if (turn == 2)
-            start = sv_now_ns(); /* they have met: from here on it counts */
-        /* Few rounds where others have the cores: the first is looked at, too. */
+            start = sv_now_ns(); /* both players run: the measurement begins */
+        /* The first round is checked, too: where other processes have the cores there are few. */
         if (turn > 2 && turn % 2 == 0 && (sleeping || turn / 2 % LOOK_EVERY == 2)) {
             int64_t now = sv_now_ns();
             court->round_ns = (double)(now - start) / (turn / 2 - 1);
@@ -107,7 +107,7 @@ double sv_probe_round_trip(uint32_t core, uint32_t other, bool sleeping, int64_t
     return round_ns;
 }
 
-/* Computes for so long: what there is to do is of no use, but must be done. */
+/* Computes until the time is over; the result keeps the compiler from leaving the work out. */
 static double rate(int64_t start, int64_t end)
 {
     while (sv_now_ns() < start)

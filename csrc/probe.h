@@ -1,4 +1,4 @@
-/* probe.h — what a hand-over between two cores costs on this machine, and what all cores do together.
+/* probe.h — measures what a hand-over between two cores costs, and how fast all cores are together.
  *
  * wait.h rests on four costs: of a cache line that goes from core to core, of waking a sleeper, of a
  * yield, of reading the clock.  Where one of them is far from the usual, the cause is the machine
@@ -7,22 +7,22 @@
  *
  * Players are processes, as workers are, and each is bound to a core, so that the scheduler decides
  * nothing.  They are forked here and run only code of this file, so the caller's threads do not
- * matter.  Each stops at a given time, or when the caller's thread ends: no wait lasts for ever.
+ * matter.  Each stops at a given time, or when the caller's thread ends, so no wait lasts for ever.
  */
 #ifndef SHMVEC_PROBE_H
 #define SHMVEC_PROBE_H
 
 #include "platform.h"
 
-/* Two players, each on a core, hand a cache line to each other for so long.
+/* Has two players, each on a core, hand a cache line to each other for duration_ns.
  *
  * `sleeping`: each sleeps until it is woken; otherwise it spins.
  * Returns ns there and back, or 0: they could not be started, or have not met. */
 double sv_probe_round_trip(uint32_t core, uint32_t other, bool sleeping, int64_t duration_ns);
 
-/* A player on each of these cores computes for so long.
+/* Has a player on each of these cores compute for duration_ns.
  *
- * `rates[i]`: what the i-th has done a ns; 0: it could not be started.  Returns false if there is no
+ * `rates[i]`: the work of the i-th in a ns; 0: it could not be started.  Returns false if there is no
  * memory for it. */
 bool sv_probe_rates(const uint32_t *cores, uint32_t count, int64_t duration_ns, double *rates);
 

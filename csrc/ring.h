@@ -15,10 +15,10 @@
  *
  * Trust: capacity, mask and base pointers live in the private handle, and what is read from the
  * shared part is checked before use.  A corrupt segment gives SV_RING_CORRUPT, never an access out
- * of bounds.  A record comes with a sum of itself and its position, so that what is taken from a
- * ring is what was put there, there, in this lap: a reader that a false record sent to a message that
- * never comes would wait for ever.  A handle caches the other side's position, so that a full or an
- * empty ring, not each operation, costs a cache miss.
+ * of bounds.  A record has a sum of itself and its position, so that a reader takes only what was put
+ * at this place in this lap: a false record could make it wait for ever, for a message that never
+ * comes.  A handle caches the other side's position, so that only a full or an empty ring costs a
+ * cache miss, and not each operation.
  */
 #ifndef SHMVEC_RING_H
 #define SHMVEC_RING_H
@@ -44,7 +44,7 @@ enum { SV_RING_CORRUPT = -1, SV_RING_NO = 0, SV_RING_YES = 1 };
 typedef struct {
     uint32_t first;
     uint32_t count;
-    uint32_t operation; /* request: what to do; completion: flags that say what came of it */
+    uint32_t operation; /* request: what to do; completion: flags that describe the answer */
     uint32_t sequence;  /* the request's number; a completion repeats it */
 } sv_record;
 
@@ -126,8 +126,7 @@ static inline uint32_t sv_ring_room(const sv_ring *ring)
     return used <= ring->capacity ? ring->capacity - used : 0;
 }
 
-/* Producer: says again how much the ring holds: the tail is mine, and damage to it would be mine to
- * wait for. */
+/* Producer: stores the tail once more, which repairs it if it was damaged. */
 static inline void sv_ring_announce(const sv_ring *ring)
 {
     /* release: as in sv_ring_try_push. */
@@ -142,7 +141,7 @@ static inline int sv_ring_peek(sv_ring *ring)
         ring->theirs = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
         uint32_t used = ring->theirs - ring->mine;
         if (used > ring->capacity) {
-            ring->theirs = ring->mine; /* look again next time, never read the slots */
+            ring->theirs = ring->mine; /* load the tail again next time, never read the slots */
             return SV_RING_CORRUPT;
         }
         return used > 0;
@@ -197,7 +196,7 @@ typedef struct {
     uint32_t mine;
     uint32_t theirs;
     uint32_t pending;  /* bytes of the message reserved or peeked */
-    uint32_t released; /* consumer: up to here the room was given back */
+    uint32_t released; /* consumer: the position up to which room was given back */
 } sv_byte_ring;
 
 static inline size_t sv_byte_ring_bytes(uint32_t capacity)
@@ -314,7 +313,7 @@ static inline int sv_byte_ring_peek(sv_byte_ring *ring, const void **payload, ui
     }
 }
 
-/* Consumer: goes on to the next message, and keeps the room of the one that was peeked. */
+/* Consumer: moves to the next message, without giving back the room of the peeked one. */
 static inline void sv_byte_ring_skip(sv_byte_ring *ring)
 {
     ring->mine += ring->pending;

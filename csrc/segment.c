@@ -81,7 +81,7 @@ bool sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy)
 
 void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker)
 {
-    sv_segment_format(base, plan); /* what damaged the worker may have damaged the header */
+    sv_segment_format(base, plan); /* the worker may have damaged the header before it died */
     memset(sv_segment_requests(base, plan, worker), 0, sizeof(sv_ring_shared));
     memset(sv_segment_completions(base, plan, worker), 0, sizeof(sv_ring_shared));
     memset(sv_segment_infos(base, plan, worker), 0, sizeof(sv_ring_shared));

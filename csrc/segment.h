@@ -1,4 +1,4 @@
-/* segment.h — what lies where in the shared segment.
+/* segment.h — the layout of the shared segment.
  *
  *     header          magic, version, sizes, offsets
  *     bell            the workers sleep here
@@ -80,8 +80,9 @@ void sv_segment_format(void *base, const sv_segment *plan);
  * version, or damaged. */
 bool sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy);
 
-/* Makes the header, and the rings and counters of one worker, as new, for its successor; what it has
- * counted is kept beside.  The caller has confirmed that the worker is dead and holds the only handles: nobody else reads or writes them now. */
+/* Renews the header, and the rings and counters of one worker, for its successor; its counts are
+ * added to those of its predecessors.  The caller has confirmed that the worker is dead, and holds the
+ * only handles: no other process reads or writes them now. */
 void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker);
 
 /* Sizes a shared-memory descriptor and reserves every page, so that no later write can fail with
@@ -124,7 +125,7 @@ static inline sv_notice *sv_segment_notice(void *base, const sv_segment *plan)
     return (sv_notice *)((char *)base + plan->notice);
 }
 
-/* What onlookers read ends here: all before the rings. */
+/* The end of what onlookers read: all that lies before the rings. */
 static inline uint64_t sv_segment_front(const sv_segment *plan)
 {
     return plan->requests;

@@ -5,9 +5,9 @@
  * misread a message, the writer adds a sum, and the reader compares.
  *
  * Each step maps sums one to one, for any word; so two texts that differ in one word always have
- * different 64-bit sums, and texts that differ in more of them nearly always (not against malice:
- * code that can write there can compute a sum).  Cut to 32 bits, one damage of 2**32 goes unnoticed:
- * where an index would leave its array it is compared with its bounds all the same.
+ * different 64-bit sums, and texts that differ in several words nearly always have.  (This does not
+ * help against malice: code that can write there can compute a sum.)  Of a sum that is cut to 32 bits,
+ * one damage in 2**32 goes unnoticed: so indices are compared with their bounds all the same.
  *
  * A step takes about 5 cycles, a word of 8 bytes.
  */

@@ -23,7 +23,7 @@ typedef struct {
     _Atomic uint64_t buckets[SV_TIMING_BUCKETS];
 } sv_timing;
 
-/* Of one env. */
+/* The histograms of one env. */
 typedef struct {
     alignas(SV_CACHE_LINE) sv_timing step;
     sv_timing reset;
@@ -41,7 +41,7 @@ static inline uint32_t sv_timing_bucket(uint64_t ns)
     return bucket < SV_TIMING_BUCKETS ? bucket : SV_TIMING_BUCKETS - 1;
 }
 
-/* The env's worker: something took so long. */
+/* The env's worker: adds a time to a histogram. */
 static inline void sv_timing_add(sv_timing *timing, int64_t elapsed)
 {
     uint64_t ns = elapsed > 0 ? (uint64_t)elapsed : 0;
@@ -52,7 +52,7 @@ static inline void sv_timing_add(sv_timing *timing, int64_t elapsed)
         sv_counter_set(&timing->longest_ns, ns);
 }
 
-/* A reader: the sum, the longest and the buckets of steps, then those of resets. */
+/* A reader: copies the sum, the longest and the buckets of steps, then those of resets. */
 static inline void sv_timings_read(const sv_timings *timings, uint64_t words[2 * SV_TIMING_WORDS])
 {
     const sv_timing *kinds[] = {&timings->step, &timings->reset};

@@ -1,4 +1,4 @@
-/* trace.h — records what parent and workers were doing when, in rings that overwrite their oldest
+/* trace.h — records what parent and workers do at which time, in rings that overwrite their oldest
  * entries.
  *
  * Each process that records has a ring of its own, in memory that is made when a trace begins and
@@ -22,18 +22,18 @@
  * for the words being relaxed, but sanitizers do not know them; on x86 both are plain moves.)  One slot
  * is always being written, as far as the reader knows: of `size` entries it sees the last size - 1.
  *
- * Time is CLOCK_MONOTONIC, in ns, in every process, so that all lie on one axis.  Waits have read the
- * clock in any case.  Steps have not: a worker reads it once a request, and what follows in the request
- * is that plus ticks of its core's counter (see sv_ticks), of which it knows the length from all of its
- * life.  So ticks are never compared between processes, nor over more than a request.  Should a worker
- * be moved in the middle of one to a core whose counter differs, that request's steps are displaced by
- * the difference; whoever shows them must not rely on order, which the reader above this puts right.
+ * Time is CLOCK_MONOTONIC, in ns, in every process, so that all entries lie on one axis.  Waits read
+ * the clock in any case.  Steps do not: a worker reads it once a request, and adds the ticks of its
+ * core's counter since then (see sv_ticks), whose length it learns over all of its life.  So ticks are
+ * never compared between processes, nor over more than a request.  If a worker is moved in the middle
+ * of a request to a core whose counter differs, that request's steps are displaced by the difference.
+ * So entries may be out of order; the Python code that reads them puts them right.
  *
  * Trust: the writer's position, the size and all pointers are in private handles.  A damaged tail or
  * slot gives entries that make no sense, never an access out of bounds.
  *
- * `on` is the parent's, on a line of its own: a hint, relaxed.  A worker that finds it off lets go of
- * the memory; what it writes before that is written to memory that nobody reads any more.
+ * `on` is written by the parent, on a line of its own: a hint, relaxed.  A worker that finds it off
+ * releases the memory; what it writes before that, the parent does not read any more.
  */
 #ifndef SHMVEC_TRACE_H
 #define SHMVEC_TRACE_H
@@ -42,9 +42,9 @@
 
 #define SV_TRACE_SIZE_LEAST 16
 
-/* What somebody was doing.  sv_trace_enter records spans that follow each other, sv_trace_add all. */
+/* Kinds of entries.  sv_trace_enter records spans that follow each other, sv_trace_add any. */
 enum sv_trace_kind {
-    SV_TRACE_NOTHING, /* is not recorded; also what an empty slot says */
+    SV_TRACE_NOTHING, /* not recorded; an empty slot has this kind */
     /* Of workers. */
     SV_TRACE_STEP, /* an env's step, and taking its results */
     SV_TRACE_RESET,
@@ -58,7 +58,7 @@ enum sv_trace_kind {
     /* Of the parent. */
     SV_TRACE_SEND,
     SV_TRACE_TAKE,
-    SV_TRACE_CALLER, /* what calls us is at work */
+    SV_TRACE_CALLER, /* the caller's code is at work */
     SV_TRACE_HERE,   /* the envs are stepped in this process */
     SV_TRACE_KINDS
 };
@@ -77,11 +77,11 @@ typedef struct {
 } sv_trace_slot;
 
 typedef struct {
-    alignas(SV_CACHE_LINE) _Atomic uint64_t tail; /* entries ever written; the writer's */
+    alignas(SV_CACHE_LINE) _Atomic uint64_t tail; /* entries ever written, by the writer */
 } sv_trace_ring;
 
 typedef struct {
-    alignas(SV_CACHE_LINE) _Atomic uint32_t on; /* the parent's */
+    alignas(SV_CACHE_LINE) _Atomic uint32_t on; /* whether to record, by the parent */
 } sv_trace_switch;
 
 _Static_assert(SV_TRACE_SIZE_LEAST * sizeof(sv_trace_slot) % SV_CACHE_LINE == 0,
@@ -93,10 +93,10 @@ typedef struct {
     sv_trace_ring *ring;
     sv_trace_slot *slots;
     uint64_t mask;
-    uint64_t mine;  /* my position */
-    uint32_t rest;  /* what I am doing after a wait */
-    uint32_t doing; /* what I am doing now, */
-    int64_t since;  /* and since when */
+    uint64_t mine;  /* the writer's position */
+    uint32_t rest;  /* the kind of span that follows a wait */
+    uint32_t doing; /* the kind of the span in progress */
+    int64_t since;  /* the begin of the span in progress */
 } sv_trace;
 
 /* Bytes of a ring.  `size`: entries; a power of two, at least SV_TRACE_SIZE_LEAST. */
@@ -117,7 +117,7 @@ static inline sv_trace_ring *sv_trace_ring_at(void *base, uint32_t size, uint32_
                                      index * sv_trace_ring_bytes(size));
 }
 
-/* Parent: whether writers are to go on. */
+/* Parent: sets whether writers record. */
 static inline void sv_trace_turn(void *base, bool on)
 {
     /* relaxed: a hint. */
@@ -130,7 +130,7 @@ static inline bool sv_trace_is_on(const sv_trace *trace)
     return atomic_load_explicit(&trace->power->on, memory_order_relaxed) != 0;
 }
 
-/* Writer: takes a ring, behind what is in it.  `rest`: what it does after its waits. */
+/* Writer: takes a ring, and goes on after its last entry.  `rest`: the kind of span after a wait. */
 static inline void sv_trace_attach(sv_trace *trace, void *base, uint32_t size, uint32_t index,
                                    uint32_t rest)
 {
@@ -139,11 +139,11 @@ static inline void sv_trace_attach(sv_trace *trace, void *base, uint32_t size, u
                         .mask = size - 1,
                         .rest = rest};
     trace->slots = (sv_trace_slot *)(void *)(trace->ring + 1);
-    /* relaxed: mine, or that of one who is dead. */
+    /* relaxed: written by this process, or by one that is dead. */
     trace->mine = atomic_load_explicit(&trace->ring->tail, memory_order_relaxed);
 }
 
-/* Writer: something is over. */
+/* Writer: records a span that is over. */
 static inline void sv_trace_add(sv_trace *trace, uint32_t kind, uint32_t env, int64_t begin,
                                 int64_t end)
 {
@@ -156,7 +156,7 @@ static inline void sv_trace_add(sv_trace *trace, uint32_t kind, uint32_t env, in
     atomic_store_explicit(&trace->ring->tail, ++trace->mine, memory_order_release);
 }
 
-/* Writer: from now on it does this; what it did before is over. */
+/* Writer: begins a span, and records the one before, which is over. */
 static inline void sv_trace_enter(sv_trace *trace, uint32_t kind, int64_t now)
 {
     if (trace->doing == kind)
@@ -167,8 +167,8 @@ static inline void sv_trace_enter(sv_trace *trace, uint32_t kind, int64_t now)
     trace->since = now;
 }
 
-/* Reader: copies the entries of a ring, oldest first, to room for `size`; returns how many.  *lost: of
- * those that were written how many are gone. */
+/* Reader: copies the entries of a ring, oldest first, to room for `size`; returns how many.  *lost:
+ * how many older entries were overwritten. */
 static inline uint32_t sv_trace_read(void *base, uint32_t size, uint32_t index,
                                      sv_trace_entry *entries, uint64_t *lost)
 {

@@ -19,10 +19,10 @@
 #define PROBE_MOST 8192
 #define FORESEEN_MAX (40000 * US) /* less than a slice; longer waits are not foreseen */
 #define FORESEEN_EARLY (100 * US) /* how late timers are: their slack, and waking up */
-#define BUDGET_MAX (50000 * US) /* of what a policy may ask for */
-#define SHARED_ONE 1024      /* waiter->shared where every wait was so */
-#define SWITCHED (1 * US)    /* a yield that took longer gave the core to somebody */
-#define POLITE (10 * US) /* between two yields while pausing */
+#define BUDGET_MAX (50000 * US) /* the most that a policy may ask for */
+#define SHARED_ONE 1024      /* waiter->shared where every wait ended in a yield */
+#define SWITCHED (1 * US)    /* a yield that took longer gave the core to another thread */
+#define POLITE (10 * US) /* time between two yields while pausing */
 #define PAUSES_PER_LOOK 8      /* between two readings of the clock */
 
 void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing, sv_counts *counts)
@@ -56,7 +56,7 @@ static int64_t clamp(int64_t value, int64_t low, int64_t high)
     return value < low ? low : value > high ? high : value;
 }
 
-/* Takes over what the policy says by now. */
+/* Copies the budget that the policy has now. */
 static void follow(sv_waiter *waiter)
 {
     const sv_policy *policy = waiter->policy;
@@ -82,7 +82,7 @@ static int64_t average(int64_t old, int64_t sample)
     return old + ((sample - old) >> LEARNING_SHIFT);
 }
 
-/* Learns how regular the waits are. */
+/* Learns the mean length of the waits, and their deviation from it. */
 static void foresee(sv_waiter *waiter, int64_t length)
 {
     int64_t off = length - waiter->expected;
@@ -113,7 +113,7 @@ static inline void enter(sv_waiter *waiter, int64_t *phase_ns, int64_t now)
 void sv_waiter_learn_yield(sv_waiter *waiter, int64_t cost)
 {
     int64_t most = 2 * waiter->park_cost;
-    if (waiter->probe_in == 1 && cost <= most) { /* the probe went well: all is forgiven */
+    if (waiter->probe_in == 1 && cost <= most) { /* the probe was cheap: yields are fine from now on */
         waiter->yield_cost = cost;
         waiter->probe_in = waiter->probe_every = 0;
         return;
@@ -165,7 +165,7 @@ static int64_t worthwhile(const sv_waiter *waiter, int64_t most)
     return too_long && most > TOKEN_SPIN ? TOKEN_SPIN : most;
 }
 
-/* What is waited for: > 0 ready, 0 not yet, < 0 corrupt. */
+/* Whether the wait is over: > 0 ready, 0 not yet, < 0 corrupt. */
 typedef int (*sv_ready)(void *what);
 
 /* Learns whether the wait that ends did so because this core was given away. */

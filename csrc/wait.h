@@ -8,9 +8,9 @@
  *     pause   spin on the core's pause instruction.  Only with a core to spare: the caller sets
  *             pause budget to 0 unless fewer participants can run than there are usable cores.
  *             Still, the scheduler may queue a worker behind the parent that spins for it: for a
- *             moment when it wakes it, and for as long as a foreign process burns the other core.
- *             So every 10 us one yield is made; and while waits end in such a yield, that is,
- *             because the core was given to the other side, none pauses, but for a probe in 64.
+ *             moment after a wake, and for as long as a foreign process burns the other core.
+ *             So a pausing waiter yields every 10 us; and while waits end in such a yield, that is,
+ *             because the core was given to the other side, only one wait in 64 pauses, as a probe.
  *     yield   spin on sched_yield: another process that wants this core gets it at once, so it is
  *             safe with every core taken; each yield costs 0.5 µs.
  *     park    sleep on a futex, in slices, so that the caller can look after signals, deadlines
@@ -20,72 +20,72 @@
  *
  *     typical    how long its waits last (moving average).  A wait that is typically longer than
  *                a phase's budget is not worth spinning for: only a token spin is made.
- *                (One yield can be all it takes: it hands the core to a process that has work, and comes
- *                back when that is done.  Without it CartPole with 32 envs takes 15 % longer.)
+ *                (One yield may be enough: it gives the core to a process that has work, and returns
+ *                when that is done.  Without it CartPole with 32 envs takes 15 % longer.)
  *     park_cost  what a park costs, from the waker's clock reading to the sleeper's.  The length
  *                of a wait that ended in a park includes that park, so that much is allowed on top
  *                of the budget: else a waiter that once began to park would never stop.
  *
- *     yield_cost what a wait that ended in the yield phase cost, likewise.  Next to nothing, as long
- *                as those who share the core are our own and yield, too.  But a foreign process, or
- *                the threads of the parent's own linear algebra (OpenMP's spin for milliseconds
- *                after each loop), keep the core for a whole time slice when it is yielded to them,
- *                whereas a sleeper that is woken takes it from them at once (torch with two threads
- *                on two cores, an empty env: 830 µs a batch step yielding, 19 parking).  While
- *                yields cost more than parks none is made, but for a probe every now and then, more
- *                rarely the longer they fail.
+ *     yield_cost what a wait that ended in the yield phase cost, likewise.  It is next to nothing as
+ *                long as all processes that share the core are ours and yield, too.  But a foreign
+ *                process, or the threads of the parent's own linear algebra (OpenMP's spin for
+ *                milliseconds after each loop), keep the core for a whole time slice when it is
+ *                yielded to them, whereas a sleeper that is woken takes it from them at once (torch
+ *                with two threads on two cores, an empty env: 830 µs a batch step yielding, 19
+ *                parking).  While yields cost more than parks, waits yield only as probes, more
+ *                rarely the longer the probes fail.
  *
- * Every wait teaches, spun or parked, so a waiter follows when the other side changes its pace: a
- * spin that ends in a park is wasted, but after a few of them only tokens are spun.
+ * A waiter learns from every wait, spun or parked, and so follows when the other side changes its
+ * pace: a spin that ends in a park is wasted, but after a few of them it makes only token spins.
  *
- * Which phases to use (measured, two workers on two cores, no work: µs a batch step).  Whoever
- * spins must let those who have work run.  Workers that pause against a parent that yields keep it
- * off the cores until they give up (54); a parent that parks is woken late (12 to 25); when all
- * yield, the core passes between them at once (4).
+ * Which phases to use (measured, two workers on two cores, no work: µs a batch step).  A process that
+ * spins must let those run that have work.  Workers that pause keep a parent that yields off the cores
+ * until they give up (54); a parent that parks is woken late (12 to 25); when all yield, the core
+ * passes between them at once (4).
  *
  * Where to wake up.  A worker that is woken while the parent still runs finds no idle core, and the
- * scheduler may queue it behind the other worker, on the core that the parent is about to free
- * being none the wiser: two workers then run one after the other, for as long as both park between
- * steps (HalfCheetah, 32 envs: 480 to 700 µs instead of 470).  So with as many workers as cores a
- * worker is `homing`: while it sleeps, and only then, it is bound to a core of its own (affinity.h).
- * Awake it may run anywhere, and so may the threads and processes that its envs start.  While
- * yields cost too much, others are on the cores, and no core is a worker's own: it sleeps unbound.
+ * scheduler may queue it behind the other worker, since it does not know that the parent is about to
+ * free its core: two workers then run one after the other, for as long as both park between steps
+ * (HalfCheetah, 32 envs: 480 to 700 µs instead of 470).  So with as many workers as cores a worker is
+ * `homing`: while it sleeps, and only then, it is bound to a core of its own (affinity.h).  Awake it
+ * may run anywhere, and so may the threads and processes that its envs start.  While yields cost too
+ * much, other processes are on the cores, and no core is a worker's own: it sleeps unbound.
  *
  * When to wake up.  With as many workers as cores, the first core is free when one worker is done
  * and the others are not.  So the parent has itself woken when all requests but one are done, and
- * `linger`s there, yielding, for the last: its waking up then passes while that still works, and
- * the last worker makes no system call (5 % of a batch step of CartPole with 32 envs).
+ * `linger`s, yielding, until the last is: it wakes up while the last worker still works, and that
+ * worker makes no system call (5 % of a batch step of CartPole with 32 envs).
  *
- * Who stays awake.  With more workers than cores somebody else wants the core as soon as a worker has
- * answered, so it parks at once; but for the last of a batch step, as many as there are cores: nobody
- * is left to want theirs.  They `linger`, yielding, while the parent takes the results, so that no
- * core falls asleep meanwhile, and begin the next step when it calls, while it still wakes the
- * others (CartPole, 32 envs, on two cores: 9 to 15 % less time with 3, 8 and 32 workers).
- * Most of what more workers than cores cost is not in their waits.  Each process has its own copy of
- * all that an interpreter touches, so env.step itself takes longer after another process had the
- * core: benchmarks/workers.py measures that, without us.  Tried and no better: workers that wake each
- * other as they finish, one a core at a time, which takes the wakes out of the parent's hot loop and
- * has cold processes make them (also where the order turns round with each step, so that whoever is
- * awake is first: 1.4 times the time with 8 and 32 workers); binding sleepers to cores as above, four
- * system calls a sleep; a yield in the middle of a request, so that three workers share two cores
- * evenly; SCHED_BATCH for workers.
+ * Who stays awake.  With more workers than cores, another worker needs the core as soon as a worker
+ * has answered, so the worker parks at once.  The exceptions are the last workers of a batch step, as
+ * many as there are cores, whose cores no other worker needs.  They `linger`, yielding, while the
+ * parent takes the results, so that no core falls asleep meanwhile, and begin the next step when it
+ * calls, while it still wakes the others (CartPole, 32 envs, on two cores: 9 to 15 % less time with 3,
+ * 8 and 32 workers).  Most of what more workers than cores cost is not in their waits.  Each process
+ * has its own copy of all memory that an interpreter touches, so env.step itself takes longer after
+ * another process had the core: benchmarks/workers.py measures that, without shmvec.  Tried and no
+ * better: workers that wake each other as they finish, one a core at a time, which takes the wakes out
+ * of the parent's hot loop and has cold processes make them (also with an order that is reversed at
+ * each step, so that workers that are awake come first: 1.4 times the time with 8 and 32 workers);
+ * binding sleepers to cores as above, four system calls a sleep; a yield in the middle of a request,
+ * so that three workers share two cores evenly; SCHED_BATCH for workers.
  *
  * Waking up in time.  A learner that computes 2 ms between steps, or an env that takes 1 ms, makes
  * waits that are too long to spin but of nearly the same length each time.  A waiter learns that
  * length and its mean deviation; where these allow, it sleeps until shortly before the end that it
- * foresees, and yields from there on: it is awake when it is called (25 to 40 us saved a step).
- * If the call does not come within the window it parks for good.
+ * foresees, and yields from there on: it is awake when the other side calls (25 to 40 us saved a
+ * step).  If the call does not come within the window, the waiter parks.
  *
- * How good that is.  A wait costs at most the spin that was in vain and a park: with the budgets
- * that scheduling.py gives, at most twice what parking at once would cost where that is best, in a
- * few waits, until the lengths are learned, and from then on a microsecond more.  Where spinning is
- * best it is what is done.  benchmarks/matrix.py compares both fixed policies in every cell.
+ * How good that is.  A wait costs at most a spin in vain and a park.  Where parking at once is best,
+ * that is at most twice the cost, with the budgets of src/shmvec/_cores.py, in the few waits until the
+ * lengths are learned, and a microsecond more from then on.  Where spinning is best, waits spin.
+ * benchmarks/matrix.py compares both fixed policies in every cell.
  *
- * What may change.  The budgets follow from how many cores there are for how many workers, and that
- * changes: a quota, an affinity, a container moved.  The parent looks every second and writes the
+ * What may change.  The budgets follow from the numbers of cores and workers, and the former changes:
+ * with a quota, an affinity, a container that is moved.  The parent looks every second and writes the
  * workers' budgets to the segment, where each worker reads them when a wait begins.
  *
- * A waiter is private to its process; of it only the policy is shared.
+ * A waiter is private to its process; only the policy is shared.
  */
 #ifndef SHMVEC_WAIT_H
 #define SHMVEC_WAIT_H
@@ -97,7 +97,7 @@
 #include "trace.h"
 
 enum {
-    SV_WAIT_READY = 1,       /* what was waited for is there */
+    SV_WAIT_READY = 1,       /* the wait was successful */
     SV_WAIT_SLICE = 0,       /* the slice is over: look around, then call again */
     SV_WAIT_CORRUPT = -1,    /* the segment holds nonsense */
 };
@@ -130,20 +130,20 @@ typedef struct {
     int64_t left;      /* worker: answers that its batch step lacked after its own; -1: no such step */
     bool homing;       /* worker: sleep bound to a core of its own */
     bool early;        /* parent: the wait in progress sleeps for all requests but one */
-    int64_t typical;   /* ns; learned */
-    int64_t expected;  /* ns; learned: as typical, of longer waits, too, */
-    int64_t deviation; /* and how far waits are from it, on average */
+    int64_t typical;   /* ns; learned: mean length of waits, long ones clipped */
+    int64_t expected;  /* ns; learned: likewise, clipped at longer waits */
+    int64_t deviation; /* ns; learned: mean deviation of waits from `expected` */
     int64_t park_cost;  /* ns; learned */
     int64_t yield_cost; /* ns; learned */
     int64_t shared;     /* learned: how many waits of 1024 ended because the core was given away */
-    uint32_t probe_every; /* waits between two probes while yields cost too much, */
-    uint32_t probe_in;    /* and until the next one; 0: yields are fine */
+    uint32_t probe_every; /* waits between two probes while yields cost too much */
+    uint32_t probe_in;    /* waits until the next probe; 0: yields are fine */
     int64_t since;     /* start of the wait in progress; 0: none */
     int64_t ended;     /* end of the last wait */
-    sv_counts *counts;   /* the process's: what its waits are like */
-    int64_t *phase_ns;   /* of these the time in the phase in progress, */
-    int64_t phase_since; /* and when that began */
-    sv_trace *trace;     /* records the phases; NULL: nobody does */
+    sv_counts *counts;   /* the process's counts of its waits */
+    int64_t *phase_ns;   /* the count of time in the phase in progress */
+    int64_t phase_since; /* the begin of the phase in progress */
+    sv_trace *trace;     /* records the phases; NULL: no trace */
 } sv_waiter;
 
 /* A waiter with a budget of its own, which counts its waits in `counts`. */
@@ -153,7 +153,7 @@ void sv_waiter_init(sv_waiter *waiter, sv_budget budget, bool homing, sv_counts 
 void sv_waiter_follow(sv_waiter *waiter, const sv_policy *policy, sv_counts *counts);
 
 /* Worker: waits until its request ring has a record, at most about slice_ns.  `index` is the
- * worker's, for its bit of the bell.  Call again after SV_WAIT_SLICE: the wait goes on parked. */
+ * worker's, for its bit of the bell.  Call it again after SV_WAIT_SLICE: the wait goes on, parked. */
 int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_t index,
                     int64_t slice_ns);
 
@@ -161,7 +161,7 @@ int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_
 int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t target,
                        int64_t slice_ns);
 
-/* Internal, here for the tests.  A wait that ended in the yield phase ended `cost` ns after it
+/* Internal, here for the tests.  Learns from a wait that ended in the yield phase, `cost` ns after it
  * could have. */
 void sv_waiter_learn_yield(sv_waiter *waiter, int64_t cost);
 

@@ -16,20 +16,20 @@
 #include "thread.h"
 
 static struct {
-    pid_t owner; /* the process that has started it; a child inherits this, not the thread */
+    pid_t owner; /* the process that has started the thread, which a forked child does not have */
     pthread_t thread;
     pid_t thread_id;
     int parent;
     uint64_t mark;
 } watchdog;
 
-/* Whether the kernel takes it for a pidfd.  Where it does not say, it is one. */
+/* Whether the kernel says that a descriptor is a pidfd; true where the kernel does not say. */
 static bool is_pidfd(int descriptor)
 {
     return syscall(SYS_pidfd_send_signal, descriptor, 0, NULL, 0) == 0 || errno != EBADF;
 }
 
-/* Gives this thread a descriptor table of its own, with this one only. */
+/* Gives this thread a descriptor table of its own, with only this descriptor. */
 static void keep_alone(unsigned descriptor)
 {
     syscall(SYS_close_range, descriptor + 1, UINT_MAX, CLOSE_RANGE_UNSHARE);

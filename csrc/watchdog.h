@@ -21,9 +21,9 @@
  * Why a thread and not a process beside the worker: it cannot outlive what it watches over, or be
  * killed alone.
  *
- * Only the calling thread survives a fork(), so a child has no watchdog.  It needs none for its
- * group's sake: it is a member.  Who wants no second thread about while it forks stops the watchdog
- * before and starts it after; should the parent go meanwhile, the start finds that out.
+ * Only the calling thread survives a fork(), so a child has no watchdog.  It needs none: it is killed
+ * as a member of the group.  A process that wants no second thread while it forks stops the watchdog
+ * before and starts it after; if the parent ends meanwhile, the start finds that out.
  *
  * An env may close descriptors that are not its own, and the number of the pidfd may come to mean
  * another file.  So the thread has a descriptor table of its own (close_range with UNSHARE), with
@@ -35,15 +35,15 @@
 
 #include <stdint.h>
 
-/* Starts watching the process of a pidfd, which stays the caller's and open until the stop; `mark`
- * is that of this process's family.
+/* Starts watching the process of a pidfd.  The pidfd stays the caller's, who keeps it open until the
+ * stop; `mark` is that of this process's family.
  * Returns 0 or an errno: EBADF if it is no pidfd, EBUSY if a watchdog runs, EAGAIN if there can be
  * no more threads. */
 int sv_watchdog_start(int parent_pidfd, uint64_t mark);
 
-/* Stops watching; its thread is gone when this returns, in the kernel's eyes, too: Python warns of
- * forks by the number of threads in /proc.  Nothing happens where none was started, or in a child of
- * the process that has started it.  Not for two threads at once. */
+/* Stops watching.  The thread is gone when this returns, in /proc, too, by whose number of threads
+ * Python warns of forks.  Does nothing where no watchdog was started, or in a child of the process
+ * that has started it.  Two threads may not call this at once. */
 void sv_watchdog_stop(void);
 
 #endif
