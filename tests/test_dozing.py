@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 from envs import Counter
 from processes import dozing
+from tables import crossed
 
 from shmvec import ShmVectorEnv, WorkerCrashError
 
@@ -16,20 +17,33 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "spin", "park"])
-def test_every_kind_of_call_wakes_them(policy):
+def step(envs):
+    assert envs.step([0, 1, 2])[0][:, :2].tolist() == [[1, 0], [1, 1], [1, 2]]
+
+
+def reset(envs):
+    assert envs.reset()[1]["reset"].tolist() == [2, 2, 2]
+    for count in range(1, 4):
+        assert envs.step([0, 0, 0])[0][:, 0].tolist() == [count] * 3
+
+
+def get_attr(envs):
+    assert envs.get_attr("count") == (0, 0, 0)
+
+
+def close(envs):
+    envs.close()
+    assert not any(process.is_alive() for process in envs.processes)
+
+
+@pytest.mark.parametrize(
+    "policy, call", crossed(["adaptive", "spin", "park"], [step, reset, get_attr, close])
+)
+def test_every_kind_of_call_wakes_them(policy, call):
     with closing(ShmVectorEnv([Counter] * 3, num_workers=3, wait_policy=policy)) as envs:
         envs.reset()
         dozing(envs)
-        assert envs.step([0, 1, 2])[0][:, :2].tolist() == [[1, 0], [1, 1], [1, 2]]
-        dozing(envs)
-        assert envs.get_attr("count") == (1, 1, 1)
-        dozing(envs)
-        assert envs.reset()[1]["reset"].tolist() == [2, 2, 2]
-        for count in range(1, 4):
-            assert envs.step([0, 0, 0])[0][:, 0].tolist() == [count] * 3
-        dozing(envs)
-    assert not any(process.is_alive() for process in envs.processes)
+        call(envs)
 
 
 def test_before_the_first_reset():

@@ -17,7 +17,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_benchmark
-from tables import deep
+from tables import crossed, deep
 from test_partial import Fails, Story, stories
 from test_rollout import Nested, Speaks, at
 
@@ -426,9 +426,7 @@ def test_an_env_that_raises():
         assert pipeline.collect(2).rewards[1:].tolist() == [[1] * 4] * 2
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("how", ["collect", "iterate"])
+@pytest.mark.parametrize("workers, mode, how", crossed([1, 2], MODES, ["collect", "iterate"]))
 def test_workers_that_are_killed(workers, mode, how):
     faults = FaultPolicy(on_crash="restart", max_restarts=1000, backoff_s=0)
     envs = ShmVectorEnv(stories(4), num_workers=workers, faults=faults, autoreset_mode=mode)
@@ -469,8 +467,7 @@ def test_workers_that_are_killed(workers, mode, how):
         envs.step([1] * 4)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("how", ["collect", "iterate"])
+@pytest.mark.parametrize("workers, how", crossed([1, 2, 4], ["collect", "iterate"]))
 def test_workers_are_recycled(workers, how):
     envs = ShmVectorEnv(stories(4), num_workers=workers, recycle_after=5)
     with closing(envs):

@@ -16,13 +16,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
-from tables import crossed, deep
+from tables import crossed
 
 from shmvec import ShmVectorEnv
 
 DEADLINE_S = 60
 CONTEXTS = ["fork", "spawn", "forkserver", None]
-IN_CONTEXTS = pytest.mark.parametrize("context", [*CONTEXTS[:2], *deep(*CONTEXTS[2:])])
 
 # A script as people write them: nothing is guarded, all is defined where it is used.
 SCRIPT = """
@@ -90,24 +89,113 @@ def script(context):
     return textwrap.dedent(SCRIPT).replace("CONTEXT", repr(context))
 
 
-def said(*command, **options):
+def said(*command, stdin=None, input=None, cwd=None, **variables):
     done = subprocess.run(
         [sys.executable, *command],
+        stdin=stdin,
+        input=input,
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
-        env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"},
-        **options,
+        env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning", **variables},
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in TRACKER.sub("", done.stderr), done.stderr
     return done.stdout
 
 
-@IN_CONTEXTS
-def test_a_script_without_a_main_guard(context, tmp_path):
-    (tmp_path / "script.py").write_text(script(context))
-    assert said(tmp_path / "script.py") == SAID
+# ---- where the script runs: each returns what it has printed -------------------------------------
+
+
+def without_a_main_guard(text, folder):
+    (folder / "script.py").write_text(text)
+    return said(folder / "script.py")
+
+
+def as_a_command(text, folder):
+    return said("-c", text)
+
+
+def on_standard_input(text, folder):
+    return said("-", input=text)
+
+
+def as_a_module(text, folder):
+    package = folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "other.py").write_text("start = 1.0")
+    text = text.replace("import os,", "from . import other\nimport os,")
+    text = text.replace("def told", "def other(self):\n        return other.start\n\n    def told")
+    (package / "run.py").write_text(text)
+    return said("-m", "package.run", cwd=folder)
+
+
+def as_a_zipped_app(text, folder):
+    with zipfile.ZipFile(folder / "app.zip", "w") as app:
+        app.writestr("beside.py", "start = 5.0\n")
+        text = text.replace("import os,", "import beside, os,")
+        app.writestr("__main__.py", text.replace("start=1.0", "start=beside.start - 4"))
+    return said(folder / "app.zip", cwd="/")
+
+
+def in_a_thread(text, folder):
+    text = textwrap.indent(text, "    ").replace(
+        "class Told", "global Mine, Told, helper\n    class Told"
+    )
+    run = "import threading\nthread = threading.Thread(target=everything)\n"
+    return said("-c", f"def everything():\n{text}\n{run}thread.start()\nthread.join()\n")
+
+
+def in_a_spawned_process(text, folder):
+    """There the script is __mp_main__, which no worker knows."""
+    define, _, use = text.replace('print("the script runs", flush=True)', "").partition("made = ")
+    text = (
+        define
+        + "def everything():\n"
+        + "    print('the script runs', flush=True)\n"
+        + textwrap.indent("made = " + use, "    ")
+        + "\nif __name__ == '__main__':\n"
+        + "    import multiprocessing\n"
+        + "    process = multiprocessing.get_context('spawn').Process(target=everything)\n"
+        + "    process.start(); process.join(); sys.exit(process.exitcode)\n"
+    )
+    return without_a_main_guard(text.replace("__main__:Mine", "__mp_main__:Mine"), folder)
+
+
+def inspected_when_it_ends(text, folder):
+    """Workers are not: they would wait for what somebody types."""
+    typed, keyboard = os.pipe()
+    try:
+        return said("-c", text + "os._exit(0)", stdin=typed, PYTHONINSPECT="1")
+    finally:
+        os.close(typed)
+        os.close(keyboard)
+
+
+PLACES = [
+    without_a_main_guard,
+    as_a_command,
+    on_standard_input,
+    as_a_module,
+    as_a_zipped_app,
+    in_a_thread,
+    in_a_spawned_process,
+    inspected_when_it_ends,
+]
+
+
+@pytest.mark.parametrize("place, context", crossed(PLACES, CONTEXTS))
+def test_a_script_runs_once(place, context, tmp_path):
+    assert place(script(context), tmp_path) == SAID
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_what_is_loaded_in_the_program_is_not_loaded_in_workers(context, tmp_path):
+    (tmp_path / "heavy.py").write_text("import os; os.write(1, b'loaded\\n')")
+    (tmp_path / "script.py").write_text("import heavy\n" + script(context))
+    assert said(tmp_path / "script.py") == "loaded\n" + SAID
 
 
 @pytest.mark.parametrize(
@@ -131,97 +219,6 @@ def test_options_of_the_interpreter(option, context):
     where = str(Path(__file__).parent)
     text = f"import sys; sys.path.append({where!r})\n" + textwrap.dedent(body)
     assert said("-X", option, "-c", text) == ""
-
-
-@pytest.mark.parametrize("context", ["forkserver", "spawn"])
-def test_a_program_that_is_inspected_when_it_ends(context, monkeypatch):
-    """Workers are not: they would wait for what somebody types."""
-    monkeypatch.setenv("PYTHONINSPECT", "1")
-    typed, keyboard = os.pipe()
-    try:
-        out = said("-c", script(context) + "os._exit(0)", stdin=typed)
-    finally:
-        os.close(typed)
-        os.close(keyboard)
-    assert out == SAID
-
-
-@IN_CONTEXTS
-def test_a_command_and_standard_input(context):
-    assert said("-c", script(context)) == SAID
-    assert said("-", input=script(context)) == SAID
-
-
-@IN_CONTEXTS
-def test_a_module_that_is_run(context, tmp_path):
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "other.py").write_text("start = 1.0")
-    text = script(context).replace("import os,", "from . import other\nimport os,")
-    text = text.replace(
-        "def reset(self", "def other(self): return other.start\n\n    def reset(self"
-    )
-    (package / "run.py").write_text(text)
-    assert said("-m", "package.run", cwd=tmp_path) == SAID
-
-
-@IN_CONTEXTS
-def test_a_zipped_app(context, tmp_path):
-    with zipfile.ZipFile(tmp_path / "app.zip", "w") as app:
-        app.writestr("beside.py", "start = 5.0\n")
-        text = script(context).replace("import os,", "import beside, os,")
-        app.writestr("__main__.py", text.replace("start=1.0", "start=beside.start - 4"))
-    assert said(tmp_path / "app.zip", cwd="/") == SAID
-
-
-@IN_CONTEXTS
-def test_a_thread(context, tmp_path):
-    text = textwrap.indent(script(context), "    ").replace(
-        "class Mine", "global Mine, Told\n    class Mine"
-    )
-    text = (
-        "def everything():\n"
-        + text
-        + textwrap.dedent(
-            """
-        import threading
-        thread = threading.Thread(target=everything)
-        thread.start()
-        thread.join()
-        """
-        )
-    )
-    text = text.replace("    class Told", "    global Told, helper\n    class Told").replace(
-        "global Mine, Told", "global Mine"
-    )
-    assert said("-c", text) == SAID
-
-
-@IN_CONTEXTS
-def test_a_process_that_multiprocessing_has_spawned(context, tmp_path):
-    """There the script is __mp_main__, which no worker knows."""
-    text = script(context).replace('print("the script runs", flush=True)', "")
-    before, _, after = text.partition("made = ")
-    text = (
-        before
-        + "def everything():\n"
-        + textwrap.indent("made = " + after, "    ")
-        + "\nif __name__ == '__main__':\n"
-        + "    import multiprocessing\n"
-        + "    process = multiprocessing.get_context('spawn').Process(target=everything)\n"
-        + "    process.start(); process.join(); sys.exit(process.exitcode)\n"
-    )
-    text = text.replace("__main__:Mine", "__mp_main__:Mine")
-    (tmp_path / "script.py").write_text(text)
-    assert said(tmp_path / "script.py") == "all is well\n"
-
-
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_what_is_loaded_in_the_program_is_not_loaded_in_workers(context, tmp_path):
-    (tmp_path / "heavy.py").write_text("import os; os.write(1, b'loaded\\n')")
-    (tmp_path / "script.py").write_text("import heavy\n" + script(context))
-    assert said(tmp_path / "script.py") == "loaded\n" + SAID
 
 
 def test_a_notebook(tmp_path):

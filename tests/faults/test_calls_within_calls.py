@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+from tables import crossed
 
 import shmvec
 from shmvec import ShmVectorEnv
@@ -129,10 +130,9 @@ def called(tmp_path):
 WAYS = [("signal", 2), ("signal", 0), ("log", 2)]
 
 
-@pytest.mark.parametrize("name", ASKING)
-@pytest.mark.parametrize("how, num_workers", WAYS)
-def test_what_would_mix_with_the_call_is_refused(called, name, how, num_workers):
-    envs, became = called(ASKING[name], how, num_workers)
+@pytest.mark.parametrize("name, way", crossed(ASKING, WAYS))
+def test_what_would_mix_with_the_call_is_refused(called, name, way):
+    envs, became = called(ASKING[name], *way)
     assert envs.step([1] * 2)[0][:, 0].tolist() == [1, 1]
     ((kind, told),) = became
     assert kind is AlreadyPendingCallError and "handler" in told

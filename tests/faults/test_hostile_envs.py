@@ -253,44 +253,34 @@ TRICKS = {
 }
 
 
-@pytest.mark.parametrize("trick", TRICKS)
-def test_an_env_that_breaks_what_messages_need(trick, tmp_path):
+USES = {
+    "close": "check(envs.step([1, 1]), turn)",
+    "a pickled info": "check(envs.step([2, 2]), turn, action=2)",
+    "call": """check(envs.step([1, 1]), turn)
+                assert envs.call("call") == (0, 10)""",
+    "a late info": "check(envs.step([3, 3]), turn, action=3)",
+    "a late info in a partial batch": "check(partial(envs, [3, 3]), turn, action=3)",
+}
+
+
+@pytest.mark.parametrize("trick, use", crossed(TRICKS, USES))
+def test_an_env_that_breaks_what_messages_need(trick, use, tmp_path):
     hostile(
         tmp_path,
         "step",
         TRICKS[trick],
-        """
-        def call(envs, turn):
-            check(envs.step([1, 1]), turn)
-            assert envs.call("call") == (0, 10)
-
-        uses = {
-            "close": lambda envs, turn: check(envs.step([1, 1]), turn),
-            "a pickled info": lambda envs, turn: check(envs.step([2, 2]), turn, action=2),
-            "call": call,
-            "a late info": lambda envs, turn: check(envs.step([3, 3]), turn, action=3),
-            "a late info in a partial batch": (
-                lambda envs, turn: check(partial(envs, [3, 3]), turn, action=3)
-            ),
-        }
-        wrong = {}
-        for name, use in uses.items():
-            print(name, file=sys.stderr, flush=True)
-            played.unlink(missing_ok=True)
-            envs = made()
-            try:
-                envs.reset(seed=0)
-                for turn in range(1, 5):
-                    use(envs, turn)
-                envs.close()
-            except WorkerCrashError as error:
-                check_clear(error)
-            except Exception as error:
-                wrong[name] = error
-            finally:
-                envs.close(terminate=True)
-            assert played.exists()
-        assert not wrong, wrong
+        f"""
+        envs = made()
+        try:
+            envs.reset(seed=0)
+            for turn in range(1, 5):
+                {USES[use]}
+            envs.close()
+        except WorkerCrashError as error:
+            check_clear(error)
+        finally:
+            envs.close(terminate=True)
+        assert played.exists()
         """,
     )
 

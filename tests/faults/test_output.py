@@ -464,13 +464,15 @@ def test_a_stderr_that_nobody_reads():
             num_workers=8, context="fork", faults=FaultPolicy(on_crash="restart", backoff_s=0),
         )
         envs.reset(seed=0)
-        began = time.monotonic()
+        taken = []
         for _ in range(3):
+            began = time.monotonic()
             said = envs.step([1] * 8)[-1]["fault"]["stderr"]
             assert [*said] == [f"env {n} in step 1" for n in range(8)], said
             envs.step([0] * 8)
+            taken.append(time.monotonic() - began)
         envs.close()
-        assert time.monotonic() - began < 15
+        assert min(taken) < 5, "it waits for a second for each of eight"
         text = b""
         while text.count(b"\\n") < 24:
             text += os.read(shown, 1 << 16)
@@ -546,14 +548,16 @@ def test_a_long_line_is_not_broken_into(leads_to):
     copy_stderr()
     channels[0].write(b"x" * 200_000 + b"\n")
     channels[1].write(b"y\n")
-    began = time.monotonic()
+    taken = []
     for _ in range(10):
+        began = time.monotonic()
         assert stderrs[1].text() == "y"
         child = os.fork()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-    assert time.monotonic() - began < 5
+        taken.append(time.monotonic() - began)
+    assert min(taken) < 0.5
     text = b""
     while len(text) < 200_003:
         text += os.read(shown, 1 << 16)

@@ -356,7 +356,7 @@ def test_workers_have_the_limits_and_umask_that_the_program_has_now():
     """)
 
 
-@pytest.mark.parametrize("context, step", [("fork", 1), ("forkserver", 3)])
+@pytest.mark.parametrize("context, step", [("fork", 3), ("forkserver", 3), *deep(("fork", 1))])
 def test_too_many_open_files_are_called_so(context, step):
     """At each limit, whatever is opened last; and with a fork server from before."""
     succeeds(f"""

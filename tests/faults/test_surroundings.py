@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from processes import gone
 from scripts import succeeds
+from tables import crossed
 
 ENVS = """
 import gymnasium as gym, numpy as np, signal, time
@@ -65,8 +66,9 @@ def test_a_process_that_cannot_be_watched_over_is_not_left(error):
     )
 
 
-@pytest.mark.parametrize("daemon", [True, False])
-@pytest.mark.parametrize("first", ["import weakref", "weakref.finalize(A(), print)"])
+@pytest.mark.parametrize(
+    "first, daemon", crossed(["import weakref", "weakref.finalize(A(), print)"], [True, False])
+)
 def test_a_program_ends_with_an_open_vector_env_whatever_its_exit_hooks(first, daemon):
     succeeds(
         f"""
@@ -121,8 +123,9 @@ def test_workers_do_not_inherit_the_programs_handler_of_sigterm():
     assert out == ""
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("last", ["close()", "close(terminate=True)", "step([0, 0])"])
+@pytest.mark.parametrize(
+    "last, workers", crossed(["close()", "close(terminate=True)", "step([0, 0])"], [2, 0])
+)
 def test_what_runs_after_the_exit_hooks_finds_it_closed(last, workers):
     out = succeeds(
         ENVS,
