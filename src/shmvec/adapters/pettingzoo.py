@@ -369,6 +369,8 @@ class ParallelVectorEnv(OwnsProcesses):
     def _taken_apart(self, results: Any, mask: Any) -> StepResults:
         """The core's results by agent; envs that were not asked keep their state."""
         told, _, over, broken, infos = results
+        if isinstance(infos.get("final_obs"), dict):  # taken apart, by Gymnasium 1.0 alone
+            infos["final_obs"] = [_row_of(infos["final_obs"], row) for row in range(len(over))]
         envs, finals = infos.get("env_id"), infos.get("final_obs")
         rows = slice(None) if envs is None else envs
         by_agent = self._infos_by_agent(infos, self._alive[:, rows])
@@ -661,6 +663,15 @@ def _interleaved(space: Space, parts: list[Any]) -> Any:
     if all(isinstance(one, np.ndarray) for one in parts):
         return np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
     return tuple(value for values in zip(*parts, strict=True) for value in values)
+
+
+def _row_of(gathered: dict[str, Any], row: int) -> dict[str, Any]:
+    """One env's dict, of which Gymnasium has made a dict of arrays and of masks ``_key``."""
+    return {
+        key: _row_of(values, row) if isinstance(values, dict) else values[row]
+        for key, values in gathered.items()
+        if f"_{key}" in gathered
+    }
 
 
 def _missing(agent: Any, envs: npt.NDArray[np.intp]) -> ValueError:
