@@ -1,7 +1,7 @@
 from cpython.object cimport PyObject
 
 
-# The beginning of an array, NumPy's PyArrayObject_fields: the same in 1.x and 2.x.
+# The first fields of an array, NumPy's PyArrayObject_fields: the same in NumPy 1.x and 2.x.
 cdef struct Fields:
     PyObject ob_base
     char *data
@@ -18,7 +18,7 @@ cdef inline Fields *_fields(object array) noexcept:
 
 
 cdef inline void *data_of(object array) noexcept:
-    """Where the elements of an array are."""
+    """The address of an array's elements."""
     return _fields(array).data
 
 
@@ -45,7 +45,7 @@ cdef inline bint has_dtype(object array, object dtype) noexcept:
 
 
 cdef inline bint is_contiguous(object array) noexcept:
-    """Whether the elements lie one behind the other, in C's order."""
+    """Whether the elements lie side by side, in C's order."""
     return _fields(array).flags & 1  # NPY_ARRAY_C_CONTIGUOUS
 
 

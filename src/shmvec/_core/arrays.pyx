@@ -1,4 +1,4 @@
-"""Arrays as C sees them: NumPy's binary interface, and arrays over memory of other objects."""
+"""Access to NumPy's arrays in C, and arrays over the memory of other objects."""
 
 from cpython.buffer cimport PyBUF_WRITABLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
@@ -12,20 +12,20 @@ except ImportError:  # an older one
     from numpy.core import _multiarray_umath as _umath
 
 
-# An attribute of an array takes Python as long as a copy of its few numbers, so on the step's path C
-# looks itself. NumPy's headers are not used for so little: a build would need NumPy, and a new
-# enough one. What is declared here is NumPy's binary interface, on which every extension that was
-# compiled with the headers of a past version depends: the fields stay where they are, and so does a
-# function in the table that NumPy hands out. (Those of a dtype are not the same in 1.x and 2.x, and
-# not read here.) All of it is tried when this module is imported; a NumPy where it is otherwise is
-# refused, as it is by what was compiled with its headers.
+# To read an attribute of an array takes Python as long as to copy a few numbers, so on the step's
+# path C reads the fields. NumPy's headers are not used for so little: a build would need NumPy, of
+# a new enough version. The declarations here are NumPy's binary interface, on which every extension
+# depends that was compiled with the headers of a past version: neither the fields of an array nor
+# the places of functions in NumPy's table change. (The fields of a dtype differ between 1.x and 2.x,
+# and are not read here.) All of it is checked when this module is imported; a NumPy that differs is
+# refused.
 
 # Places in the table, as in NumPy's __multiarray_api.h.
 ABI_VERSION = 0       # PyArray_GetNDArrayCVersion
 API_VERSION = 211     # PyArray_GetNDArrayCFeatureVersion
 NEW_LIKE_ARRAY = 277  # PyArray_NewLikeArray
 
-cdef unsigned int _API_LEAST = 0xf  # of NumPy 1.22
+cdef unsigned int _API_LEAST = 0xf  # the version of NumPy 1.22
 cdef int _C_ORDER = 0
 
 ctypedef unsigned int (*Version)() noexcept
@@ -35,14 +35,14 @@ cdef NewLikeArray _new_like_array
 
 
 def looked_at(array):
-    """What is seen of an array here: address, shape, size, whether of its dtype, contiguous."""
+    """What C reads of an array: address, shape, size, whether of its dtype, contiguous."""
     cdef int axis
     return (<size_t>data_of(array), tuple([shape_of(array)[axis] for axis in range(ndim_of(array))]),
             size_of(array), has_dtype(array, array.dtype), is_contiguous(array))
 
 
 def looks(array):
-    """The same as NumPy says it."""
+    """The same by NumPy's attributes."""
     return (array.__array_interface__["data"][0], array.shape, array.size, True,
             array.flags.c_contiguous)
 

@@ -3,8 +3,8 @@
 Channels carry commands, their results, errors and messages too large for the rings; steps do not
 use them.
 
-No call blocks or runs Python code between a system call and the note of what it did. So a signal
-handler that raises finds each message whole, or partly read or written, as the channel remembers.
+No call blocks, or runs Python code between a system call and the note of its result. So when a
+signal handler raises, the channel still knows how much of each message is read or written.
 A message that no call waits for any more is discarded by its number. Another thread may close the
 channel at any time, so each call is one critical section, also on a Python without a GIL.
 csrc/model/channel.pml is the model.
@@ -168,7 +168,7 @@ cdef class Channel:
     # ---- the socket --------------------------------------------------------------------------
 
     cdef bint flush(self) except -1:
-        """Writes what the socket takes; whether something is left."""
+        """Writes as much as the socket takes; returns whether something is left."""
         cdef Py_ssize_t done
         while self.outbox and self.broken is None and not self.mute:
             done = self.write()
@@ -176,7 +176,7 @@ cdef class Channel:
                 return not self.mute
             self.written += done
             frame, copies = <tuple>self.outbox[0]
-            _close_all(copies)  # they go with the first byte
+            _close_all(copies)  # the first byte has carried the descriptors
             if self.written == PyBytes_GET_SIZE(frame):
                 self.written = 0
                 del self.outbox[0]
@@ -214,11 +214,11 @@ cdef class Channel:
             if errno == EAGAIN:
                 return 0
             if errno != EINTR:
-                self.mute = True  # what the other side has said before can still be read
+                self.mute = True  # messages that the other side sent before can still be read
                 return 0
 
     cdef bint fill(self) except -1:
-        """Reads what is there; whether that was anything."""
+        """Reads what has come; returns whether that was anything."""
         cdef Header header
         cdef ChannelMessage message
         cdef Py_ssize_t got

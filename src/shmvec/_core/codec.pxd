@@ -1,11 +1,11 @@
 from libc.stdint cimport uint8_t, uint32_t
 
 
-# Where an array's data is; it stays there while the caller holds the array.
+# The address of an array's data, valid while the caller holds the array.
 cdef void *address_of(object array) except? NULL
 
 
-# A copy of an array whose memory is in one piece, by the size of its elements; none is an object.
+# A copy of a contiguous array, given the size of its elements, which must not be objects.
 cdef object copied(object array, Py_ssize_t itemsize)
 
 
@@ -26,7 +26,7 @@ cdef class ActionCodec(Codec):
     cdef uint8_t[::1] codes
     cdef char *base
     cdef Py_ssize_t capacity  # bytes of a row
-    cdef uint32_t fitting     # a bit for each format in which it has room for an action
+    cdef uint32_t fitting     # a bit for each format in which an action fits a row
     cdef object shape
     cdef Py_ssize_t ndim
     cdef Py_ssize_t size
@@ -34,9 +34,9 @@ cdef class ActionCodec(Codec):
     cdef object space
     cdef bint scalar
     cdef list arrays          # the rows as an array of each format, made when first used
-    cdef list slots           # of these one view a row, for vector actions
-    cdef object last_dtype    # of the last batch, and its code
-    cdef int last_code
+    cdef list slots           # of each of these arrays one view a row, for vector actions
+    cdef object last_dtype    # the dtype of the last batch
+    cdef int last_code        # the code of this dtype
     cdef object rows(self, int code)
     cdef object checked(self, object values, Py_ssize_t count)
     cdef bint is_usual(self, object values, Py_ssize_t count)

@@ -1,7 +1,8 @@
-"""Values of Gymnasium spaces: in slabs, one codec a leaf, nested as the space is; or in messages.
+"""Codecs: they write and read values of Gymnasium spaces, in slabs of shared memory or in messages.
 
-A codec serves both directions.  Workers write the observations and read the actions of one env;
-the parent reads the observations and writes the actions of all.  Results are those of
+There is one codec for each leaf of a space, nested as the space is.  Workers write the observations
+and read the actions of one env; the parent reads the observations and writes the actions of all.
+Batches are those of
 ``SyncVectorEnv``: the same containers, dtypes and scalar types.
 """
 
@@ -42,7 +43,7 @@ cdef extern from "Python.h":
     int PyUnicode_4BYTE_KIND
 
 cdef object _ndarray = np.ndarray
-cdef Py_ssize_t _LONG = 1 << 16  # bytes that others need not wait for the GIL to copy
+cdef Py_ssize_t _LONG = 1 << 16  # bytes from which on a copy releases the GIL
 
 
 cdef class Codec:
@@ -50,7 +51,7 @@ cdef class Codec:
         raise NotImplementedError
 
     cdef bint keep(self, Py_ssize_t env, object value) except -1:
-        """Writes a value that reads back the same in type, dtype and shape; else False."""
+        """Writes a value if it reads back with its type, dtype and shape; else returns False."""
         raise NotImplementedError
 
     cdef object read(self, Py_ssize_t env):
@@ -63,15 +64,15 @@ cdef class Codec:
         raise NotImplementedError
 
     cdef object view(self, object lease, Py_ssize_t first, tuple lead):
-        """Rows from `first` on as an array (*lead, ...) over what the lease exports, which keeps it."""
+        """Rows from `first` on as an array (*lead, ...) over a lease, which it keeps."""
         raise NotImplementedError
 
     cdef int put_many(self, Py_ssize_t first, object values) except -1:
-        """Writes what `gather` has returned to the rows from `first` on."""
+        """Writes values that `gather` has returned to the rows from `first` on."""
         raise NotImplementedError
 
     cdef int copy_row(self, Codec source, Py_ssize_t row, Py_ssize_t target) except -1:
-        """Copies a row of a codec of the same space to one of this."""
+        """Copies a row of a codec of the same space to a row of this codec."""
         return self.put_many(target, source.gather(np.array([row], np.intp)))
 
     cdef int write_rows(self, const Py_ssize_t[::1] envs, object values) except -1:
@@ -87,7 +88,7 @@ cdef class Codec:
         self.write_rows(envs, values)
 
 
-@cython.no_gc_clear  # which would drop the exporter without releasing its buffer
+@cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
 cdef class _Rows:
     """An array (num_envs, ...) in a slab and the address of its first row."""
 
@@ -118,7 +119,7 @@ cdef class _Rows:
         cdef Py_buffer view
         if type(value) is not _ndarray or not self.has_shape_of_row(value):
             return False
-        # The usual: NumPy makes the description of a buffer anew for each array.
+        # The usual case is checked first, because a buffer's description is made for each array.
         if has_dtype(value, self.dtype) and is_contiguous(value):
             memcpy(target, data_of(value), self.row_bytes)
             return True
@@ -142,8 +143,8 @@ cdef class _Rows:
 
 
 cdef object copied(object array, Py_ssize_t itemsize):
-    """A copy of an array whose memory is in one piece; its elements are no objects."""
-    # As its `copy`, in a quarter of the time: batch steps of small envs make four of them.
+    """A copy of a contiguous array, whose elements must not be objects."""
+    # The same as its method `copy`, in a quarter of the time: a batch step makes four copies.
     cdef object copy = new_like(array)
     cdef const void *source = data_of(array)
     cdef void *target = data_of(copy)
@@ -157,7 +158,7 @@ cdef object copied(object array, Py_ssize_t itemsize):
 
 
 cdef void *address_of(object array) except? NULL:
-    """Where an array's data is; it stays there while the caller holds the array."""
+    """The address of an array's data, valid while the caller holds the array."""
     cdef Py_buffer view
     PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
     cdef void *start = view.buf
@@ -165,7 +166,7 @@ cdef void *address_of(object array) except? NULL:
     return start
 
 
-# By a scalar space's dtype: see ArrayCodec.
+# By the dtype of a scalar space, the types of `ArrayCodec.assigned`.
 cdef dict _ASSIGNED = {
     np.dtype(np.int64): (int, bool, np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32,
                          np.uint32),
@@ -182,7 +183,7 @@ cdef class ArrayCodec(Codec):
     cdef object shape
     cdef object dtype
     cdef object cast_from     # the dtype of the last value that was cast to this one
-    cdef frozenset assigned   # types of numbers that NumPy stores as it casts an array of them
+    cdef frozenset assigned   # types of numbers that NumPy casts in the same way as an array
 
     def __init__(self, array):
         self.rows = _Rows(array)
@@ -202,7 +203,7 @@ cdef class ArrayCodec(Codec):
             pass  # not contiguous, of a dtype without a buffer format, or a large integer
         array = np.asarray(value)
         if array.shape != self.shape:
-            # Reshaping for more than axes of length 1 would exchange elements.
+            # Shapes may differ in axes of length 1 only: else reshaping would mix up elements.
             if [n for n in array.shape if n != 1] != [n for n in self.shape if n != 1]:
                 raise ValueError(f"shape {array.shape} does not fit {self.shape}")
             array = array.reshape(self.shape)
@@ -267,14 +268,14 @@ class OtherShapeError(ValueError):
     actions = None  # an array
 
 
-# The dtypes in which actions may travel.  Their position is the code in shared memory.
+# The dtypes in which actions may travel; an index in this tuple is the code in shared memory.
 cdef tuple _FORMATS = tuple([
     np.dtype(name) for name in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8",
                                 "f2", "f4", "f8", "longdouble")
 ])
 cdef dict _FORMAT_CODES = {dtype: code for code, dtype in enumerate(_FORMATS)}
 cdef Py_ssize_t[13] _ITEMSIZES = [dtype.itemsize for dtype in _FORMATS]
-ACTION_ITEMSIZE = 8  # what a slot has room for at least, an element
+ACTION_ITEMSIZE = 8  # bytes that a row has for each element, at least
 cdef dict _RANK = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
@@ -300,7 +301,7 @@ cdef class ActionCodec(Codec):
             1 << code for code, dtype in enumerate(_FORMATS)
             if dtype.itemsize * self.size <= self.capacity
         ])
-        self.dtype = np.dtype(dtype).newbyteorder("=")  # as all formats are
+        self.dtype = np.dtype(dtype).newbyteorder("=")  # all formats have this byte order
         self.space = space
         self.arrays = [None] * len(_FORMATS)
         self.slots = [None] * len(_FORMATS)
@@ -323,7 +324,7 @@ cdef class ActionCodec(Codec):
         if code >= 32 or not self.fitting >> code & 1:
             raise RuntimeError(f"the segment is damaged: action format {code} of env {env}")
         cdef object array = self.rows(code)
-        # A copy: the env may keep its action, and the slab is written again.
+        # A copy, because the env may keep its action.
         if self.scalar:
             return array[env]
         return copied((<list>self.slots[code])[env], _ITEMSIZES[code])
@@ -357,12 +358,12 @@ cdef class ActionCodec(Codec):
         return True
 
     cdef object checked(self, object values, Py_ssize_t count):
-        """The actions as a contiguous array of a format, which is remembered; or raises."""
+        """The actions as a contiguous array of a format, or an exception; keeps the format."""
         try:
             array = np.asarray(values)
         except (ValueError, TypeError) as error:
             raise self.wrong(f"they are no array of numbers ({error})", count) from error
-        except RuntimeError as error:  # torch's, of a tensor that requires gradients
+        except RuntimeError as error:  # a tensor of torch's that requires gradients
             if type(error) is not RuntimeError:
                 raise
             raise self.wrong(f"NumPy cannot read them ({error})", count, RuntimeError) from error
@@ -382,7 +383,7 @@ cdef class ActionCodec(Codec):
             error = self.wrong(f"they have shape {array.shape}", count, OtherShapeError)
             error.actions = array
             raise error
-        if isinstance(values, np.ma.MaskedArray):  # a slab would hold what the mask hides
+        if isinstance(values, np.ma.MaskedArray):  # a slab has no room for the mask
             error = self.wrong("they are a masked array", count, OtherShapeError)
             error.actions = values
             raise error
@@ -402,10 +403,10 @@ cdef class ActionCodec(Codec):
 
 
 cdef bint _are_characters(const uint32_t *points, Py_ssize_t count) noexcept:
-    """Python makes strings of any numbers, but cannot take apart what is above Unicode."""
+    """Whether all are code points: Python makes strings of others, which it cannot read."""
     cdef Py_ssize_t i
     cdef uint32_t largest = 0
-    for i in range(count):  # without a branch: several at a time
+    for i in range(count):  # without a branch, so that the compiler can use vector instructions
         largest = max(largest, points[i])
     return largest <= 0x10ffff
 
@@ -415,7 +416,7 @@ cdef class TextCodec(Codec):
 
     cdef _Rows rows
     cdef Py_ssize_t longest
-    cdef uint32_t[::1] copy  # of a row
+    cdef uint32_t[::1] copy  # room for a copy of a row
 
     def __init__(self, array):
         """Takes a uint32 array (num_envs, 1 + longest text)."""
@@ -446,7 +447,7 @@ cdef class TextCodec(Codec):
 
     cdef object read(self, Py_ssize_t env):
         cdef uint32_t *row = <uint32_t *>(self.rows.base + env * self.rows.row_bytes)
-        cdef uint32_t *copy = &self.copy[0]  # Python looks at the characters twice
+        cdef uint32_t *copy = &self.copy[0]  # a copy, because Python reads the characters twice
         cdef Py_ssize_t length = row[0]
         if length <= self.longest:
             memcpy(copy, row + 1, 4 * length)
@@ -491,7 +492,7 @@ cdef class TextCodec(Codec):
 
 
 cdef class DictCodec(Codec):
-    """A Dict space: a plain dict in the space's order of keys, as from Gymnasium."""
+    """Values of a Dict space: a plain dict in the space's order of keys, as from Gymnasium."""
 
     cdef tuple keys
     cdef tuple codecs
@@ -572,7 +573,7 @@ cdef class DictCodec(Codec):
 
 
 cdef class TupleCodec(Codec):
-    """A Tuple space."""
+    """Values of a Tuple space."""
 
     cdef tuple codecs
 
@@ -634,17 +635,17 @@ cdef class TupleCodec(Codec):
 
 
 cdef class MessageCodec(Codec):
-    """Values that are in no slab: they came, or go, as messages, one an env.
+    """Values that travel as messages, one an env, and lie in no slab.
 
     For spaces without a fixed size (Sequence, Graph, OneOf, a class of the user's), and for all if
     ``shared_memory=False``.  Gymnasium's own functions split and join the batches.
     """
 
     def __init__(self, space, num_envs, explain):
-        """`explain` takes envs, values, and what joining these has raised, and says what to raise."""
+        """`explain` returns the error to raise, given envs, values and the error of joining."""
         self.space = space
         self.explain = explain
-        self.num_envs = num_envs  # whatever the frame: what was last received is what is there
+        self.num_envs = num_envs  # frames do not matter: there are only the last values received
         self.batched_spaces = {}  # by number of envs, made when first needed
         self.values = [_empty(space) for _ in range(num_envs)]
         self.arrays = create_empty_array(space, num_envs)
@@ -670,7 +671,7 @@ cdef class MessageCodec(Codec):
         return self.joined(indices, create_empty_array(self.space, len(indices)))
 
     cdef object joined(self, envs, object arrays):
-        """Values of envs, joined."""
+        """The values of envs, joined into a batch."""
         cdef list values = [self.values[env] for env in envs]
         try:
             return concatenate(self.space, values, arrays)
@@ -684,7 +685,7 @@ cdef class MessageCodec(Codec):
         return 0
 
     cdef list split(self, object batch, Py_ssize_t count):
-        """The actions of so many envs, one by one."""
+        """Splits a batch of actions into a list of ``count``."""
         if count not in self.batched_spaces:
             self.batched_spaces[count] = batch_space(self.space, count)
         try:
@@ -700,7 +701,7 @@ cdef class MessageCodec(Codec):
 
 
 cdef object _empty(object space):
-    """What an env shows that was never reset: zeros where the space has them, else None."""
+    """The observation of an env that was never reset: zeros where the space has them, else None."""
     if isinstance(space, Dict):
         return {key: _empty(part) for key, part in space.spaces.items()}
     if isinstance(space, Tuple):

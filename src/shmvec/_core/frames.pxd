@@ -40,8 +40,8 @@ cdef class Blocks(Lender):
     cdef Codec observations
     cdef Py_ssize_t num_envs
     cdef Py_ssize_t num_blocks
-    cdef sv_area area         # whose pages a fork gets copies of,
-    cdef bint added           # once it was added
+    cdef sv_area area         # the memory of which a fork gets a copy
+    cdef bint added           # whether the area was added: csrc/pages.h
     cdef Py_ssize_t unleased(self)
     cdef object lend(self, Py_ssize_t block)
 
@@ -50,22 +50,22 @@ cdef class Frames:
     cdef Results home             # frames in the segment
     cdef readonly Results rollouts  # frames after these, in memory of their own; None: none
     cdef readonly Py_ssize_t away   # the frame of `rollouts` with the last results; -1: at home
-    cdef Py_ssize_t[::1] ahead    # by how many frames each env is beyond that one,
-    cdef bint uneven              # if some are
+    cdef Py_ssize_t[::1] ahead    # by how many frames each env is beyond `away`
+    cdef bint uneven              # whether some envs are
     cdef Py_ssize_t num_envs
     cdef Py_ssize_t[::1] everyone  # indices of all envs
-    cdef Py_ssize_t[::1] rows     # where at home each env's last results are, or will be,
-    cdef Py_ssize_t[::1] last_rows  # and where those before them are
-    cdef Py_ssize_t[::1] chosen   # the frame chosen for its next results; -1: it is in a rollout
+    cdef Py_ssize_t[::1] rows     # by env: the row at home where its last results are, or will be
+    cdef Py_ssize_t[::1] last_rows  # by env: the row of the results before these
+    cdef Py_ssize_t[::1] chosen   # by env: the frame for its next results; -1: one of a rollout
     cdef bint copy
     cdef bint leasing             # batches are returned as views, which are leased
     cdef bint keep_last           # new results do not overwrite the last ones
     cdef bint several             # there are several frames at home
     cdef Blocks blocks            # None: there are none
-    cdef Py_ssize_t block         # the one that the last request named, if it is to be lent; -1
+    cdef Py_ssize_t block         # the block that the last request named, until it is lent; -1
     cdef Py_ssize_t beyond        # the number of the rollouts' first frame
-    cdef Py_ssize_t hold_batches  # after so many further batches a lease ends; 0: it does not
-    cdef object batches           # weak references to the leases of the last ones
+    cdef Py_ssize_t hold_batches  # further batches after which a lease ends; 0: it does not
+    cdef object batches           # weak references to the leases of the last batches
     cdef Py_ssize_t free(self, const Py_ssize_t[::1] envs)
     cdef Py_ssize_t choose(self, const Py_ssize_t[::1] envs) except -1
     cdef int choose_for(self, const Py_ssize_t[::1] envs) except -1

@@ -1,10 +1,10 @@
-"""Where results lie, who may write there when, and how they are lent to the user.
+"""Frames of results: where results lie, when they are overwritten, and how they are lent.
 
-The result of an env is a *row*: observation, reward and two flags. A *frame* has a row for each env:
-row = frame * num_envs + env. Each request names the frame for its results, and the env's worker
-writes there. `Frames` is the one place that chooses it:
+The result of an env is a *row*: observation, reward and two flags. A *frame* has a row for each
+env: row = frame * num_envs + env. Each request names the frame for its results, and the env's worker
+writes there. Only `Frames` chooses it:
 
-    memory               what the user gets                     written again
+    memory               what the user gets                     overwritten
     one frame            copies; with copy=False observations   by the next step
                          as they lie there, without a lease
     a frame more, where  (so that an env whose results are      by the step after the next
@@ -18,15 +18,14 @@ writes there. `Frames` is the one place that chooses it:
 The parent itself writes results only of envs that are not in flight: `truncate`, `mark_truncated`
 and `come_home` do.
 
-All that is lent is lent by a `Lender`, which marks rows, and by a `Lease`, which clears the marks:
-when its last array is gone, when its owner releases it, or as a batch so many batches ago. Rows that
-are marked are named in no request.
+A `Lender` lends rows: it marks them, and no request names a marked row. A `Lease` clears the marks:
+when its last array is gone, when its owner releases it, or `hold_batches` batches later.
 
-A *block* is for observations of all envs that are the user's own, to write there as well, with
-copy=True: a copy would cost the parent as much time, while all workers wait, as it costs the workers
-to write to two places. Where all blocks are leased, or after a fault or an interrupted call, the
-observations are copied from the frame, where they are in any case. What a user holds when the
-process forks is copied for the fork: csrc/pages.h.
+A *block* has room for the observations of all envs. With copy=True the workers write observations
+to the frame and to a block, and the block becomes the user's own array. So the parent need not copy
+them, for which all workers would have to wait. Where all blocks are leased, or after a fault or an
+interrupted call, the observations are copied from the frame. Arrays that a user holds when the
+process forks are copied for the fork: csrc/pages.h.
 
 The numbers in requests: first the frames at home, in the segment; then the same frames with each of
 the blocks; then the frames of rollouts, in memory of their own.
@@ -58,7 +57,7 @@ from weakref import ref
 import numpy as np
 
 
-@cython.no_gc_clear  # which would drop the exporter without releasing its buffer
+@cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
 cdef class Lender:
     """Rows in shared memory, and which of them are lent."""
 
@@ -82,7 +81,7 @@ cdef class Lender:
         return Lease(self, first, count)
 
 
-@cython.no_gc  # nothing it refers to can refer to it, and it must be whole when it goes
+@cython.no_gc  # it is in no cycle, and its lender must exist when it is freed
 cdef class Lease:
     """Marks rows as lent while it lives; the arrays that show them have it as their base."""
 
@@ -96,7 +95,7 @@ cdef class Lease:
         self.end()
 
     def release(self):
-        with cython.critical_section(self):  # once: later the marks are those of another lease
+        with cython.critical_section(self):  # only once: later these marks may be another lease's
             self.end()
 
     cdef void end(self) noexcept:
@@ -121,7 +120,7 @@ def release(array):
     owner = array
     while isinstance(owner, (np.ndarray, memoryview)):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    # Other arrays are the user's own, and have no lease or one that is not seen.
+    # Other arrays are the user's own, without a lease, or with one that he need not release.
     if isinstance(owner, Lease) and not isinstance((<Lease>owner).lender, Blocks):
         owner.release()
 
@@ -166,7 +165,7 @@ cdef class Results(Lender):
         self.truncations[first:first + count] = truncations
 
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1:
-        """Copies one row of other frames, or of these."""
+        """Copies one row of other frames, or of these frames, to a row of these."""
         self.observations.copy_row(source.observations, row, target)
         self.reward_of[target] = source.reward_of[row]
         self.terminated_of[target] = source.terminated_of[row]
@@ -175,7 +174,7 @@ cdef class Results(Lender):
 
 
 cdef class Blocks(Lender):
-    """Blocks for observations of all envs, each of which becomes an array of the user's."""
+    """Blocks for the observations of all envs; each of them becomes an array of the user's."""
 
     def __init__(self, memory, Codec observations, Py_ssize_t num_envs, Py_ssize_t num_blocks):
         super().__init__(memory, num_blocks * num_envs)
@@ -207,7 +206,7 @@ cdef class Blocks(Lender):
 
 
 cdef class Frames:
-    """Where each env's last results are, and where its next ones go."""
+    """Register of where each env's last results are, and where its next ones go."""
 
     def __init__(self, Results home, copy=True, leasing=False, keep_last=False,
                  Blocks blocks=None, hold_batches=None):
@@ -232,7 +231,7 @@ cdef class Frames:
         self.chosen = np.zeros(home.num_envs, np.intp)
         self.last_rows = np.arange(home.num_envs, dtype=np.intp)
 
-    # ---- where new results go ----------------------------------------------------------------
+    # ---- frames for new results --------------------------------------------------------------
 
     cdef Py_ssize_t free(self, const Py_ssize_t[::1] envs):
         """A frame where no row of these envs is leased or shows the last results; -1 if none."""
@@ -258,7 +257,7 @@ cdef class Frames:
         frame = self.free(envs)
         if frame >= 0:
             return frame
-        if not self.leasing:  # their last results are not all in one frame
+        if not self.leasing:  # the last results of all envs need not lie in one frame
             for i in range(envs.shape[0]):
                 if self.rows[envs[i]] != envs[i]:
                     self.home.copy_row(self.home, self.rows[envs[i]], envs[i])
@@ -298,7 +297,7 @@ cdef class Frames:
         return 0
 
     cdef Py_ssize_t aim_all(self, Py_ssize_t rollout_frame) except -1:
-        """The frame for new results of all envs: this one of the rollouts, or one at home."""
+        """Notes the frame for new results of all envs, of the rollouts or at home; returns it."""
         cdef Py_ssize_t frame = 0
         if rollout_frame >= 0:
             self.block = -1
@@ -363,14 +362,14 @@ cdef class Frames:
             self.uneven = False
 
     cdef object rows_away(self):
-        """Where in a rollout each env's last results are."""
+        """The row in a rollout of each env's last results."""
         frames = self.away + np.asarray(self.ahead)
         return frames * self.num_envs + np.asarray(self.everyone)
 
     cpdef int come_home(self, Py_ssize_t asked=0) except -1:
         """Copies the last results to the frames in the segment if they are in a rollout.
 
-        Raises while results of the `asked` are still pending there.
+        Raises if there are `asked` envs, whose results are still pending there.
         """
         if asked > 0 and self.uneven:
             raise RuntimeError(
@@ -386,7 +385,7 @@ cdef class Frames:
     # ---- single envs -------------------------------------------------------------------------
 
     cdef Results where(self, Py_ssize_t env, Py_ssize_t *row, Py_ssize_t *last):
-        """Where an env's last results are, and the ones before them."""
+        """Finds an env's last results, and the results before them."""
         if self.away < 0:
             row[0] = self.rows[env]
             last[0] = self.last_rows[env]
@@ -423,7 +422,7 @@ cdef class Frames:
         return 0
 
     cdef object last_observation(self, Py_ssize_t env, bint before):
-        """An env's last observation; with ``before``, the one before it, as the step is lost."""
+        """An env's last observation; with ``before``, if its step is lost, the one before that."""
         cdef Py_ssize_t row
         cdef Py_ssize_t last
         cdef Results results = self.where(env, &row, &last)
@@ -461,7 +460,7 @@ cdef class Frames:
         `usual` says that all envs have written their results in one lockstep request, the last.
         """
         cdef Results home = self.home
-        if self.away >= 0:  # no env was asked since
+        if self.away >= 0:  # no env was asked since the rollout's last step
             self.come_home()
         cdef Py_ssize_t block = self.block
         self.block = -1  # it is lent once at most
@@ -480,7 +479,7 @@ cdef class Frames:
         cdef Py_ssize_t i
         cdef Py_ssize_t count = len(envs)
         cdef const Py_ssize_t[::1] row_of
-        if self.away >= 0:  # the filler of a rollout reads it there; others get copies
+        if self.away >= 0:  # who fills a rollout reads it there; other calls get copies
             return self.rollouts.gather(self.rows_away()[envs]), None
         if not self.several:
             return self.home.gather(envs), None
@@ -496,7 +495,7 @@ cdef class Frames:
         return self.home.gather(rows), None
 
     cdef int count_batch(self, Lease lease) except -1:
-        """Notes a batch, and its lease if it has one; ends the lease of one so many batches ago."""
+        """Notes a batch and its lease, if it has one; ends the lease of an older batch."""
         if self.hold_batches == 0:
             return 0
         self.batches.append(None if lease is None else ref(lease))

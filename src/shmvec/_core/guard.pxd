@@ -7,15 +7,15 @@ from shmvec._core.trace cimport Recorder
 cdef class Guard:
     cdef sv_guard guard
     cdef sv_trace *trace           # NULL: nothing is recorded
-    cdef Recorder recorder         # of that trace: it is kept as long as this looks at it
-    cdef readonly object held      # the request of what is pending, if it was not sent yet
-    cdef uint64_t beginner         # the thread that has begun what is pending
-    cdef readonly object pending   # what another call is to take; or the loan; None: nothing
-    cdef readonly bint abandoned   # what is in flight is of a call that has raised: it is discarded
-    cdef uint64_t asked            # how often envs were asked something
+    cdef Recorder recorder         # the recorder of this trace, which keeps its memory
+    cdef readonly object held      # the request of the pending call, if it was not sent yet
+    cdef uint64_t beginner         # the thread that has begun the pending call
+    cdef readonly object pending   # a call that was begun and not finished, or a loan, or None
+    cdef readonly bint abandoned   # requests in flight are of a call that has raised
+    cdef uint64_t asked            # how often envs were asked
     cdef uint64_t asker            # the thread that has asked last
-    cdef bint untaken                # and of that nothing was taken since
-    cdef bint claimed              # the call that is under way has claimed what was pending
+    cdef bint untaken                # no answer was taken since the last request
+    cdef bint claimed              # the call that is under way has claimed the pending one
     cdef int enter(self) except -1
     cdef void leave(self) noexcept
     cdef void note_asked(self) noexcept
@@ -24,7 +24,7 @@ cdef class Guard:
 
 cdef class Loan:
     cdef Guard guard
-    cdef object begin    # checks whether there may be one, and returns what is lent
-    cdef object pending  # of the guard while it lasts
-    cdef bint keeps      # what is in flight at its end stays so
+    cdef object begin    # checks whether a loan is possible, and returns what is lent
+    cdef object pending  # the guard's `pending` while the loan lasts
+    cdef bint keeps      # requests stay in flight at the loan's end
     cdef int end(self, bint keeps) except -1

@@ -1,8 +1,9 @@
-"""Guard of one call at a time: re-entrant calls and other threads' are refused (csrc/guard.h).
+"""Guard that admits one call at a time: it refuses re-entrant calls and other threads'.
 
-Calls that ask envs, take their answers or replace workers enter and leave a guard in C, where no
-signal handler can raise in between. So a call that ends with an exception, whatever it is and
-wherever it comes from, has left the guard and abandoned what it asked and did not take.
+Calls that ask envs, take their answers or replace workers enter and leave a guard in C
+(csrc/guard.h), where no signal handler can raise in between. So a call that ends with an exception,
+whatever it is and wherever it comes from, has left the guard, and has abandoned its requests whose
+answers it did not take.
 """
 
 cimport cython
@@ -34,7 +35,7 @@ cdef class Guard:
         return 0
 
     cdef void leave(self) noexcept:
-        if self.trace is not NULL:  # however the call ended
+        if self.trace is not NULL:  # also if the call has raised
             sv_trace_enter(self.trace, SV_TRACE_CALLER, sv_now_ns())
         sv_guard_leave(&self.guard)
 
@@ -60,7 +61,7 @@ cdef class Guard:
         self.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder
 
-    # ---- what is in flight, and which thread asked it ----------------------------------------
+    # ---- pending and abandoned calls ---------------------------------------------------------
 
     cdef void note_asked(self) noexcept:
         self.asked += 1
@@ -68,7 +69,7 @@ cdef class Guard:
         self.asker = PyThread_get_thread_ident()
 
     cdef int abandon_own(self, uint64_t asked, pending) except -1:
-        """Abandons what this thread has begun, and asked and not taken, since it was so."""
+        """Abandons what this thread has begun or asked, and not taken, since ``asked``."""
         cdef uint64_t me = PyThread_get_thread_ident()
         if pending is None and self.pending is not None and self.beginner == me:
             self.pending = self.held = None
@@ -167,12 +168,12 @@ cdef class Loan:
         self.end(self.keeps and kind is None)
 
     def __del__(self):
-        # An exception between `__enter__` and the block of the `with` has lost the borrower.
+        # After an exception between `__enter__` and the block there is no borrower.
         self.end(False)
 
     cdef int end(self, bint keeps) except -1:
         if self.guard.pending is self.pending:
             self.guard.pending = None
             if not keeps:
-                self.guard.abandoned = True  # what is in flight, if anything is
+                self.guard.abandoned = True  # has the next call discard what is in flight
         return 0

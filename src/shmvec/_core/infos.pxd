@@ -6,7 +6,7 @@ from shmvec._core.links cimport Links
 
 cdef class Report:
     cdef readonly object fault
-    cdef readonly bint cut_off    # the answer is a truncation in place of what was lost
+    cdef readonly bint cut_off    # whether the answer is a truncation in place of lost results
     cdef readonly list last       # [the last observation] if a reset has overwritten it; else None
 
 
@@ -17,14 +17,14 @@ cdef class Inbox:
     cdef Links links
     cdef object slabs
     cdef Codec observations
-    cdef list decoders                 # by worker
+    cdef list decoders                 # one for each worker
     cdef object columns
-    cdef dict held                     # env: [info, or (decoder, message)], in no ring any more
-    cdef bint has_read                 # a ring, whose room is to be given back
-    # Each env: the ledger's.
+    cdef dict held                     # env: [info, or (decoder, message)], moved out of the rings
+    cdef bint has_read                 # messages were read whose room is not given back yet
+    # The ledger's entries, one for each env.
     cdef const uint32_t[::1] workers
-    cdef const uint32_t[::1] sequences # of its request
-    cdef uint32_t[::1] flags           # of its answer
+    cdef const uint32_t[::1] sequences # the number of its request
+    cdef uint32_t[::1] flags           # the flags of its answer
     cdef int renew(self, uint32_t worker) except -1
     cdef bint has_any(self, const Py_ssize_t[::1] envs) noexcept
     cdef int hold(self, Py_ssize_t env) except -1

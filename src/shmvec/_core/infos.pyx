@@ -1,12 +1,12 @@
-"""Infos in the parent: from rings and channels to what a batch returns.
+"""Infos in the parent: reads them from rings and channels, and gathers them for a batch.
 
 A batch's infos become Gymnasium's dict of arrays (a *column* a key), or one dict for each env.
 ``VectorEnv._add_info`` defines the dict of arrays: a value that is not a plain store into a column
 of the same dtype is given to that very method, so that results equal ``SyncVectorEnv``'s.
 
 Reading runs the user's code (unpickling, ``_add_info``) and may raise. The call that takes the envs
-then ends with that exception, and their answers are discarded: what cannot be read raises once. An
-env that is not among them keeps its messages.
+then ends with that exception, and their answers are discarded, so that a message which cannot be
+read raises only once. Envs that the call does not take keep their messages.
 """
 
 from libc.stdint cimport uint8_t, uint32_t
@@ -64,14 +64,14 @@ cdef class Column:
 
     cdef str key
     cdef str mask_key
-    cdef object array       # None: not in this batch's infos yet
+    cdef object array       # None: the key is not in this batch's infos yet
     cdef object mask
     cdef object dtype       # None: objects
-    cdef tuple shape        # of one env's value
-    cdef Py_ssize_t nbytes  # of one env's value
+    cdef tuple shape        # the shape of one env's value
+    cdef Py_ssize_t nbytes  # the bytes of one env's value
     cdef char *data
     cdef uint8_t *flags
-    cdef Columns children   # of a nested dict
+    cdef Columns children   # the columns of a nested dict
 
     def __cinit__(self, key):
         self.key = key
@@ -86,7 +86,7 @@ cdef class Column:
             mask = infos.get(self.mask_key)
             if array is None and mask is None:
                 if field.dtype is None:
-                    array = np.empty(num_envs, object)  # of None; np.full is Python, which Ctrl-C ends
+                    array = np.empty(num_envs, object)  # np.full is Python: Ctrl-C ends it
                 else:
                     array = np.zeros((num_envs, *field.shape) if field.shape else num_envs,
                                      field.dtype)
@@ -117,7 +117,7 @@ cdef class Columns:
     """The columns of one dict of arrays, by key; shared by the decoders of all workers."""
 
     cdef dict by_key
-    cdef list entered       # those that are in this batch's infos
+    cdef list entered       # the columns that are in this batch's infos
 
     def __cinit__(self):
         self.by_key = {}
@@ -127,7 +127,7 @@ cdef class Columns:
         """Gives every field of a schema its column."""
         cdef Field field
         for field in fields:
-            if field.dtype is not None:  # NumPy's own instance: equality is identity then
+            if field.dtype is not None:  # NumPy's own instance, so that dtypes compare by identity
                 field.dtype = np.empty(0, field.dtype.type).dtype
             if field.key not in self.by_key:
                 self.by_key[field.key] = Column(field.key)
@@ -148,12 +148,12 @@ cdef class Columns:
 
 
 cdef class InfoDecoder(Decoder):
-    """What one worker sends the parent: infos, and observations that are in no slab."""
+    """Decoder of one worker's messages: infos, and observations that are in no slab."""
 
     cdef Columns columns
     cdef Codec observations
     cdef Codec finals
-    # Of the dict that is being built: where the message's env is in it, and its length.
+    # The row of the message's env in the dict that is being built, and the number of its rows.
     cdef Py_ssize_t row
     cdef Py_ssize_t num_rows
 
@@ -182,7 +182,7 @@ cdef class InfoDecoder(Decoder):
         return infos
 
     cdef int add_to(self, dict infos, uint32_t sequence, object vector_env) except -1:
-        """Adds the infos of this sequence, of which there are some, to Gymnasium's dict of arrays."""
+        """Adds the infos of this sequence, at least one, to Gymnasium's dict of arrays."""
         cdef bint found = False
         self.num_rows = self.num_envs
         while self.next(sequence):
@@ -196,11 +196,11 @@ cdef class InfoDecoder(Decoder):
 
     cdef int add_env(self, dict infos, Py_ssize_t env, uint32_t sequence, Py_ssize_t row,
                      Py_ssize_t num_rows, object vector_env) except -1:
-        """Adds those of one env, which are the next, to a dict of arrays of another length."""
+        """Adds the infos of one env, which come next, to a dict of arrays of another length."""
         self.row = row
         self.num_rows = num_rows
         while self.next(sequence) and self.env <= env:
-            if self.env == env:  # else of one that failed
+            if self.env == env:  # else it is of an env that has failed
                 self.read(infos, vector_env)
             self.advance()
         return 0
@@ -285,7 +285,7 @@ cdef class Inbox:
             self.links.segment, worker, True, self.columns, self.observations, self.slabs.finals)
         return 0
 
-    # ---- what is there -----------------------------------------------------------------------
+    # ---- messages in rings -------------------------------------------------------------------
 
     cdef bint has_any(self, const Py_ssize_t[::1] envs) noexcept:
         """Whether one of these envs has sent a message."""
@@ -315,7 +315,7 @@ cdef class Inbox:
 
         Args:
             ready: All envs that have answered, in the order of their answers.
-            envs: The ones whose infos are wanted.
+            envs: The envs whose infos are wanted.
         """
         cdef Py_ssize_t i
         cdef Py_ssize_t env
@@ -356,7 +356,7 @@ cdef class Inbox:
         return infos
 
     cdef list each_of_all(self, list workers, uint32_t sequence):
-        """Infos of all envs, some sent by these workers: one dict for each env."""
+        """Infos of all envs, one dict each; only these workers have sent some."""
         cdef InfoDecoder decoder
         cdef list each = [{} for _ in range(self.workers.shape[0])]
         self.has_read = True
@@ -367,7 +367,7 @@ cdef class Inbox:
         return each
 
     cdef dict gather_all(self, list workers, uint32_t sequence, vector_env):
-        """Infos of all envs, some sent by these workers: Gymnasium's dict of arrays."""
+        """Infos of all envs, as Gymnasium's dict of arrays; only these workers have sent some."""
         cdef InfoDecoder decoder
         cdef dict infos = {}
         self.has_read = True
@@ -415,7 +415,7 @@ cdef class Inbox:
     # ---- the end of a batch ------------------------------------------------------------------
 
     cdef int give_back(self) except -1:
-        """Gives the room of what was read back to the rings."""
+        """Gives the room of messages that were read back to the rings."""
         cdef InfoDecoder decoder
         self.has_read = False
         for decoder in self.decoders:
@@ -441,7 +441,7 @@ cdef class Inbox:
 
 
 cdef object _merged(list infos):
-    """One dict from these; if there is only one, that one itself."""
+    """Merges dicts into one; if there is only one, returns that."""
     if len(infos) == 1:
         return infos[0]
     return {key: info[key] for info in infos for key in info}

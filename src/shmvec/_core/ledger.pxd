@@ -12,52 +12,52 @@ cdef class Ledger:
     cdef readonly Frames frames
     cdef Inbox inbox
     cdef Codec actions
-    cdef list encoders            # by worker, of actions that are in no slab; None: they are
-    cdef bint resets_in_step      # the step that ends an episode does; or
-    cdef bint resets_in_next_step
+    cdef list encoders            # by worker, for actions as messages; None: actions lie in a slab
+    cdef bint resets_in_step      # autoreset: by the step that ends an episode
+    cdef bint resets_in_next_step # autoreset: by the step after that
     cdef bint may_step_over       # False: stepping an env that is done is an error
-    cdef bint in_ranges           # neighbours are always asked together,
-    cdef bint ranging             # and are by the call that is being made
+    cdef bint in_ranges           # one request may always name neighbours
+    cdef bint ranging             # one request of the present call may name neighbours
     cdef Py_ssize_t num_envs
     cdef Py_ssize_t[::1] everyone
-    # Each env.
+    # One entry for each env.
     cdef uint8_t[::1] states
-    cdef uint8_t[::1] operations  # of its request
-    cdef uint32_t[::1] sequences  # of its request
-    cdef uint8_t[::1] by_user     # its request is a reset by the caller, not an automatic one
-    cdef uint32_t[::1] flags      # of its answer
+    cdef uint8_t[::1] operations  # the operation of its request
+    cdef uint32_t[::1] sequences  # the number of its request
+    cdef uint8_t[::1] by_user     # whether its request is a reset by the caller
+    cdef uint32_t[::1] flags      # the flags of its answer
     cdef uint32_t[::1] workers
-    cdef uint64_t[::1] checked_by # the last check that named it
+    cdef uint64_t[::1] checked_by # the number of the last check that named it
     cdef uint64_t checks
-    # All of them, asked at once, one request a worker; `spread` writes it to the above.
+    # A lockstep request to all envs, one a worker; `spread` writes it to the entries above.
     cdef bint lockstep
-    cdef bint popped              # their answers are in `lock_answers`, and are not taken yet,
-    cdef bint awaits_messages     # and for some a message must come
+    cdef bint popped              # its answers are in `lock_answers`, and are not taken yet
+    cdef bint awaits_messages     # some of these answers wait for a message
     cdef uint32_t lock_operation
     cdef uint32_t lock_sequence
     cdef sv_record *lock_answers
-    # Those that are ready, oldest first, from `head` on; circular.
+    # A circular queue of the ready envs, oldest first, from `head` on.
     cdef Py_ssize_t[::1] queue
     cdef Py_ssize_t head
     cdef readonly Py_ssize_t num_ready
     cdef Py_ssize_t num_singles   # envs in flight that were not asked in lockstep
-    cdef Py_ssize_t calls_in_flight  # envs that have a command of the user's to answer
-    cdef uint32_t open_requests   # those without an answer
-    cdef uint32_t next_worker     # whose ring is looked at first
+    cdef Py_ssize_t calls_in_flight  # envs with a command in flight
+    cdef uint32_t open_requests   # number of requests without an answer
+    cdef uint32_t next_worker     # the worker whose ring is read first
     cdef bint ranges_in_flight    # some requests are for several envs
     cdef list unfinished          # by worker: answers that wait for a message, or for earlier ones
     cdef Py_ssize_t num_unfinished
-    cdef readonly list failures   # of envs that have raised, about which nothing is decided yet
-    cdef readonly list raised     # those that are to be raised
-    cdef dict results    # of commands: env: value
+    cdef readonly list failures   # what envs have raised, before the policy has decided about it
+    cdef readonly list raised     # what envs have raised, for the caller
+    cdef dict results    # results of commands: env: value
     cdef list unanswered # envs whose command was lost
-    cdef dict reports    # env: Report, by its answer
-    cdef dict after               # env: (fault, whether it breaks the episode), by the next one
+    cdef dict reports    # env: Report of its answer
+    cdef dict after               # env: (fault, whether it breaks the episode), for the next answer
     cdef Py_ssize_t num_broken
     cdef readonly object resets   # int64: how often each env was asked to reset
     cdef readonly list asked_with # (seed, options) of each env's last reset of the user's
     cdef readonly list last_seeds # the last seed that each env was given
-    cdef uint8_t[::1] lost_workers  # those that are dead, and have no successor yet
+    cdef uint8_t[::1] lost_workers  # whether each worker is dead, without a successor
     cdef int commit(self, const Py_ssize_t[::1] envs, failures) except -1
     cdef int renew(self, uint32_t worker) except -1
     cdef int check_exists(self, Py_ssize_t env) except -1

@@ -1,6 +1,6 @@
 """The ledger of a vector env: which env was asked what, and which has answered.
 
-The ledger is the only place that keeps this. Each call has three phases. *Prepare* does everything
+No other object keeps this. Each call of the ledger has three phases. *Prepare* does everything
 that may raise, be refused or run other people's Python code; it changes nothing that another call
 can see. *Commit* notes what was asked or taken and puts requests on rings; it calls no Python code.
 *Publish* rings the bell and returns results. So an exception at any moment, from a signal handler
@@ -49,7 +49,7 @@ DONE, UNFINISHED, TIME_UP = range(3)
 cdef double FOR_EVER_S = 1e9
 
 cdef enum State:
-    IDLE       # not asked, or its answer was taken; broken if `after` says so
+    IDLE       # not asked, or its answer was taken; its episode may be broken: see `after`
     IN_FLIGHT  # asked, and has not answered
     READY      # it has answered: it is in the queue
     LOST       # asked, and its worker has died
@@ -57,7 +57,7 @@ cdef enum State:
 
 
 cdef class Ledger:
-    """What was asked of each env, and what has come back."""
+    """The request to each env, and its answer."""
 
     def __cinit__(self, Links links, *args, **kwargs):
         self.lock_answers = <sv_record *>calloc(links.num_workers, sizeof(sv_record))
@@ -120,12 +120,12 @@ cdef class Ledger:
 
     @property
     def num_in_flight(self):
-        """How many envs were asked and have not been taken."""
+        """The number of envs that were asked and whose answers were not taken."""
         return self.num_envs if self.lockstep else self.num_singles
 
     @property
     def num_unanswered(self):
-        """How many of the asked envs have not answered yet."""
+        """The number of envs in flight that have not answered yet."""
         return self.num_in_flight - self.num_ready
 
     @property
@@ -148,7 +148,7 @@ cdef class Ledger:
         return self.frames.over(env) or (env in self.after and self.after[env][1])
 
     def num_missing(self, const Py_ssize_t[::1] envs):
-        """At least how many requests to these envs are pending; one may be for several envs."""
+        """A lower bound of the requests to these envs that are pending; one may be for several."""
         cdef Py_ssize_t i
         cdef Py_ssize_t missing = 0
         cdef int64_t last = -1  # a request with this number or a lower one may have been counted
@@ -163,7 +163,7 @@ cdef class Ledger:
     # ---- asking ------------------------------------------------------------------------------
 
     def check(self, const Py_ssize_t[::1] envs):
-        """Raises ValueError unless each of these is an env, once, and may be asked something."""
+        """Raises ValueError unless each of these envs exists, is named once, and is idle."""
         cdef Py_ssize_t i
         cdef Py_ssize_t env
         self.checks += 1
@@ -196,8 +196,8 @@ cdef class Ledger:
 
         Args:
             actions: Batched as their space says.
-            pack: Makes the message of the actions of a worker that do not fit its ring.
-            rollout_frame: Where the results go; -1: home.
+            pack: Makes a message of those actions of a worker that do not fit its ring.
+            rollout_frame: The frame for the results; -1: one at home.
         """
         cdef Py_ssize_t frame
         cdef dict late
@@ -222,7 +222,7 @@ cdef class Ledger:
     # their number.
 
     cdef dict write_all_actions(self, actions, pack, uint32_t sequence, bint any_shape):
-        """Writes all envs' actions for requests with one number; the rest, packed, by worker."""
+        """Writes all envs' actions for one request number; returns what does not fit, by worker."""
         cdef Links links = self.links
         cdef uint32_t worker
         cdef Py_ssize_t env
@@ -241,7 +241,7 @@ cdef class Ledger:
 
     cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, pack, uint32_t sequence,
                             bint any_shape):
-        """Writes envs' actions for requests from this number on; the rest, packed, by env."""
+        """Writes envs' actions for numbers from ``sequence`` on; returns what does not fit."""
         cdef Py_ssize_t i
         cdef dict left
         cdef list each = self.write_rows(envs, actions, any_shape)
@@ -255,7 +255,7 @@ cdef class Ledger:
         return left
 
     cdef list write_rows(self, const Py_ssize_t[::1] envs, actions, bint any_shape):
-        """Writes actions to their slab; [action] if they must be messages, e.g. for their shape."""
+        """Writes actions to their slab; returns them as a list if they must be messages."""
         if self.encoders is not None:
             return (<MessageCodec>self.actions).split(actions, envs.shape[0])
         try:
@@ -324,7 +324,7 @@ cdef class Ledger:
             self.choose_frames(envs, False)
         elif envs.shape[0] < self.num_envs:
             self.frames.check_away()
-        self.links.sequence += <uint32_t>envs.shape[0]  # not used again if this fails
+        self.links.sequence += <uint32_t>envs.shape[0]  # these numbers are gone if this fails
         late = self.write_actions(
             envs, actions, pack, base + 1, rollout_frame is None or rollout_frame < 0)
         lasts = self.last_of_broken(envs)
@@ -343,7 +343,7 @@ cdef class Ledger:
         self.post(envs, STEP, base + 1, late, lasts)
 
     cdef dict last_of_broken(self, const Py_ssize_t[::1] envs):
-        """Last observations of the broken ones of these envs: a step ends their episodes."""
+        """The last observations of those of these envs whose episodes are broken."""
         cdef Py_ssize_t i
         cdef dict lasts = {}
         if self.num_broken > 0 and self.resets_in_step:
@@ -395,7 +395,7 @@ cdef class Ledger:
             count = 1 if late or self.num_broken > 0 else self.together(envs, i)
             for j in range(i, i + count):
                 self.frames.aim_chosen(envs[j])
-            if operation == STEP and env in self.after and self.after[env][1]:  # it is not stepped
+            if operation == STEP and env in self.after and self.after[env][1]:  # it is not asked
                 broken.append(env)
                 self.enter(env, operation, sequence + <uint32_t>i)
             else:
@@ -413,10 +413,10 @@ cdef class Ledger:
         return links.ring(SV_EVERYONE if broken else mask)
 
     cdef Py_ssize_t together(self, const Py_ssize_t[::1] envs, Py_ssize_t begin):
-        """How many of these envs one request can name; they then answer together.
+        """The number of these envs, from ``begin`` on, that one request can name.
 
-        Where frames are leased, all of a worker if they come next, so that they lie side by side in
-        one frame; where they may be `ranging`, those of a worker that come next, in order.
+        Where frames are leased: all envs of a worker, if they come next, because they must lie side
+        by side in one frame. Where requests are `ranging`: the next neighbours of one worker.
         """
         cdef Links links = self.links
         cdef uint32_t worker = self.workers[envs[begin]]
@@ -437,10 +437,10 @@ cdef class Ledger:
         """Asks the workers of these envs to carry out a command.
 
         Args:
-            envs: Which, in order.
-            packed: Each worker's message, of workers whose envs these are.
-            resets: (seed, options) of each, of a command that resets them; None: it has results.
-            descriptors: That go with each message.
+            envs: Indices of envs, ascending.
+            packed: The message of each worker whose envs these are.
+            resets: (seed, options) of each env, for a command that resets them; None: for others.
+            descriptors: Descriptors that are sent with each message.
             repeat: Whether a reset that is lost is repeated with its seed and options.
         """
         cdef Links links = self.links
@@ -476,7 +476,7 @@ cdef class Ledger:
         links.ring(self.mask_of(envs))
 
     cdef int choose_frames(self, const Py_ssize_t[::1] envs, bint by_worker) except -1:
-        """Finds room for the results of these envs; raises, with nothing sent, if there is none."""
+        """Finds room for the results of these envs, or raises; nothing is sent by then."""
         cdef Py_ssize_t i = 0
         cdef Py_ssize_t count
         if not self.frames.several:
@@ -518,7 +518,7 @@ cdef class Ledger:
             fault, breaks = self.after.pop(env)
             self.num_broken -= breaks
             self.reports[env] = report_of(fault, False, None)
-        self.inbox.discard(env)  # left from answers that were never taken
+        self.inbox.discard(env)  # messages of answers that were never taken
         return 0
 
     cdef int leave(self, Py_ssize_t env, int state) except -1:
@@ -545,7 +545,7 @@ cdef class Ledger:
         return self.links.wait_for(self.links.issued, timeout)
 
     cdef bint wait(self, Py_ssize_t wanted, timeout, bint requests) except -1:
-        """Waits until so many more envs or requests may be answered; False if time is up first."""
+        """Waits until ``wanted`` more envs, or requests, may be answered; False: time is up."""
         cdef Links links = self.links
         cdef uint32_t done = links.issued - self.open_requests
         cdef sv_budget usual = links.waiter.budget
@@ -556,8 +556,9 @@ cdef class Ledger:
         if self.ranges_in_flight and not requests:  # one answer may be for many envs
             wanted = 1
         if usual.pause == 0:
-            # A worker to which the core is yielded keeps it until it has answered all that it was
-            # asked; a sleeper that is woken takes it back (uneven envs: 1.6 -> 1.8 times lockstep).
+            # This wait must not yield: a worker keeps a core that is yielded to it until it has
+            # answered all its requests, while a sleeper that is woken takes the core back at once
+            # (uneven envs: 1.6 -> 1.8 times lockstep).
             links.waiter.budget.yield_ = links.waiter.budget.linger = 0
         try:
             return links.wait_for(
@@ -566,11 +567,11 @@ cdef class Ledger:
             links.waiter.budget = usual
 
     def wait_ready(self, Py_ssize_t wanted, envs=None, timeout=None):
-        """Waits until so many envs are ready, or these have answered.
+        """Waits until enough envs are ready, and these have answered.
 
         Args:
-            wanted: How many, or until one has raised; -1: all that are in flight.
-            envs: Which must have answered, whatever is ``wanted``.
+            wanted: Number of ready envs, or until one has raised; -1: all that are in flight.
+            envs: Envs that must have answered, whatever is ``wanted``.
             timeout: Seconds to wait. None: as long as it takes.
 
         Returns:
@@ -624,8 +625,8 @@ cdef class Ledger:
     def take_all(self, vector_env, bint arrays=True):
         """Waits for a lockstep request and takes its answers: four arrays and infos.
 
-        None in an exceptional case, or if envs were asked one by one: `wait_ready` and `take` serve
-        these.
+        Returns None in an exceptional case, or if envs were asked one by one: for these there are
+        `wait_ready` and `take`.
 
         Args:
             vector_env: Gathers the infos; None: one dict an env.
@@ -660,12 +661,12 @@ cdef class Ledger:
             if arrays:
                 results = self.frames.all(True)
             results = (*results, infos)
-        finally:  # an exception has cost the results
+        finally:  # also after an exception, which loses the results
             self.commit(self.everyone, ())
         return results
 
     cdef int pop_all(self) except -1:
-        """Takes the answers to a lockstep request, all of which are there."""
+        """Receives the answers to a lockstep request, all of which are on the rings."""
         cdef Links links = self.links
         cdef uint32_t worker
         self.awaits_messages = False
@@ -679,7 +680,7 @@ cdef class Ledger:
         return 0
 
     cdef int pop(self) except -1:
-        """Takes the answers that are there."""
+        """Receives the answers that are on the rings."""
         cdef Links links = self.links
         cdef sv_record answer
         cdef uint32_t i
@@ -696,7 +697,7 @@ cdef class Ledger:
         return links.follow_if_due()
 
     cdef int settle(self, uint32_t worker, sv_record *answer) except -1:
-        """Notes an answer; it counts once its message has come and earlier ones are settled."""
+        """Notes an answer; its envs are ready once its message and earlier answers have come."""
         cdef Py_ssize_t env
         cdef bint asked = False
         cdef list unfinished = self.unfinished[worker]
@@ -784,7 +785,7 @@ cdef class Ledger:
         self.unfinished[worker] = [left for left in self.unfinished[worker] if not left[3]]
         self.num_unfinished += len(self.unfinished[worker])
         self.settle_unfinished(worker)
-        for i in range(self.num_ready):  # their infos are in a ring that is about to go
+        for i in range(self.num_ready):  # their infos lie in a ring that is about to be renewed
             env = self.queue[(self.head + i) % self.num_envs]
             if self.workers[env] == worker:
                 self.inbox.hold(env)
@@ -846,14 +847,14 @@ cdef class Ledger:
         return self.states[env] == FAILED
 
     def mend(self, failure, fault):
-        """Answers in place of an env that has raised; nothing else is left to decide about it."""
+        """Answers in place of an env that has raised, which settles its failure."""
         cdef dict lasts = {failure.env: self.last_of_lost(failure.env)}
         self.answer_lost(failure.env, fault, lasts)
         self.settle_failure(failure)
         self.links.ring(SV_EVERYONE)
 
     def settle_failure(self, failure):
-        """Removes an env's failure from those about which nothing is decided."""
+        """Removes an env's failure from the list of those that are not decided."""
         cdef Py_ssize_t i
         for i in range(len(self.failures)):
             if self.failures[i] is failure:
@@ -928,7 +929,7 @@ cdef class Ledger:
         self.raised.clear()
 
     cdef int postpone_reports(self, list envs) except -1:
-        """Has the next answers of these envs report the faults of those that are discarded."""
+        """Has the next answers of these envs report the faults of the discarded answers."""
         cdef Report report
         for env in envs:
             report = self.reports.pop(env, None)
@@ -988,7 +989,7 @@ cdef class Ledger:
             infos = self.inbox.gather(envs, rows, self.reports, batch)
         else:
             infos = {}
-        # Not earlier: observations that are messages come with the infos.
+        # Only after the infos, with which observations come that are messages.
         if arrays and everyone:
             results = frames.all(False)
         elif arrays:
@@ -996,21 +997,21 @@ cdef class Ledger:
         return (which, *results, infos), lease
 
     def take(self, envs, vector_env, everyone, arrays, among):
-        """Takes ready envs, which may then be asked for something else.
+        """Takes ready envs, which are idle afterwards.
 
-        An exception while results are read costs these results: the envs are idle, and their next
+        An exception while results are read loses these results: the envs are idle, and their next
         answers report their faults.
 
         Args:
-            envs: Which.
+            envs: The envs to take.
             vector_env: Gathers the infos; None: one dict an env.
             everyone: Whether the results are of all envs, each in its place.
             arrays: Whether arrays are wanted at all.
             among: Envs whose failures come with the results; None: all.
 
         Returns:
-            The envs; their results: four arrays and infos; and what else there is: {env: Report},
-            failures, results of a command, by env, and envs whose command was lost.
+            The envs; their results: four arrays and infos; and the rest: {env: Report}, failures,
+            results of a command, by env, and envs whose command was lost.
         """
         try:
             results, lease = self.results_of(envs, vector_env, everyone, arrays)

@@ -19,39 +19,39 @@ cdef class Links:
     cdef sv_ring *completions
     cdef sv_bell *bell
     cdef sv_completion *completion
-    cdef sv_notice *notice        # what onlookers read
+    cdef sv_notice *notice        # published for onlookers
     cdef sv_waiter waiter
     cdef uint32_t num_workers
-    cdef uint32_t *firsts         # of each worker's envs
-    cdef uint32_t *counts
+    cdef uint32_t *firsts         # the first env of each worker
+    cdef uint32_t *counts         # the number of envs of each worker
     cdef uint32_t *outstanding    # requests to each worker that it has not answered
-    cdef uint32_t sequence        # the last that was given away
-    cdef uint32_t issued          # requests; as the workers count what is done
-    cdef sv_counts tally          # of its waits; a wake: ringing the bell took a system call
-    cdef Recorder recorder        # of a trace of this side; None: there is no trace
+    cdef uint32_t sequence        # the last number that was given to a request
+    cdef uint32_t issued          # requests issued, in the unit of the completion count
+    cdef sv_counts tally          # of the parent; a wake: ringing the bell took a system call
+    cdef Recorder recorder        # records the trace of this side; None: there is no trace
     cdef readonly bint waiting    # a thread is in a wait
-    cdef readonly Guard guard     # of the calls that ask, take or wait
-    cdef bint _closed             # another thread has closed the vector env meanwhile
+    cdef readonly Guard guard     # guards the calls that ask, take or wait
+    cdef bint _closed             # the vector env was closed, maybe by another thread
     cdef bint calling             # commands of the user's are in flight, which may take long
     cdef bint lingering           # more workers than cores: the last of a batch step stay awake
-    cdef bint talking             # there was something on the channels, or there is to be
+    cdef bint talking             # messages have come on the channels lately, or will come
     cdef list channels
-    cdef readonly object owner    # the process whose this is
+    cdef readonly object owner    # id of the process that owns the workers
     cdef object look
-    cdef Alarms alarms            # of workers that doze
+    cdef Alarms alarms            # wake workers that doze
     cdef object budgets
     cdef object inline
     cdef int64_t followed_at
     cdef int64_t looked_at
-    cdef int64_t step_limit       # of one env, in ns; -1: none
-    cdef int64_t reset_limit
-    cdef int64_t slice_ns         # between two looks around
+    cdef int64_t step_limit       # ns that a step of one env may take; -1: no limit
+    cdef int64_t reset_limit      # ns that a reset of one env may take; -1: no limit
+    cdef int64_t slice_ns         # ns between two calls of look_around
     cdef int64_t counted_from     # limits count from here, at the earliest
     cdef object hung
-    cdef int64_t hang_ns          # a call that takes longer is reported; -1: none is
-    cdef int64_t[::1] hang_reported  # when the call began that was reported of a worker
-    cdef int64_t[::1] idle_since  # since when a worker has not begun what it was asked; 0: it has
-    cdef uint64_t[::1] idle_answered  # what it had answered then
+    cdef int64_t hang_ns          # ns after which a call is reported as hanging; -1: never
+    cdef int64_t[::1] hang_reported  # by worker: the begin of the call that was last reported
+    cdef int64_t[::1] idle_since  # by worker: since when it has not begun its request; 0: it has
+    cdef uint64_t[::1] idle_answered  # by worker: how many requests it had answered then
     cdef int attach(self, uint32_t worker) except -1
     cdef int request(self, uint32_t worker, uint32_t sequence, uint32_t operation,
                      uint32_t first, uint32_t count, Py_ssize_t frame) except -1

@@ -1,10 +1,11 @@
 """The parent's ends of all rings: it sends requests, receives answers, and waits in between.
 
-``Links`` speaks the protocol. It knows nothing of processes, nor of what envs are asked. The owner
-of the processes passes ``look``, which is called at least every 50 ms of waiting and raises when a
-worker has ended, ``alarms``, which wake workers that doze, and ``budgets``, which is called every
-second and says how to wait. ``Links`` reads and writes the control channels while it waits, so that
-no side ever waits for the other to read.
+``Links`` implements the protocol of csrc/ring.h and bell.h. It knows nothing of processes, nor of
+the requests of single envs, which the ledger keeps. The owner of the processes passes ``look``,
+which is called at least every 50 ms of waiting and raises when a worker has ended, ``alarms``,
+which wake workers that doze, and ``budgets``, which is called every second and says how to wait.
+``Links`` reads and writes the control channels while it waits, so that no side ever waits for the
+other to read.
 """
 
 cimport cython
@@ -86,13 +87,13 @@ from gymnasium.error import ClosedEnvironmentError
 from shmvec._core.segment import Insight
 from shmvec.faults import EnvTimeoutError
 
-numbers = count(1)  # of this process's vector envs
+numbers = count(1)  # the numbers of this process's vector envs
 
 cdef double FOR_EVER_S = 1e9
 cdef int64_t SLICE_NS = 50_000_000
 cdef int64_t TALK_NS = 1_000_000        # the slice of a wait while channels are busy
-cdef int64_t BEGIN_NS = 1_000_000_000   # in which a worker should begin a request
-cdef int64_t FOLLOW_NS = 1_000_000_000  # between two looks at the cores
+cdef int64_t BEGIN_NS = 1_000_000_000   # for a worker to begin a request
+cdef int64_t FOLLOW_NS = 1_000_000_000  # between two readings of the usable cores
 cdef int64_t ABSENT_NS = 200_000_000    # a process that was away for so long may have been stopped
 
 cdef extern from "<sys/eventfd.h>" nogil:
@@ -201,7 +202,7 @@ cdef class Links:
         step_limit, reset_limit = limits
         self.step_limit = -1 if step_limit is None else <int64_t>(step_limit * 1e9)
         self.reset_limit = -1 if reset_limit is None else <int64_t>(reset_limit * 1e9)
-        # Short enough that no limit is overrun by more than a quarter.
+        # So short that no time limit is overrun by more than a quarter.
         self.slice_ns = SLICE_NS
         for limit in (self.step_limit, self.reset_limit):
             if limit >= 0:
@@ -274,7 +275,7 @@ cdef class Links:
             self.push(worker, &request)
         if self.inline is None:
             sv_bell_ring(self.bell, SV_EVERYONE)
-        self.remind()  # whatever the bell says: no wait in slices repeats this call
+        self.remind()  # unconditionally, because no wait in slices repeats this call
 
     cdef int ring(self, uint32_t mask) except -1:
         """Rings for the workers whose bit of the bell is in the mask."""
@@ -286,7 +287,7 @@ cdef class Links:
         return 0
 
     cpdef int remind(self) except -1:
-        """Wakes all workers once more, whatever the tails and the bell say."""
+        """Wakes all workers once more, even if tails or bell are damaged."""
         cdef uint32_t worker
         with cython.critical_section(self):
             for worker in range(self.num_workers):
@@ -315,7 +316,7 @@ cdef class Links:
     # ---- waiting -----------------------------------------------------------------------------
 
     cdef bint wait_for(self, uint32_t target, timeout) except -1:
-        """Waits until so many requests are done, counted from the first one ever.
+        """Waits until ``target`` requests are done, counted from the first one ever.
 
         Returns False if the time is up first.
         """
@@ -330,10 +331,9 @@ cdef class Links:
         return done
 
     cdef bint wait_until(self, uint32_t target, timeout) except -1:
-        """Waits, without a trace.
+        """Waits, without recording the wait.
 
-        The count of completions says when to look at the rings; the rings say which requests are
-        done.
+        The count of completions says when to read the rings; the rings say which requests are done.
         """
         if self.inline is not None:
             self.enter(SV_TRACE_HERE)
@@ -405,7 +405,7 @@ cdef class Links:
         return 0
 
     def look_if_due(self):
-        """Looks around if the last time was a slice ago, also if there is nothing to wait for."""
+        """Calls ``look_around`` if its last call was a slice ago, even without a wait."""
         if sv_now_ns() - self.looked_at >= self.slice_ns:
             self.look_around()
 
@@ -427,7 +427,7 @@ cdef class Links:
         return 0
 
     cdef uint32_t answered(self):
-        """How many requests are done according to the rings, counted as `issued` is."""
+        """The number of requests that are done according to the rings, in the unit of `issued`."""
         cdef uint32_t worker
         cdef uint32_t done = self.issued
         for worker in range(self.num_workers):
@@ -438,8 +438,9 @@ cdef class Links:
     cdef uint32_t count_anew(self):
         """Adopts the workers' count of completions; returns by how much it differs from the rings.
 
-        Either the count is damaged; or a worker answered and died before it counted; or it has not
-        counted yet: then the next wait finds the count one too high, and adopts it as well.
+        They differ if the count is damaged, if a worker has answered and died before it counted, or
+        if it has not counted yet. In the last case the next wait finds the count one too high, and
+        adopts it once more.
         """
         cdef uint32_t difference = sv_completion_done(self.completion) - self.answered()
         self.issued += difference
@@ -503,23 +504,23 @@ cdef class Links:
         return self.reset_limit if sv_busy_doing(busy) == SV_IN_RESET else -1
 
     cdef bint has(self, uint32_t worker, uint64_t busy):
-        """Whether a worker has the env that it is busy with; else the segment is damaged."""
+        """Whether the env that a worker says it is busy with is its own; else there is damage."""
         return self.firsts[worker] <= sv_busy_env(busy) < self.firsts[worker] + self.counts[worker]
 
     cdef object busy_with(self, uint32_t worker, uint64_t busy):
-        """(Env, "step", "reset" or "call") of a worker; None: it is in none of them."""
+        """What a worker is busy with: (env, "step", "reset" or "call"); None: none of these."""
         if self.idle_since[worker] != 0 or not self.has(worker, busy):
             return None
         return sv_busy_env(busy), sv_busy_name(busy).decode()
 
     cdef int follow_if_due(self) except -1:
-        """Reads which cores there are, if the last time was long ago."""
+        """Reads the usable cores, if the last reading was a second ago."""
         if self.waiter.ended - self.followed_at >= FOLLOW_NS:
             self.follow()
         return 0
 
     cdef int follow(self) except -1:
-        """Reads which cores there are, and has parent and workers wait accordingly."""
+        """Reads the usable cores, and sets the budgets for waits of parent and workers."""
         cdef sv_budget budget
         now = self.budgets()
         budget.pause, budget.yield_, budget.linger, budget.window = now.worker
@@ -535,15 +536,15 @@ cdef class Links:
     # ---- tracing -----------------------------------------------------------------------------
 
     cdef void enter(self, uint32_t kind) noexcept:
-        """Traces what this side does from now on; other threads change nothing during a wait."""
+        """Begins a span of the parent's trace; another thread changes nothing during a wait."""
         if self.waiter.trace is not NULL and not self.waiting:
             sv_trace_enter(self.waiter.trace, kind, sv_now_ns())
 
     def record(self, Recorder recorder, workers=(), packed=None, descriptor=-1):
         """Starts recording a trace; None stops it.
 
-        Workers get a message and the memory with a request that they do not answer and that is
-        counted nowhere. So envs may be in flight, and there is no wait for workers. The request
+        Workers get a message and the memory with a request that they do not answer and that no
+        count includes. So envs may be in flight, and there is no wait for workers. The request
         never takes the room on a ring that requests to envs and CLOSE may need.
         """
         cdef sv_record request
@@ -564,7 +565,7 @@ cdef class Links:
         if workers:
             self.ring(SV_EVERYONE)
             if self.inline is not None and self.outstanding[0] == 0 and not self.waiting:
-                self.inline()  # otherwise not served before the next request to envs
+                self.inline()  # else it would be served with the next request to envs
         self.waiter.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder
         self.enter(SV_TRACE_CALLER)
@@ -587,7 +588,7 @@ cdef class Links:
         return sv_counter_get(
             &sv_segment_counters(self.segment.base, &self.segment.plan, worker).steps)
 
-    # ---- what onlookers see --------------------------------------------------------------------
+    # ---- counters for onlookers ----------------------------------------------------------------
 
     cdef int publish(self) except -1:
         """Publishes the parent's counters."""

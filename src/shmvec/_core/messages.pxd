@@ -21,19 +21,19 @@ cdef class Field:
     cdef object key
     cdef object type      # of the value, exactly
     cdef Kind kind
-    cdef object dtype     # of a column of such infos; None for columns of objects
-    cdef bytes format     # of an ARRAY's buffer
-    cdef tuple shape      # of an ARRAY
+    cdef object dtype     # dtype of a column of such infos; None for columns of objects
+    cdef bytes format     # format of an ARRAY's buffer
+    cdef tuple shape      # shape of an ARRAY
     cdef Py_ssize_t nbytes
-    cdef list children    # of NESTED
-    cdef object column    # the parent's, where infos are packed out
+    cdef list children    # fields of NESTED
+    cdef object column    # in the parent: the column for values that are unpacked
 
 
 cdef class Encoder:
     cdef sv_byte_ring ring
     cdef list schemas
     cdef dict ids
-    cdef list last        # the schema that an env used last for this kind of message
+    cdef list last        # by env and kind of message: the schema that was used last
     cdef Py_ssize_t first_env
     cdef char *buffer
     cdef Py_ssize_t used
@@ -50,16 +50,16 @@ cdef class Decoder:
     cdef sv_byte_ring ring
     cdef list schemas
     cdef Py_ssize_t num_envs
-    cdef object whose     # messages, for those of errors
-    cdef uint32_t kinds   # that may come: a bit each
-    # Of the message that `next` found:
+    cdef object whose     # the sender, for messages of errors
+    cdef uint32_t kinds   # a bit for each kind of message that may come
+    # The message that `next` found:
     cdef Py_ssize_t env
     cdef uint32_t kind
     cdef uint32_t tag
     cdef const char *start
     cdef const char *cursor
     cdef const char *end
-    cdef bytes pickled    # a copy, if it is pickled
+    cdef bytes pickled    # a copy of the content, if it is pickled
     cdef object damaged(self, what)
     cdef int check(self, list fields) except -1
     cdef int learned(self, list fields) except -1

@@ -1,10 +1,11 @@
-"""Messages in byte rings: dicts packed by schema, and what no schema describes pickled.
+"""Messages in byte rings: dicts that are packed by a schema, or pickled where none describes them.
 
-Infos travel so (worker to parent), and observations and actions of spaces that have no fixed size.
+Infos are such messages (worker to parent), and so are observations and actions of spaces that have
+no fixed size.
 
-The dicts that an env returns look alike from step to step.  The sender learns each form, its
-*schema*: keys, nesting, types, dtypes and shapes.  It sends a schema once, and from then on only
-the packed values with the schema's number.  A dict that no schema can describe (a key that is no
+The dicts that an env returns look alike from step to step.  The sender learns the *schema* of each
+form: keys, nesting, types, dtypes and shapes.  It sends a schema once, and from then on only the
+packed values with the schema's number.  A dict that no schema can describe (a key that is no
 string, a subclass of dict, ...) is pickled whole; the caller sends what does not fit the ring.
 
 A message: tag (schema number or one of the two below), env, kind, sequence, sum, packed values.
@@ -65,8 +66,8 @@ cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
 
 cdef enum:
-    MOST_SCHEMAS = 1000       # then infos are pickled: they do not look alike
-    MOST_LEVELS = 50          # of dicts in a schema, which is pickled, by recursion
+    MOST_SCHEMAS = 1000       # with more, infos do not look alike, and are pickled
+    MOST_LEVELS = 50          # levels of dicts in a schema, which is pickled by recursion
     DEEPEST = 1000            # levels of dicts in an info, which Gymnasium gathers by recursion
     TAG_PICKLE = 0x7ffffffe
     TAG_SCHEMA = 0x7ffffffd
@@ -80,7 +81,7 @@ cdef object _number = np.number
 
 cdef inline uint32_t _sum(const uint32_t *prefix, Py_ssize_t nbytes, uint32_t tag,
                           const char *content) noexcept:
-    """Of all that says how a message is to be read, and of all of a pickle or a schema."""
+    """The sum of a message's prefix and tag, and of all of a pickle or a schema."""
     cdef uint64_t sum = sv_sum_pair(SV_SUM_START, <uint32_t>nbytes, tag)
     sum = sv_sum(sv_sum_pair(sum, prefix[0], prefix[1]), prefix[2])
     if tag >= TAG_SCHEMA:
@@ -94,7 +95,7 @@ cdef inline uint32_t _sum_of(bytes pickled):
 
 
 def pickle_value(value):
-    """Pickles: fast where the type can be imported, by value (cloudpickle) where it cannot."""
+    """Pickles a value: fast if its type can be imported, else by value (cloudpickle)."""
     try:
         return pickled_as_known(value, HIGHEST_PROTOCOL)
     except RecursionError:
@@ -162,7 +163,7 @@ def refuse_endless(info):
 
 
 def unsendable(env, what, value, error):
-    """The error that names the part of an info or observation that cannot be sent."""
+    """An error that names the part of an info or observation that cannot be sent."""
     kind = type(error)
     if kind not in (RecursionError, TypeError, AttributeError, PicklingError):
         return error
@@ -183,7 +184,7 @@ def unsendable(env, what, value, error):
 
 @cython.wraparound(True)
 def _path(what, keys):
-    """How a part of a value is written in Python; the middle of a long path is left out."""
+    """A part of a value as Python code; the middle of a long path is left out."""
     names = [f"[{key!r}]" for key in keys]
     if len(names) > 8:
         names[4:-4] = ["..."]
@@ -191,7 +192,7 @@ def _path(what, keys):
 
 
 cdef class Field:
-    """One key of a schema and how its value is packed."""
+    """One key of a schema, and how its value is packed."""
 
     def __reduce__(self):
         # The parent needs the type to distinguish float from np.float64; others may not unpickle.
@@ -242,7 +243,7 @@ cdef Field _describe(object key, object value):
         return _field(key, kind_of, ARRAY, value.dtype, view.format.encode(), value.shape,
                       value.nbytes, None)
     if isinstance(value, (_number, _ndarray)):
-        return None  # gives a typed column by rules of its own
+        return None  # Gymnasium makes a typed column of these by rules of its own
     return _field(key, kind_of, PICKLED, None, None, None, 0, None)
 
 
@@ -269,7 +270,7 @@ cdef object _look(dict info, int level=0):
 
 
 def die_at(int point):
-    """For points that are in this module: see WorkerLoop's."""
+    """Has this process killed at a point of this module; see the worker module's ``die_at``."""
     csrc.sv_fault_point = point
 
 
@@ -296,7 +297,7 @@ cdef class Encoder:
         free(self.buffer)
 
     cdef char *grow(self, Py_ssize_t nbytes) except NULL:
-        """Room for that many more bytes of the message."""
+        """Makes room for ``nbytes`` more bytes of the message; returns where."""
         cdef Py_ssize_t room
         cdef char *buffer
         if self.used + nbytes > self.room:
@@ -460,7 +461,7 @@ cdef class Encoder:
 
 
 cdef class Decoder:
-    """The receiving side."""
+    """The receiving side of a worker's ring to the parent, or of the parent's ring to a worker."""
 
     def __cinit__(self, Segment segment, worker, from_worker, *others):
         if from_worker:
@@ -477,7 +478,7 @@ cdef class Decoder:
         self.kinds = 1 << ACTION
 
     cdef object damaged(self, what):
-        """An error to raise."""
+        """The error for a damaged message."""
         return RuntimeError(f"the segment is damaged: a message {self.whose} {what}")
 
     cdef int check(self, list fields) except -1:
@@ -497,9 +498,9 @@ cdef class Decoder:
         return 0
 
     cdef bint next(self, uint32_t sequence) except -1:
-        """Finds the next message of this sequence; `advance` or `release` then.  False: none.
+        """Finds the next message of this sequence; then call `advance` or `release`.  False: none.
 
-        Learns schemas, and discards messages of earlier sequences, on the way.
+        On the way it learns schemas, and discards messages of earlier sequences.
         """
         cdef uint32_t prefix[4]
         cdef uint32_t size
@@ -519,7 +520,7 @@ cdef class Decoder:
             self.end = <const char *>start + size
             if self.tag >= TAG_SCHEMA:
                 self.pickled = PyBytes_FromStringAndSize(self.cursor, size - PREFIX)
-                content = PyBytes_AS_STRING(self.pickled)  # what is summed is what is read
+                content = PyBytes_AS_STRING(self.pickled)  # the sum is of the copy that is read
             if prefix[3] != _sum(prefix, size, self.tag, content):
                 raise self.damaged("is not as it was written")
             if self.tag == TAG_SCHEMA:
@@ -546,13 +547,13 @@ cdef class Decoder:
         return None if self.tag == TAG_PICKLE else <list>self.schemas[self.tag]
 
     cdef object take(self):
-        """The message that `next` found."""
+        """Reads the message that `next` found."""
         if self.tag == TAG_PICKLE:
             return loads(self.pickled)
         return self.unpack(self.schemas[self.tag])
 
     cdef dict unpack(self, list fields):
-        """Takes the packed values of these fields."""
+        """Reads the packed values of these fields."""
         cdef dict message = {}
         cdef Field field
         for field in fields:
@@ -561,7 +562,7 @@ cdef class Decoder:
         return message
 
     cdef const char *skip(self, Py_ssize_t nbytes) except NULL:
-        """Where the next bytes of the message are."""
+        """The address of the next bytes of the message, which are skipped."""
         cdef const char *start = self.cursor
         if self.end - start < nbytes:
             raise self.damaged(f"is cut short (env {self.env})")
@@ -569,7 +570,7 @@ cdef class Decoder:
         return start
 
     cdef object value(self, Field field):
-        """Takes one packed value, as the Python object that the env returned."""
+        """Reads one packed value, as the Python object that the env returned."""
         cdef uint32_t size
         cdef uint32_t sum
         cdef bytes pickled
@@ -605,19 +606,19 @@ cdef class Decoder:
         return array.reshape(field.shape).copy() if field.kind == ARRAY else array[0]
 
     cdef int copy(self, void *target, Py_ssize_t nbytes) except -1:
-        """Takes a packed number or array as it is."""
+        """Copies the bytes of a packed number or array."""
         memcpy(target, self.skip(nbytes), nbytes)
         return 0
 
     cdef tuple copied(self):
-        """The message that `next` found, to be read after `restore`."""
+        """A copy of the message that `next` found, to be read after `restore`."""
         content = self.pickled
         if self.tag != TAG_PICKLE:
             content = PyBytes_FromStringAndSize(self.start, self.end - self.start)
         return self.env, self.kind, self.tag, content
 
     cdef int restore(self, tuple message) except -1:
-        """Goes back to a message that was copied, as if `next` had found it."""
+        """Returns to a message that was copied, as if `next` had found it."""
         self.env, self.kind, self.tag, self.pickled = message
         self.start = self.cursor = PyBytes_AS_STRING(self.pickled)
         self.end = self.start + PyBytes_GET_SIZE(self.pickled)
@@ -637,6 +638,6 @@ cdef class Decoder:
         """Gives back the room of all messages before the present one."""
         if self.ring.mine == self.ring.released:
             return 0
-        self.ring.pending = 0  # the present one was only peeked at
+        self.ring.pending = 0  # keeps the present message, which was only peeked at
         sv_byte_ring_release(&self.ring)
         return 0

@@ -1,11 +1,11 @@
-"""This process and its machine: csrc/watchdog.h, family.h, handler.h, probe.h.
+"""Watchdog, family, signal handlers, output and probes of this process, over csrc.
 
 A watchdog ends a worker when its parent is gone, whatever its env is doing. A mark identifies the
 processes that a worker has started. A guard wraps another library's signal handler. C's stdout gets
 a buffer that passes on whole lines. Probes measure what hand-overs between cores cost.
 
-The watchdog stops while this process forks, so that the process forks with the program's own
-threads only. It continues in the parent; the child has none.
+The watchdog stops while this process forks, so that the process forks with only the program's own
+threads. It continues in the parent; the child has none.
 """
 
 from libc.signal cimport SIG_DFL
@@ -46,9 +46,9 @@ cdef extern from "unistd.h":
     int close(int descriptor) nogil
 
 cdef int _watched = -1          # the watchdog's pidfd; -1: there is no watchdog
-cdef uint64_t _mark = 0         # of the family that it ends, too
-cdef bint _follows = False      # forks, by hooks
-cdef char _lines[BUFSIZ]        # C's stdout has its buffer here for as long as the process lives
+cdef uint64_t _mark = 0         # the mark of the family that it ends, too
+cdef bint _follows = False      # whether hooks stop and start it at forks
+cdef char _lines[BUFSIZ]        # the buffer of C's stdout, for as long as the process lives
 
 
 # ---- descriptors -----------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def guard_handler(int number, int descriptor):
 
 def buffer_c_lines():
     fflush(stdout)
-    # Its own, if it had none (python -u), has room for one byte.
+    # After python -u the stream's own buffer has room for one byte.
     setvbuf(stdout, _lines, _IOLBF, BUFSIZ)
 
 
@@ -158,7 +158,7 @@ def _after_fork_in_child():
 
 
 cdef int _follow_forks() except -1:
-    """Has the above called; not before there is a watchdog, as hooks of others' then run without it."""
+    """Registers the hooks above; late, so that other libraries' hooks run without the watchdog."""
     global _follows
     if not _follows:
         os.register_at_fork(
@@ -211,7 +211,7 @@ def clock_cost(double seconds):
 
 
 cdef object cost(double (*probe)(int64_t) noexcept nogil, double seconds):
-    """What a probe finds within so many seconds, in seconds."""
+    """The cost in seconds that a probe measures, within ``seconds``."""
     cdef int64_t duration_ns = <int64_t>(1e9 * seconds)
     cdef double found
     with nogil:

@@ -1,8 +1,8 @@
-"""The shared segment as Python sees it: a validated mapping, arrays over its slabs, what it says.
+"""The shared segment in Python: a validated mapping, arrays over its slabs, and its counters.
 
-An ``Insight`` is the view of a vector env that the parent and, from outside, ``top`` read. It never
-writes, and reads only what lies before the rings. Even if the segment is damaged, its numbers are
-numbers, and its indices name envs that exist.
+An ``Insight`` reads the counters of a vector env, for the parent and, from outside, for ``top``. It
+never writes, and reads only what lies before the rings. Even if the segment is damaged, it returns
+numbers, and indices of envs that exist.
 """
 
 cimport cython
@@ -89,7 +89,7 @@ def reserve_pages(int descriptor, nbytes):
         raise OSError(error, os.strerror(error))
 
 
-cdef class MappedMemory:  # not a memoryview, whose buffer a garbage collection drops under arrays
+cdef class MappedMemory:  # a garbage collection could free a memoryview's buffer under arrays
     cdef void *_base
     cdef Py_ssize_t _nbytes
 
@@ -110,7 +110,7 @@ cdef class MappedMemory:  # not a memoryview, whose buffer a garbage collection 
         return self._nbytes
 
 
-@cython.no_gc_clear  # which would drop the exporter without releasing its buffer
+@cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
 cdef class Segment:
     def __cinit__(self, memory, writable=True):
         PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE if writable else PyBUF_SIMPLE)
@@ -201,7 +201,7 @@ cdef dict _counted(const sv_counter_line *line, void *structure):
 
 
 cdef class Insight:
-    """What a segment says of its vector env."""
+    """Reads the counters of a segment's vector env."""
 
     cdef Segment segment
     cdef sv_notice *notice
@@ -215,7 +215,7 @@ cdef class Insight:
     cdef sv_counters *of(self, uint32_t worker) noexcept:
         return sv_segment_counters(self.segment.base, &self.segment.plan, worker)
 
-    # ---- whose it is -------------------------------------------------------------------------
+    # ---- the vector env ----------------------------------------------------------------------
 
     @property
     def in_use(self):
@@ -238,7 +238,7 @@ cdef class Insight:
 
     @property
     def num_workers(self):
-        # The rings are there without processes, too.
+        # Without processes the segment has rings for one worker all the same.
         return self.segment.num_workers if sv_counter_get(&self.notice.num_workers) else 0
 
     @property
@@ -263,12 +263,12 @@ cdef class Insight:
         cdef uint64_t elapsed = <uint64_t>sv_now_ns() - sv_counter_get(&self.notice.began)
         return 1e-9 * max(0, <int64_t>elapsed)
 
-    # ---- what was done -----------------------------------------------------------------------
+    # ---- counts so far -----------------------------------------------------------------------
 
     def parent(self):
         cdef int64_t elapsed
         cdef dict found = _counted(sv_wait_lines, &self.notice.parent)
-        # One that is not over is a long one, or does not matter.
+        # A wait that is not over counts as parked: it is a long one, or does not matter.
         if sv_busy_for(&self.notice.parent, sv_now_ns(), &elapsed) != 0:
             found["park_ns"] += max(0, elapsed)
         return found
@@ -289,9 +289,10 @@ cdef class Insight:
 
     cdef int add_request_in_hand(self, uint32_t worker, uint32_t first, uint32_t count,
                                  dict found) except -1:
-        """What a worker counts when it answers is told by its envs' histograms before.
+        """Adds a worker's request in progress to its counts, by the histograms of its envs.
 
-        By them, too, what one had not yet counted that died.
+        A worker counts when it answers, while histograms follow each step. They also have the steps
+        that a worker made and did not count before it died.
         """
         cdef sv_timings *timings
         cdef uint64_t busy, steps = 0, resets = 0, step_ns = 0, reset_ns = 0
@@ -348,7 +349,7 @@ cdef class Insight:
                             &words[env, 0, 0])
         return found
 
-    # ---- what is being done ------------------------------------------------------------------
+    # ---- operations in progress --------------------------------------------------------------
 
     def doing(self, at=None):
         cdef uint32_t worker

@@ -1,4 +1,4 @@
-"""Rings of what was done when, as Python sees them; see csrc/trace.h."""
+"""The rings of a trace, in which parent and workers record what they do when; see csrc/trace.h."""
 
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -58,7 +58,7 @@ cdef int _check(Py_ssize_t nbytes, rings, size, index) except -1:
     return 0
 
 
-@cython.no_gc_clear  # which would drop the exporter without releasing its buffer
+@cython.no_gc_clear  # clearing would discard the exporter without releasing its buffer
 cdef class Recorder:
     def __cinit__(self, memory, rings, size, index, *args, **kwargs):
         PyObject_GetBuffer(memory, &self._export, PyBUF_WRITABLE)
@@ -93,7 +93,7 @@ cdef class TraceSwitch:
         sv_trace_turn(self._export.buf, False)
 
     def __dealloc__(self):
-        # In C: in a `__del__`, Ctrl-C would be lost. A fork's end is none of the trace's.
+        # In C, because a `__del__` would lose Ctrl-C. A fork must not end its parent's trace.
         if self._export.buf is not NULL and getpid() == self.owner:
             sv_trace_turn(self._export.buf, False)
         PyBuffer_Release(&self._export)

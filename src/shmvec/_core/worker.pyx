@@ -99,8 +99,8 @@ from shmvec._core import messages
 # What an env was doing, for error messages.
 OPERATIONS = {STEP: "step", RESET: "reset", COMMAND: "call", CLOSE: "close"}
 
-cdef int64_t SLICE_NS = 50_000_000  # between two checks of the parent
-cdef int64_t DOZE_AFTER_NS = 500_000_000  # without a request
+cdef int64_t SLICE_NS = 50_000_000  # between two checks whether the parent lives
+cdef int64_t DOZE_AFTER_NS = 500_000_000  # a worker without requests for so long dozes
 
 
 FAULT_POINTS = range(1, SV_FAULT_POINTS + 1)
@@ -153,26 +153,26 @@ cdef class WorkerLoop:
     cdef sv_bell *bell
     cdef sv_completion *completion
     cdef sv_waiter waiter
-    cdef sv_counts tally          # what it has done,
-    cdef sv_counters *counters    # for the parent to see
-    cdef sv_timings *timings      # of its envs, likewise
+    cdef sv_counts tally          # the counts of this process
+    cdef sv_counters *counters    # where these counts are published
+    cdef sv_timings *timings      # the histograms of its envs
     cdef int64_t made_at          # when this was made, by the clock
-    cdef uint64_t made_at_ticks   # and in ticks: what a tick is follows
+    cdef uint64_t made_at_ticks   # the same in ticks, from which the length of a tick follows
     cdef double ns_per_tick
     cdef int64_t began            # when the current request began, by the clock
     cdef uint64_t began_ticks
     cdef int64_t call_began
     cdef uint64_t lap             # when the current step began, in ticks
-    cdef Recorder recorder        # of the trace of this worker,
-    cdef sv_trace *trace          # and its ring; NULL: no trace
+    cdef Recorder recorder        # the recorder of a trace
+    cdef sv_trace *trace          # the ring of this recorder; NULL: no trace
     cdef Encoder messages
     cdef Decoder action_messages  # None: actions lie in a slab
     cdef Codec actions
     cdef Codec finals
     cdef Results home             # frames in the segment
     cdef Results rollouts         # frames after these, in memory of their own; None: there are none
-    cdef Results results          # the one for the current request,
-    cdef Py_ssize_t row           # from this row on, that of env 0
+    cdef Results results          # the one of both with the frame of the current request
+    cdef Py_ssize_t row           # the row of env 0 in this frame
     cdef Blocks blocks            # where observations may be written as well; None: there are none
     cdef Py_ssize_t num_blocks
     cdef Py_ssize_t block_row     # the first one of the current request's block; -1: it names none
@@ -181,20 +181,20 @@ cdef class WorkerLoop:
     cdef object host
     cdef uint32_t index
     cdef Py_ssize_t first_env
-    cdef bint resets_in_step      # the step that ends an episode does;
-    cdef bint resets_in_next_step # or that after it
-    cdef bint timed               # there are time limits: the clock must say since when
+    cdef bint resets_in_step      # autoreset: by the step that ends an episode
+    cdef bint resets_in_next_step # autoreset: by the step after that
+    cdef bint timed               # there are time limits: operations need their time of beginning
     cdef bint mends               # an env that has raised is reset, not given up
     cdef bytearray over           # envs that their next step resets
-    cdef dict retries             # env: (seed, options) for its next reset that has none
+    cdef dict retries             # env: (seed, options) for its next reset without arguments
     cdef object operation         # what an env is doing, for messages of errors
-    cdef dict given               # env: action, where the slab's are not meant
-    cdef dict undecodable         # errors of actions that could not be unpickled, by env
+    cdef dict given               # env: action that came as a message, not in the slab
+    cdef dict undecodable         # env: error of an action that could not be unpickled
     cdef uint32_t sequence
     cdef uint32_t flags
     cdef list late                # [(kind, env, message)]: did not fit the ring
     cdef list failures
-    cdef bint alone               # in a process of its own
+    cdef bint alone               # whether this is a process of its own
 
     def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
                  timed=False, mends=False, resets=None):
@@ -238,7 +238,7 @@ cdef class WorkerLoop:
         self.mends = mends
         self.over = bytearray(len(envs))
         self.retries = {}
-        if resets is not None:  # it takes the place of a worker that is gone
+        if resets is not None:  # this worker replaces another one
             self.over[:] = bytes([self.resets_in_next_step]) * len(envs)
             self.retries = {i: reset for i, reset in enumerate(resets) if reset is not None}
         self.given = {}
@@ -251,7 +251,7 @@ cdef class WorkerLoop:
         self.rollouts = rollouts
 
     def record(self, Recorder recorder):
-        """Has what is done from now on be recorded; None: not any more."""
+        """Starts recording a trace; None stops it."""
         self.trace = self.waiter.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder
 
@@ -275,7 +275,7 @@ cdef class WorkerLoop:
             if found == SV_WAIT_SLICE:
                 if not parent_alive():
                     return False
-                sv_ring_announce(&self.completions)  # in case that the parent waits for nothing
+                sv_ring_announce(&self.completions)  # the parent may wait because of a damaged tail
                 if doze is not None and sv_now_ns() - idle_since >= DOZE_AFTER_NS:
                     sv_bell_doze(self.bell)
                     if self.waiter.homing:  # as for a park: see wait.h
@@ -344,7 +344,7 @@ cdef class WorkerLoop:
         except BaseException as error:
             if self.alone:
                 raise
-            # Ctrl-C is for the program: it gets the error, and its request is answered.
+            # Without workers, Ctrl-C is for the program: it gets the error as the answer.
             results = None
             self.late = []
             doing = OPERATIONS.get(operation, "call")
@@ -354,7 +354,7 @@ cdef class WorkerLoop:
         sv_busy_begin(self.counters, 0, 0)
         self.complete(request)
         SV_FAULT(9)
-        # After the completion: the parent reads the channel whenever it waits, so it knows sooner.
+        # After the completion, of which the parent then knows sooner; it reads the channel anyway.
         if self.flags & LATE:
             self.send_late(results)
         return operation != CLOSE
@@ -390,7 +390,7 @@ cdef class WorkerLoop:
         return results
 
     cdef int begin_laps(self, int64_t now) except -1:
-        """Notes the begin of a request, and how long a tick is by all time so far."""
+        """Notes the begin of a request, and the length of a tick, measured over all time so far."""
         self.began, self.began_ticks = now, sv_ticks()
         self.lap = self.began_ticks
         if self.began_ticks > self.made_at_ticks:
@@ -484,7 +484,7 @@ cdef class WorkerLoop:
                 self.fail(i, error)
             if forked:
                 end_forks()
-            # One reading of the clock an env: the next step begins where this one ends.
+            # The clock is read once an env: the next step begins when this one ends.
             now = sv_ticks()
             if self.tally.steps != steps:
                 sv_timing_add(
@@ -655,7 +655,7 @@ cdef class WorkerLoop:
         return 0
 
     cdef int put_reward(self, Py_ssize_t env, object reward) except -1:
-        """Writes a reward that is not a float."""
+        """Writes a reward of another type than float."""
         try:
             if reward is None:  # which NumPy takes for nan
                 raise TypeError("it is None")
