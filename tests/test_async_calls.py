@@ -12,6 +12,7 @@ import pytest
 from envs import Counter
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector.async_vector_env import AsyncState
+from tables import crossed
 
 from shmvec import ShmVectorEnv
 
@@ -78,8 +79,7 @@ CALLS = {
 }
 
 
-@WORKERS
-@pytest.mark.parametrize("pending", PENDING)
+@pytest.mark.parametrize("num_workers, pending", crossed([0, 1, 3], PENDING))
 def test_one_call_at_a_time(num_workers, pending):
     envs = ShmVectorEnv([Counter] * 3, num_workers=num_workers)
     with closing(envs):
@@ -198,8 +198,7 @@ def test_what_a_late_call_raised_is_dropped_with_it(gate):
         assert envs.call("slow", 1) == (1,)
 
 
-@pytest.mark.parametrize("terminate", [True, False])
-@pytest.mark.parametrize("pending", PENDING)
+@pytest.mark.parametrize("terminate, pending", crossed([True, False], PENDING))
 def test_close_with_a_call_pending_warns(pending, terminate):
     envs = ShmVectorEnv([Counter] * 3, num_workers=2)
     envs.reset()

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
+from tables import crossed
 
 from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec.exchange import AutoresetMode, Exchange
@@ -363,8 +364,7 @@ def test_episodes_that_end(mode):
         envs.close()
 
 
-@pytest.mark.parametrize("action", [2, 3])
-@pytest.mark.parametrize("policy", ["restart", "reset"])
+@pytest.mark.parametrize("action, policy", crossed([2, 3], ["restart", "reset"]))
 def test_faults_write_to_nothing_that_is_held(action, policy):
     policy = FaultPolicy(on_crash="restart", on_error="restart" if policy == "restart" else "reset")
     envs = ShmVectorEnv([Picture] * N, num_workers=2, faults=policy)

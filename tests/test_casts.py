@@ -350,9 +350,14 @@ UNSENDABLE = {
 }
 
 
-@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[3], PATHS[6]])
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-@pytest.mark.parametrize("case", INFOS)
+@pytest.mark.parametrize(
+    "path, mode, case",
+    crossed(
+        [PATHS[0], PATHS[2], PATHS[3], PATHS[6]],
+        [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP],
+        INFOS,
+    ),
+)
 def test_infos(case, mode, path):
     make, message = INFOS[case]
     compare_infos(path, functions(Discrete(3), 1, info=make), mode, message)
@@ -377,9 +382,14 @@ def compare_infos(path, made, mode, message):
         assert message in str(ours)
 
 
-@pytest.mark.parametrize("path", [PATHS[0], PATHS[2], PATHS[3], PATHS[6]])
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-@pytest.mark.parametrize("case", UNSENDABLE)
+@pytest.mark.parametrize(
+    "path, mode, case",
+    crossed(
+        [PATHS[0], PATHS[2], PATHS[3], PATHS[6]],
+        [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP],
+        UNSENDABLE,
+    ),
+)
 def test_what_cannot_be_sent_is_named(case, mode, path):
     make, message = UNSENDABLE[case]
     run, num_workers, shared_memory = path

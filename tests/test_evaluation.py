@@ -22,6 +22,7 @@ from gymnasium.vector.async_vector_env import _async_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tables import crossed
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate
@@ -233,9 +234,9 @@ def test_workers_that_are_killed_between_any_two_batches():
     assert result.repeats > 0
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("cure", ["reset", "restart"])
-@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize(
+    "num_workers, cure, where", crossed([1, 2], ["reset", "restart"], ["reset", "step"])
+)
 def test_an_episode_in_which_an_env_raises_is_played_again(tmp_path, num_workers, cure, where):
     class Raising(Walk):
         def fail(self, now):

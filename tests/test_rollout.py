@@ -12,6 +12,7 @@ import pytest
 from envs import Counter
 from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
+from tables import crossed
 from test_partial import Fails, Story, stories
 
 from shmvec import ShmVectorEnv
@@ -62,9 +63,10 @@ def assert_holds(rollout, index, results):
     assert same(rollout.truncations[index], truncations)
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("kind", [Story, Nested])
+@pytest.mark.parametrize(
+    "mode, workers, kind",
+    crossed([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], [0, 1, 3], [Story, Nested]),
+)
 def test_a_rollout_holds_what_step_returns(kind, workers, mode):
     fns = [lambda i=i: kind(i) for i in range(5)]
     reference = sync_env(fns, mode)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
+from tables import crossed
 from timelines import Timeline, ns
 
 import shmvec
@@ -51,8 +52,7 @@ def in_stats(stats):
     return +counts
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("mode, num_workers", crossed(list(AutoresetMode), [0, 1, 2]))
 def test_what_was_done_is_in_it(num_workers, mode, tmp_path):
     with closing(vector_env(num_workers=num_workers, autoreset_mode=mode)) as envs:
         envs.reset()
@@ -396,8 +396,9 @@ def wrong_call(envs):
 
 
 @pytest.mark.filterwarnings("ignore:.*ERROR:UserWarning")
-@pytest.mark.parametrize("call", [refused, refused_in_part, timed_out, raised, wrong_call])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "call, num_workers", crossed([refused, refused_in_part, timed_out, raised, wrong_call], [0, 2])
+)
 def test_after_a_call_that_fails_the_caller_is_at_work(num_workers, call, tmp_path):
     size = 2 if call is refused_in_part else None
     with closing(vector_env(make=Frail, num_workers=num_workers, batch_size=size)) as envs:

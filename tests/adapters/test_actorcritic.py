@@ -32,6 +32,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import run_script
 from strategies import infos, leaves
+from tables import crossed
 
 from shmvec import WorkerCrashError
 from shmvec.adapters.actorcritic import MultiEnv, SubprocessEnv, create_subprocess_envs
@@ -313,8 +314,7 @@ def test_envs_do_what_they_do_alone(observations, actions, lengths, per_env, ski
                 assert equal(mine, list(row)), f"\n{mine}\n{row}"
 
 
-@pytest.mark.parametrize("several_groups", [False, True])
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("several_groups, wrapped", crossed([False, True], [False, True]))
 def test_envs_are_stepped_in_parallel(several_groups, wrapped):
     barrier = multiprocessing.Barrier(3)
     env_fns = [partial(Together, barrier)] * 3

@@ -16,6 +16,7 @@ from gymnasium.error import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import crossed
 
 from shmvec import FaultPolicy
 from shmvec.adapters.pettingzoo import ParallelVectorEnv
@@ -276,8 +277,7 @@ def test_reset_takes_seeds_and_options(num_workers):
             envs.reset(seed=[1])
 
 
-@WORKERS
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers, mode", crossed([0, 2, NUM_ENVS], MODES))
 def test_agents_die_are_born_and_begin_again(num_workers, mode):
     """Some of LIVES has each: a death, a birth within the episode, another set of agents."""
     with vector_env(num_workers=num_workers, autoreset_mode=mode) as envs:
@@ -425,8 +425,7 @@ def test_arrays_are_yours():
 # ---- masks and partial batches -----------------------------------------------------------------
 
 
-@WORKERS
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers, mode", crossed([0, 2, NUM_ENVS], MODES))
 def test_step_of_some_envs(num_workers, mode):
     with vector_env(num_workers=num_workers, autoreset_mode=mode) as envs:
         envs.reset(seed=1)
@@ -770,8 +769,7 @@ def unlucky(how):
     return [lambda env=env: make(env) for env in range(2)]
 
 
-@pytest.mark.parametrize("how", ["raise", "kill"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how, mode", crossed(["raise", "kill"], MODES))
 def test_a_policy_truncates_the_agents_of_an_env_that_failed(how, mode):
     policy = FaultPolicy(on_error="reset", on_crash="restart")
     fns = unlucky(how)

@@ -16,6 +16,7 @@ import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
 from plangym_envs import Fickle, Raises, Walk, Words
+from tables import crossed
 
 from shmvec.adapters.plangym import GymnasiumEnv, ParallelEnv, make
 from shmvec.faults import FaultPolicy
@@ -48,8 +49,7 @@ def states_along(env, count):
 # ---- batches ---------------------------------------------------------------------------------
 
 
-@WORKERS
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 40, 200])
+@pytest.mark.parametrize("n_workers, count", crossed([0, 1, 2, 3], [0, 1, 2, 7, 40, 200]))
 def test_step_batch_is_that_of_one_env(n_workers, count):
     with parallel(n_workers=n_workers, frameskip=2) as env, closing(env.plan_env.clone()) as alone:
         states = states_along(alone, count)
@@ -106,8 +106,7 @@ def test_none_for_each_state_is_no_states():
             env.step_batch(actions, [None, None, states[0], states[1]])
 
 
-@pytest.mark.parametrize("return_state", [None, True, False])
-@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("return_state, given", crossed([None, True, False], [True, False]))
 def test_whether_states_are_returned(return_state, given):
     with parallel(Walk, n_workers=1) as env:
         state, *_ = env.reset()

@@ -11,6 +11,7 @@ from equality import same
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from sb3_stand_in import INSTALLED, AgentVecEnv
+from tables import crossed
 
 from shmvec import FaultPolicy
 from shmvec.adapters.pettingzoo import ParallelVectorEnv
@@ -155,8 +156,7 @@ def assert_told(results, expected):
 # ---- as a Gymnasium VectorEnv ------------------------------------------------------------------
 
 
-@WORKERS
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers, mode", crossed([0, 2, NUM_ENVS], MODES))
 def test_rows_are_told_what_their_agents_are(num_workers, mode):
     with herd(num_workers=num_workers, autoreset_mode=mode) as envs:
         rows = envs.as_rows()

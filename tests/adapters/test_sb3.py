@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from processes import parent_of
 from sb3_stand_in import ShmVecEnv
 from strategies import infos, spaces, unsized_leaves
+from tables import crossed
 
 import shmvec
 
@@ -349,8 +350,7 @@ class Told(Ends):
         return *super().step(action)[:4], self.info()
 
 
-@WORKERS
-@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("num_workers, over", crossed([0, 2, NUM_ENVS], [False, True]))
 def test_infos_are_those_that_the_envs_returned(num_workers, over):
     n = len(STRANGE)
     fns = [partial(Told, STRANGE[i:] + STRANGE[:i], over) for i in range(n)]

@@ -15,6 +15,7 @@ from gymnasium.error import NoAsyncCallError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_script
+from tables import crossed
 from tianshou_or_stand_in import ShmemVectorEnv, SubprocVectorEnv, TianshouVectorEnv, tianshou
 from walks import DEADLINE, GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
 
@@ -305,9 +306,10 @@ def test_workers_that_are_not_forked_load_neither_tianshou_nor_torch(context):
 # ---- observations and rewards of many kinds ----------------------------------------------------
 
 
-@pytest.mark.parametrize("share_memory", [True, False])
-@pytest.mark.parametrize("wait_num", [None, 3])
-@pytest.mark.parametrize("kind", ["array", "image", "dict", "nested", "discrete"])
+@pytest.mark.parametrize(
+    "share_memory, wait_num, kind",
+    crossed([True, False], [None, 3], ["array", "image", "dict", "nested", "discrete"]),
+)
 def test_observations(kind, wait_num, share_memory):
     sizes = (9,) * 4
     options = {"wait_num": wait_num, "share_memory": share_memory, "num_workers": 2}

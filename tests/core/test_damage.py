@@ -12,6 +12,7 @@ from echoing import duration
 from envs import Counter
 from processes import wait_until_dozing
 from segment_map import LINE, Map, forget_mappings, keep_mappings, until_answered
+from tables import crossed
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec._core import Segment
@@ -119,8 +120,9 @@ def answered_with(envs, actions=(0, 0)):
     return found, found.message(found.infos(0), found.info_bytes)
 
 
-@pytest.mark.parametrize("info", [{"a": 1, "b": "text"}, {3: "pickled"}])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    "info, num_workers", crossed([{"a": 1, "b": "text"}, {3: "pickled"}], [0, 1])
+)
 def test_a_damaged_head_of_an_info(num_workers, info):
     for word in range(6):
         for change in (1, 2, 3, 1 << 8, 1 << 31):

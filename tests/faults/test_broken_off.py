@@ -7,6 +7,7 @@ import pytest
 from envs import Counter
 from scripts import succeeds
 from stepping import STEPS, told
+from tables import crossed
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError
 from shmvec.exchange import Exchange
@@ -150,9 +151,7 @@ def test_envs_of_one_worker_that_raise_together_are_one_restart(workers):
         envs.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("cure", ["reset", "restart"])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("workers, cure, step", crossed([0, 2], ["reset", "restart"], STEPS))
 def test_too_many_errors_are_told_as_such(workers, cure, step):
     policy = FaultPolicy(on_error=cure, max_restarts=0)
     envs = ShmVectorEnv([Clumsy] * 3, num_workers=workers, faults=policy)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import AlreadyPendingCallError
+from tables import crossed
 
 from shmvec import ShmVectorEnv
 from shmvec.faults import FaultPolicy
@@ -83,8 +84,7 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("inner", INNER)
-@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize("inner, outer", crossed(INNER, OUTER))
 def test_while_a_worker_is_replaced(outer, inner, tmp_path):
     """It would wait for the new worker, too, and take what that says first."""
     options, use = OUTER[outer]

@@ -114,8 +114,7 @@ def test_lines_are_never_mixed(where, printed, tmp_path):
     assert sorted(lines) == expected
 
 
-@pytest.mark.parametrize("what", ["c_words", "some_kilobytes"])
-@pytest.mark.parametrize("kind", ["pipe", "file"])
+@pytest.mark.parametrize("what, kind", crossed(["c_words", "some_kilobytes"], ["pipe", "file"]))
 def test_long_lines_and_those_of_c_are_whole(kind, what, tmp_path):
     body = f"""
     envs = ShmVectorEnv(
@@ -196,8 +195,7 @@ def test_pytest_captures_it(capfd):
     assert sorted(err.splitlines()) == [f"env {n} in step 1" for n in range(3)]
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("crash", ["segfault", "abort"])
+@pytest.mark.parametrize("context, crash", crossed(CONTEXTS, ["segfault", "abort"]))
 def test_a_crash_says_where_in_python_it_was(crash, context, capfd):
     envs = vector_env(3, 2, context, step=["tell", crash])
     with pytest.raises(WorkerCrashError) as raised:
@@ -367,8 +365,7 @@ def test_ordinary_errors_are_not_told_twice(capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("what", ["close_stderr", "redirect_stderr"])
-@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("what, context", crossed(["close_stderr", "redirect_stderr"], CONTEXTS))
 def test_an_env_that_has_other_plans_with_its_stderr(context, what, capfd):
     envs = vector_env(1, 1, context, step=["tell", what])
     envs.step([1])
@@ -417,8 +414,7 @@ def test_a_program_that_has_another_stderr(stand_in, context):
     )
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("closed", [[2], [1, 2], [0, 1, 2]])
+@pytest.mark.parametrize("context, closed", crossed(CONTEXTS, [[2], [1, 2], [0, 1, 2]]))
 def test_a_program_without_streams(closed, context):
     succeeds(
         START,

@@ -13,6 +13,7 @@ from echoing import interrupted
 from envs import Counter, Spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import crossed
 
 from shmvec.planning import PlanningVectorEnv, Promise, StateAccess
 from shmvec.spaces import Anything
@@ -87,9 +88,7 @@ def alone(env_fn, states, actions, dt):
 # ---- step_batch ------------------------------------------------------------------------------
 
 
-@WORKERS
-@pytest.mark.parametrize("count", [1, 2, 7, 40])
-@pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.parametrize("n_workers, count, rows", crossed([0, 1, 2, 3], [1, 2, 7, 40], [None, 5]))
 def test_step_batch(n_workers, count, rows):
     with planning(n_workers=n_workers, rows=rows) as env:
         states, actions = states_and_actions(env, count)
@@ -124,8 +123,7 @@ def test_step_batch_of_any_size(data, count, rows):
             assert infos["count"][row] == observations[row][0]
 
 
-@WORKERS
-@pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.parametrize("n_workers, rows", crossed([0, 1, 2, 3], [None, 5]))
 def test_infos_as_a_list_are_those_that_envs_return(n_workers, rows):
     class Tells(Counter):
         def step(self, action):

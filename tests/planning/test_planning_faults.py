@@ -19,7 +19,7 @@ from echoing import Moments
 from envs import Counter, Spaces, TwoArguments
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
-from tables import deep
+from tables import crossed, deep
 from test_planning import Raises, cartpole, counter, planning
 
 from shmvec import FaultPolicy
@@ -244,8 +244,7 @@ def equal(one, other):
     return np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("rows", [None, 4])
-@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("rows, name", crossed([None, 4], NESTED))
 def test_tuples_are_what_their_space_says(name, rows):
     """A batch of a Tuple space is a tuple of parts, that of a Sequence space one of values."""
     space = NESTED[name]
