@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -194,6 +194,7 @@ def evaluate(
     video_folder: str | os.PathLike[str] | None = None,
     video_episodes: Collection[int] = (0,),
     cluster: bool = False,
+    actor_options: Mapping[str, Any] | None = None,
     **vector_options: Any,
 ) -> Evaluation:
     """Plays episodes with a policy, in parallel, each of them exactly once.
@@ -246,6 +247,8 @@ def evaluate(
         cluster: Whether to play on all nodes of a cluster of Ray's, each of which has ``num_envs``
             envs and a copy of the policy; envs and policy must be picklable. The episodes of a node
             that is lost are played by others. docs/cluster.md.
+        actor_options: With ``cluster``: options for Ray's actors, ``num_cpus``, ``resources``,
+            ``scheduling_strategy`` and ``runtime_env`` for example.
         **vector_options: Arguments of :class:`shmvec.ShmVectorEnv`, ``num_workers`` for example.
             ``faults`` is, by default, ``FaultPolicy(on_crash="restart")``, where neither
             ``install`` nor the environment says otherwise.
@@ -287,7 +290,10 @@ def evaluate(
             {**limits, "video_folder": video_folder},
             keys,
             progress,
+            actor_options or {},
         )
+    if actor_options is not None:
+        raise ValueError("actor_options are for Ray's actors: they need cluster=True")
     if isinstance(envs, ShmVectorEnv):
         chosen = {"num_envs": num_envs, "video_folder": video_folder, **vector_options}
         given = [name for name, value in chosen.items() if value is not None]
@@ -376,6 +382,7 @@ def _on_nodes(
     not_there: dict[str, Any],
     keys: Collection[str],
     progress: Any,
+    actor_options: Mapping[str, Any],
 ) -> Evaluation:
     """Evaluates on a cluster."""
     from shmvec.cluster.evaluation import play_on_nodes  # imported only where it is needed
@@ -389,7 +396,7 @@ def _on_nodes(
     report, ended = _progress(progress, len(played))
     make = partial(_made, envs, len(played), **vector_options)
     try:
-        steps = play_on_nodes(make, policy, _played_on_node, played, how, report)
+        steps = play_on_nodes(make, policy, _played_on_node, played, how, report, actor_options)
     finally:
         ended()
     return _evaluation(played, steps, keys, time.monotonic() - begin)

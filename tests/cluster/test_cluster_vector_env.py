@@ -6,6 +6,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+import unplugged
 from envs import Infos
 from equality import same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
@@ -238,6 +239,22 @@ def test_a_node_that_is_lost_in_a_reset_begins_with_another_seed(monkeypatch):
         expected, _ = alone.reset(seed=restart_seed(3 + env, 1) if env < 2 else 3 + env)
         np.testing.assert_array_equal(observations[env], expected)
     ours.close()
+
+
+def test_hosts_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch):
+    monkeypatch.setattr("shmvec.cluster.vector_env.RayCrew", unplugged.Nodes)
+    env_fns = [lambda: gym.make("CartPole-v1")] * 4
+    ours, theirs = ClusterVectorEnv(env_fns, num_workers=0), SyncVectorEnv(env_fns)
+    assert unplugged.TRIED == [*"abababa"]
+    assert same(ours.reset(seed=3), theirs.reset(seed=3))
+    ours.close()
+    theirs.close()
+    with pytest.raises(
+        RuntimeError,
+        match=r"has no node left, after 3 tries, for a host, which needs 1 CPUs: there is .*; the "
+        r"host of envs 0 to 1, on somewhere, was lost as it started: it was unplugged",
+    ):
+        ClusterVectorEnv(env_fns, num_workers=0, num_hosts=2)
 
 
 def test_without_a_policy_a_lost_node_is_an_error(monkeypatch):

@@ -10,6 +10,7 @@ import weakref
 import gymnasium as gym
 import numpy as np
 import pytest
+import unplugged
 from equality import sync_env
 from learning_loop import Learner, Policy, learn, make_envs
 
@@ -278,6 +279,19 @@ def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
+def test_runners_that_are_lost_as_they_start_are_started_elsewhere(monkeypatch, caplog, ordered):
+    monkeypatch.setattr("shmvec.cluster.collector.RayCrew", unplugged.Nodes)
+    with collector(local=False, ordered=ordered) as made:
+        assert unplugged.TRIED == [*"abbb"]
+        assert [next(made).runner for _ in range(2)] == [0, 0]
+    assert "no runner is started on node b again" in caplog.text
+    with pytest.raises(
+        RuntimeError, match=r"3 runners were lost one .*, the last one on somewhere: it was unpl"
+    ):
+        collector(local=False, num_runners=1)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
 def test_ctrl_c_as_a_runner_is_lost_leaves_its_place_to_another(monkeypatch, ordered):
     def lost(member, until):
         raise Lost("it was unplugged")
@@ -488,12 +502,13 @@ def test_ray_is_missing(monkeypatch):
         ({"time_limit": 1.0}, ValueError, "on a cluster there is no time_limit"),
         ({"video_folder": "videos"}, ValueError, "on a cluster there is no video_folder"),
         ({"policy": unpicklable()}, TypeError, "policy cannot be pickled"),
+        ({"cluster": False, "actor_options": {}}, ValueError, "they need cluster=True"),
     ],
 )
 def test_bad_arguments_of_an_evaluation_on_a_cluster(options, error, message):
-    options = {"policy": lambda observations, env_ids: 0, **options}
+    options = {"policy": lambda observations, env_ids: 0, "cluster": True, **options}
     with pytest.raises(error, match=message):
-        shmvec.evaluate("CartPole-v1", episodes=1, cluster=True, **options)
+        shmvec.evaluate("CartPole-v1", episodes=1, **options)
 
 
 def test_a_vector_env_is_not_sent():

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -219,6 +220,42 @@ def test_two_nodes_die_together_while_another_joins(cluster):
     check_streams(fragments)
 
 
+def collected(**options):
+    with collector(**options) as made:
+        next(made)
+        return {runner.node for runner in made.stats().runners}
+
+
+def stepped(**options):
+    envs = ClusterVectorEnv([make_env] * 6, num_workers=1, start_timeout=PATIENCE_S, **options)
+    with closing(envs):
+        envs.reset(seed=3)
+        assert envs.step([1] * 6)[1].tolist() == [1] * 6
+        return set(envs.nodes)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        collected,
+        partial(collected, ordered=True),
+        partial(collected, num_runners=2),
+        stepped,
+        partial(stepped, num_hosts=2),
+    ],
+    ids=["Collector", "ordered", "num_runners", "ClusterVectorEnv", "num_hosts"],
+)
+def test_what_is_made_before_a_death_is_noticed_starts_elsewhere(cluster, start):
+    """Ray still has the dead node among those that are alive."""
+    doomed = cluster.add_node(num_cpus=1)
+    for _ in until(lambda: alive(doomed.node_id)):
+        time.sleep(0.02)
+    cluster.remove_node(doomed, allow_graceful=False)
+    assert alive(doomed.node_id)
+    nodes = start()
+    assert nodes and not any(doomed.node_id[:8] in node for node in nodes)
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_runner_that_is_killed_is_replaced(cluster, ordered):
     def make_policy(seed):
@@ -399,6 +436,62 @@ def test_an_evaluation_goes_on_without_a_node_that_dies(cluster, tmp_path):
     )
     assert columns(result) == columns(shmvec.evaluate("CartPole-v1", balance, 60, seeds=7))
     assert result.repeats > 0
+
+
+def test_actor_options_reach_the_actors_of_an_evaluation(cluster):
+    """A resource that one node has, an environment variable, and CPUs."""
+    special = cluster.add_node(num_cpus=2, resources={"simulator": 1})
+    where = special.node_id
+
+    def policy(observations, env_ids):
+        assert node_of_this() == where and os.environ["LICENCE"] == "mine"
+        return balance(observations, env_ids)
+
+    try:
+        options = {
+            "resources": {"simulator": 1},
+            "runtime_env": {"env_vars": {"LICENCE": "mine"}},
+            "num_cpus": 1,
+        }
+        with collector(actor_options=options) as made:  # which leaves a CPU, but no simulator
+            assert len(made.stats().runners) == 1
+        result = shmvec.evaluate(
+            "CartPole-v1", policy, 10, seeds=7, cluster=True, actor_options=options
+        )
+        assert columns(result) == columns(shmvec.evaluate("CartPole-v1", balance, 10, seeds=7))
+    finally:
+        cluster.remove_node(special)
+
+
+def test_a_placement_groups_bundles_count_as_nodes(cluster):
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    special = cluster.add_node(num_cpus=3, resources={"simulator": 1})
+    where = special.node_id
+    group = ray.util.placement_group([{"CPU": 1, "simulator": 0.5}, {"CPU": 2, "simulator": 0.5}])
+    try:
+        ray.get(group.ready(), timeout=PATIENCE_S)
+        options = {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
+
+        def policy(observations, env_ids):
+            assert node_of_this() == where
+            return balance(observations, env_ids)
+
+        assert shmvec.evaluate("CartPole-v1", policy, 4, cluster=True, actor_options=options).steps
+        with collector(actor_options=options) as made:
+            runners = made.stats().runners
+            assert len(runners) == 2
+            assert all(where[:8] in runner.node for runner in runners)
+        envs = ClusterVectorEnv([make_env] * 6, actor_options=options)
+        with closing(envs):
+            assert [*envs.nodes.values()] == [[*range(6)]]
+        one = {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 1)}
+        with collector(actor_options=one) as made:
+            assert len(made.stats().runners) == 1
+    finally:
+        ray.util.remove_placement_group(group)
+        cluster.remove_node(special)
 
 
 def test_what_goes_wrong_in_an_evaluation_names_the_node(cluster):

@@ -16,13 +16,13 @@ import numpy as np
 from shmvec._arguments import checked_count
 from shmvec.cluster.crew import (
     SLICE_S,
+    TRIES,
     Crew,
     LocalCrew,
     Lost,
     Member,
     Node,
     Ticket,
-    coming,
     dismiss,
     how_often,
 )
@@ -36,7 +36,6 @@ _log = logging.getLogger("shmvec.cluster")
 
 _LOOK_S = 1.0  # between two checks for nodes that have joined
 _LOG_S = 30.0
-_STILLBORN = 3  # runners lost in a place before their first fragment after which it is given up
 _SEEDS, _STRIDE = 1 << 15, 1 << 16  # runners, and envs of each: seeds below 2**31
 
 
@@ -108,7 +107,7 @@ class CollectorStats:
 class _Place:
     """A place for one runner at a time: on any node, or a share of a certain one."""
 
-    node: str | None
+    node: Node | None
     cpus: float
     share: int = 0  # index among the node's shares
     runner: _Hired | None = None
@@ -213,14 +212,15 @@ class Collector:
                 node each if they fit. For nodes on which nothing else runs; not with ``local``,
                 ``ordered`` or ``num_runners``.
             start_timeout: Seconds that all runners get to start.
-            actor_options: Options for Ray's actors, ``{"runtime_env": ...}`` for example.
+            actor_options: Options for Ray's actors, ``resources``, ``scheduling_strategy`` and
+                ``runtime_env`` for example: docs/cluster.md.
 
         Raises:
             ImportError: Ray is not installed.
             ValueError: A number is out of range.
             TypeError: A function cannot be called or pickled, or returns something else.
             RuntimeError: There is no room for the runners; their spaces differ; a function cannot
-                be unpickled on a node; a runner's process died as it started.
+                be unpickled on a node; runners are lost one after the other as they start.
             Exception: What the functions raise; its cause and notes name the node.
         """
         self._runners: dict[int, _Hired] = {}
@@ -258,7 +258,9 @@ class Collector:
         self._agreed: tuple[Report, str] | None = None
         self._served: _Hired | None = None
         self._in_vain = 0.0  # seconds of waiting since a runner was last up
-        self._avoided: set[str] = set()  # nodes on which runners are lost before any fragment
+        self._loss = ""  # how the last runner was lost
+        self._fixed = False  # whether each place has its part in each round
+        self._avoided: set[Node] = set()  # nodes on which runners are lost before any fragment
         self._counts = dict.fromkeys(("fragments", "steps", "nbytes", "lag", "lost", "started"), 0)
         self._begin = self._looked = self._logged = time.monotonic()
         self.version = 0
@@ -290,12 +292,14 @@ class Collector:
         if count == math.inf:
             count = 1
         cpus = self._cpus or node.cpus // max(1, count)
-        return [_Place(node.id, cpus, share) for share in range(int(count) if cpus else 0)]
+        return [_Place(node, cpus, share) for share in range(int(count) if cpus else 0)]
 
     def _no_room(self, what: str) -> RuntimeError:
         cpus = {place.cpus for place in self._places} or {self._cpus or 1}
         needed = f"{max(cpus):g} CPUs" + (f" and {self._gpus:g} GPUs" if self._gpus else "")
-        return RuntimeError(f"the cluster has {what} needs {needed}: there is {self._crew.room()}")
+        return RuntimeError(
+            f"the cluster has {what} needs {needed}: there is {self._crew.room()}{self._loss}"
+        )
 
     def _hire(self, place: _Place) -> None:
         """Begins to start a runner."""
@@ -317,25 +321,30 @@ class Collector:
         place.runner = self._runners[number] = _Hired(number, place, member, starting)
 
     def _start(self) -> None:
-        """Starts the first runners, and waits for them."""
-        for place in self._places:
-            self._hire(place)
-        waiting = {runner.awaited: runner for runner in self._runners.values()}
-        for ticket in coming(self._crew, list(waiting), self._timeout):
-            runner = waiting.pop(ticket)
-            try:
-                self._started(runner)
-            except Lost as error:
-                raise RuntimeError(
-                    f"runner {runner.number}, on {runner.member.where()}, was lost as it "
-                    f"started: {error}"
-                ) from error
-        if waiting:
-            raise self._no_room(
-                f"no room, or takes longer than {self._timeout:g} s (start_timeout), for "
-                f"{len(waiting)} of {len(self._places)} runners, each of which"
-            )
+        """Starts the first runners, and others for those that are lost as they start."""
+        deadline = time.monotonic() + self._timeout
+        while waiting := self._hired():
+            if time.monotonic() > deadline:
+                raise self._no_room(
+                    f"no room, or takes longer than {self._timeout:g} s (start_timeout), for "
+                    f"{len(waiting)} of {len(self._places)} runners, each of which"
+                )
+            for ticket in self._crew.ready(list(waiting), SLICE_S):
+                try:
+                    self._started(waiting[ticket])
+                except Lost as error:
+                    self._lose(waiting[ticket], error)
+        if not self._places:
+            raise self._no_room("no node left for a runner, which")
+        self._fixed = self._ordered
         self._begin = self._looked = self._logged = time.monotonic()
+
+    def _hired(self) -> dict[Ticket, _Hired]:
+        """Starts runners at places that have none; returns all that have not reported yet."""
+        for place in self._places:
+            if place.runner is None:
+                self._hire(place)
+        return {each.starting: each for each in self._runners.values() if each.starting is not None}
 
     def _started(self, runner: _Hired) -> None:
         """Takes a runner's report, which must agree with the first one.
@@ -373,23 +382,19 @@ class Collector:
             self._ready.remove(runner)
         runner.member.end()
         self._counts["lost"] += 1
-        _log.warning(
-            "runner %d, on %s, is lost, with %d fragments under way: %s",
-            runner.number,
-            where,
-            len(runner.asked),
-            str(why).partition("\n")[0],
-        )
+        lost = f"runner {runner.number}, on {where}, is lost"
+        self._loss = f"; {lost}: {why}"
+        _log.warning("%s, with %d fragments under way: %s", lost, len(runner.asked), why)
         place.stillborn += not runner.fragments
-        if place.node is not None and all(node.id != place.node for node in self._crew.nodes()):
-            if not self._ordered:
+        if place.node is not None and place.node not in self._crew.nodes():
+            if not self._fixed:
                 self._places.remove(place)  # its node is gone; another one may join
                 return
             place.node = None
-        elif place.stillborn >= _STILLBORN:
-            if place.node is None or self._ordered or len(self._places) == 1:
+        elif place.stillborn >= TRIES:
+            if place.node is None or self._fixed or len(self._places) == 1:
                 raise RuntimeError(
-                    f"{_STILLBORN} runners were lost one after the other before they had made a "
+                    f"{TRIES} runners were lost one after the other before they had made a "
                     f"fragment, the last one on {where}: {why}"
                 ) from why
             self._avoided.add(place.node)
@@ -398,9 +403,7 @@ class Collector:
 
     def _fill(self) -> None:
         """Starts runners at places that have none; adds places on nodes that have joined."""
-        for place in self._places:
-            if place.runner is None:
-                self._hire(place)
+        self._hired()
         now = time.monotonic()
         if now - self._logged >= _LOG_S:
             self._logged = now
@@ -410,7 +413,7 @@ class Collector:
         self._looked = now
         known = {place.node for place in self._places} | self._avoided
         for node in self._crew.nodes():
-            if node.id not in known:
+            if node not in known:
                 places = self._places_on(node)
                 self._places += places
                 if places:

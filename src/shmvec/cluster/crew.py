@@ -12,13 +12,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 
 __all__ = [
     "SLICE_S",
+    "TRIES",
     "Crew",
     "LocalCrew",
     "Lost",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 SLICE_S = 0.2  # of a wait, between two checks for signals
+TRIES = 3  # members that may be lost as they start in one place, before it is left out
 _CLOSE_S = 5.0  # for members to close
 
 
@@ -50,9 +52,9 @@ class Node:
     """
 
     id: str
-    name: str
-    cpus: float
-    gpus: float
+    name: str = field(compare=False)
+    cpus: float = field(compare=False)
+    gpus: float = field(compare=False)
 
 
 class Ticket(ABC):
@@ -110,7 +112,7 @@ class Crew(ABC):
 
     @abstractmethod
     def start(
-        self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
+        self, name: str, factory: Any, *args: Any, node: Node | None, cpus: float, gpus: float
     ) -> tuple[Member, Ticket]:
         """Begins to make an object, and does not wait.
 
@@ -118,7 +120,7 @@ class Crew(ABC):
             name: The member's name, for messages.
             factory: The result of ``put`` for a function that returns the object.
             *args: Arguments of that function.
-            node: Id of the node to make it on. None: any that has room; members spread over all.
+            node: Node to make it on. None: any that has room; members spread over all.
             cpus: Number of CPUs that are reserved for the member.
             gpus: Number of GPUs that are reserved for the member.
 
@@ -211,7 +213,7 @@ class LocalCrew(Crew):
         return packed(value)
 
     def start(
-        self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
+        self, name: str, factory: Any, *args: Any, node: Node | None, cpus: float, gpus: float
     ) -> tuple[Member, Ticket]:
         """Queues the making of an object, which its ticket's ``result`` does."""
         member = LocalMember(name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmvec.cluster.crew import SLICE_S, Crew, Lost, Member, Ticket, dismiss
+from shmvec.cluster.crew import SLICE_S, TRIES, Crew, Lost, Member, Node, Ticket, dismiss
 from shmvec.cluster.fragments import opened, pickled
 from shmvec.cluster.ray_crew import RayCrew
 from shmvec.vector_env import ShmVectorEnv
@@ -52,7 +52,8 @@ class Player:
 class _Hand:
     """The caller's record of a player on a node."""
 
-    def __init__(self, member: Member, starting: Ticket) -> None:
+    def __init__(self, node: Node, member: Member, starting: Ticket) -> None:
+        self.node = node
         self.member = member
         self.awaited: Ticket | None = starting
         self.num_envs = 0  # 0 until it has started
@@ -66,6 +67,7 @@ def play_on_nodes(
     episodes: Sequence[Any],
     how: Mapping[str, Any],
     finished: Callable[[Any], object],
+    actor_options: Mapping[str, Any],
 ) -> int:
     """Plays episodes on all nodes that have room, in shares that become smaller towards the end.
 
@@ -77,6 +79,7 @@ def play_on_nodes(
         episodes: The episodes to play; their results are written into them.
         how: Further arguments of ``evaluate``.
         finished: Called with each episode that is over.
+        actor_options: Options for Ray's actors.
 
     Returns:
         The number of steps made.
@@ -92,18 +95,24 @@ def play_on_nodes(
         pickled("policy", policy),
         pickled("evaluation", play),
     )
-    crew = RayCrew({})
+    crew = RayCrew(actor_options)
     made = tuple(map(crew.put, content))
     hands: list[_Hand] = []
-    try:
+    tried: Counter[Node] = Counter()
+
+    def hire() -> None:
+        """Begins to start a player on each node that has none, unless too many were lost there."""
         for node in crew.nodes():
-            cpus = math.floor(node.cpus)
-            if cpus:
+            cpus, taken = math.floor(node.cpus), any(hand.node == node for hand in hands)
+            if cpus and not taken and tried[node] < TRIES:
+                tried[node] += 1
                 name = f"evaluation on {node.name}"
-                hands.append(
-                    _Hand(*crew.start(name, Player, *made, node=node.id, cpus=cpus, gpus=0.0))
-                )
-        return _play(crew, hands, deque(episodes), how, finished)
+                begun = crew.start(name, Player, *made, node=node, cpus=cpus, gpus=0.0)
+                hands.append(_Hand(node, *begun))
+
+    try:
+        hire()
+        return _play(crew, hands, hire, deque(episodes), how, finished)
     finally:
         dismiss(
             crew,
@@ -117,23 +126,24 @@ def play_on_nodes(
 def _play(
     crew: Crew,
     hands: list[_Hand],
+    hire: Callable[[], None],
     waiting: deque[Any],
     how: Mapping[str, Any],
     finished: Callable[[Any], object],
 ) -> int:
     steps = 0
-    why: Lost | None = None
+    lost = ""
     deadline = time.monotonic() + _ROOM_S
     while waiting or any(hand.playing for hand in hands):
         awaited = {id(hand.awaited): hand for hand in hands if hand.awaited is not None}
         if not awaited:
             raise RuntimeError(
-                f"the cluster has no node left to play episodes on: {why or 'there was none'}"
-            ) from why
+                f"the cluster has no node left to play episodes on: there is {crew.room()}{lost}"
+            )
         if time.monotonic() > deadline and not any(hand.num_envs for hand in hands):
             raise RuntimeError(
-                f"an evaluation needs all CPUs of a node, and none has had these free within "
-                f"{_ROOM_S:g} s: there is {crew.room()}"
+                f"an evaluation needs all CPUs of a node, or num_cpus of actor_options, and none "
+                f"has had these free within {_ROOM_S:g} s: there is {crew.room()}{lost}"
             )
         tickets = [hand.awaited for hand in hands if hand.awaited is not None]
         for ticket in crew.ready(tickets, SLICE_S):
@@ -142,12 +152,14 @@ def _play(
             try:
                 result = ticket.result()
             except Lost as error:
-                why = error
+                lost = f"; the player on {hand.member.where()} was lost: {error}"
                 for episode in reversed(hand.playing):
                     episode.repeats += 1
                     waiting.appendleft(episode)
                 hands.remove(hand)
                 hand.member.end()
+                hire()
+                deadline = time.monotonic() + _ROOM_S
                 continue
             if hand.num_envs:
                 steps += result[1]

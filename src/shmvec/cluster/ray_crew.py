@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ class RayCrew(Crew):
         """Connects to the cluster, or starts Ray on this machine; nothing if Ray runs already.
 
         Args:
-            options: Options for actors, such as ``runtime_env`` and ``resources``.
+            options: Options for actors, such as ``runtime_env`` and ``resources``. A placement
+                group's bundles count as nodes.
 
         Raises:
             ImportError: Ray is not installed.
@@ -37,6 +39,8 @@ class RayCrew(Crew):
         self._session = self._session_now()
         self._actor = ray.remote(Actor)
         self._options = dict(options)
+        self._strategy: Any = self._options.get("scheduling_strategy")
+        self._group = getattr(self._strategy, "placement_group", None)
 
     @property
     def gone(self) -> bool:
@@ -59,18 +63,34 @@ class RayCrew(Crew):
         return self._module
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive."""
-        found = []
-        for node in self.ray.nodes():
-            if node["Alive"]:
-                has = node["Resources"]
-                name = _name(node["NodeManagerAddress"], node["NodeID"])
-                found.append(Node(node["NodeID"], name, has.get("CPU", 0.0), has.get("GPU", 0.0)))
-        return found
+        """The nodes that are alive, or the group's bundles, as far as they have the resources."""
+        if self._group is None:
+            there = [
+                (
+                    node["NodeID"],
+                    _name(node["NodeManagerAddress"], node["NodeID"]),
+                    node["Resources"],
+                )
+                for node in self.ray.nodes()
+                if node["Alive"]
+            ]
+        else:
+            there = [
+                (str(index), f"bundle {index} of the placement group", has)
+                for index, has in enumerate(self._group.bundle_specs)
+                if self._strategy.placement_group_bundle_index in (-1, index)
+            ]
+        needed = self._options.get("resources") or {}
+        return [
+            Node(node, name, has.get("CPU", 0.0), has.get("GPU", 0.0))
+            for node, name, has in there
+            if all(has.get(resource, 0.0) >= needed[resource] for resource in needed)
+        ]
 
     def room(self) -> str:
         """The nodes, and the CPUs and GPUs that are free, as a text for messages."""
         nodes = ", ".join(f"{node.name} with {node.cpus:g} CPUs" for node in self.nodes())
+        nodes = nodes or f"no node that has {self._options.get('resources') or 'CPUs'}"
         free = self.ray.available_resources()
         return f"{nodes}; free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
 
@@ -79,23 +99,29 @@ class RayCrew(Crew):
         return self.ray.put(value)
 
     def start(
-        self, name: str, factory: Any, *args: Any, node: str | None, cpus: float, gpus: float
+        self, name: str, factory: Any, *args: Any, node: Node | None, cpus: float, gpus: float
     ) -> tuple[Member, Ticket]:
         """Starts an actor, which Ray does not restart when it is lost."""
-        strategy: Any = "SPREAD"
-        if node is not None:
-            strategies = importlib.import_module("ray.util.scheduling_strategies")
-            strategy = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        if self._strategy is not None and self._group is None:
+            node = None  # the user's strategy decides
         options = {
             "num_cpus": cpus,
             "num_gpus": gpus,
-            "scheduling_strategy": strategy,
             "max_restarts": 0,
             "max_task_retries": 0,
             **self._options,
+            "scheduling_strategy": self._strategy or "SPREAD" if node is None else self._at(node),
         }
         member = RayMember(self, self._actor.options(**options).remote(name), node)
         return member, member.ask("make", factory, *args)
+
+    def _at(self, node: Node) -> Any:
+        """The scheduling strategy for a node, or for a bundle of the placement group."""
+        strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
+        if self._group is None:
+            return strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
+        children = self._strategy.placement_group_capture_child_tasks
+        return strategies.PlacementGroupSchedulingStrategy(self._group, int(node.id), children)
 
     def ready(self, tickets: Sequence[Ticket], timeout: float) -> list[Ticket]:
         """The tickets of calls that are done and whose results are on this node."""
@@ -110,14 +136,14 @@ class RayCrew(Crew):
 class RayMember(Member):
     """An actor of Ray's, as a member of the crew."""
 
-    def __init__(self, crew: RayCrew, actor: Any, node: str | None) -> None:
-        """Takes the actor and the id of its node, if that is known."""
+    def __init__(self, crew: RayCrew, actor: Any, node: Node | None) -> None:
+        """Takes the actor and its node, if that is known."""
         self._crew, self._actor = crew, actor
-        self.place = "" if node is None else _name("", node)
+        self.place = "a node that is not known yet" if node is None else node.name
 
     def where(self) -> str:
         """The address and id of its node."""
-        return self.place or "a node that is not known yet"
+        return self.place
 
     def ask(self, method: str, *args: Any) -> Ticket:
         """Calls the actor."""
@@ -152,12 +178,19 @@ class RayTicket(Ticket):
         except errors.RayTaskError as error:  # the result cannot be pickled
             raise _told(error, self._member) from None
         except errors.RayError as error:
-            raise Lost(str(error).strip() or type(error).__name__) from error
+            raise Lost(_in_one_line(error)) from error
         if place is not None:
             self._member.place = place
         if failed is not None:
             _raise(failed, self._member)
         return value
+
+
+def _in_one_line(error: Exception) -> str:
+    """What an error of Ray's says, without its lines of ids and names."""
+    lines = (line.strip() for line in str(error).splitlines())
+    said = [line for line in lines if line and not re.match(r"\w+: ", line)]
+    return "; ".join(said) or type(error).__name__
 
 
 def _told(error: Any, member: RayMember) -> BaseException:
@@ -180,7 +213,7 @@ def _raise(failed: tuple[str, Failure], member: RayMember) -> None:
 
 
 def _name(address: str, node: str) -> str:
-    return f"{address} ({node[:8]})".strip()
+    return f"{address} ({node[:8]})"
 
 
 class Actor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from shmvec._arguments import (
 from shmvec._options import takes_options
 from shmvec.cluster.crew import (
     SLICE_S,
+    TRIES,
     Crew,
     LocalCrew,
     Lost,
@@ -57,7 +59,8 @@ class _Hand:
     """The vector env's record of a host."""
 
     envs: range
-    node: Node
+    node: Node | None  # None: anywhere
+    cpus: float
     member: Member
     starting: Ticket | None
     awaited: Ticket | None = None
@@ -136,7 +139,8 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             cpus_per_host: CPUs of each actor. None: all of its node; with ``num_hosts``: 1.
             local: Whether all hosts are in this process, without Ray.
             start_timeout: Seconds that hosts get to start.
-            actor_options: Options for Ray's actors.
+            actor_options: Options for Ray's actors, ``resources``, ``scheduling_strategy`` and
+                ``runtime_env`` for example: docs/cluster.md.
             **options: Options of :class:`shmvec.ShmVectorEnv`, for each node: {options}.
 
         Raises:
@@ -169,65 +173,80 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._options = {**options, "autoreset_mode": self.autoreset_mode, "faults": faults}
         self._timeout = start_timeout
         self.restarts = 0
+        self._loss = ""  # how the last host was lost as it started
         self._in_vain = 0.0  # seconds of waiting for nothing but the restart of lost hosts
         self._envs = [_Env() for _ in range(self.num_envs)]
         self._answers: deque[Answer] = deque()  # answers that were received and not yet taken
         self._crew: Crew = LocalCrew() if local else RayCrew(actor_options or {})
         self._functions = self._crew.put(functions)
         try:
-            self._spread(num_hosts, cpus_per_host)
-            self._start()
+            self._start(num_hosts, cpus_per_host)
         except BaseException:
             self._end()
             raise
 
     # ---- hosts -------------------------------------------------------------------------------
 
-    def _spread(self, num_hosts: int | None, cpus: float | None) -> None:
-        """Begins to start the hosts, each with envs in proportion to its CPUs."""
-        if num_hosts is not None:
-            nodes = [Node("", "", cpus or 1, 0)] * num_hosts
-        else:
-            nodes = [
-                Node(node.id, node.name, cpus or math.floor(node.cpus), 0)
-                for node in self._crew.nodes()
-                for _ in range(how_often(cpus, node.cpus) if cpus else node.cpus >= 1)
-            ]
-        if not nodes:
-            raise RuntimeError(
-                f"the cluster has no room for a host, which needs {cpus or 1:g} CPUs: there is "
-                f"{self._crew.room()}"
-            )
-        shares = np.cumsum([0.0, *(node.cpus for node in nodes)])
-        bounds = np.rint(shares / shares[-1] * self.num_envs).astype(int).tolist()
-        for node, first, end in zip(nodes, bounds, bounds[1:], strict=False):
-            if end > first:
-                member, starting = self._hire(range(first, end), node)
-                self._hands.append(_Hand(range(first, end), node, member, starting))
+    def _start(self, num_hosts: int | None, cpus: float | None) -> None:
+        """Starts the hosts, and waits for them; if one is lost meanwhile, spreads all anew."""
+        deadline = time.monotonic() + self._timeout
+        tried: Counter[Node | None] = Counter()
+        while True:
+            if num_hosts is not None:
+                places: list[tuple[Node | None, float]] = [(None, cpus or 1)] * num_hosts
+            else:
+                places = [
+                    (node, cpus or math.floor(node.cpus))
+                    for node in self._crew.nodes()
+                    for _ in range(how_often(cpus, node.cpus) if cpus else node.cpus >= 1)
+                ]
+            places = [place for place in places if tried[place[0]] < TRIES]
+            if not places:
+                what = f"no node left, after {tried.total()} tries," if tried else "no room"
+                raise RuntimeError(
+                    f"the cluster has {what} for a host, which needs {cpus or 1:g} CPUs: there is "
+                    f"{self._crew.room()}{self._loss}"
+                )
+            self._spread(places)
+            lost = self._lost_as_it_starts(deadline)
+            if lost is None:
+                return
+            tried[lost.node] += 1
+            self._dismiss()
 
-    def _hire(self, envs: range, node: Node) -> tuple[Member, Ticket]:
+    def _spread(self, places: Sequence[tuple[Node | None, float]]) -> None:
+        """Begins to start a host at each place, with envs in proportion to its CPUs."""
+        shares = np.cumsum([0.0, *(cpus for _, cpus in places)])
+        bounds = np.rint(shares / shares[-1] * self.num_envs).astype(int).tolist()
+        for (node, cpus), first, end in zip(places, bounds, bounds[1:], strict=False):
+            if end > first:
+                envs = range(first, end)
+                self._hands.append(_Hand(envs, node, cpus, *self._hire(envs, node, cpus)))
+
+    def _hire(self, envs: range, node: Node | None, cpus: float) -> tuple[Member, Ticket]:
         return self._crew.start(
             f"host of envs {envs.start} to {envs.stop - 1} (0 to {len(envs) - 1} there)",
             Host,
             *(self._functions, envs, self._options),
-            node=node.id or None,
-            cpus=node.cpus,
+            node=node,
+            cpus=cpus,
             gpus=0.0,
         )
 
-    def _start(self) -> None:
-        """Waits for the hosts, whose envs must have the same spaces."""
+    def _lost_as_it_starts(self, deadline: float) -> _Hand | None:
+        """Waits for the hosts, whose envs must have the same spaces; returns one that is lost."""
         first: Hosted | None = None
         waiting = {hand.starting: hand for hand in self._hands if hand.starting is not None}
-        for ticket in coming(self._crew, list(waiting), self._timeout):
+        for ticket in coming(self._crew, list(waiting), deadline - time.monotonic()):
             hand = waiting.pop(ticket)
             try:
                 hosted: Hosted = ticket.result()
             except Lost as error:
-                raise WorkerCrashError(
-                    f"the host of envs {hand.envs.start} to {hand.envs.stop - 1}, on "
+                self._loss = (
+                    f"; the host of envs {hand.envs.start} to {hand.envs.stop - 1}, on "
                     f"{hand.member.where()}, was lost as it started: {error}"
-                ) from error
+                )
+                return hand
             hand.starting = None
             first = first or hosted
             if hosted.spaces != first.spaces:
@@ -244,13 +263,14 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
         self._actions = ActionRows(self.single_action_space, self.num_envs)
+        return None
 
     def _no_room(self, waiting: Sequence[_Hand]) -> RuntimeError:
-        needed = max(hand.node.cpus for hand in waiting)
+        needed = max(hand.cpus for hand in waiting)
         return RuntimeError(
             f"the cluster has no room, or takes longer than {self._timeout:g} s (start_timeout), "
             f"for {len(waiting)} of {len(self._hands)} hosts, each of which needs {needed:g} CPUs: "
-            f"there is {self._crew.room()}"
+            f"there is {self._crew.room()}{self._loss}"
         )
 
     @property
@@ -553,7 +573,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         hand.member.end()
         index = self._hands.index(hand)
         del self._hands[index]  # if an error follows, `_end` leaves out the lost member
-        message = f"node {where} was lost: {str(why).partition(chr(10))[0]}"
+        message = f"node {where} was lost: {why}"
         if self.faults.on_crash != "restart":
             raise WorkerCrashError(
                 f"{message}. faults=FaultPolicy(on_crash='restart') goes on without it"
@@ -564,8 +584,8 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 f"{message}; that was once more than the {self.faults.max_restarts} times that the "
                 "FaultPolicy allows"
             ) from why
-        hand.node = Node("", "", hand.node.cpus, 0)
-        hand.member, hand.starting = self._hire(hand.envs, hand.node)
+        hand.node = None
+        hand.member, hand.starting = self._hire(hand.envs, None, hand.cpus)
         hand.awaited, hand.in_flight = None, 0
         hand.begun.clear()
         self._hands.insert(index, hand)
@@ -609,6 +629,10 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _end(self) -> list[Exception]:
         self.closed = True
+        return self._dismiss()
+
+    def _dismiss(self) -> list[Exception]:
+        """Ends the hosts; returns what those raised that closed their envs in time."""
         hands, self._hands = self._hands, []
         if not hands:  # then the crew may not have been made
             return []
