@@ -5,6 +5,7 @@
     python benchmarks/cluster.py --part size          # what a fragment costs, by its size
     python benchmarks/cluster.py --part runners       # 1 to 8 runners: what the driver spends
     python benchmarks/cluster.py --part slow          # ClusterVectorEnv, with envs of 10 ms
+    python benchmarks/cluster.py --part batch         # a batch of it beside a bare call of an actor
 
 ``rate``: contenders take turns of some seconds; who is not measured has nothing to do. Two runners,
 each with one worker, bound to a core of its own:
@@ -24,6 +25,10 @@ the driver for each fragment.
 
 ``slow``: envs whose step sleeps for 10 ms, eight on each of two nodes with one worker each; batches
 of a quarter. The limit is that of the workers, who do nothing else: 200 steps a second.
+
+``batch``: what a batch of ClusterVectorEnv costs, with envs that do nothing, so all of it is cost.
+Bare calls send the same bytes without envs: to an actor on each of two nodes an array of actions,
+for arrays of results. The limit is the same calls of actors that step a ShmVectorEnv.
 """
 
 from __future__ import annotations
@@ -428,6 +433,86 @@ def slow(rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
             }
 
 
+class Bare:
+    """Actors that are sent actions, and answer with results of as many envs."""
+
+    def __init__(self, count: int, nbytes: int, nodes: list[str], stepping: bool) -> None:
+        """Starts an actor on each node, with a vector env if it is to step one."""
+        self._ray: Any = importlib.import_module("ray")
+        placed = importlib.import_module("ray.util.scheduling_strategies")
+        share = count // len(nodes)
+
+        class Echo:
+            def __init__(self) -> None:
+                self._results = (
+                    *(np.zeros((share, nbytes), np.uint8), np.zeros(share)),
+                    *(np.zeros(share, bool), np.zeros(share, bool), {}),
+                )
+                if stepping:
+                    functions = [partial(Still, nbytes)] * share
+                    self._envs = shmvec.ShmVectorEnv(functions, num_workers=1)
+                    self._envs.reset()
+
+            def step(self, actions: Any) -> Any:
+                return self._envs.step(actions) if stepping else self._results
+
+        self._actors = [
+            self._ray.remote(num_cpus=0)(Echo)
+            .options(scheduling_strategy=placed.NodeAffinitySchedulingStrategy(node, soft=False))
+            .remote()
+            for node in nodes
+        ]
+
+    def step(self, actions: Any) -> Any:
+        """Calls all, and waits for all."""
+        parts = np.split(actions, len(self._actors))
+        calls = [actor.step.remote(part) for actor, part in zip(self._actors, parts, strict=True)]
+        return self._ray.get(calls)
+
+    def close(self) -> None:
+        """Ends them."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+
+def batches(rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Milliseconds a batch, by the number of envs and the bytes of their observations."""
+    with nodes([1, 1]) as ids:
+        for count, nbytes in ((2, 1000), (16, 1000), (128, 1000), (16, 100_000)):
+            with contextlib.ExitStack() as stack:
+                contenders: dict[str, Any] = {
+                    "bare calls": Bare(count, nbytes, ids, stepping=False),
+                    "limit": Bare(count, nbytes, ids, stepping=True),
+                    "ClusterVectorEnv": ClusterVectorEnv(
+                        [partial(Still, nbytes)] * count, num_workers=1
+                    ),
+                }
+                for each in contenders.values():
+                    stack.callback(each.close)
+                contenders["ClusterVectorEnv"].reset()
+                actions = np.zeros(count, np.int64)
+                for each in [*contenders.values()] * 20:
+                    each.step(actions)  # until all have started, and their first calls are over
+                found: dict[str, list[float]] = {name: [] for name in contenders}
+                for order in turns(contenders, rounds):
+                    for name in order:
+                        taken, until = [], time.perf_counter() + seconds
+                        while (begin := time.perf_counter()) < until:
+                            contenders[name].step(actions)
+                            taken.append(time.perf_counter() - begin)
+                        found[name].append(median(taken))
+                for name, values in found.items():
+                    ratio = median(a / b for a, b in zip(values, found["bare calls"], strict=True))
+                    yield {
+                        "num_envs": count,
+                        "nbytes": nbytes,
+                        "system": name,
+                        "ms_a_batch": 1e3 * median(values),
+                        "spread": spread(values),
+                        "of_bare_calls": ratio,
+                    }
+
+
 # ---- the table ---------------------------------------------------------------------------------
 
 
@@ -436,7 +521,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", choices=("rate", "size", "runners", "slow"), default="rate")
+    parser.add_argument(
+        "--part", choices=("rate", "size", "runners", "slow", "batch"), default="rate"
+    )
     parser.add_argument("--workload", default="CartPole-v1")
     parser.add_argument("--num-envs", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
@@ -449,6 +536,7 @@ def main() -> None:
         "size": sizes,
         "runners": numbers,
         "slow": partial(slow, options.rounds, options.seconds),
+        "batch": partial(batches, options.rounds, options.seconds),
     }[options.part]
     rows = []
     for row in part():
