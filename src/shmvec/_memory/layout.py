@@ -1,4 +1,4 @@
-"""Lays out slabs for spaces: which array lies where in the segment, with which dtype and shape.
+"""Layout of the slabs: which array lies where in the segment, with which dtype and shape.
 
 The parent makes the layout from the spaces and sends it to the workers, so that both sides agree
 even where equal spaces list their keys in another order.
@@ -48,10 +48,10 @@ __all__ = [
 
 
 _ALIGNMENT = 128  # a cache line and its neighbour, as in csrc/platform.h
-_UNKNOWN_BYTES = 8192  # a guess for a value of a space without a fixed size
-_MESSAGE_BYTES = 256  # for a message, besides its value
+_UNKNOWN_BYTES = 8192  # assumed for a value of a space without a fixed size
+_MESSAGE_BYTES = 256  # assumed for a message, besides its value
 
-# Takes an array's shape and dtype, returns the array (or nothing, where only sizes are added up).
+# A function that takes an array's shape and dtype, and returns the array (or only adds up sizes).
 Place = Callable[[tuple[int, ...], npt.DTypeLike], Any]
 
 
@@ -63,7 +63,7 @@ class Slabs:
         results: Frames of results: observations, rewards (float64) and flags (bool).
         actions: The codec of the actions.
         finals: The codec of the last observations of episodes; None unless resets overwrite them.
-        blocks: Blocks in which observations are written besides; None: there are none.
+        blocks: Blocks to which observations are written as well; None: there are none.
     """
 
     results: Results
@@ -90,7 +90,7 @@ class ActionRows:
         """
         try:
             self._codec.put_rows(envs, actions)
-        except OtherShapeError as error:  # the core passes them on to the envs, as Gymnasium does
+        except OtherShapeError as error:  # these go to the envs as they are, as in Gymnasium
             return list(error.actions)
         return [self._codec.get(env) for env in envs.tolist()]
 
@@ -125,7 +125,7 @@ class Layout:
         return nbytes_of(lambda place: self._slabs(place, None, _nothing))
 
     def results_nbytes(self, num_frames: int) -> int:
-        """The bytes that so many frames of results need."""
+        """The bytes that ``num_frames`` frames of results need."""
         return nbytes_of(lambda place: self._results(place, None, _nothing, num_frames))
 
     @property
@@ -166,7 +166,7 @@ class Layout:
         return slabs
 
     def results_in(self, memory: Any, num_frames: int) -> Results:
-        """Frames of results in memory of their own, of ``results_nbytes``."""
+        """Frames of results over memory of ``results_nbytes``."""
         results: Results = self._results(placing_in(memory), memory, _called, num_frames)
         return results
 
@@ -195,7 +195,7 @@ class Layout:
             return make(ActionCodec, memory, place((n,), np.uint8), shape, space.dtype, space)
 
         def batched_keys(space: spaces.Dict) -> Any:
-            # Gymnasium's actions are in the order of the batched space, which may differ.
+            # Gymnasium's actions have the order of keys of the batched space, which may differ.
             batched: Any = batch_space(space, 1)
             return batched.spaces
 
@@ -239,7 +239,7 @@ def _walk(
 ) -> Any:
     """A codec for a space of fixed size, nested as the space is."""
 
-    # (A function inside this one that called itself would be a cycle, which keeps the memory.)
+    # A function in this one that called itself would be a cycle of references, with the memory.
     def part(inner: gym.Space[Any]) -> Any:
         return _walk(inner, rows, place, make, leaf, keys)
 
@@ -257,7 +257,7 @@ def _called(kind: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _nothing(kind: Callable[..., Any], *arguments: Any) -> None:
-    """Makes nothing in place of a codec, where only sizes are added up."""
+    """Makes no codec, where only sizes are added up."""
 
 
 def nbytes_of(visit: Callable[[Place], object]) -> int:
@@ -383,14 +383,14 @@ def _shape(space: gym.Space[Any]) -> tuple[int, ...]:
 def misfit(
     env: int, space: gym.Space[Any], observation: Any, error: Exception, exact: bool = False
 ) -> Exception:
-    """An error that names the env and the part of the space that an observation does not fit.
+    """The error for an observation that does not fit its space; it names env and part of the space.
 
     Args:
         env: The env's index.
         space: Observation space of one env.
         observation: What the env returned.
-        error: The error of the attempt to write it; the new one is of the same type, if it can be.
-        exact: Whether its shape must be the space's, axes of length 1 included.
+        error: The error of writing it; the new error has the same type, if possible.
+        exact: Whether shapes must be equal, axes of length 1 included.
     """
     what = _wrong(space, observation, "observation", exact) or f"observation: {error}"
     kinds = (KeyError, IndexError, TypeError)
@@ -409,7 +409,7 @@ def first_misfit(
 
 
 def _wrong(space: gym.Space[Any], value: Any, path: str, exact: bool) -> str | None:
-    """Why a value, or the first part of it that is wrong, does not fit; None: it fits."""
+    """The reason why a value, or its first wrong part, does not fit its space; None: it fits."""
     if isinstance(space, gym.spaces.Dict):
         if not isinstance(value, Mapping):
             return f"{path} is a {type(value).__name__}; its space {space} needs a mapping"

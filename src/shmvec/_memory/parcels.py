@@ -1,10 +1,10 @@
 """Sends results of commands to the parent: pickled once, with large parts in shared memory.
 
-A worker has a *depot*, memory that it shares with the parent. With a request the parent lends it to
-the worker, unless unread results lie in it. The worker writes the large parts of each result there
-as soon as the env returns it, and the parent copies them before it notes the answer. A result that
-finds no room there travels through the channel like any message. csrc/model/channel.pml models the
-lending.
+A worker has a *depot*, memory that it shares with the parent. With a request the parent lends the
+depot to the worker, unless unread results lie in it. The worker writes the large parts of each
+result there as soon as the env returns it, and the parent copies them before it notes the answer. A
+result that does not fit the depot travels through the channel like any message.
+csrc/model/channel.pml models the lending.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from shmvec._pickling import dumps as dumps_by_value
 
 __all__ = ["Depot", "Parcel"]
 
-_LARGE = 1 << 14  # smaller parts cost less in the message itself
-_MOST = 1 << 26  # bytes of a depot, which it keeps: envs' images fit, rare giants need not
+_LARGE = 1 << 14  # bytes; smaller parts cost less in the message itself
+_MOST = 1 << 26  # bytes of a depot, which never shrinks: envs' images fit, larger results need not
 _LEAST = 1 << 20
 
-# The second pickles by value what the first cannot find by its name. Bound here: an env may patch
-# the modules.
+# The second pickles by value what the first cannot import. Bound here, because an env may patch the
+# modules.
 _PICKLES = dumps, dumps_by_value
 
 Span = tuple[int, int]  # offset in the depot, and number of bytes
@@ -39,7 +39,7 @@ Span = tuple[int, int]  # offset in the depot, and number of bytes
 
 @dataclass(frozen=True)
 class Parcel:
-    """A pickled result and its out-of-band buffers; spans stand for what lies in the depot."""
+    """A pickled result and its out-of-band buffers; a span stands for a buffer in the depot."""
 
     pickled: bytes | Span
     buffers: list[Any]
@@ -50,7 +50,7 @@ class Parcel:
 
 
 class Depot:
-    """One side's view of the depot of a worker.
+    """A worker's depot, as one side maps it.
 
     Attributes:
         descriptor: The descriptor of the memory.
@@ -68,7 +68,7 @@ class Depot:
             with tempfile.TemporaryFile() as file:
                 return cls(os.dup(file.fileno()))
         with suppress(OSError):
-            # Else a process that has mapped it would be killed when it reads pages cut off.
+            # Sealed, because a process that reads pages which were cut off is killed.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         return cls(descriptor)
 
@@ -99,7 +99,7 @@ class Depot:
         spans: list[Any] = []
 
         def keep(buffer: PickleBuffer) -> bool:
-            """Puts a buffer into the depot; True: it stays in the pickle, for want of room."""
+            """Puts a buffer into the depot; returns True if it must stay in the pickle."""
             span = self._put(buffer.raw())
             if span is not None:
                 spans.append(span)
@@ -132,17 +132,17 @@ class Depot:
             try:
                 if size < end:
                     size = min(_MOST, max(_LEAST, 2 * len(self._memory), end))
-                    # Reserved: a write where the kernel finds no page would be fatal.
+                    # Reserved, because a write for which there is no page would be fatal.
                     os.posix_fallocate(self.descriptor, 0, size)
                 self._memory = memoryview(mmap.mmap(self.descriptor, size))
-            except OSError:  # or no free descriptor, of which a mapping takes one
+            except OSError:  # no memory, or no free descriptor, which a mapping needs
                 return False
         return True
 
     # ---- the parent's side -------------------------------------------------------------------
 
     def collect(self, parcels: Sequence[Parcel | None]) -> list[Parcel | None]:
-        """The parcels of a message, with copies in place of spans, whose memory is then free.
+        """Copies the parcels of a message out of the depot, whose memory is free afterwards.
 
         Copies are made in the memory of earlier results that have no other reference: new memory
         comes from the system page by page, which takes longer than the copy.
@@ -175,7 +175,7 @@ class Depot:
                     pickled = bytes(self._at(pickled))
                 parcel = Parcel(pickled, [copied(span) for span in parcel.buffers])
             collected.append(parcel)
-        if used:  # the caller holds the last results until it has the next: so two of each
+        if used:  # two of each, because the caller holds the last results until it has the next
             self._blocks = deque([*held, *self._blocks, *used][-2 * len(used) :])
         return collected
 
@@ -184,7 +184,7 @@ class Depot:
         begin, nbytes = span
         end = begin + nbytes
         if end > len(self._memory):
-            self._memory = memoryview(mmap.mmap(self.descriptor, 0))  # as large as it is
+            self._memory = memoryview(mmap.mmap(self.descriptor, 0))  # all of it
         if not 0 <= begin <= end <= len(self._memory):
             raise ValueError(f"there are no {nbytes} bytes at {begin} of the memory for results")
         return self._memory[begin:end]
@@ -196,4 +196,4 @@ def _oldest(blocks: deque[bytearray]) -> tuple[bytearray, int]:
     return block, getrefcount(block)
 
 
-_ONLY_HERE = _oldest(deque([bytearray()]))[1]  # the references without any of a user's
+_ONLY_HERE = _oldest(deque([bytearray()]))[1]  # references to a block that no user has

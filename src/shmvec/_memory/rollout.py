@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rollout", "Rollouts", "store"]
 
-_FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; the segment has some frames
+_FRAMES_MOST = (1 << 24) - 64  # a request has 24 bits for the frame; 64 are left for the segment
 
 
 class Rollout:
@@ -62,7 +62,7 @@ class Rollout:
         lease: Lease,
         actions: Any,
     ) -> None:
-        """Takes frames from the ``first`` on; ``ShmVectorEnv.rollout`` calls this."""
+        """Takes the frames from ``first`` on; ``ShmVectorEnv.rollout`` calls this."""
         self.length = length
         lead = length + 1, exchange.num_envs
         arrays = results.view(lease, lead)
@@ -74,7 +74,7 @@ class Rollout:
         self._results, self._first, self._lease = results, first, lease
 
     def _check_goes_on(self, first: int, last: int) -> None:
-        """Raises RuntimeError unless the last results are at one of these indexes."""
+        """Raises RuntimeError unless the last results are at an index of ``first`` to ``last``."""
         frames = self._exchange.frames
         if (
             frames.rollouts is not self._results
@@ -86,7 +86,7 @@ class Rollout:
             )
 
     def ask(self, envs: npt.NDArray[np.intp], part: Any, index: int, actions: Any) -> None:
-        """Asks some envs for a step, and does not wait: each may be at an index of its own.
+        """Asks some envs for a step, and does not wait; other envs may be at other indexes.
 
         Args:
             envs: The envs.
@@ -121,13 +121,13 @@ class Rollout:
             meanwhile: Called while the envs step.
 
         Returns:
-            The infos, as of ``ShmVectorEnv.step``.
+            The infos, as ``ShmVectorEnv.step`` returns them.
 
         Raises:
-            RuntimeError: The rollout is full, was released, or is no longer the last thing that
-                the envs did: another one was begun, the envs were stepped or reset without it, or
-                a step has failed. Nothing was sent.
-            Exception: As for ``ShmVectorEnv.step``. The rollout cannot be gone on with.
+            RuntimeError: The rollout is full, was released, or does not hold the last results any
+                more: another one was begun, the envs were stepped or reset without it, or a step
+                has failed. Nothing was sent.
+            Exception: As for ``ShmVectorEnv.step``. The rollout cannot be continued.
         """
         if self.steps >= self.length:
             raise RuntimeError(
@@ -148,7 +148,7 @@ class Rollout:
             gather=self._gather(),
             arrays=False,
             frame=self._first + self.steps + 1,
-            last=self.steps == self.length - 1,  # the user may change its row
+            last=self.steps == self.length - 1,  # results at the last index become the user's
             meanwhile=work,
             within=self.within,
         )
@@ -164,7 +164,7 @@ class Rollout:
         return self._exchange.autoreset.transitions(self.terminations, self.truncations)
 
     def __repr__(self) -> str:
-        """Its size, and how much of it is there."""
+        """The rollout's size, and how many of its steps were made."""
         return f"Rollout({self.steps} of {self.length} steps, {self.rewards.shape[1]} envs)"
 
     def release(self) -> None:
@@ -244,7 +244,7 @@ class Rollouts:
         """The half of the memory that is free; the one not used last time, if both are."""
         halves = 1 - self._half, self._half
         for generation in (None, 0, 1, 2):
-            if generation is not None:  # arrays may be kept by a cycle only, mostly by a young one
+            if generation is not None:  # only a cycle, mostly a young one, may keep the arrays
                 gc.collect(generation)
             for half in halves:
                 if not results.leased(half * count, count):
@@ -262,13 +262,13 @@ class Rollouts:
                 f"length must be at most {_FRAMES_MOST // 2 - 1:,}, got {length:,}: take several "
                 "rollouts"
             )
-        # First: an interruption may leave workers with other memory than the parent.
+        # Cleared first: an interruption may leave workers with other memory than the parent.
         self._made = None
         self._exchange.frames.take_rollouts(None)
         nbytes = self._layout.results_nbytes(num_frames) + 2 * self._actions_nbytes(length)
         descriptor = reserve_memory(nbytes)
         try:
-            # An array: its finalizers, unlike a mapping's, run before the memory is unmapped.
+            # An array, whose finalizers run before the memory is unmapped, unlike a mapping's.
             memory = np.asarray(MappedMemory(descriptor, nbytes))
             if pin:
                 _page_lock(memory)
@@ -304,7 +304,7 @@ def _check_arrays(space: gym.Space[Any], name: str) -> None:
 
 
 def store(space: gym.Space[Any], arrays: Any, index: Any, values: Any) -> None:
-    """Copies a batch to an index of the arrays for several."""
+    """Copies a batch to an index of arrays for several batches."""
 
     def put(array: npt.NDArray[Any], part: Any) -> None:
         array[index] = part
@@ -330,4 +330,4 @@ def _page_lock(memory: npt.NDArray[np.uint8]) -> None:
     if error != 0:
         raise RuntimeError(f"CUDA could not page-lock {memory.nbytes:,} bytes: error {error}")
     finalizer = weakref.finalize(memory, cudart.cudaHostUnregister, address)
-    finalizer.atexit = False  # CUDA may be gone by then
+    finalizer.atexit = False  # at exit, CUDA may be gone

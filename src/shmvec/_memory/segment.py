@@ -37,7 +37,7 @@ SEGMENT = "shmvec-segment"  # the name of segments in /proc
 
 _OTHER = "shmvec"
 _SHM = "/dev/shm"
-_LEFT_AFTER_S = 60.0  # a name lives for less than a millisecond
+_LEFT_AFTER_S = 60.0  # age from which a name is a leftover: names live less than a millisecond
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # The files of a cgroup's limit and of its use, of v2 and v1.
 _LIMITS = (
@@ -71,7 +71,7 @@ def reserve_memory(nbytes: int) -> int:
 
 def _reserved(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:
     """Reserves memory by the first way that works."""
-    # First: the kernel does not refuse memory beyond a limit, but kills the process.
+    # Checked first: beyond a cgroup's limit the kernel does not refuse memory, but kills.
     if free_memory() < nbytes:
         raise _no_room(nbytes)
     reason: OSError | None = None
@@ -84,7 +84,7 @@ def _reserved(nbytes: int, makers: Sequence[Callable[[], int]]) -> int:
             continue
         try:
             reserve_pages(descriptor, nbytes)
-            # A block's file takes no seals.
+            # The file of a block takes no seals.
             with contextlib.suppress(PermissionError):
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         except BaseException as error:
@@ -114,8 +114,8 @@ def _block(name: str, nbytes: int) -> int:
             block = SharedMemory(name, create=True, size=nbytes, track=False)
             with contextlib.closing(block):
                 return os.dup(block._fd)  # type: ignore[attr-defined]
-        # The same by hand: before Python 3.13 SharedMemory would also start a process, the resource
-        # tracker, to remove a name that is gone by then.
+        # Before Python 3.13 SharedMemory would start a process, the resource tracker, to remove a
+        # name that is gone by then. So the same is done here without it.
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
         descriptor: int = _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
         return descriptor
@@ -125,7 +125,7 @@ def _block(name: str, nbytes: int) -> int:
 
 
 def _remove_leftovers() -> None:
-    """Removes names, without memory, that processes killed within ``_block`` have left."""
+    """Removes the names of blocks that processes have left which were killed within ``_block``."""
     for left in Path(_SHM).glob(f"{_OTHER}-*"):
         with contextlib.suppress(OSError):  # another user's; or another process has removed it
             if left.stat().st_mtime < time.time() - _LEFT_AFTER_S:
@@ -133,7 +133,7 @@ def _remove_leftovers() -> None:
 
 
 class Kept:
-    """Memory that workers have, kept for workers that are started later."""
+    """Memory that was sent to workers, kept for workers that are started later."""
 
     def __init__(self) -> None:
         """Begins with no memory."""
@@ -207,7 +207,7 @@ def free_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
 
 
 def _file_cache(folder: Path) -> int:
-    """A cgroup's bytes that cache files: counted as used, but freed when they are needed.
+    """Bytes of a cgroup that cache files: they count as used, but are freed when needed.
 
     A job that has read much data has filled its limit with them.
     """

@@ -1,1 +1,1 @@
-"""Worker processes: started, hosting envs, supervised, replaced, and their last words."""
+"""Worker processes: how they start, host envs, are supervised and replaced, and their output."""

@@ -37,8 +37,8 @@ __all__ = ["Agreement", "Assembly", "agree", "agreed_spaces", "assemble", "worke
 
 _INFO_BYTES_PER_ENV = 4096
 _INFO_BYTES_LEAST = 65536
-_MESSAGE_RING_MOST = 1 << 28  # larger messages go over the channel
-# From how many bytes on the observations of a batch get blocks of memory, and limits to those.
+_MESSAGE_RING_MOST = 1 << 28  # larger messages go through the channel
+# The bytes of a batch's observations from which on there are blocks for them, and limits to blocks.
 _BLOCK_BYTES_LEAST = 1 << 16
 _BLOCKS_BYTES_MOST = 1 << 26
 _BLOCKS_MOST = 4
@@ -109,7 +109,7 @@ def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> 
 
 
 def _num_blocks(nbytes: int) -> int:
-    """The number of blocks of so many bytes: one is written while the last one is in use."""
+    """The number of blocks of ``nbytes``: none, or several: one is written while one is used."""
     if nbytes < _BLOCK_BYTES_LEAST:
         return 0
     affordable = min(_BLOCKS_MOST, _BLOCKS_BYTES_MOST // nbytes)
@@ -137,7 +137,7 @@ def assemble(
     except OSError:
         if agreement.layout.num_blocks == 0:
             raise
-        # Blocks are optional.
+        # Without room, the segment does without blocks, which are optional.
         agreement.layout = replace(agreement.layout, num_blocks=0)
         sizes, descriptor, memory = _reserve(workers, settings, agreement.layout)
     layout = agreement.layout

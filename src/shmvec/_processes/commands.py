@@ -1,6 +1,6 @@
-"""Commands to envs as messages to their workers, and the late messages that come back.
+"""Commands to envs as messages to their workers, and the late messages that workers send.
 
-The parent's side; in a worker :class:`EnvHost` receives and sends these messages.
+This is the parent's side; in a worker :class:`EnvHost` receives and sends these messages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def packed_command(
         workers: All workers of the vector env.
         envs: The envs that the command is for.
         name: "call" or "set_attr".
-        payload: Of a call (name, args, kwargs), of an attribute (name, {env: value}).
+        payload: For "call": (name, args, kwargs). For "set_attr": (name, {env: value}).
         is_out: Whether an env is in flight.
     """
     named = set(envs)
@@ -76,7 +76,7 @@ class Unreadable(Exception):
 
 
 def read_late(workers: Workers, index: int, content: Any) -> Late:
-    """Reads a late message, and copies what of it lies in the worker's depot.
+    """Reads a late message, and copies the parts of it that lie in the worker's depot.
 
     Args:
         workers: All workers of the vector env.
@@ -84,8 +84,8 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
         content: The packed message.
 
     Returns:
-        Its messages, unpacked; its failures, with those of unpacking; and its results, which are
-        still to be opened.
+        Its messages, unpacked; its failures, with those of unpacking; and its results, which the
+        caller opens.
 
     Raises:
         Unreadable: The message makes no sense.
@@ -103,10 +103,10 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
     messages, failures = [], list(late.failures)
     for kind, env, packed in late.messages:
         message, error = _tried(partial(workers.unpack, packed))
-        if error is not None:  # raised by a class of the user's
+        if error is not None:  # a class of the user's has raised it
             failures.append(Failure.of(error, env, index, "info"))
             continue
-        # Without a process the message is the env's own object.
+        # Without a process the message is the env's own object, and must be copied.
         messages.append((kind, env, message if workers.inline is None else deepcopy(message)))
     return Late(messages, failures, results)
 

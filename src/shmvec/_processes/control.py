@@ -13,7 +13,7 @@ from shmvec.faults import Failure
 __all__ = ["Attachment", "Imported", "Late", "Report", "Resets"]
 
 
-# Seed and options for the first reset of each env of a worker; None: as the request says.
+# Seed and options for the first reset of each env of a worker; None: those of the request.
 Resets = Sequence[tuple[int | None, Any] | None]
 
 

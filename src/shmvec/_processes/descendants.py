@@ -1,7 +1,7 @@
-"""What the envs of a worker have started, and how it ends with the worker: csrc/family.h.
+"""Ends the processes that a worker's envs have started, together with the worker (csrc/family.h).
 
-The worker marks itself; whatever it starts inherits the mark. The parent knows the mark, too, and
-ends the family of a worker that went without doing so itself.
+The worker marks itself, and every process that it starts inherits the mark. The parent knows the
+mark, too, and ends the family of a worker that has ended without doing so itself.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from shmvec._core import mark_process, signal_marked
 
 __all__ = ["end_families", "end_own_family", "lead_family", "new_mark"]
 
-_PATIENCE_S = 1.0  # until those that were killed have ended, if they can
+_PATIENCE_S = 1.0  # for killed processes to end; one that hangs in the kernel does not
 _LONGEST_PAUSE_S = 0.02
-_WALL = 0x40000000  # children of every kind: os has no name for it
-# Bound here: an env may patch the modules.
+_WALL = 0x40000000  # __WALL, children of every kind, which `os` does not have
+# Bound here, because an env may patch the modules.
 _waitid, _getsignal = os.waitid, signal.getsignal
 
 
 def new_mark() -> int:
-    """The mark of a worker that is about to be started; nobody else has it."""
+    """A new mark, for a worker that is about to be started."""
     return 1 << 62 | randbits(62)
 
 
 def lead_family(mark: int) -> None:
-    """Marks this process, a worker, and what it starts from now on.
+    """Marks this process, a worker, and the processes that it starts from now on.
 
-    Where that is not possible, what it starts is known by its process group alone.
+    Where that is impossible, these processes are known by their process group alone.
     """
     with contextlib.suppress(OSError):
         mark_process(mark)
 
 
 def end_families(marks: Sequence[int], patience_s: float, spared: int = 0) -> None:
-    """Ends what was started by workers with these marks, and the workers themselves.
+    """Ends workers, and the processes that they have started.
 
     Args:
-        marks: Their marks.
+        marks: The workers' marks.
         patience_s: Seconds they get to obey SIGTERM, before they are killed.
         spared: A process that may live on.
     """
@@ -53,27 +53,27 @@ def end_families(marks: Sequence[int], patience_s: float, spared: int = 0) -> No
     while signal_marked(marks, number, spared):
         elapsed = monotonic() - begin
         if elapsed > patience_s + _PATIENCE_S:
-            return  # it hangs in the kernel
+            return  # some process hangs in the kernel
         number = signal.SIGKILL if elapsed > patience_s else 0
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def end_own_family(mark: int, patience_s: float) -> None:
-    """Ends what this worker has started and not ended itself, before it ends itself."""
+    """Ends the processes that this worker has started, before the worker ends."""
     if _has_started_nothing():
         return
-    # Pools and the like first, as multiprocessing would when this process ends: without their
-    # processes they would wait for them.
+    # Pools and the like end first, as multiprocessing would do it at exit: once their processes are
+    # killed, they would wait for them.
     util._run_finalizers(0)  # type: ignore[attr-defined]
-    # multiprocessing's tracker ends with us, and only then removes what was left behind.
+    # The resource tracker is spared: it removes leftovers once this process has ended.
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
     end_families([mark], patience_s, spared=tracker or 0)
 
 
 def _has_started_nothing() -> bool:
     """Whether there is no child of this process, nor ever was one that was waited for."""
-    if _getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # nobody need wait for them
+    if _getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # then children leave no trace
         return False
     with contextlib.suppress(ChildProcessError):
         _waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)

@@ -1,9 +1,9 @@
 """Fork servers: interpreters that have imported what workers need, and fork workers.
 
 A worker then costs a fork of a small process without threads, whatever the parent has imported and
-started. A server is made for each set of modules, environment variables and module search path, and
-is kept for the next vector env that needs the same; likewise for each user, set of limits and umask
-that the program has, as workers inherit these from it.
+started. A server is kept for the next vector env that needs the same modules, environment variables
+and module search path, while the program has the same user, limits and umask, which workers inherit
+from the server.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = ["ForkServer", "fork_server", "serve", "servers"]
 _MOST_SERVERS = 4
 _VOLATILE = ("PYTEST_CURRENT_TEST",)  # has no effect on imports
 _STOP_S = 1.0
-_SLOW_S = 1.0  # without an answer: the server imports, or was stopped
+_SLOW_S = 1.0  # without an answer for so long, the server imports, or was stopped
 _LONGEST = 64  # bytes of an answer
 
 _FORK, _IMPORT, _REAP, _GROUP, _STALE = b"fork", b"import", b"reap", b"group", b"stale"
 _MOST_REQUESTED = 100_000  # bytes of a request; a packet of 200 KiB is too large
-_MOST_DESCRIPTORS = 5  # that come with a request: for the answer, of the channel, standard streams
+_MOST_DESCRIPTORS = 5  # of a request: the pipe for the answer, the channel, the standard streams
 
-_servers: list[ForkServer] = []  # those that are kept, the most recently used last
+_servers: list[ForkServer] = []  # the servers that are kept, the most recently used last
 _running: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 
 
@@ -57,7 +57,7 @@ class ForkServer:
         modules: The modules that it has imported.
         environ: The environment variables that it was started with.
         path: Its module search path.
-        surroundings: What it has of the process that started it, as ``_surroundings`` says.
+        surroundings: The user, limits and umask that it has inherited; see ``_surroundings``.
         usable: Whether it can fork more workers.
     """
 
@@ -78,29 +78,29 @@ class ForkServer:
         self.pid = server.pid
         self.usable = True
         self.modules, self.environ, self.path = set(modules), dict(environ), list(sys.path)
-        # Only after the workers of vector envs that are open at exit have ended.
+        # At exit, servers end after the workers of vector envs that are still open.
         util.Finalize(self, _stop, (mine, server), exitpriority=-100)
         _running.add(self)
 
     def fork(self, channel: int, numbers: list[int]) -> None:
-        """Has it fork a worker.
+        """Has the server fork a worker.
 
         Args:
             channel: The worker's end of its control channel.
-            numbers: The worker's process id is appended. If none is, this server forks no more: it
-                has ended, or files that it has imported have changed since.
+            numbers: The list to which the worker's process id is appended. If none is, this server
+                cannot be used any more: it has ended, or files that it has imported have changed.
         """
         answer = self._ask(_FORK, [channel, 0, 1, 2])
         self.usable = answer not in (b"", _STALE)
         if not self.usable:
-            _drop(self)  # it ends with the last of its workers
+            _drop(self)  # the server ends with the last of its workers
         else:
             numbers.append(int(answer))
 
     def learn(self, modules: Sequence[str]) -> None:
         """Has the server import modules before its next fork; does not wait."""
         names = " ".join(modules).encode()[: _MOST_REQUESTED - len(_IMPORT)]
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended
+        with suppress(BrokenPipeError, ConnectionResetError):  # the server has ended
             self._socket.sendall(_IMPORT + names)
         self.modules.update(modules)
 
@@ -114,13 +114,13 @@ class ForkServer:
         self._ask(_GROUP + str(pid).encode(), [])
 
     def fileno(self) -> int:
-        """The descriptor of the socket to it."""
+        """The descriptor of the socket to the server."""
         return self._socket.fileno()
 
     def disown(self) -> None:
         """Gives up the server, in a process that is a fork of its owner."""
         self._socket.close()
-        self._server.returncode = 0  # it is no child of this process
+        self._server.returncode = 0  # the server is no child of this process
         self.usable = False
 
     def _ask(self, request: bytes, descriptors: Sequence[int]) -> bytes:
@@ -138,7 +138,7 @@ class ForkServer:
             self._wait_for(answer)
             at_once(os.read, answer, _LONGEST, found)
         except BaseException:
-            # Interrupted after the id had come: no other code knows of that worker.
+            # Interrupted after the id had come: only this code knows of the worker, and ends it.
             if request == _FORK and found and found[0].isdigit():
                 os.kill(int(found[0]), signal.SIGKILL)
                 self._ask(_REAP + found[0], [])
@@ -162,7 +162,7 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
     Args:
         modules: The modules that it must have imported.
         environ: The environment variables that it must have been started with.
-        no_others: Whether it must have been asked for no other modules.
+        no_others: Whether it must have no other modules.
     """
     fixed, surroundings = _lasting(environ), _surroundings()
     for server in reversed(_servers):
@@ -170,8 +170,7 @@ def fork_server(modules: Sequence[str], environ: Mapping[str, str], no_others: b
         # Entries appended to sys.path since then hide no module that it has found.
         same = _lasting(server.environ) == fixed and server.path == sys.path[: len(server.path)]
         if server.usable and enough and same and server.surroundings == surroundings:
-            # Moved to the end. Appended first: else a signal's handler in between could leave it
-            # out, and it would run on beside its replacement.
+            # Moved to the end: appended first, so that an exception in between does not lose it.
             _servers.append(server)
             _drop(server)
             break
@@ -188,7 +187,7 @@ def _lasting(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _surroundings() -> tuple[object, ...]:
-    """What a process hands down to those it starts: its user and groups, limits and umask."""
+    """What child processes inherit: user and groups, limits and umask."""
     limits = [
         resource.getrlimit(number)
         for name, number in sorted(vars(resource).items())
@@ -205,7 +204,7 @@ def servers() -> list[ForkServer]:
 
 
 def _drop(server: ForkServer) -> None:
-    with suppress(ValueError):  # another thread has done so
+    with suppress(ValueError):  # another thread has removed it
         _servers.remove(server)
 
 
@@ -214,7 +213,7 @@ def _stop(mine: socket, server: subprocess.Popen[bytes]) -> None:
     try:
         server.wait(_STOP_S)
     except subprocess.TimeoutExpired:  # it is importing
-        with suppress(PermissionError):  # this process has changed its user: it ends by itself
+        with suppress(PermissionError):  # this process has changed its user; the server ends itself
             server.kill()
             server.wait()
 
@@ -244,13 +243,13 @@ def serve(descriptor: int, parent: int, modules: Collection[str]) -> None:
         parent: Process id of the parent.
         modules: The names of the modules.
     """
-    os.set_inheritable(descriptor, False)  # not for programs that modules execute
+    os.set_inheritable(descriptor, False)  # programs that modules execute must not inherit it
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-    # A program may ignore it, and that is inherited: workers' exit codes would be lost.
+    # A program that ignores SIGCHLD passes that on, which would lose the workers' exit codes.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with fresh_openmp():
         files = _imported(modules, descriptor, quiet=False)
-        # Later modules were imported by a worker before, which has printed their output.
+        # Output of later imports is discarded: a worker that has imported them has printed it.
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.close(nothing)
@@ -291,7 +290,7 @@ def _serve(descriptor: int, parent: int, files: dict[str, int]) -> None:
             try:
                 os.write(reply, answer)
             except BrokenPipeError:  # the parent has stopped waiting
-                if forked:  # and will not ask for its exit code
+                if forked:  # and will never ask for the exit code of this worker
                     os.kill(forked, signal.SIGKILL)
                     child_status(forked)
             for number in descriptors:
@@ -301,8 +300,8 @@ def _serve(descriptor: int, parent: int, files: dict[str, int]) -> None:
 def _imported(modules: Collection[str], descriptor: int, quiet: bool = True) -> dict[str, int]:
     """Imports modules; returns the files of all loaded modules, and when they were edited.
 
-    If a module starts threads, this process executes itself anew, without that module and without
-    those that it was asked for after its start.
+    If a module starts threads, this process replaces itself by a new interpreter, without that
+    module and without those that it was asked for after its start.
     """
     refused = sys.argv[1:]
     before = num_threads()

@@ -1,7 +1,7 @@
 """Builds and closes the envs of one worker, and carries out commands on them.
 
-A worker process uses it and, for ``num_workers=0``, the calling process does; only the ``mailbox``
-differs.
+Worker processes use this module, and so does the calling process for ``num_workers=0``; only the
+``mailbox`` differs.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class EnvHost:
         )
 
     def _made(self, env_fn: EnvFn) -> gym.Env[Any, Any]:
-        """What an env_fn returns."""
+        """Calls an env_fn; returns its env."""
         try:
             return env_fn()
         except Exception as error:
@@ -192,7 +192,7 @@ class EnvHost:
     def trace(self, sequence: int) -> None:
         """Receives memory for a trace; without room for it, nothing is recorded."""
         packed, descriptors = self.mailbox.receive(sequence)
-        if not descriptors:  # too many files are open here: the kernel has discarded it
+        if not descriptors:  # this process has too many open files: the kernel has discarded it
             return
         with contextlib.suppress(OSError):
             self._take("trace", self.mailbox.unpack(packed), descriptors[0])
@@ -276,12 +276,12 @@ class EnvHost:
                 failures.append(self._failure(self.first_env + i, "close", error))
             end_forks()
         self.envs = []
-        self._loop = None  # which refers to this host
+        self._loop = None  # breaks a cycle: the loop refers to this host
         return failures
 
     def _explained(self, env: int, operation: str, error: BaseException) -> Failure:
         """The failure of a step or reset, with a hint where one is known."""
-        with contextlib.suppress(Exception):  # of its own code; or it was closed
+        with contextlib.suppress(Exception):  # the env's code may raise, or the env is closed
             itself = self.envs[env - self.first_env]
             if operation == "reset":
                 add_note(error, of_reset(env, itself, error))
@@ -295,7 +295,7 @@ class EnvHost:
 
 
 def _unwrapped(env: Any) -> Any:
-    """The env without its wrappers; the env itself if it does not say."""
+    """The env without its wrappers; the env itself if it has no ``unwrapped``."""
     try:
         itself = env.unwrapped
     except Exception:  # the env need not be Gymnasium's
@@ -331,9 +331,9 @@ def _what_is_wrong(env: Any) -> str:
 class HostedEnv:
     """An env of another interface, wrapped so that a worker can step it.
 
-    It passes every call on to the env. Adapters for envs that are not Gymnasium's, or that must see
-    what happens in the worker, derive from it and override what they change. The ``env_fns`` make
-    its instances, which never leave their worker.
+    It passes every call on to the env. Adapters for envs that are not Gymnasium's, or whose calls
+    must be changed in the worker, derive from it and override methods. The ``env_fns`` make its
+    instances, which never leave their worker.
 
     Attributes:
         env: The env.
@@ -407,7 +407,7 @@ class HostedEnv:
 
     @property
     def unwrapped(self) -> Any:
-        """The env without its wrappers, which a worker may not have twice."""
+        """The env without its wrappers; no two envs of a worker may have the same."""
         return getattr(self.env, "unwrapped", self.env)
 
     def reset(self, **arguments: Any) -> Any:
@@ -427,7 +427,7 @@ class HostedEnv:
         self.env.close()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Finds what ``call`` and ``get_attr`` ask for."""
+        """The method or attribute for ``call`` and ``get_attr``."""
         return self.env.get_wrapper_attr(name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> Any:
@@ -436,7 +436,7 @@ class HostedEnv:
 
 
 def _spaces_of(env: Any) -> tuple[Any, Any]:
-    """The spaces of an env; None for one that it does not have yet."""
+    """The spaces of an env; None for a space that does not exist yet."""
     found = []
     for name in ("observation_space", "action_space"):
         try:

@@ -22,7 +22,7 @@ __all__ = ["InlineWorker"]
 
 @dataclass
 class _Message:
-    """A message, as a channel has them."""
+    """A message, like those of a channel."""
 
     sequence: int
     content: Any
@@ -31,7 +31,7 @@ class _Message:
 
 @dataclass
 class _Given:
-    """A result, as a parcel has it."""
+    """A result that is not pickled, with a parcel's interface."""
 
     result: Any
 
@@ -46,7 +46,7 @@ class _InlineChannel:
     broken = None
 
     def __init__(self) -> None:
-        """Makes an empty one."""
+        """Makes a channel without messages."""
         self._to_worker: deque[_Message] = deque()
         self._to_parent: deque[_Message] = deque()
 
@@ -74,7 +74,7 @@ class _InlineChannel:
         self._to_parent.append(_Message(sequence, packed))
 
     def receive(self, sequence: int) -> tuple[Any, list[int]]:
-        """Takes the parent's message of a request, which is there; discards older ones."""
+        """Takes the parent's message of a request, which has come; discards older ones."""
         message = self._from(self._to_worker, sequence)
         if message is None:
             raise RuntimeError(f"the message of request {sequence} is lost")
@@ -106,7 +106,7 @@ class _InlineChannel:
 
 
 class InlineWorker:
-    """The workers of a vector env without processes; see ``Workers``."""
+    """The one worker of a vector env without processes; it implements ``Workers``."""
 
     def __init__(self, env_fns: Sequence[EnvFn]) -> None:
         """Prepares for the envs; ``reports`` builds them."""
@@ -139,7 +139,7 @@ class InlineWorker:
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Makes the worker's loop over the parent's mapping."""
         self._attached = segment, attachment
-        self._descriptor = os.dup(descriptor)  # by which `top` finds the segment
+        self._descriptor = os.dup(descriptor)  # kept open, so that `top` finds the segment
         self._loop = self._host.loop(segment, attachment)
 
     def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
@@ -163,7 +163,7 @@ class InlineWorker:
         report = self._host.build(self._env_fns)
         if isinstance(report, Failure):
             return report
-        if self.stopped:  # by a signal's handler, while they were built
+        if self.stopped:  # a signal's handler has stopped the worker while envs were built
             self._host.close()
             raise ClosedEnvironmentError("The vector env was closed during this call.")
         attachment = replace(attachment, resets=resets, kept=self.kept.sizes)
@@ -199,7 +199,7 @@ class InlineWorker:
         """Does nothing: there is no process that can have died."""
 
     def listen(self, indices: Sequence[int], timeout: float) -> None:
-        """Raises RuntimeError: a message that is not there already is lost."""
+        """Raises RuntimeError: without a process, a message that has not come is lost."""
         raise RuntimeError("the message of an answer is lost")
 
     def dismiss(self) -> None:

@@ -1,8 +1,8 @@
 """Starts fresh Python interpreters, each of which becomes a worker (spawn) or a fork server.
 
-Unlike those of ``multiprocessing`` they never run the program's script: what is defined there
-travels by value. So a script needs no ``if __name__ == "__main__"``, and a notebook, ``python -c``
-or standard input will do.
+Unlike those of ``multiprocessing`` they never run the program's script: functions and classes that
+it defines travel by value. So a script needs no ``if __name__ == "__main__"``, and a program may be
+a notebook, ``python -c`` or standard input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 # Descriptors that came with the pickles for this worker; see ``_Carried`` in launcher.py.
 inherited: list[int] = []
 _LONGEST_VARIABLE = 100_000  # bytes; Linux starts no program with a variable of 128 KiB
-_MOST_VARIABLES = 1_000_000  # bytes of all; likewise with two million
+_MOST_VARIABLES = 1_000_000  # bytes of all variables; with two million Linux starts no program
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Start:
 
 
 def heritable(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that an interpreter can be started with: not too large."""
+    """The environment variables that are small enough for an interpreter to be started with."""
     room = _MOST_VARIABLES
     found = {}
     for name, value in environ.items():
@@ -77,23 +77,23 @@ def start_interpreter(
     """Starts an interpreter that runs a function of this package.
 
     Args:
-        function: The function, of a module.
+        function: The function, which must be importable.
         arguments: Its arguments; their ``repr`` must be Python code for them.
-        descriptors: The descriptors that it inherits, by the same numbers.
-        environ: Its environment, from ``heritable``.
+        descriptors: The descriptors that the interpreter inherits, with the same numbers.
+        environ: The interpreter's environment, from ``heritable``.
     """
-    # Imports ignore entries that are not strings (some programs append a Path).
+    # Imports ignore entries of sys.path that are not strings (some programs append a Path).
     entries = [entry for entry in sys.path if isinstance(entry, str)]
     path = [entry or process.ORIGINAL_DIR or os.getcwd() for entry in entries]  # type: ignore[attr-defined]
     call = ", ".join(map(repr, arguments))
-    # A group of its own: Ctrl-C is for the parent. The handler is for a SIGINT sent to all of them.
+    # A process group of its own keeps Ctrl-C away; the handler ignores a SIGINT that is sent to it.
     code = (
         f"import os, sys; os.setpgid(0, 0); sys.path[:] = {path!r}; "
         "import signal; signal.signal(signal.SIGINT, lambda *_: None); del os, signal, sys; "
         f"import {function.__module__} as it; it.{function.__name__}({call})"
     )
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    # These flags leave out some -X options.
+    # That function leaves out some -X options.
     flags += [
         f"-X{name}" if value is True else f"-X{name}={value}"
         for name, value in sys._xoptions.items()
@@ -105,7 +105,7 @@ def start_interpreter(
             "empty). Name it with multiprocessing.set_executable(), or use context='fork'."
         )
     command = [executable, *flags, "-c", code]
-    # Here as well, where Python can: it takes a while until the interpreter runs any code.
+    # The group is set here as well, where Python can, before the interpreter runs any code.
     group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
     return subprocess.Popen(command, pass_fds=descriptors, env=dict(environ), **group)
 
@@ -146,7 +146,7 @@ def become_worker(descriptor: int, parent_pid: int) -> WorkerProcess:
     take_environ(start.task.environ)
     os.sched_setaffinity(0, start.cores)
     spawn.prepare(start.preparation)
-    # One tracker for the whole program: a worker's own would remove what others still use.
+    # One resource tracker for the whole program: a worker's own would remove what others still use.
     resource_tracker._resource_tracker._fd = descriptors[0]  # type: ignore[attr-defined]
     inherited[:] = descriptors[1:]
     worker = WorkerProcess(target=run_worker, args=(start.task, parent), name=start.name)

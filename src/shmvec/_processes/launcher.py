@@ -38,8 +38,8 @@ from shmvec._processes.worker_process import WorkerProcess
 
 __all__ = ["Launcher", "occupy_streams"]
 
-# Variables of MPI, which only its ranks may see; and one that makes an interpreter prompt the user
-# at its end.
+# Variables that workers do not get: those of MPI, which are for its ranks only, and one that makes
+# an interpreter prompt the user at its end.
 _NOT_FOR_WORKERS = ("OMPI_", "PMI_", "PYTHONINSPECT")
 _STDERR = 2
 _TRIES = 3  # to find a live fork server
@@ -70,7 +70,7 @@ class Launcher:
         self._settings = settings
         self._method = settings.method
         self._name = name
-        # With variables of its own, a worker must not inherit imports made before they are set.
+        # A worker with variables of its own must not inherit imports made before these are set.
         self.may_learn = settings.method != "spawn" and not any(settings.worker_environ)
         self._state = state_of_generators()
         self._starts = [0] * len(ranges)
@@ -106,8 +106,8 @@ class Launcher:
         Args:
             index: The worker's index.
             mark: Identifies the processes that it starts.
-            keep: Takes the process, before it runs, and the parent's end of its channel: so the
-                process has an owner that ends it, whatever a signal's handler raises meanwhile.
+            keep: Takes the process, before it runs, and the parent's end of its channel, so that
+                an owner ends the process, whatever a signal's handler raises meanwhile.
         """
         if self._method == "fork":
             import_reported()
@@ -135,7 +135,7 @@ class Launcher:
                 args=(task, theirs.fileno(), os.getpid()),
                 daemon=self._settings.daemon,
             )
-            vars(process)["_start_method"] = self._method  # which envs' own processes use
+            vars(process)["_start_method"] = self._method  # processes that envs start use it, too
             keep(process, channel)
             environ = {**self._environ(), **self._settings.worker_environ[index]}
             if self._method == "fork":
@@ -208,25 +208,26 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
 def occupy_streams() -> None:
     """Opens /dev/null in place of each standard stream that the program has closed.
 
-    Else a file opened here would take its number, and prints would be written into that file.
+    Otherwise the next file to be opened would get its number, and prints would go into that file.
     """
     for number in range(_STDERR + 1):
         try:
             os.fstat(number)
-        except OSError:  # nothing opened here must be closed: Ctrl-C could come first
+        except OSError:  # open() then takes this very number: no descriptor is left to close
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _spawn(descriptor: int, environ: Mapping[str, str], numbers: list[int]) -> None:
     spawned = start_interpreter(work, (descriptor, os.getpid()), [descriptor], environ)
-    spawned.returncode = 0  # its exit is waited for by WorkerProcess
+    spawned.returncode = 0  # WorkerProcess waits for the process
     numbers.append(spawned.pid)
 
 
 class _Carried:
     """A context in which objects of multiprocessing can be pickled: queues, locks, pipes.
 
-    It stands in for the process that is started, which they ask to inherit their descriptors.
+    These objects pass their descriptors to the process that is being started, for which this
+    context stands in.
     """
 
     def __init__(self) -> None:
@@ -240,7 +241,7 @@ class _Carried:
         set_spawning_popen(self._before)
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """Notes a descriptor to send; returns its place among those."""
+        """Notes a descriptor to send; returns its index among these."""
         self.descriptors.append(Descriptor(os.dup, descriptor))
         return len(self.descriptors) - 1
 
@@ -287,7 +288,7 @@ def _pickled_init(init: Callable[[int], object]) -> bytes:
 
 
 class _Pickler(_classes.Pickler):
-    """A pickler that also takes what multiprocessing's own takes: connections, shared values."""
+    """A pickler that also pickles connections, shared values and the like of multiprocessing's."""
 
     dispatch_table = ChainMap(
         cloudpickle.Pickler.dispatch_table,
@@ -296,8 +297,8 @@ class _Pickler(_classes.Pickler):
 
 
 def _by_value(payload: Any) -> bytes:
-    """Pickles a payload with what it uses of the program's main module, which no worker has."""
-    # The name of that module in a process that multiprocessing has spawned.
+    """Pickles a payload, by value where it uses the program's main module, which no worker has."""
+    # In a process that multiprocessing has spawned the main module has another name.
     alias = sys.modules.get("__mp_main__")
     if alias is not None and getattr(alias, "__name__", None) == "__mp_main__":
         cloudpickle.register_pickle_by_value(alias)

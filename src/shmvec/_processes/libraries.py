@@ -47,16 +47,16 @@ _VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
-# Optional; scikit-learn brings it. Searched for once, here: a search that finds nothing writes to a
-# quarter megabyte of pages, which a forked worker would then no longer share with its parent.
+# threadpoolctl is optional; scikit-learn brings it. It is searched for once, here, because a search
+# that finds nothing writes to a quarter megabyte of pages, which a fork then cannot share.
 _THREADPOOLCTL = find_spec("threadpoolctl") is not None
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """The environment variables that limit libraries' threads, for processes that are started.
+    """Environment variables for new processes that limit the threads of libraries.
 
     Libraries read them when they are loaded, which in a spawned process is before any code of ours
-    runs. What the user has set should stay as it is.
+    runs. A variable that the user has set takes precedence.
 
     Args:
         threads: The limit; 0: no variables.
@@ -64,13 +64,13 @@ def thread_variables(threads: int) -> dict[str, str]:
     return dict.fromkeys(_VARIABLES, str(threads)) if threads > 0 else {}
 
 
-_read: tuple[int, list[str]] = (-1, [])  # the number of loaded modules, and the paths found then
+_read: tuple[int, list[str]] = (-1, [])  # number of modules at the last reading, paths found then
 
 
 def loaded_openmp() -> list[str]:
     """Paths of the copies of GNU's OpenMP runtime in this process; torch brings one of its own.
 
-    Reading them takes milliseconds: a fork knows what was read before it.
+    Reading them takes milliseconds; a fork inherits the result of the last reading.
     """
     global _read
     if _read[0] != len(sys.modules):
@@ -107,10 +107,10 @@ def inherited_openmp() -> list[str]:
 def end_opencv_threads() -> None:
     """Ends the threads that OpenCV has started in this process; its next use starts others.
 
-    A fork has none of them, and would wait for them as soon as their number is changed there.
+    A fork has none of these threads, and would wait for them when it changes their number.
     """
     opencv = sys.modules.get("cv2")
-    with suppress(AttributeError, TypeError):  # something else in its place
+    with suppress(AttributeError, TypeError):  # some other module has this name
         threads = opencv.getNumThreads()  # type: ignore[union-attr]
         if threads > 1:
             opencv.setNumThreads(1)  # type: ignore[union-attr]
@@ -128,7 +128,7 @@ def limit_threads(threads: int, inherited: Sequence[str] = ()) -> None:
         _limit_loaded(threads)
     for path in inherited:
         _limit_openmp(path, 1)
-    if inherited:  # torch's MKL has a limit of its own
+    if inherited:  # torch's MKL does not follow OpenMP's limit
         _set_in("torch", "set_num_threads", 1)
 
 
@@ -140,10 +140,10 @@ def _limit_openmp(path: str, threads: int) -> None:
 
 
 def _limit_loaded(threads: int) -> None:
-    for name in _VARIABLES:  # for libraries loaded later, and for programs that envs start
+    for name in _VARIABLES:  # they limit libraries loaded later, and programs that envs start
         os.environ.setdefault(name, str(threads))
     threads = int(os.environ["OMP_NUM_THREADS"]) if _is_count("OMP_NUM_THREADS") else threads
-    for path in loaded_openmp():  # they may have read other variables, before a fork
+    for path in loaded_openmp():  # libraries may have read other variables before a fork
         _limit_openmp(path, threads)
     if _THREADPOOLCTL:
         with suppress(ImportError):
@@ -193,9 +193,9 @@ def worker_seeds(state: int, first_env: int, starts: int) -> npt.NDArray[np.uint
 
 
 def seed_generators(seeds: npt.NDArray[np.uint32]) -> None:
-    """Seeds those of this process, a worker."""
+    """Seeds the global generators of this process, a worker."""
     random.seed(seeds.tobytes())
-    with suppress(TypeError):  # the program has put a generator there that takes no seeds
+    with suppress(TypeError):  # the program has set a generator that takes no seeds
         np.random.seed(seeds)
     generator = _of_torch()
     if generator is not None:
@@ -203,14 +203,14 @@ def seed_generators(seeds: npt.NDArray[np.uint32]) -> None:
 
 
 def _of_torch() -> Any:
-    """The generator of torch; None if that is not loaded, or something else in its place."""
+    """The generator of torch; None if torch is not loaded, or another module has its name."""
     torch = sys.modules.get("torch")
     generator = getattr(torch, "default_generator", None)
     kind = getattr(torch, "Generator", None)
     return generator if isinstance(kind, type) and isinstance(generator, kind) else None
 
 
-_MAIN = ("__main__", "__mp_main__")  # the latter where multiprocessing has spawned the program
+_MAIN = ("__main__", "__mp_main__")  # the latter in a process that multiprocessing has spawned
 
 
 @dataclass

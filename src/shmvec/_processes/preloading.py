@@ -1,8 +1,8 @@
 """Imports the modules that workers need once, before the workers are forked.
 
-Workers that are forked after an import share its time and its memory; a module that each of them
-imports costs each of them both. Only a run of an env function shows which modules it needs: so the
-first worker reports them, and the process that forks the others imports them.
+Workers that are forked after an import share its time and its memory; a module that each worker
+imports by itself costs each of them both. Only a run of an env function shows which modules it
+needs: so the first worker reports them, and the process that forks the others imports them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from shmvec._processes.libraries import fresh_openmp, loaded_openmp
 
 __all__ = ["Imports", "import_ahead", "import_reported", "num_threads", "ready_to_fork", "reported"]
 
-# After their import every fork causes a warning, or does not work.
+# After an import of one of these, every fork causes a warning, or does not work.
 _NEVER_BEFORE_A_FORK = frozenset({"jax", "jaxlib", "tensorflow"})
 _NO_MODULES = frozenset({"__main__", "__mp_main__"})
 _IMPORTER = "<frozen importlib._bootstrap>"
 
-# What workers forked from this process have imported, as the first one of a vector env reports it.
+# The modules that first workers of vector envs, forked from this process, have reported.
 reported: list[str] = []
 
 _content_of = vars(types.ModuleType)["__dict__"].__get__  # bypasses the module's attributes
@@ -39,7 +39,7 @@ class Imports:
     """Notes which modules this process imports, while it is entered."""
 
     def __init__(self) -> None:
-        """Notes the state that imports might change."""
+        """Notes the present state, which imports may change."""
         self._begun: dict[str, None] = {}  # imports, in the order in which they began
         self._path = list(sys.path)
         self._threads = num_threads()
@@ -49,13 +49,13 @@ class Imports:
         """Begins to note imports."""
         self._putenv, self._unsetenv = os.putenv, os.unsetenv
         sys.meta_path.insert(0, self)
-        # os.environ, too, calls these.
+        # os.environ calls these functions, too.
         os.putenv = self._noting(os.putenv)
         os.unsetenv = self._noting(os.unsetenv)
         return self
 
     def __exit__(self, *details: object) -> None:
-        """Ends that, and puts the hooks back."""
+        """Ends noting imports, and restores the functions."""
         sys.meta_path.remove(self)
         os.putenv, os.unsetenv = self._putenv, self._unsetenv
 
@@ -132,7 +132,7 @@ def ready_to_fork(preload: Iterable[str] = ()) -> Iterator[None]:
 
 
 def import_reported() -> None:
-    """Imports in this process, for workers that it is about to fork, what others have imported."""
+    """Imports the reported modules in this process, for workers that it is about to fork."""
     if reported:
         with _kept_generators():
             import_ahead(reported)

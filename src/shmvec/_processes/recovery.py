@@ -38,11 +38,11 @@ __all__ = ["Recovery"]
 
 log = logging.getLogger("shmvec")
 
-_HEED_S = 1.0  # for an env to heed an interruption
+_HEED_S = 1.0  # for an env to react to an interruption
 _BACKOFF_MOST_S = 30.0
 _SLICE_S = 0.05  # between two checks whether the vector env was closed
 
-# Why a worker is replaced: an error, or the reason as it is logged.
+# The reason why a worker is replaced: an error, or a text that is logged.
 Cause = BaseException | Failure | str
 
 
@@ -57,14 +57,14 @@ class Recovery:
         workers: Workers,
         counted: Callable[..., None],
     ) -> None:
-        """Takes the policy, what it is applied to, and what it calls.
+        """Takes the policy, and the objects on which it acts.
 
         Args:
-            policy: What to do about each kind of fault.
+            policy: The action for each kind of fault.
             recycle_after: Steps after which a worker is replaced.
             ledger: The state of each env.
             workers: The workers.
-            counted: Called for each fault, with a name of ``FaultCounts`` and how many at once.
+            counted: Called for faults, with a name of ``FaultCounts`` and their number.
         """
         self.policy = policy
         self._recycle_after = recycle_after
@@ -75,8 +75,8 @@ class Recovery:
         self._restarts = [0] * len(workers.ranges)
         self._recent: list[deque[Fault]] = [deque() for _ in workers.ranges]
         self.down: dict[int, Fault] = {}  # workers that are being replaced
-        self._replaced: dict[int, Any] = {}  # by worker: the process that is replaced
-        self._interrupted: dict[int, tuple[int, float]] = {}  # worker: (what began when, until)
+        self._replaced: dict[int, Any] = {}  # worker: the process that is replaced
+        self._interrupted: dict[int, tuple[int, float]] = {}  # worker: (call began, deadline)
         self.heard: Callable[[Fault], object] | None = None  # called with each fault
 
     # ---- questions ---------------------------------------------------------------------------
@@ -102,14 +102,14 @@ class Recovery:
         """Waits until enough envs are ready, or ``envs`` have answered; handles faults.
 
         Args:
-            wanted: How many envs, or until one has raised; -1: all that are in flight.
+            wanted: Number of ready envs, or until one has raised; -1: all that are in flight.
             envs: Envs that must have answered, whatever ``wanted`` is.
             timeout: Seconds to wait. None: as long as it takes.
 
         Raises:
             multiprocessing.TimeoutError: The time is up.
             EnvTimeoutError: The policy raises timeouts.
-            WorkerCrashError: The policy does not restart a worker that died, or not once more.
+            WorkerCrashError: The policy does not restart a worker that died, or not any more.
             ClosedEnvironmentError: The vector env was closed meanwhile.
         """
         ledger = self._ledger
@@ -150,7 +150,7 @@ class Recovery:
                 channel.fail(f"what came through it cannot be read ({error})")
                 return
             except Exception:
-                self._check_open()  # by a signal's handler, meanwhile
+                self._check_open()  # a signal's handler may have closed the vector env
                 raise
             ledger.deliver(worker, late.messages, late.failures, late.results)
             channel.take(sequence)
@@ -161,7 +161,7 @@ class Recovery:
         """Applies the policy to workers that died or to an env that takes too long.
 
         Raises:
-            WorkerCrashError: The policy does not restart the worker, or not once more.
+            WorkerCrashError: The policy does not restart the worker, or not any more.
             EnvTimeoutError: The policy raises timeouts.
         """
         self._check_open()
@@ -193,7 +193,7 @@ class Recovery:
         self._replace({worker: error}, error.env)
 
     def mend(self) -> None:
-        """Applies the policy to envs that have raised; goes on with interrupted replacements.
+        """Applies the policy to envs that have raised; continues interrupted replacements.
 
         Raises:
             WorkerCrashError: Workers cannot be kept alive.
@@ -208,7 +208,7 @@ class Recovery:
                 continue
             late = failure.type == EnvTimeoutError.__name__
             self._counted("timeouts" if late else "errors")
-            if not self._ledger.has_failed(failure.env):  # its worker was replaced
+            if not self._ledger.has_failed(failure.env):  # its worker was replaced meanwhile
                 self._ledger.settle_failure(failure)
             elif cure == "restart":
                 self._replace({failure.worker: failure}, failure.env)
@@ -254,7 +254,7 @@ class Recovery:
         return left
 
     def _replace(self, causes: dict[int, Any], env: int | None = None) -> None:
-        """Ends workers, and starts others in their places, all at the same time."""
+        """Replaces workers, all at the same time."""
         for worker, cause in causes.items():
             self._interrupted.pop(worker, None)
             first = self._workers.ranges[worker].start if env is None else env
@@ -264,7 +264,7 @@ class Recovery:
         self._rebuild()
 
     def _process(self, worker: int) -> Any:
-        """A worker's present process; where there are no processes, its generation."""
+        """An object for a worker's present process; without processes, its generation."""
         processes = self._workers.processes
         return processes[worker] if processes else self._workers.generation
 
@@ -293,7 +293,7 @@ class Recovery:
             raise ClosedEnvironmentError("The vector env was closed meanwhile.")
 
     def _lose_those_that_are_down(self) -> None:
-        """Confirms their deaths before their slots are touched: a live worker could write there."""
+        """Confirms that workers are dead before their slots are reused: a live one could write."""
         for worker in self.down:
             if not self._ledger.is_lost(worker) and not self._is_replaced(worker):
                 self._receive(worker)
@@ -305,14 +305,14 @@ class Recovery:
         down = [worker for worker in self.down if not self._workers.is_up(worker)]
         try:
             self._start(down)
-        except ClosedEnvironmentError:  # workers that still build are not waited for
+        except ClosedEnvironmentError:  # do not wait for workers that still build
             for worker in down:
                 self._workers.end(worker)
             raise
 
     def _start(self, down: Sequence[int]) -> None:
         for worker in down:
-            self._workers.end(worker)  # an exception may have left it half started
+            self._workers.end(worker)  # an exception may have left its successor half started
             self._workers.begin(worker)
         for worker in down:
             first = self._workers.ranges[worker].start
@@ -366,7 +366,7 @@ class Recovery:
             self.heard(fault)
         if done == "reset":
             self._counted("resets")
-        # A restart that was asked for is no reason to warn.
+        # A restart that the user or the policy has asked for is no reason to warn.
         level = logging.INFO if isinstance(cause, str) else logging.WARNING
         told = told_stack(stack)
         log.log(level, "env %d of worker %d: %s: %s; %s%s", env, worker, kind, why, done, told)

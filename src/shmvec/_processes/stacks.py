@@ -2,9 +2,9 @@
 
 On a signal, faulthandler writes the worker's stack into a memfd that only the worker has open. That
 needs neither the GIL nor the env, only a running process. The memfd's name identifies the worker. A
-reader finds it in /proc, where the kernel admits those that may trace the process: the same user.
-So parent needs no descriptor for it, it takes no memory until a stack is asked for, and the parent
-reads it as ``python -m shmvec stacks`` does.
+reader finds it in /proc, where the kernel admits processes that may trace the worker: those of the
+same user. So the parent needs no descriptor for it, it takes no memory before the first stack, and
+the parent reads it as ``python -m shmvec stacks`` does.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _NAME = "shmvec-stacks:{}:{}:{}:{}:{}:{}"
 _LINK = re.compile("/memfd:" + _NAME.format(*["([0-9]{1,10})"] * 6) + r" \(deleted\)")
 _PATIENCE_S = 2.0
 _PAUSE_S = 0.0005
-_BLOCKED_S = 0.25  # threads block signals for a moment, to start a thread or to handle one
+_BLOCKED_S = 0.25  # longer than threads block signals while they start a thread or handle a signal
 _MOST_BYTES = 1 << 20
-CRASHES = (3, 13, 0)  # faulthandler, when a function returns to C: CPython's issue 123967
+CRASHES = (3, 13, 0)  # where faulthandler may crash as a function returns: CPython issue 123967
 _UNREADY = b"\1"  # csrc/handler.h
 _CUT = b"<invalid frame>\n"  # Python 3.14 writes it for a frame in no line of code
 _TOLD = b"(what called this, Python does not show)\n"
@@ -88,8 +88,8 @@ def offer_stacks(parent: int, worker: int, envs: range) -> None:
         name = _NAME.format(os.getpid(), parent, worker, envs.start, envs.stop, number)
         memory = os.memfd_create(name, os.MFD_CLOEXEC)
         fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)  # readers empty it
-        # Not of all threads: those that begin or end meanwhile would make it crash. Not chained:
-        # only so has it SA_RESTART, by which most system calls go on.
+        # Not all_threads: threads that begin or end meanwhile would crash it. Not chain: only
+        # without it the handler has SA_RESTART, so that most system calls go on.
         faulthandler.register(number, file=memory, all_threads=False, chain=False)
         guard_handler(number, memory)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
@@ -107,8 +107,8 @@ class Offer:
         parent: The id of the process that has started it, in its container.
         worker: Its index.
         envs: Its envs.
-        number: The signal on which it writes them.
-        descriptor: The descriptor to which it writes them.
+        number: The signal on which it writes its stack.
+        descriptor: The descriptor to which it writes its stack.
     """
 
     pid: int
@@ -120,7 +120,7 @@ class Offer:
 
 
 class _NoStackError(Exception):
-    """Why there is none."""
+    """There is no stack; the message says why."""
 
 
 def offer_of(pid: int) -> Offer | None:
@@ -135,7 +135,7 @@ def offer_of(pid: int) -> Offer | None:
             if found is None:
                 continue
             owner, parent, worker, first, stop, number = map(int, found.groups())
-            # Else it is inherited: this is a fork of the worker's.
+            # Otherwise the descriptor is inherited, by a fork of the worker's.
             if owner == _within(pid)[1] and number in _SIGNALS:
                 return Offer(pid, parent, worker, range(first, stop), number, int(descriptor))
     return None
@@ -154,7 +154,7 @@ def offers_of(parent: int) -> list[Offer]:
 
 
 def _within(pid: int) -> tuple[str, int]:
-    """A process's namespace of ids, and its own there: in a container it has another one."""
+    """A process's pid namespace, and its id there, which in a container is another one."""
     return identity(pid) or ("", pid)
 
 
@@ -182,14 +182,14 @@ def _printable(text: str) -> str:
 
 def _written(pid: int, deadline: float) -> str:
     """Asks a worker for its stack, and returns what it writes."""
-    process = os.pidfd_open(pid)  # first: the number cannot pass to another process unnoticed
+    process = os.pidfd_open(pid)  # first, so that a reuse of the id is noticed
     try:
         offer = offer_of(pid)
         if offer is None:
             raise _NoStackError("the process does not offer it (any more)")
         path = f"/proc/{pid}/fd/{offer.descriptor}"
         with FileIO(path, "r+") as memory:
-            # The descriptor may be a file of the env's by now, which must not be emptied.
+            # The number may be a file of the env's by now, which must not be emptied.
             if not _LINK.fullmatch(os.readlink(f"/proc/self/fd/{memory.fileno()}")):
                 raise _NoStackError("the process does not offer it any more")
             with _alone(memory, deadline):
@@ -239,7 +239,7 @@ def _alone(memory: FileIO, deadline: float) -> Iterator[None]:
         memory.truncate(0)
         yield
     finally:
-        memory.truncate(0)  # the lock goes with the descriptor
+        memory.truncate(0)  # closing the descriptor releases the lock
 
 
 def _answer(process: int, offer: Offer, memory: FileIO, deadline: float) -> bytes:
@@ -289,7 +289,7 @@ def _field(status: bytes, name: str) -> str:
 
 
 def _mask(status: bytes, name: str) -> int:
-    """A field of a status that holds signals, as bits."""
+    """The signals in a field of a status, as bits."""
     return int(_field(status, name), 16)
 
 
@@ -308,9 +308,9 @@ def _excerpt(written: str, whole: bool) -> str:
 
 log = logging.getLogger("shmvec")
 
-_MOST_TOLD = 4  # workers of which the stack is logged; the others are named
+_MOST_TOLD = 4  # number of workers whose stacks are logged; the others are only named
 
-# A worker, the env and operation ("step", "reset" or "call") that it is in or None, and seconds.
+# A worker; its env and operation ("step", "reset" or "call"), or None; and for how many seconds.
 Busy = tuple[int, tuple[int, str] | None, float]
 # Describes where a worker is, in lines that follow a message.
 Where = Callable[[int], str]

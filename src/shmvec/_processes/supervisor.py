@@ -1,8 +1,8 @@
-"""Starts, watches and ends worker processes, and exchanges all messages with them but steps.
+"""Starts, watches and ends worker processes, and exchanges with them all messages except steps.
 
-Only a process's pidfd says whether it lives: SIGCHLD and ``waitpid`` may be used by other code,
-and the end of a pipe may be held by other processes. Whatever happens, ``stop`` leaves no process
-and no descriptor behind.
+Whether a process lives is known by its pidfd alone: other code may use SIGCHLD and ``waitpid``, and
+other processes may hold the end of a pipe. Whatever happens, ``stop`` leaves no process and no
+descriptor behind.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _ORPHANS_PATIENCE_S = 0.1  # for processes that a dead worker has started to obe
 _OTHERS_FAIL_S = 5.0  # for the other workers to report, once one could not build its envs
 _SLICE_S = 0.05  # between two checks or reminders
 _FIRST_S = 10.0  # for the first worker to build an env before the others are started
-_LOOK_S = 0.25  # between two checks whether it is busy
+_LOOK_S = 0.25  # between two checks whether the first worker is busy
 _BUSY = 0.1  # of a core: a process that uses less is asleep
 _CLOSED = "The vector env was closed during this call."
 _CHANGING_S = 10.0  # for a thread that replaces workers to notice that they are being ended
 
 
 class Workers(Protocol):
-    """The workers of one vector env: processes, or what stands in for them.
+    """The workers of one vector env: processes, or a stand-in in this process.
 
     Attributes:
         ranges: The envs of each worker.
@@ -64,9 +64,9 @@ class Workers(Protocol):
         stopped: Whether the workers were stopped, or are about to be.
         ended: Whether nothing of them is left.
         inline: Serves requests where there is no process; None where there are processes.
-        kept: Memory, besides the segment, that workers started later need too.
-        alarms: Wake workers that doze.
-        generation: Where there are no processes: a new object after each replacement.
+        kept: Memory, besides the segment, that workers which are started later also need.
+        alarms: Descriptors that wake workers which doze.
+        generation: Without processes: a new object after each replacement.
     """
 
     ranges: list[range]
@@ -151,14 +151,14 @@ class Supervisor:
 
     inline = None
     generation: Any = None
-    # Bound here: other code may patch the modules.
+    # Bound here, because other code may patch the modules.
     pack = staticmethod(_classes.dumps)
     unpack = staticmethod(loads)
 
     def __init__(
         self, launcher: Launcher, ranges: Sequence[range], hang_warning_s: float | None
     ) -> None:
-        """Prepares one process for each range of envs; see ``Hangs`` for the last argument."""
+        """Prepares a process for each range of envs; the last argument is that of ``Hangs``."""
         self.ranges = list(ranges)
         self.doing = "start"
         self.stopped = False
@@ -167,15 +167,15 @@ class Supervisor:
         self._hangs = Hangs(hang_warning_s, self.ranges)
         self._launcher = launcher
         self._owner = os.getpid()
-        self._ending = RLock()  # held by the thread that ends them; reentrant: retried after Ctrl-C
+        self._ending = RLock()  # held while workers are ended; reentrant: retried after Ctrl-C
         self.ended = False
         self.changing = RLock()  # reentrant: a signal's handler may end them in the middle
-        self._begun = -1  # the worker that is being started in place of another
+        self._begun = -1  # the worker that is being replaced
         self._stderrs: list[WorkerStderr] = []
         self._marks = [0] * len(self.ranges)  # of workers that may have started processes; else 0
         self._up = [False] * len(self.ranges)
         self.alarms = Alarms()
-        # What a worker that is started later needs as well.
+        # A worker that is started later needs these as well.
         self._depots: list[Depot] = []
         self._attachment: Attachment | None = None
         self._descriptor = -1
@@ -185,7 +185,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts the processes. If that fails, the caller must stop them."""
-        # With a core for each worker, all of them import sooner than one after the other.
+        # With a core for each worker, it is faster if all of them import at the same time.
         learns = self._launcher.may_learn and len(self.ranges) > usable_cores()
         with self._launcher.ready():
             for index in range(len(self.ranges)):
@@ -194,7 +194,7 @@ class Supervisor:
                 if index == 0 and learns:
                     copy_stderr()
                     self._learn_from_first()
-        copy_stderr()  # only now: forks must not see a second thread
+        copy_stderr()  # after the forks, which must not see a second thread
 
     def _keep(self, process: Any, channel: Channel) -> None:
         self.channels.append(channel)
@@ -207,7 +207,7 @@ class Supervisor:
         """
         process, channel = self.processes[0], self.channels[0]
         end = time.monotonic() + _FIRST_S
-        wanted, look = -1.0, 0.0  # seconds of a core; when they are read next
+        wanted, look = -1.0, 0.0  # CPU seconds by which it is busy; when they are read next
         while channel.find(0) is None and not process.has_ended() and channel.broken is None:
             now = time.monotonic()
             if now > look:
@@ -224,12 +224,12 @@ class Supervisor:
     def reports(self) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker.
 
-        Once one has failed, the others get a while to report their failures too, and no longer:
-        they may be waiting for that one. Those that have not reported by then, or when this wait
+        Once a worker has failed, the others get a few seconds to report their failures, too; they
+        may be waiting for the failed one. Workers that have not reported by then, or when this wait
         is interrupted, are ended.
 
         Raises:
-            WorkerCrashError: Some have died instead; it names what the envs of others raised.
+            WorkerCrashError: Workers have died instead; it names what the envs of others raised.
         """
         reports: dict[int, Report | Failure] = {}
         dead: list[int] = []
@@ -256,7 +256,7 @@ class Supervisor:
                     if index not in reports or isinstance(reports[index], Failure):
                         end = min(end, time.monotonic() + _OTHERS_FAIL_S)
         finally:
-            # They are still building, and their reports are not needed any more.
+            # These workers still build envs, and their reports are not needed any more.
             self._check_ended(self._end(waiting))
         if dead:
             error = self._crash(sorted(dead))
@@ -300,7 +300,7 @@ class Supervisor:
             copy_stderr()
         finally:
             self._begun = -1
-        if self.stopped:  # by a signal's handler, meanwhile: `stop` may not have seen this one
+        if self.stopped:  # by a signal's handler, meanwhile: `stop` may not have seen this worker
             self.end(index)
             raise ClosedEnvironmentError(_CLOSED)
 
@@ -322,7 +322,7 @@ class Supervisor:
             self._up[index] = True
         except BaseException as error:
             self.end(index)
-            if self.stopped and isinstance(error, Exception):  # what the worker used was closed
+            if self.stopped and isinstance(error, Exception):  # `stop` has ended the worker
                 raise ClosedEnvironmentError(_CLOSED) from None
             raise
         return None
@@ -351,7 +351,7 @@ class Supervisor:
 
     def _heard(self, index: int) -> tuple[Any, bool]:
         """The message of a worker that starts, or None; and whether no more can come."""
-        # Whether it is dead comes first: what it sent before it died is then read in any case.
+        # The check comes first, so that messages that were sent before a death are read.
         dead: bool = self.processes[index].has_ended()
         channel = self.channels[index]
         message = channel.take(0)
@@ -473,7 +473,7 @@ class Supervisor:
             )
 
     def _end_families(self, indices: Iterable[int]) -> None:
-        """Ends what was started by processes that have ended without doing so themselves."""
+        """Ends the processes that dead workers have started and not ended themselves."""
         marks = {index: self._marks[index] for index in indices if self._marks[index]}
         if marks:
             end_families(list(marks.values()), _ORPHANS_PATIENCE_S)
@@ -484,13 +484,13 @@ class Supervisor:
     def _release(self, index: int) -> None:
         """Closes what belongs to a process that has ended."""
         self.channels[index].close()
-        for stderr in self._stderrs[index : index + 1]:  # none if its pipe failed
+        for stderr in self._stderrs[index : index + 1]:  # there is none if its pipe has failed
             stderr.close()
         self.processes[index].release()
 
     def dismiss(self) -> None:
         """Lets workers that wait for the segment know that there will be none."""
-        # Workers that are just being started are left out: they expect other messages first.
+        # Workers that are being started are left out: they expect other messages first.
         if self.changing.acquire(blocking=False):
             try:
                 for index, channel in enumerate(self.channels):
@@ -531,7 +531,7 @@ class Supervisor:
         failures: list[Failure] = []
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
-        if self._begun in waiting:  # not dismissed: its start is interrupted
+        if self._begun in waiting:  # its start was interrupted, and it was not dismissed
             waiting.remove(self._begun)
         closing = Watch(self._hangs, "has been closing its envs")
         ending = Watch(self._hangs, "has closed its envs, but a thread or an exit hook has run on")
@@ -575,7 +575,7 @@ class Supervisor:
         self.channels[index].close()
         for stderr in self._stderrs[index : index + 1]:
             stderr.close()
-        # Else multiprocessing would wait for it when this process ends.
+        # Otherwise multiprocessing would wait for it when this process ends.
         mp_process._children.discard(self.processes[index])  # type: ignore[attr-defined]
         self.processes[index].close_here()
 
@@ -594,7 +594,7 @@ class Supervisor:
         for channel in self.channels:
             channel.close()
         self._close_descriptors()
-        # Else multiprocessing would terminate daemonic ones when this process ends.
+        # Otherwise multiprocessing would terminate daemonic processes when this one ends.
         mp_process._children.difference_update(self.processes)  # type: ignore[attr-defined]
         for process in self.processes:
             process.close_here()

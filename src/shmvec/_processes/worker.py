@@ -38,7 +38,7 @@ from shmvec.faults import Failure
 __all__ = ["Orphaned", "Parent", "Task", "run_forked", "run_worker", "take_environ"]
 
 _SLICE_MS = 50
-_WATCHDOG_MS = 5_000  # more than the watchdog takes
+_WATCHDOG_MS = 5_000  # longer than the watchdog takes to end this process
 _PATIENCE_S = 1.0  # for processes that envs have left behind to obey SIGTERM
 
 
@@ -59,7 +59,7 @@ class Task:
         environ: Changes to the process's environment variables; None removes a variable.
         threads: Threads that libraries may start in its process; 0: no limit.
         pinned: Whether the process stays on one core.
-        seeds: For ``seed_generators``.
+        seeds: The argument of ``seed_generators``.
         forked: Whether its process is a fork.
         mark: Identifies the processes that it starts.
         first: Whether it reports what it imports, for workers that are forked after it.
@@ -80,9 +80,9 @@ class Task:
 
 
 class Parent:
-    """The parent as a worker sees it: whether it lives, and the messages from and to it."""
+    """The worker's connection to its parent: messages, and whether the parent lives."""
 
-    # Bound here: an env may patch the modules.
+    # Bound here, because an env may patch the modules.
     pack = staticmethod(pickle_value)
     unpack = staticmethod(loads)
 
@@ -90,11 +90,11 @@ class Parent:
         """Takes the worker's end of the control channel."""
         self.pid = pid
         self._channel = channel
-        # Programs that envs execute must not keep it open, after this process's death too.
+        # Programs that envs execute must not keep the channel open beyond this process's death.
         os.set_inheritable(channel.fileno(), False)
         self.depot: Depot | None = None
         try:
-            # The vector env's process, under every start method; getppid() could name the fork
+            # This is the vector env's process with every start method; getppid() could be the fork
             # server.
             self._descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -103,7 +103,7 @@ class Parent:
         self._poll.register(self._descriptor, select.POLLIN)
 
     def watch(self, mark: int) -> None:
-        """Has this process, and what the mark identifies, end with the parent."""
+        """Has this process, and all processes with the mark, end with the parent."""
         start_watchdog(self._descriptor, mark)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Parent:
     def end_with_it(self) -> None:
         """If the parent is gone, waits for the watchdog, which ends this process and its family.
 
-        Anything done here meanwhile would be interrupted in the middle.
+        Whatever this process did meanwhile would be interrupted in the middle.
         """
         if not self.alive():
             select.poll().poll(_WATCHDOG_MS)
@@ -187,17 +187,17 @@ def run_worker(task: Task, parent: Parent) -> None:
 def _run(task: Task, parent: Parent) -> None:
     lead_family(task.mark)
     parent.watch(task.mark)
-    # A group of its own: Ctrl-C, Ctrl-Z and the like are for the parent, which decides what
-    # happens to a worker and to what its envs start.
+    # A process group of its own keeps Ctrl-C, Ctrl-Z and the like away: they are for the parent,
+    # which decides what happens to a worker and to the processes that its envs start.
     os.setpgid(0, 0)
-    # A handler, not SIG_IGN, which programs that an env executes would inherit.
+    # A handler, because programs that an env executes would inherit SIG_IGN.
     signal.signal(signal.SIGINT, lambda number, frame: None)
     # A handler of the program (it saves its work, say) must not run in workers.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # In a group of its own it is in the background: an env that sets the terminal would be stopped.
+    # In its own group it runs in the background, where an env that sets the terminal is stopped.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if task.forked:
-        gc.freeze()  # its collections must not touch, and so copy, the parent's pages
+        gc.freeze()  # collections must not write to, and so copy, the parent's pages
     watch_forks()
     take_output(task.forked, parent.receive(0)[1])
     offer_stacks(parent.pid, task.index, task.envs)
@@ -244,7 +244,7 @@ def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None])
         os.close(descriptor)
     loop = host.loop(Segment.open(memory), attachment, kept)
     if attachment.mends:
-        # The parent's way to get an env out of a step that takes too long.
+        # By this signal the parent interrupts a step that takes too long.
         signal.signal(signal.SIGUSR1, lambda number, frame: host.interrupt(attachment.limits))
     parent.send(0, parent.pack(True))
     loop.serve(parent.alive, parent.doze_on(alarm))
@@ -270,12 +270,12 @@ def _built(
         init = loads_in_main(task.init) if isinstance(task.init, bytes) else task.init
         if init is not None:
             init(task.index)
-        doing = "unpickle env_fns"  # which runs imports of the user's modules
+        doing = "unpickle env_fns"  # this imports the user's modules
         env_fns = task.env_fns
         if isinstance(env_fns, bytes):
             with kept_registry():
                 env_fns = loads_in_main(env_fns)
-        # Only now: modules of the user's seed them on import, too.
+        # After the imports, because modules of the user's may seed the generators, too.
         seed_generators(task.seeds)
         report = host.build(env_fns, first_built)
         limit()  # once more, for libraries that the envs have loaded

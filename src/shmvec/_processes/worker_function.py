@@ -1,8 +1,8 @@
 """``worker=``: wraps a worker function written for ``AsyncVectorEnv`` as an env.
 
 Such a function owns an env and serves it over a pipe; users write one to change how episodes are
-reset. Here it runs unchanged in a thread of a worker, and its pipe ends in the same process: the
-worker steps it like any env, and its results travel like all results.
+reset. Here it runs unchanged in a thread of a worker, and both ends of its pipe are in the same
+process: the worker steps it like any env, and its results travel like all results.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FunctionEnv(HostedEnv):
 
         self._index = index
         self._pipe, theirs = multiprocessing.Pipe()
-        # Gymnasium's worker closes the parent's end, of which a fork would have a copy.
+        # A copy, because Gymnasium's worker closes the parent's end: in a fork that is a copy, too.
         copy_of_mine = Connection(os.dup(self._pipe.fileno()))
         self._errors: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._escaped: BaseException | None = None
@@ -72,7 +72,7 @@ class FunctionEnv(HostedEnv):
 
     @property
     def unwrapped(self) -> Any:
-        """This object: the function's env cannot be seen from here."""
+        """This object, because the function's env cannot be reached from here."""
         return self
 
     def reset(self, **arguments: Any) -> Any:

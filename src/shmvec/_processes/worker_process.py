@@ -1,4 +1,4 @@
-"""A worker's process: a process of ``multiprocessing``, but started and watched by our code."""
+"""A worker's process: a process of ``multiprocessing`` that this package starts and watches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def child_status(pid: int) -> int | None:
 def end_child_group(pid: int) -> None:
     """Kills what is left of the process group of a child that has ended.
 
-    If the child was waited for before, nothing is done: its id may be another process's by now.
+    Does nothing if the child was waited for before: its id may be another process's by now.
     """
     with suppress(ChildProcessError, ProcessLookupError, PermissionError):
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -57,7 +57,7 @@ class _Ours:
 def at_once(function: Callable[..., Any], *arguments: Any) -> None:
     """Calls a function, and appends what it returns to the last argument, a list.
 
-    Both happen in one bytecode: what a signal's handler raises comes before or after it.
+    Both happen in one bytecode, so that a signal's handler runs before or after both.
     """
     *given, found = arguments
     found.extend(starmap(function, [given]))
@@ -119,10 +119,10 @@ class Handle:
         return bool(poll.poll(None if timeout is None else 1000 * timeout))
 
     def send_signal(self, number: int) -> bool:
-        """Sends it a signal, if it runs.
+        """Sends the process a signal, if it runs.
 
         Returns:
-            Whether this process may: not where it has changed its user since.
+            Whether this process may send it one: not if it has changed its user since the start.
         """
         if self.returncode is None and self.sentinel >= 0:
             try:
@@ -191,7 +191,7 @@ class WorkerProcess(process.BaseProcess):
                 self.started(numbers[0], keeper)
         except BaseException:
             if numbers == [0]:
-                os._exit(1)  # else it would go on as the program does
+                os._exit(1)  # a fork must never go on with the program's code
             if numbers and self._popen is None:
                 os.kill(numbers[0], signal.SIGKILL)
                 keeper.status(numbers[0])
@@ -266,7 +266,7 @@ class WorkerProcess(process.BaseProcess):
         self.close_here()
 
     def close_here(self) -> None:
-        """Closes the pidfd that this process has of it."""
+        """Closes this process's pidfd of it."""
         if self._popen is not None:
             self._popen.release()
 
