@@ -44,3 +44,12 @@ def same(ours, theirs):
         )
     equal = ours == theirs or (ours != ours and theirs != theirs)
     return type(ours) is type(theirs) and bool(equal)
+
+
+def equal(ours, theirs):
+    """Equality of nested values, where scalars of an env's own may be of Python."""
+    if isinstance(theirs, dict):
+        return all(equal(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, tuple):
+        return all(map(equal, ours, theirs))
+    return np.array_equal(ours, theirs)

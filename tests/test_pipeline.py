@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from equality import MODES as MODES_OF_SYNC
-from equality import same, sync_env
+from equality import equal, same, sync_env
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -213,15 +213,6 @@ def test_transitions_are_those_of_lockstep(
         assert (at(rollout.observations, 0)["text"] if kind is Nested else rollout.observations[0])[
             :, 1
         ].max() >= 1
-
-
-def equal(ours, theirs):
-    """Equality of nested values, where scalars of an env's own may be of Python."""
-    if isinstance(theirs, dict):
-        return all(equal(ours[key], theirs[key]) for key in theirs)
-    if isinstance(theirs, tuple):
-        return all(map(equal, ours, theirs))
-    return np.array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ class System:
     recycles = True  # whether it takes recycle_after=
     refuses_threads = True  # whether another thread is refused; else nothing is said of threads
     survives_ctrl_c = True  # whether it goes on after Ctrl-C
+    survives_errors = True  # whether it goes on after an env has raised
     warns = True  # whether one that was forgotten says so
     any_count = False  # whether a step may be of any number of actions
     context = "context"  # the option that says how processes are started
@@ -316,7 +317,7 @@ class Planning(System):
 
 
 class Cluster(System):
-    recycles = refuses_threads = survives_ctrl_c = warns = False
+    recycles = refuses_threads = survives_ctrl_c = survives_errors = warns = False
 
     def make(self, env_fns, **options):
         return ClusterVectorEnv(env_fns, local=True, num_hosts=1, **options)
@@ -427,6 +428,9 @@ def test_what_an_env_raises_is_raised_as_itself(system):
         with pytest.raises(LookupError, match="lost") as raised:
             system.step(envs, [0, 0])
         assert "Traceback" in str(raised.value.__cause__)
+        if system.survives_errors:
+            system.reset(envs)
+            assert [row[0][0] for row in system.step(envs, [0, 0])] == [1, 1]
 
 
 @EVERY

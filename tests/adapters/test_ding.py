@@ -24,7 +24,7 @@ from ding_envs import (
     manager,
     obedient,
 )
-from equality import same, sync_env
+from equality import equal, same, sync_env
 from gymnasium.vector.utils import iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -802,11 +802,3 @@ def test_every_env_is_as_if_stepped_alone(
                     assert equal(step.obs, obs)
     for twin in twins:
         twin.close()
-
-
-def equal(ours, theirs):
-    if isinstance(theirs, dict):
-        return all(equal(ours[key], theirs[key]) for key in theirs)
-    if isinstance(theirs, tuple):
-        return all(map(equal, ours, theirs))
-    return np.array_equal(ours, theirs)

@@ -407,25 +407,6 @@ def test_structured_actions():
             env.step({"go": np.zeros((NUM_ENVS, 2)), "say": ([0] * NUM_ENVS,)})
 
 
-@WORKERS
-@pytest.mark.parametrize(
-    ("actions", "error", "message"),
-    [
-        ([0] * 4, ValueError, "there are 4"),
-        ([0, [0], 0, 0, 0], ValueError, "shape"),
-        ([0.5] * 5, TypeError, "float64"),
-        ([0, 0, None, 0, 0], TypeError, "dtype object"),
-        (0, TypeError, "one int"),
-    ],
-)
-def test_bad_actions_are_refused_before_anything_is_sent(num_workers, actions, error, message):
-    with vec_env(num_workers=num_workers) as env:
-        env.reset()
-        with pytest.raises(error, match=message):
-            env.step(actions)
-        assert env.step([0] * NUM_ENVS)[0][:, 0].tolist() == [1] * NUM_ENVS
-
-
 def test_without_shared_memory_envs_get_any_action():
     actions = ["left", 0.5, None, (1,), 4]
     with vec_env(partial(Spaces, gym.spaces.Discrete(2)), shared_memory=False) as env:
@@ -800,20 +781,6 @@ def test_set_attr_reaches_the_env_inside_its_wrappers(num_workers):
         assert env.get_attr("inner") == [None, [1, 2], None, None, None]
         env.set_attr("brand_new", (3,))
         assert env.get_attr("brand_new") == [(3,)] * NUM_ENVS
-
-
-@WORKERS
-def test_an_exception_in_an_env_keeps_its_type_and_the_others_go_on(num_workers):
-    """SB3's worker dies of it, and the caller gets an EOFError."""
-    with vec_env([Counter, partial(Failing, "step", ZeroDivisionError("x"))], num_workers) as env:
-        env.reset()
-        env.step([0, 0])
-        with pytest.raises(ZeroDivisionError) as caught:
-            env.step([0, 0])
-        assert "env 1" in str(caught.value.__cause__)
-        assert not env.waiting
-        env.reset()
-        env.step([0, 0])
 
 
 class Sleeping(Counter):
