@@ -57,6 +57,34 @@ class Sleepy(Counter):
         return super().step(action)
 
 
+class Gated(Counter):
+    """Counts, and waits in one of its actions until a gate is open: a file in a folder."""
+
+    spec = None
+
+    def __init__(self, folder):
+        super().__init__(99)
+        self.folder = folder
+
+    def step(self, action):
+        if action == SLEEP:
+            (self.folder / str(os.getpid())).touch()
+            wait_until((self.folder / "open").exists)
+        return super().step(action)
+
+
+def wait_until(condition):
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def wait_for_two(folder):
+    """Until two envs wait, each in a process of its own."""
+    wait_until(lambda: len(list(folder.iterdir())) == 2)
+
+
 class Process(gym.Env):
     """Goes on and on, and observes how far it has come, in which process."""
 
@@ -478,14 +506,23 @@ def test_workers_are_replaced_after_so_many_steps(system):
 
 
 @EVERY
-def test_after_ctrl_c_the_next_call_returns_its_own_results(system):
+def test_after_ctrl_c_the_next_call_returns_its_own_results(system, tmp_path):
     if not system.survives_ctrl_c:
         pytest.skip("it is closed then")
-    with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
+
+    def ctrl_c():
+        wait_for_two(tmp_path)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.01)
+
+    with closing(system.make([partial(Gated, tmp_path)] * 2, num_workers=2)) as envs:
         system.reset(envs)
         system.step(envs, [0, 0])
-        with interrupted(0.15):
+        thread = threading.Thread(target=ctrl_c)
+        thread.start()
+        with interrupted(2 * DEADLINE_S):
             system.step(envs, [SLEEP, SLEEP])
+        thread.join()
+        (tmp_path / "open").touch()
         system.settle(envs)
         assert [row[0][:2].tolist() for row in system.step(envs, [1, 2])] == [[3, 1], [3, 2]]
         system.reset(envs)
@@ -493,17 +530,18 @@ def test_after_ctrl_c_the_next_call_returns_its_own_results(system):
 
 
 @EVERY
-def test_another_threads_step_is_refused_and_this_one_gets_its_own(system):
+def test_another_threads_step_is_refused_and_this_one_gets_its_own(system, tmp_path):
     if not system.refuses_threads:
         pytest.skip("it is for one thread")
-    with closing(system.make([Sleepy] * 2, num_workers=2)) as envs:
+    with closing(system.make([partial(Gated, tmp_path)] * 2, num_workers=2)) as envs:
         system.reset(envs)
         found = []
         thread = threading.Thread(target=lambda: found.append(system.step(envs, [SLEEP, SLEEP])))
         thread.start()
-        time.sleep(0.15)
+        wait_for_two(tmp_path)
         with pytest.raises((AlreadyPendingCallError, RuntimeError)):
             system.step(envs, [1, 1])
+        (tmp_path / "open").touch()
         thread.join(DEADLINE_S)
         assert [row[0][:2].tolist() for row in found[0]] == [[1, SLEEP]] * 2
         assert [row[0][:2].tolist() for row in system.step(envs, [1, 2])] == [[2, 1], [2, 2]]
