@@ -65,7 +65,7 @@ class PolicyCaller:
         self._policy = policy
         reset = getattr(policy, "reset", None)
         self._reset = reset if callable(reset) else None
-        self.tells = self._reset is not None  # whether the policy needs to know which envs begin
+        self.has_reset = self._reset is not None  # then it is called when episodes begin
         self._size = size
         self._read, self._keep = read, keep
         self.batches = 0

@@ -130,9 +130,9 @@ class Trace:
             self._switch = TraceSwitch(memory.mapped)
             self._began = time.monotonic_ns()
             self._pids = [[pid] for pid in tracing.pids()]
-            self._told: list[tuple[int, str, dict[str, Any]]] = []
+            self._events: list[tuple[int, str, dict[str, Any]]] = []
             tracing.current = self
-            tracing.recovery.heard = partial(_note, self._told, self._pids, workers)
+            tracing.recovery.heard = partial(_note, self._events, self._pids, workers)
             size = nbytes, rings, self.size
             workers.kept.put("trace", size, memory.descriptor)
             up = [index for index in range(rings - 1) if workers.is_up(index)]
@@ -198,7 +198,7 @@ class Trace:
             os.getpid(),
             busy,
             idle,
-            self._told,
+            self._events,
         )
 
     def __enter__(self) -> Trace:
@@ -212,8 +212,8 @@ class Trace:
             name, message = type(error).__name__, ""
             with contextlib.suppress(Exception):  # an exception's `__str__` may raise
                 message = str(error)[:_MESSAGE_MOST]
-            told = {"type": name, "message": message}
-            self._told.append((time.monotonic_ns(), f"raised: {name}", told))
+            details = {"type": name, "message": message}
+            self._events.append((time.monotonic_ns(), f"raised: {name}", details))
         self.stop()
 
 
@@ -286,7 +286,7 @@ def _know(pids: list[list[int]], workers: Workers, index: int) -> None:
 
 
 def _note(
-    told: list[tuple[int, str, dict[str, Any]]],
+    events: list[tuple[int, str, dict[str, Any]]],
     pids: list[list[int]],
     workers: Workers,
     fault: Fault,
@@ -296,7 +296,7 @@ def _note(
     what = "restart" if fault.done == "restart" else "fault"
     message = fault.message[:_MESSAGE_MOST]
     more = {"env": fault.env, "type": fault.type, "message": message, "done": fault.done}
-    told.append((time.monotonic_ns(), f"{what} of worker {fault.worker}", more))
+    events.append((time.monotonic_ns(), f"{what} of worker {fault.worker}", more))
 
 
 _OF_AN_ENV = ("step", "reset", "call", "error")
@@ -317,7 +317,7 @@ class Recorded:
         parent: The parent's process id.
         busy: What each worker is in the middle of: (env, "step", "reset" or "call", since when).
         idle: Whether each worker waits for a request.
-        told: Other events, faults for example: (when, what, details).
+        events: Other events, faults for example: (when, what, details).
     """
 
     entries: Sequence[npt.NDArray[np.void]]
@@ -328,7 +328,7 @@ class Recorded:
     parent: int
     busy: Sequence[tuple[int, str, int] | None]
     idle: Sequence[bool]
-    told: Sequence[tuple[int, str, dict[str, Any]]]
+    events: Sequence[tuple[int, str, dict[str, Any]]]
 
 
 @dataclass
@@ -358,7 +358,7 @@ def _events(recorded: Recorded) -> Iterator[str]:
     """The events of the trace, each as JSON."""
     parent = recorded.parent
     yield from _named(parent, parent, "parent", 0)
-    for when, name, more in recorded.told:
+    for when, name, more in recorded.events:
         at = _us(when - recorded.span[0])
         yield json.dumps(
             {"ph": "i", "s": "g", "ts": float(at), "pid": parent, "tid": parent, "name": name}

@@ -182,7 +182,7 @@ class Exchange(OwnsProcesses):
         self.autoreset = settings.autoreset
         if may_step_over is None:
             may_step_over = self.autoreset.by_worker
-        self._manners = num_buffers, bool(may_step_over), in_ranges, hold_batches
+        self._ledger_options = num_buffers, bool(may_step_over), in_ranges, hold_batches
         self.guard = Guard()
         self._called: Envs | None = None  # the envs of the pending call; None: all
         self._left: set[int] = set()  # envs that `leave` has closed
@@ -229,7 +229,7 @@ class Exchange(OwnsProcesses):
 
     def _start(self, workers: Workers) -> None:
         """Takes the workers' reports, makes the segment and hands it to them."""
-        num_buffers, may_step_over, in_ranges, hold_batches = self._manners
+        num_buffers, may_step_over, in_ranges, hold_batches = self._ledger_options
         try:
             agreement = agree(workers, self._settings, self._name, num_buffers)
         except BaseException:

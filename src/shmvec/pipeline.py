@@ -288,15 +288,15 @@ class Pipeline:
     def _fill_in_lockstep(self, rollout: Collected, mirror: Mirror | None, end: int) -> float:
         """Makes steps with one group of all envs: workers write into the rollout themselves."""
         everyone, whole, started = self._everyone, slice(None), 0.0
-        told = self._caller.tells  # else where episodes end matters only after the last step
+        tracked = self._caller.has_reset  # else where episodes end matters only after the last step
         for t in range(rollout.steps, end):
             if mirror is None:
                 observations = self._at(rollout, t, whole)
             else:
                 observations = mirror.observations(t, whole, [whole])
-            begun = self._begun.nonzero()[0].tolist() if told else []
+            begun = self._begun.nonzero()[0].tolist() if tracked else []
             self._caller.step(everyone, observations, None, begun, ask=rollout.step)
-            if told or t >= end - 2:  # _note looks back one step
+            if tracked or t >= end - 2:  # _note looks back one step
                 self._note(whole, rollout.terminations[t + 1] | rollout.truncations[t + 1])
             started = started or time.perf_counter()
         return started
@@ -472,7 +472,7 @@ class Pipeline:
         step: Callable[[npt.NDArray[np.intp], Any, dict[str, Any]], None],
     ) -> tuple[Any, dict[str, Any]]:
         """Asks the policy for actions, and the group to step; returns the policy's answer."""
-        begun = group.envs[self._begun[group.part]].tolist() if self._caller.tells else []
+        begun = group.envs[self._begun[group.part]].tolist() if self._caller.has_reset else []
         answer = self._caller.step(group.envs, observations, None, begun, ask=step)
         self._out.append(group)
         return answer
