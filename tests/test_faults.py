@@ -228,7 +228,7 @@ def test_ctrl_c_ends_a_script_without_a_word_from_the_workers():
         os.kill(pid, signal.SIGINT)
     out, err = parent.communicate(timeout=DEADLINE_S)
     assert (out, err) == ("closed\n", "")
-    assert gone(pids, deadline_s=1.0)
+    assert gone(pids, deadline_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -243,7 +243,7 @@ def test_an_env_that_is_open_at_exit(context):
     """)
     out, err = parent.communicate(timeout=DEADLINE_S)
     assert err == "" and parent.returncode == 0
-    assert gone([int(pid) for pid in out.split()], deadline_s=1.0)
+    assert gone([int(pid) for pid in out.split()], deadline_s=DEADLINE_S)
 
 
 def test_a_vector_env_is_neither_pickled_nor_copied():

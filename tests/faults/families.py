@@ -141,9 +141,9 @@ def check_lives(pids):
         assert not gone([pid], 0.0), f"{pid} has ended: {pids}"
 
 
-def check_gone(pids, deadline_s=60):
+def check_gone(pids):
     """They are, or it says so and they are."""
-    left = [pid for pid in pids if not gone([pid], deadline_s)]
+    left = [pid for pid in pids if not gone([pid], 60)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"{left} are left of {pids}"

@@ -51,13 +51,13 @@ ENDS = {
         pids = started_by(envs)
         check_lives(pids)
         envs.close()
-        check_gone(pids, 2)
+        check_gone(pids)
     """,
     "close(terminate=True)": """
         envs = made({options})
         pids = started_by(envs)
         envs.close(terminate=True)
-        check_gone(pids, 2)
+        check_gone(pids)
     """,
     "forgotten": """
         import warnings
@@ -74,7 +74,7 @@ ENDS = {
         after = started_by(envs)
         half = len(before) // 2
         assert before[half:] == after[half:]
-        check_gone(before[:half], 2)
+        check_gone(before[:half])
         check_lives(after)
         envs.close()
         check_gone(after)
@@ -225,7 +225,7 @@ def test_an_env_uses_multiprocessing(context, daemon, closes):
         pids = started_by(envs)
         check_lives(pids)
         envs.close()
-        check_gone(pids, 2)
+        check_gone(pids)
         """,
     )
 

@@ -54,14 +54,14 @@ STUCK = """
 MOMENTS = {
     "in a step": "made().step([0, 1, 2])",
     "in a reset": "made().reset(options=[0, 1, 2])",
-    "while they are made": """
-        make = [building(how) for how in range(3)]
-        ShmVectorEnv(make, num_workers=3, context=CONTEXT)
-    """,
     "dozing": """
         envs = made()
         say("there\\n" * 2 + "there")
         time.sleep(60)
+    """,
+    "while they are made": """
+        make = [building(how) for how in range(3)]
+        ShmVectorEnv(make, num_workers=3, context=CONTEXT)
     """,
 }
 
@@ -81,8 +81,8 @@ def test_a_killed_parent_takes_its_workers_and_what_they_have_started_with_it(co
             wait_until_dozing(workers)
         parent.kill()
         parent.wait(DEADLINE_S)
-        # One second is promised; the machine may be busy.
-        assert gone(workers, deadline_s=3), "workers are left"
+        # One second is promised, a busy machine takes longer; by themselves they stay for a minute.
+        assert gone(workers, deadline_s=20), "workers are left"
         families.check_gone(started)
         assert parent.stderr.read() == ""
 
