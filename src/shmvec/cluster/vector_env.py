@@ -85,7 +85,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     """Steps envs on all nodes of a cluster: for envs of 10 ms a step and more.
 
     Each node holds some of the envs, in a :class:`shmvec.ShmVectorEnv` over its cores. A batch
-    costs one message to each node and one back, about a millisecond: where envs are faster, let a
+    costs one message to each node and one back, some milliseconds: where envs are faster, let a
     :class:`Collector` step them beside a policy. Results are those of ``ShmVectorEnv``.
 
     Attributes:
