@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from tables import crossed
 
 from shmvec import ShmVectorEnv
 from shmvec._commands.named import find_env, find_function
@@ -40,19 +41,19 @@ def made_by(code):
     return known["make_env"]()
 
 
-@pytest.mark.parametrize("absolute", [False, True])
-@pytest.mark.parametrize(
-    ("file", "imports", "beside"),
-    [
-        ("here.py", "from beside_it import length", "beside_it.py"),
-        ("below/here.py", "from beside_it import length", "below/beside_it.py"),
-        ("a_package/here.py", "from .beside_it import length", "a_package/beside_it.py"),
-        ("x/a_package/y/here.py", "from ..beside_it import length", "x/a_package/beside_it.py"),
-        ("a_package/here.py", "from a_package.beside_it import length", "a_package/beside_it.py"),
-        ("a_package/__init__.py", "from .beside_it import length", "a_package/beside_it.py"),
-    ],
-)
-def test_files_with_others_beside_them(tmp_path, file, imports, beside, absolute):
+PLACES = [
+    ("here.py", "from beside_it import length", "beside_it.py"),
+    ("below/here.py", "from beside_it import length", "below/beside_it.py"),
+    ("a_package/here.py", "from .beside_it import length", "a_package/beside_it.py"),
+    ("x/a_package/y/here.py", "from ..beside_it import length", "x/a_package/beside_it.py"),
+    ("a_package/here.py", "from a_package.beside_it import length", "a_package/beside_it.py"),
+    ("a_package/__init__.py", "from .beside_it import length", "a_package/beside_it.py"),
+]
+
+
+@pytest.mark.parametrize("absolute, place", crossed([False, True], PLACES))
+def test_files_with_others_beside_them(tmp_path, place, absolute):
+    file, imports, beside = place
     write(tmp_path / file, imports + ENV)
     write(tmp_path / beside, "def length():\n    return 3\n")
     if "a_package" in file:

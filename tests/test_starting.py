@@ -260,7 +260,7 @@ def test_pytest_xdist(tmp_path):
             """
         )
     )
-    out = said("-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", cwd=tmp_path)
+    out = said("-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", cwd=tmp_path)
     assert "4 passed" in out
 
 

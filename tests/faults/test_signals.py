@@ -2,6 +2,7 @@
 
 import pytest
 from scripts import succeeds
+from tables import deep
 
 # What follows an interrupted call, and what it must show. `n` is another number each time.
 RECV = """
@@ -173,14 +174,15 @@ def test_after_400_signals_at_random_moments_each_next_call_returns_its_own_resu
 
 
 @pytest.mark.parametrize("what", CALLS)
-def test_after_an_exception_at_each_moment_the_next_call_returns_its_own_results(what):
-    body = """
+@pytest.mark.parametrize("stride", [3, *deep(1)])
+def test_after_an_exception_at_each_moment_the_next_call_returns_its_own_results(stride, what):
+    body = f"""
         interrupted(1)
-        moments, n = Moments(), 10
+        moments, n = Moments({stride}), 10
         while moments.interrupt(lambda: interrupted(n)):
             check(n)
             n += 1
-        assert n > 20, n
+        assert n > 10 + 10 / {stride}, n
         envs.close()
     """
     succeeds(START, CALLS[what], body)
