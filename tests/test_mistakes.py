@@ -116,6 +116,21 @@ MISTAKES = {
         TypeError,
         ["env_fns must be a list", "shmvec.make_vec('CartPole-v1', num_envs=8)"],
     ),
+    "a class for an id": (
+        lambda n: shmvec.make_vec(Counter, num_envs=4, num_workers=n),
+        gym.error.Error,
+        ["Invalid id type", "ShmVectorEnv([make_env] * 8)"],
+    ),
+    "an argument of make_vec": (
+        lambda n: shmvec.make_vec("CartPole-v1", nun_envs=4, num_workers=min(n, 1)),
+        TypeError,
+        ["nun_envs", "Did you mean 'num_envs'?"],
+    ),
+    "an argument of evaluate": (
+        lambda n: shmvec.evaluate("CartPole-v1", np.zeros_like, num_env=2, num_workers=n),
+        TypeError,
+        ["evaluate has no option 'num_env'. Did you mean 'num_envs'?"],
+    ),
     "autoreset mode": (
         lambda n: made(num_workers=n, autoreset_mode="same-step"),
         ValueError,

@@ -86,7 +86,8 @@ def make_vec(
     elif isinstance(id, str):
         spec = copy.deepcopy(found_spec(id))
     else:
-        raise gym.error.Error(f"Invalid id type: {type(id)}. Expected `str` or `EnvSpec`")
+        hint = " For an env of your own: ShmVectorEnv([make_env] * 8)" if callable(id) else ""
+        raise gym.error.Error(f"Invalid id type: {type(id)}. Expected `str` or `EnvSpec`.{hint}")
     # A spec that a vector env was made from carries these arguments.
     made_with, spec.kwargs = spec.kwargs, {}
     num_envs = made_with.pop("num_envs", num_envs)
@@ -114,9 +115,9 @@ def make_vec(
         envs = ShmVectorEnv([make_env] * num_envs, **vector_kwargs)
     except TypeError as error:
         for name in env_kwargs:
-            hint = did_you_mean([name], OPTIONS)
+            hint = did_you_mean([name], [*OPTIONS, "num_envs", "vector_kwargs", "wrappers"])
             if hint and f"argument {name!r}" in str(error):
-                add_note(error, f"{name!r} is no option of ShmVectorEnv{hint}")
+                add_note(error, f"{name!r} is no option of make_vec{hint}")
         raise
     vector_spec = copy.deepcopy(spec)
     vector_spec.kwargs = dict(env_kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import multiprocessing
 import operator
@@ -27,7 +28,7 @@ from gymnasium.wrappers import RecordVideo
 from shmvec._arguments import checked_count
 from shmvec._cores import usable_cores
 from shmvec._hints import found_spec
-from shmvec._options import AtMost, with_faults
+from shmvec._options import OPTIONS, AtMost, refuse_unknown, with_faults
 from shmvec._policy import Policy, PolicyCaller, check_policy
 from shmvec.exchange import Answers, Autoreset, AutoresetMode, Exchange
 from shmvec.faults import FaultPolicy, RemoteTraceback, add_note
@@ -280,6 +281,9 @@ def evaluate(
         if limit is not None and not limit > 0:
             raise ValueError(f"{name} must be positive, got {limit}")
     check_policy(policy, batch)
+    if not cluster:
+        known = [*inspect.signature(evaluate).parameters, *OPTIONS]
+        refuse_unknown("evaluate", vector_options, known)
     if cluster:
         return _on_nodes(
             envs,

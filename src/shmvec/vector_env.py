@@ -251,7 +251,9 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 only the envs that it marks are reset.
 
         Returns:
-            Observations, batched as ``observation_space`` says, and infos, a dict of arrays.
+            Observations, batched as ``observation_space`` says, and infos, a dict of arrays. With
+            ``batch_size=``, those of the first batch, as :meth:`recv` returns them; the other envs
+            are in flight.
 
         Raises:
             ClosedEnvironmentError: After ``close``.
