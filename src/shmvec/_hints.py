@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, _find_spec
 
-__all__ = ["add_note", "found_spec", "of_action", "of_env_fn", "of_id", "of_reset", "takes"]
+__all__ = [
+    "add_note",
+    "found_spec",
+    "naming_limits",
+    "of_action",
+    "of_env_fn",
+    "of_id",
+    "of_reset",
+    "takes",
+]
 
 # Namespaces of ids, and the module and package that register their envs.
 _NAMESPACES = {"ALE": ("ale_py", "ale-py")}
@@ -20,6 +31,26 @@ def add_note(error: BaseException, note: str) -> None:
     """Adds a note, if there is one, as ``add_note`` of exceptions does from Python 3.11 on."""
     if note:
         error.__notes__ = [*getattr(error, "__notes__", ()), note]
+
+
+@contextlib.contextmanager
+def naming_limits() -> Iterator[None]:
+    """A context in which processes and threads are started: an error names the limit of them."""
+    try:
+        yield
+    except (BlockingIOError, RuntimeError) as error:
+        if isinstance(error, BlockingIOError) or "new thread" in str(error):
+            limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+            add_note(
+                error,
+                "No more processes and threads may be started. The limit of this user's is "
+                f"{'none' if limit == resource.RLIM_INFINITY else limit} "
+                "(RLIMIT_NPROC, `ulimit -u`), and a container has one of its own; `python -m "
+                "shmvec doctor` says how many are left. A worker needs two, besides those that "
+                "its env and libraries start, and this program one: raise the limit, or give "
+                "fewer num_workers.",
+            )
+        raise
 
 
 def found_spec(id: str) -> EnvSpec:

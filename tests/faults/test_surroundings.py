@@ -252,6 +252,30 @@ def test_memory_beyond_the_cgroups_limit_is_an_error_with_the_numbers(limited):
     """)
 
 
+# ---- limits --------------------------------------------------------------------------------------
+
+
+def test_a_limit_of_processes_is_named():
+    """It binds no administrator."""
+    succeeds(
+        ENVS,
+        """
+        import multiprocessing.shared_memory, resource
+        from shmvec import ShmVectorEnv
+
+        if os.geteuid() == 0:
+            ShmVectorEnv([Echo], num_workers=1, context="fork").close()  # imports all it needs
+            os.setuid(54321)
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        try:
+            ShmVectorEnv([Echo] * 2, num_workers=2, context="fork")
+        except (BlockingIOError, RuntimeError) as error:
+            said = "".join(error.__notes__)
+        assert "1 (RLIMIT_NPROC, `ulimit -u`)" in said and "num_workers" in said, said
+        """,
+    )
+
+
 # ---- a program that gives up root ----------------------------------------------------------------
 
 NOBODY = """

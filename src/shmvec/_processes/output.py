@@ -316,7 +316,8 @@ class _Copier:
             pipe.read()
             self._tidy()
             self._end_counts(math.inf)
-            self.start()
+            with contextlib.suppress(RuntimeError):  # no thread may be started
+                self.start()
         copied, deadline = self._copied, time.monotonic() + self._patience_s
         # The thread itself may run the __del__ of a vector env.
         while self._is_busy_with(pipe) and threading.current_thread() is not self._thread:

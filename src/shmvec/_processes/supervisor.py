@@ -27,6 +27,7 @@ from gymnasium.error import ClosedEnvironmentError
 from shmvec import _pickling as _classes
 from shmvec._core import Alarms, Channel, Segment
 from shmvec._cores import time_on_cores, usable_cores
+from shmvec._hints import naming_limits
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Imported, Report, Resets
@@ -187,14 +188,15 @@ class Supervisor:
         """Starts the processes. If that fails, the caller must stop them."""
         # With a core for each worker, it is faster if all of them import at the same time.
         learns = self._launcher.may_learn and len(self.ranges) > usable_cores()
-        with self._launcher.ready():
+        with naming_limits(), self._launcher.ready():
             for index in range(len(self.ranges)):
                 self._launch(index, self._keep)
                 self._stderrs.append(WorkerStderr(self.channels[index], (id(self), index)))
                 if index == 0 and learns:
                     copy_stderr()
                     self._learn_from_first()
-        copy_stderr()  # after the forks, which must not see a second thread
+        with naming_limits():
+            copy_stderr()  # after the forks, which must not see a second thread
 
     def _keep(self, process: Any, channel: Channel) -> None:
         self.channels.append(channel)
@@ -295,9 +297,10 @@ class Supervisor:
 
         self._begun = index
         try:
-            self._launch(index, keep)
-            self._stderrs[index] = WorkerStderr(self.channels[index], (id(self), index))
-            copy_stderr()
+            with naming_limits():
+                self._launch(index, keep)
+                self._stderrs[index] = WorkerStderr(self.channels[index], (id(self), index))
+                copy_stderr()
         finally:
             self._begun = -1
         if self.stopped:  # by a signal's handler, meanwhile: `stop` may not have seen this worker

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmvec._core import Channel, MappedMemory, Segment, pickle_value, start_watchdog, watch_forks
+from shmvec._hints import naming_limits
 from shmvec._memory.parcels import Depot, Parcel
 from shmvec._pickling import loads_in_main
 from shmvec._processes.control import Imported, Report
@@ -104,7 +105,8 @@ class Parent:
 
     def watch(self, mark: int) -> None:
         """Has this process, and all processes with the mark, end with the parent."""
-        start_watchdog(self._descriptor, mark)
+        with naming_limits():
+            start_watchdog(self._descriptor, mark)
 
     def close(self) -> None:
         """Closes the channel."""
