@@ -162,6 +162,15 @@ def test_envs_that_leave_are_closed_and_who_does_not_close_is_ended(workers, tmp
         exchange.ask_reset()
         exchange.take()
         exchange.leave([1], timeout=0.01)
+        for ask in (
+            lambda: exchange.ask([1], [0]),
+            lambda: exchange.ask(None, [0, 0]),
+            lambda: exchange.ask_reset([0, 1]),
+            lambda: exchange.call("env", envs=[1]),
+            lambda: exchange.leave([1]),
+        ):
+            with pytest.raises(ValueError, match=r"envs \[1\] have left"):
+                ask()
         assert exchange.call("env", envs=[0]) == [0]
         assert exchange.restarts(0) == (workers == 1)
         exchange.ask([0], [0])

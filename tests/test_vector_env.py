@@ -352,6 +352,15 @@ def test_repr():
     assert repr(envs) == f"ShmVectorEnv({shown}, closed)"
 
 
+def test_repr_of_a_pipeline_and_an_exchange():
+    with shmvec.make_vec("CartPole-v1", 4, num_workers=2, context="fork") as envs:
+        pipeline = shmvec.Pipeline(envs, lambda observations, env_ids: observations[:, 0])
+        assert repr(pipeline) == f"Pipeline({envs!r}, groups=2)"
+        shown = "num_envs=4, num_workers=2, autoreset_mode='NextStep', context='fork'"
+        assert repr(envs.exchange) == f"ShmVectorEnv({shown})"
+    assert repr(envs.exchange) == f"ShmVectorEnv({shown}, closed)"
+
+
 def test_actions_keep_the_dtype_of_the_caller():
     def seen(envs):
         return [

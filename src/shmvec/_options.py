@@ -43,6 +43,7 @@ __all__ = [
     "Settings",
     "add_installed",
     "checked_worker",
+    "described",
     "did_you_mean",
     "documented",
     "end_installed",
@@ -131,6 +132,16 @@ def _checked_context(context: Any, _: Settings) -> Any:
     """The context as it was given, since users see it as an attribute."""
     _start_method(context)
     return context
+
+
+def described(envs: Any, name: str, method: str, spec: Any = None) -> str:
+    """What a vector env or an exchange steps, where and how, in a line: its ``repr``."""
+    known = [] if spec is None else [spec.id]
+    known += [f"num_envs={envs.num_envs}", f"num_workers={envs.num_workers}"]
+    known.append(f"autoreset_mode={envs.autoreset_mode.value!r}")
+    if envs.num_workers:
+        known.append(f"context={method!r}")
+    return f"{name}({', '.join(known)}{', closed' if envs.closed else ''})"
 
 
 def _start_method(context: Any) -> str:

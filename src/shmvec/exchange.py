@@ -49,7 +49,7 @@ from shmvec._core import (
 )
 from shmvec._cores import time_on_cores
 from shmvec._memory.layout import ActionRows
-from shmvec._options import Settings, exchange_settings
+from shmvec._options import Settings, described, exchange_settings
 from shmvec._processes.assembly import agree, assemble, workers_for
 from shmvec._processes.commands import packed_command, packed_reset
 from shmvec._processes.host import EnvFn, HostedEnv
@@ -205,6 +205,10 @@ class Exchange(OwnsProcesses):
             self._abandon()
             raise
 
+    def __repr__(self) -> str:
+        """How many envs it steps, where, and how; and whether it is closed."""
+        return described(self, self._name, self._settings.method)
+
     # ---- starting ----------------------------------------------------------------------------
 
     def initialize(self) -> None:
@@ -296,10 +300,10 @@ class Exchange(OwnsProcesses):
         """
         ledger, workers = self._settled()
         workers.doing = "step"
-        if envs is None:
+        if envs is None and not self._left:
             ledger.step_all(actions, workers.pack, frame)
             return
-        chosen = self._chosen(envs)
+        chosen = self._asked(envs)
         if len(chosen):
             at = None if frame < 0 else frame
             ledger.step(chosen, actions, workers.pack, at, together)
@@ -329,6 +333,14 @@ class Exchange(OwnsProcesses):
         if envs is not None and np.size(envs) == 0:
             return self._everyone[:0]
         return checked_env_ids(envs, self.num_envs)
+
+    def _asked(self, envs: npt.ArrayLike | None) -> Envs:
+        """Indices of envs that are asked, none of which has left."""
+        chosen = self._chosen(envs)
+        gone = self._left.intersection(chosen.tolist()) if self._left else ()
+        if gone:
+            raise ValueError(f"envs {sorted(gone)} have left: they cannot be asked")
+        return chosen
 
     @exclusive
     def ask_reset(
@@ -365,7 +377,7 @@ class Exchange(OwnsProcesses):
         repeat: bool = True,
     ) -> None:
         ledger, workers = self._open()
-        chosen = self._chosen(envs)
+        chosen = self._asked(envs)
         if not len(chosen):
             return
         workers.doing = "reset"
@@ -384,7 +396,7 @@ class Exchange(OwnsProcesses):
     def _command(self, name: str, payload: Any, envs: npt.ArrayLike | None) -> None:
         """Asks envs for a "call" (name, args, kwargs) or to "set_attr" (name, {env: value})."""
         ledger, workers = self._open()
-        chosen = self._chosen(envs)
+        chosen = self._asked(envs)
         if not len(chosen):
             return
         ledger.check(chosen)
@@ -603,6 +615,8 @@ class Exchange(OwnsProcesses):
             self._check_pending("step_async", within, alone=True)
             ledger, workers = self._settled()
         workers.doing = "step"
+        if self._left:
+            self._asked(envs)
         if envs is None:
             ledger.step_all(actions, workers.pack, frame)
         elif len(envs):
@@ -705,9 +719,9 @@ class Exchange(OwnsProcesses):
         """
         ledger, workers = self._settled()
         chosen = self._chosen(envs).tolist()
+        self._command("call", ("close", (), {}), envs)
         self._left.update(chosen)
         try:
-            self._command("call", ("close", (), {}), envs)
             self._returned(envs, timeout)
         except multiprocessing.TimeoutError:  # no later call may wait for these
             for index, owned in enumerate(workers.ranges):

@@ -181,6 +181,10 @@ class Pipeline:
         # Whether a call is under way, or was interrupted as it cleared up after an error.
         self._midway = False
 
+    def __repr__(self) -> str:
+        """Its groups, and the envs."""
+        return f"Pipeline({self.envs!r}, groups={len(self._groups)})"
+
     @property
     def groups(self) -> list[npt.NDArray[np.intp]]:
         """The envs of each group."""

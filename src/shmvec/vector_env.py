@@ -27,7 +27,7 @@ from shmvec._arguments import (
 from shmvec._autoreset import AutoresetMode
 from shmvec._core import release
 from shmvec._memory.rollout import Rollout, Rollouts
-from shmvec._options import Settings, VectorEnvOptions, signed_as
+from shmvec._options import Settings, VectorEnvOptions, described, signed_as
 from shmvec._processes.worker_function import FunctionEnv
 from shmvec._trace import Trace
 from shmvec.exchange import Exchange, OwnsProcesses
@@ -165,12 +165,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         name = type(self).__name__
         if self._exchange is None or not self._exchange.initialized:
             return f"{name}(not started)"
-        known = [] if self.spec is None else [self.spec.id]
-        known += [f"num_envs={self.num_envs}", f"num_workers={self.num_workers}"]
-        known.append(f"autoreset_mode={self.autoreset_mode.value!r}")
-        if self.num_workers:
-            known.append(f"context={self._start_method!r}")
-        return f"{name}({', '.join(known)}{', closed' if self.closed else ''})"
+        return described(self, name, self._start_method, self.spec)
 
     def __getattr__(self, name: str) -> Any:
         """Raises AttributeError: what the vector env lacks, its envs may have."""

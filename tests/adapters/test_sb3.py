@@ -100,6 +100,14 @@ def test_start_method_defaults_to_forkserver():
         assert env.reset().shape == (2, 4)
 
 
+def test_repr():
+    envs = ShmVecEnv([lambda: Counter(9)] * 2, num_workers=1, start_method="fork")
+    shown = "num_envs=2, num_workers=1, autoreset_mode='SameStep', context='fork'"
+    assert repr(envs).endswith(f"VecEnv({shown})")
+    envs.close()
+    assert repr(envs).endswith(f"VecEnv({shown}, closed)")
+
+
 def test_illegal_start_method():
     with pytest.raises(ValueError, match="cannot find context for 'illegal_method'"):
         ShmVecEnv([Counter], start_method="illegal_method")

@@ -208,6 +208,10 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
             raise
         self.metadata = {**self._exchange.metadata, **self.metadata}
 
+    def __repr__(self) -> str:
+        """How many envs it steps, where, and how; and whether it is closed."""
+        return repr(self._exchange)
+
     num_workers = forwarded("_exchange", "num_workers")
     processes = forwarded("_exchange", "processes")
     closed = forwarded("_exchange", "closed")
