@@ -196,6 +196,37 @@ class GoesOnWhereItWas(Well):
         return np.array([self.at, self.steps, self.episodes])
 
 
+class GoesOnAndShares(SharesAGlobal):
+    """Observations, which alone show what it shares, differ in the second episode, too."""
+
+    episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed)
+        self.episodes += 1
+        return result
+
+    def observation(self):
+        return super().observation() + self.episodes
+
+
+class OwnSpace(gym.spaces.Space):
+    """As MiniGrid's of missions: Gymnasium does not know how to lay it out."""
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+    def __eq__(self, other):
+        return isinstance(other, OwnSpace)
+
+
+class SpaceOfItsOwn(Well):
+    observation_space = gym.spaces.Dict({"at": Well.observation_space, "mission": OwnSpace()})
+
+    def observation(self):
+        return {"at": super().observation(), "mission": "go on"}
+
+
 class TimeInInfo(Well):
     def info(self):
         return {"elapsed": time.time()}

@@ -30,10 +30,12 @@ SICK = {
     "GlobalRandom": (["global generators", "one process"], "worker_init=", "state of random"),
     "NotDeterministic": (["same seed"], "self.np_random", "observations differ"),
     "GoesOnWhereItWas": (["same seed"], "self.np_random", "in the same env"),
+    "GoesOnAndShares": (["same seed", "one process"], "self.np_random", "in the same env"),
     "OutsideItsSpace": (["spaces"], "a wrapper", "not in its space"),
     "SpaceChanges": (["spaces"], "a wrapper", "has become another"),
     "SpacesDiffer": (["spaces"], 'observation_mode="different"', "differs"),
     "NoFixedSize": (["spaces"], "shared_memory=False", "Sequence"),
+    "SpaceOfItsOwn": (["spaces"], "shared_memory=False", "space['mission'] is of type OwnSpace"),
     "InfoWithALock": (["infos"], "a wrapper", "'engine': cannot pickle"),
     "InfoContainsItself": (["infos"], "a wrapper", "'tree': contains itself"),
     "NeedsItsThread": (["threads"], 'context="forkserver"', "hangs"),
@@ -68,6 +70,14 @@ def test_a_sick_env(name):
     assert [finding.kind for finding in report.wrong] == kinds, str(report)
     assert report.wrong[0].option == option and says in report.wrong[0].seen, str(report)
     assert "WRONG" in str(report) and f"-> {option}: " in str(report)
+
+
+def test_what_differs_alone_is_not_said_to_be_as_alone():
+    lines = [each for each in checked("NotDeterministic").findings if "process" in each.kind]
+    assert [each.verdict for each in lines] == ["note", "note"]
+    assert all("not compared: observations, rewards, infos" in each.seen for each in lines)
+    [one, _] = [each for each in checked("TimeInInfo").findings if "process" in each.kind]
+    assert one.verdict == "ok" and "not compared: infos" in one.seen
 
 
 @pytest.mark.parametrize("name", NOTED)

@@ -302,7 +302,7 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
     two = _difference(reference, apart, unstable)
     if other.trouble:
         one = one or f"another seed: {other.trouble}"
-    yield from _in_company(one, two, facts.render_mode)
+    yield from _in_company(one, two, facts.render_mode, unstable)
     if not one and "fork" in working:
         forked = examination.run(
             "a fork of a program that has made an env", [[0]], "fork", forks=True
@@ -348,24 +348,29 @@ def _start_methods(runs: dict[str, _Run], working: list[str], wanted: str) -> It
 def _same_seed(
     reference: list[Event], repeated: list[Event], again: _Run, others: Sequence[_Run]
 ) -> tuple[set[str], Finding]:
-    """What differs although seeds and actions are the same and the env is alone."""
+    """What differs although seeds and actions are the same and the env is alone.
+
+    Returns:
+        The parts that differ between fresh processes, and so cannot be compared with those of envs
+        in company; and the finding.
+    """
     kind, unstable = "same seed", set[str]()
-    seen = ""
-    for events, where in (
-        (repeated, "a second reset with the seed, in the same env"),
-        (again.events[0], "in another process"),
-        *((run.events[0], "under another start method") for run in others),
-    ):
-        differ = _differing(reference, events)
+    differ = _differing(reference, repeated)
+    seen = f"a second reset with the seed, in the same env: {_told(differ)}" if differ else ""
+    differing = set(differ)
+    for run in (again, *others):
+        differ = _differing(reference, run.events[0])
         unstable.update(differ)
+        where = "in another process" if run is again else "under another start method"
         seen = seen or (f"{where}: {_told(differ)}" if differ else "")
+    differing |= unstable
     if again.trouble:
         advice = "what the first process leaves behind (a file, a port, a lock) is in the way"
         return unstable, Finding(kind, WRONG, f"a second time: {again.trouble}", advice, "close()")
-    if not unstable:
+    if not differing:
         steps = f"{len(reference) - 1} steps, twice in one env and in fresh processes: the same"
         return unstable, Finding(kind, OK, steps)
-    if unstable == {"infos"}:
+    if differing == {"infos"}:
         advice = "times and counts of episodes may; what you log and compare should not"
         return unstable, Finding(kind, NOTE, seen, advice)
     advice = (
@@ -412,8 +417,11 @@ def _spaces(facts: Facts, everywhere: Sequence[Facts]) -> Iterator[Finding]:
     else:
         yield Finding("spaces", OK, "observations are inside, and spaces stay")
     if facts.needs_pickle:
-        advice = "observations of this space have no fixed size, and are pickled"
-        seen = f"not for shared memory: {facts.needs_pickle[:120]}"
+        advice = (
+            "observations are pickled then; or a wrapper that leaves this part out "
+            "(of a Dict: gymnasium.wrappers.FilterObservation)"
+        )
+        seen = f"not for shared memory, which needs a fixed size: {facts.needs_pickle}"
         yield Finding("spaces", WRONG, seen, advice, "shared_memory=False")
 
 
@@ -468,12 +476,21 @@ def _difference(reference: dict[int, list[Event]], run: _Run, unstable: set[str]
     return ""
 
 
-def _in_company(one: str, two: str, render_mode: str | None) -> Iterator[Finding]:
-    alike = "as alone, bit for bit"
+def _in_company(
+    one: str, two: str, render_mode: str | None, unstable: set[str]
+) -> Iterator[Finding]:
+    left_out = []
+    if unstable:
+        parts = ", ".join(part for part in PARTS if part in unstable)
+        left_out.append(f"not compared: {parts}, which differ alone, too")
     if render_mode in (None, "human"):
-        alike += f" (frames were not compared: render_mode is {render_mode!r})"
+        left_out.append(f"frames were not compared: render_mode is {render_mode!r}")
+    alike = "as alone, bit for bit" + (f" ({'; '.join(left_out)})" if left_out else "")
+    verdict, then = OK, None
+    if "observations" in unstable or "rewards" in unstable:
+        verdict, then = NOTE, 'what "same seed" says first: then this can be seen, too'
     if not one:
-        yield Finding("one process", OK, f"two and four envs: {alike}")
+        yield Finding("one process", verdict, f"two and four envs: {alike}", then)
     elif two:
         advice = "and a process for each is not enough: see the next line"
         yield Finding("one process", WRONG, one, advice, "worker_environ=")
@@ -484,7 +501,7 @@ def _in_company(one: str, two: str, render_mode: str | None) -> Iterator[Finding
         )
         yield Finding("one process", WRONG, one, advice, "num_workers=num_envs")
     if not two:
-        yield Finding("two processes", OK, f"at once: {alike}")
+        yield Finding("two processes", verdict, f"at once: {alike}", then)
         return
     advice = (
         "processes share something outside (a port, a file, a lock, a device): give each its own, "

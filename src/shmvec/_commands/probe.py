@@ -26,8 +26,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import create_shared_memory
 
+from shmvec._memory.layout import unshareable_part
 from shmvec._pickling import dumps
 from shmvec._processes.preloading import num_threads
 
@@ -71,7 +71,7 @@ class Facts:
     Attributes:
         spaces: What is wrong with spaces.
         casts: Observations whose dtype is not the space's, but fits it.
-        needs_pickle: Why observations do not fit into shared memory; "" if they do.
+        needs_pickle: Which part of observations does not fit into shared memory; "" if all do.
         infos: Keys of infos that cannot travel to another process, and why.
         generators: Global random generators that resets and steps have used,
         generators_built: and those that only making an env has used.
@@ -158,10 +158,10 @@ class Probe(gym.Env[Any, Any]):
             space = getattr(first, name)
             if any(getattr(subject.env, name) != space for subject in self._subjects):
                 self._facts.note_space(f"the {name} of two envs differs")
-        try:
-            create_shared_memory(first.observation_space, n=1)
-        except Exception as error:
-            self._facts.needs_pickle = str(error).partition("\n")[0]
+        unshareable = unshareable_part(first.observation_space, "the observation space")
+        if unshareable is not None:
+            part, path = unshareable
+            self._facts.needs_pickle = f"{path} is of type {type(part).__name__}"
         return None
 
     def advance(self, moment: str) -> list[Event] | Raised:

@@ -44,6 +44,7 @@ __all__ = [
     "misfit",
     "nbytes_of",
     "placing_in",
+    "unshareable_part",
 ]
 
 
@@ -320,13 +321,13 @@ def check_shared_memory(space: gym.Space[Any]) -> None:
         ValueError: The space is of a class of the user's; for a Sequence or Graph the error is a
             TypeError too.
     """
-    found = _unshareable(space, "observation space")
+    found = unshareable_part(space, "observation space")
     if found is None:
         return
     part, path = found
     advice = ""
     if isinstance(space, spaces.Dict):
-        fitting = [key for key, value in space.items() if _unshareable(value, "") is None]
+        fitting = [key for key, value in space.items() if unshareable_part(value, "") is None]
         if fitting:
             advice = (
                 " To do without that part, wrap each env in "
@@ -349,7 +350,7 @@ def check_shared_memory(space: gym.Space[Any]) -> None:
     )
 
 
-def _unshareable(space: gym.Space[Any], path: str) -> tuple[gym.Space[Any], str] | None:
+def unshareable_part(space: gym.Space[Any], path: str) -> tuple[gym.Space[Any], str] | None:
     """The first part that cannot lie in shared memory, and its name; None: all parts can."""
     parts: Iterable[tuple[Any, gym.Space[Any]]] = ()
     if isinstance(space, spaces.Dict):
@@ -361,7 +362,7 @@ def _unshareable(space: gym.Space[Any], path: str) -> tuple[gym.Space[Any], str]
         or create_shared_memory.dispatch(type(space)) in _UNREGISTERED
     ):
         return space, path
-    found = (_unshareable(part, f"{path}[{key!r}]") for key, part in parts)
+    found = (unshareable_part(part, f"{path}[{key!r}]") for key, part in parts)
     return next((part for part in found if part is not None), None)
 
 
