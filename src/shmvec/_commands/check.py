@@ -115,7 +115,7 @@ class _Examination:
         self, env_fn: Callable[[], Any], time_limit: float, steps: int, say: Progress
     ) -> None:
         self._env_fn = env_fn
-        self._time_limit = time_limit
+        self.time_limit = time_limit
         self._say = say
         self.steps = steps
         self._counted = False
@@ -153,7 +153,7 @@ class _Examination:
                 hang_warning_s=0,
                 faults=FaultPolicy(),
             )
-            deadline = time.monotonic() + self._time_limit
+            deadline = time.monotonic() + self.time_limit
             for call in self._calls(twice, forks):
                 doing, name, arguments = call
                 left = max(0.01, deadline - time.monotonic())
@@ -175,7 +175,7 @@ class _Examination:
                 elif name == "fork":
                     found.in_fork = answers[0]
         except multiprocessing.TimeoutError:
-            found.trouble = f"hangs ({doing}, {self._time_limit:.3g} s)"
+            found.trouble = f"hangs ({doing}, {self.time_limit:.3g} s)"
             if exchange is not None:
                 found.trouble += _where(exchange)
         except WorkerCrashError as error:
@@ -198,7 +198,7 @@ class _Examination:
             yield from self._steps()
         yield "looking at it", "facts", ()
         if forks:
-            yield "a fork", "fork", (self._time_limit / 2,)
+            yield "a fork", "fork", (self.time_limit / 2,)
         yield "close", "finish", ()
 
     def _steps(self) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
@@ -240,11 +240,12 @@ def brief(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
     Returns:
         A line, if something is wrong.
     """
-    examination = _Examination(env_fn, 2 * seconds, 10, Progress(None, ""))
+    examination = _Examination(env_fn, seconds / 4, 10, Progress(None, ""))
     method = _methods(None)[0]
     alone = examination.run("alone", [[0]], method, twice=True)
     if alone.trouble or alone.seconds > seconds / 4:
         return None
+    examination.time_limit = 2 * seconds  # on a busy machine, too, only what hangs takes longer
     other = examination.run("alone, with another seed", [[1]], method)
     company = examination.run("two in one process", [[0, 1]], method)
     reference, repeated = _references(alone, other)
@@ -488,7 +489,7 @@ def _in_company(
     alike = "as alone, bit for bit" + (f" ({'; '.join(left_out)})" if left_out else "")
     verdict, then = OK, None
     if "observations" in unstable or "rewards" in unstable:
-        verdict, then = NOTE, 'what "same seed" says first: then this can be seen, too'
+        verdict, then = NOTE, 'mend what "same seed" says first, and check once more'
     if not one:
         yield Finding("one process", verdict, f"two and four envs: {alike}", then)
     elif two:
