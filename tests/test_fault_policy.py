@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from textwrap import indent
 
 import gymnasium as gym
 import numpy as np
@@ -471,13 +472,14 @@ def test_what_is_logged(caplog):
         envs = frail(2, num_workers=1, faults=RESET)
         try:
             envs.reset()
-            envs.step([1, RAISE])
+            (_, stack) = envs.step([1, RAISE])[-1]["fault"]["stack"]
             envs.step([KILL, 1])
         finally:
             envs.close()
     lines = [record.getMessage() for record in caplog.records if record.name == "shmvec"]
+    assert "in _fail" in stack
     assert lines == [
-        "env 1 of worker 0: LookupError: ('as told', 1); reset",
+        "env 1 of worker 0: LookupError: ('as told', 1); reset\n" + indent(stack.rstrip(), "    "),
         "env 0 of worker 0: WorkerCrashError: worker 0 (envs 0 to 1) killed by SIGKILL, in 'step'; "
         "restart",
     ]

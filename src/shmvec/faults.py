@@ -120,10 +120,10 @@ class FaultPolicy:
     The step in which a fault happens returns for its env the last observation, reward 0 and
     ``truncated=True``, so that no learner bootstraps across the break, and ``infos["fault"]``
     describes it: ``type``, ``message``, ``restarts`` of its worker so far, ``stderr`` (the last
-    lines that a crashed worker has written there) and ``stack`` (where an env was that took too
-    long). The next step goes on as after any truncation in the autoreset mode in force. A worker
-    that is restarted takes its other envs with it: they are truncated as well, in the same step or
-    in their next one.
+    lines that a crashed worker has written there) and ``stack`` (the traceback of what an env has
+    raised, or where one was that took too long). The next step goes on as after any truncation in
+    the autoreset mode in force. A worker that is restarted takes its other envs with it: they are
+    truncated as well, in the same step or in their next one.
 
     A restarted env is built by its ``env_fn`` and reset with :func:`restart_seed`, so a run with
     the same faults in the same places is the same run.
@@ -198,8 +198,8 @@ class Fault:
         restarts: How often the worker had been restarted by then, this time included.
         stderr: The last lines that the worker had written to stderr, if its process has crashed or
             was ended because of a time limit. A crash in C says there where in Python it was.
-        stack: Where in Python the worker was, most recent call first, if its process was ended
-            because of a time limit.
+        stack: Where in Python that was: the traceback of what the env raised; the worker's stack,
+            most recent call first, if its process was ended because of a time limit.
     """
 
     env: int

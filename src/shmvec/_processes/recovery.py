@@ -13,6 +13,7 @@ import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from textwrap import indent
 from typing import Any
 
 from gymnasium.error import ClosedEnvironmentError
@@ -359,7 +360,12 @@ class Recovery:
         else:
             kind, why = type(cause).__name__, getattr(cause, "summary", "") or str(cause)
         words = last_words(cause, worker)
-        stack = cause.stack if isinstance(cause, EnvTimeoutError) else ""
+        stack, told = "", ""
+        if isinstance(cause, EnvTimeoutError):
+            stack, told = cause.stack, told_stack(cause.stack)
+        elif isinstance(cause, Failure):
+            stack = cause.text
+            told = "\n" + indent(cause.text.rstrip(), "    ")
         count = self._restarts[worker]
         fault = Fault(env, worker, kind, why, done, time.time(), count, words, stack)
         if self.heard is not None:
@@ -368,7 +374,6 @@ class Recovery:
             self._counted("resets")
         # A restart that the user or the policy has asked for is no reason to warn.
         level = logging.INFO if isinstance(cause, str) else logging.WARNING
-        told = told_stack(stack)
         log.log(level, "env %d of worker %d: %s: %s; %s%s", env, worker, kind, why, done, told)
         if isinstance(cause, str):
             return fault
