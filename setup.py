@@ -1,4 +1,4 @@
-"""Builds the extension package ``shmvec._core``; everything else is in pyproject.toml.
+"""Builds the extensions of ``shmvec``; everything else is in pyproject.toml.
 
 csrc is compiled once, into a static library that each extension links what it uses of.
 
@@ -91,15 +91,17 @@ class BuildCore(build_ext):
         super().build_extensions()
 
 
+# In _wrappers products and sums are rounded each for itself, as NumPy's are.
 extensions = [
     Extension(
-        f"shmvec._core.{source.stem}",
+        f"shmvec.{folder}.{source.stem}",
         [str(source)],
         include_dirs=["csrc"],
-        extra_compile_args=compile_args,
+        extra_compile_args=[*compile_args, *args],
         extra_link_args=link_args,
     )
-    for source in sorted(CORE.glob("*.pyx"))
+    for folder, args in (("_core", []), ("_wrappers", ["-ffp-contract=off"]))
+    for source in sorted(Path("src/shmvec", folder).glob("*.pyx"))
 ]
 
 if __name__ == "__main__":  # not in cythonize's processes, which Python 3.14 has import this

@@ -15,7 +15,7 @@ ROOMS = [
     ("faults",),
     ("_arguments", "_core", "states"),
     ("_options", "stats", "rendering"),
-    ("_memory",),
+    ("_memory", "_wrappers"),
     ("_processes",),
     ("_trace",),
     ("exchange",),

@@ -35,7 +35,7 @@ def checkout(tmp_path_factory):
         "*.so", "build", "dist", "*.egg-info", "__pycache__", ".venv", ".git", ".*_cache"
     )
     shutil.copytree(ROOT, target, ignore=ignore, dirs_exist_ok=True)
-    for generated in (target / "src" / "shmvec" / "_core").glob("*.c"):
+    for generated in (target / "src" / "shmvec").glob("_*/*.c"):
         generated.unlink()
     return target
 
@@ -64,7 +64,7 @@ def test_sdist_and_wheel(checkout, tmp_path):
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
     assert {"shmvec/py.typed", "shmvec/_core/__init__.pyi", "shmvec/__init__.py"} <= names
-    modules = [path.stem for path in (ROOT / "src/shmvec/_core").glob("*.pyx")]
+    modules = [path.stem for path in (ROOT / "src/shmvec").glob("_*/*.pyx")]
     built = [Path(name).name.split(".")[0] for name in names if name.endswith(".so")]
     assert sorted(built) == sorted(modules)
     endings = {"".join(Path(name).suffixes[-1:]) for name in names if name.startswith("shmvec/")}

@@ -15,7 +15,7 @@ SOURCES = [
     for folder in ("src", "csrc", "tests", "benchmarks", "examples")
     for ending in ("*.py", "*.pyx", "*.pxd", "*.pyi", "*.c", "*.h")
     for path in (ROOT / folder).rglob(ending)
-    if not (path.suffix == ".c" and "_core" in path.parts)  # generated
+    if not (path.suffix == ".c" and "src" in path.parts)  # generated
 ]
 
 

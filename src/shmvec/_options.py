@@ -590,6 +590,13 @@ class VectorEnvOptions:
         check=_checked_preload,
         parse=_names,
     )
+    compile_wrappers: bool = _option(
+        True,
+        """Whether a worker steps wrappers of Gymnasium's that it knows in compiled code, with the
+        same results; docs/wrappers.md lists them.""",
+        parse=_flag,
+        scope=Scope.WORKERS,
+    )
     worker_environ: WorkerEnviron = _option(
         None,
         """Environment variables of the workers, such as ``CUDA_VISIBLE_DEVICES``, or a function

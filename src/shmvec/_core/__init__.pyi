@@ -513,6 +513,7 @@ class WorkerLoop:
         timed: bool = False,
         mends: bool = False,
         resets: Sequence[tuple[int | None, Any] | None] | None = None,
+        steppers: Sequence[Any] | None = None,
     ) -> None:
         """Takes over the envs.
 
@@ -528,6 +529,7 @@ class WorkerLoop:
             mends: Whether an env that has raised is reset instead of given up.
             resets: For a worker that replaces another: seed and options for each env's next reset
                 that has none.
+            steppers: What has each env's ``step``; None: the envs.
         """
     def action_of(self, env: int) -> Any:
         """The last action of an env."""

@@ -49,8 +49,17 @@ cdef inline bint is_contiguous(object array) noexcept:
     return _fields(array).flags & 1  # NPY_ARRAY_C_CONTIGUOUS
 
 
+cdef inline bint is_aligned(object array) noexcept:
+    """Whether C may read the elements as their type."""
+    return (_fields(array).flags & 0x100) != 0  # NPY_ARRAY_ALIGNED
+
+
 # A new array of the same shape and dtype, contiguous in C's order; nothing is written to it.
 cdef object new_like(object array)
+
+
+# The same, of another dtype.
+cdef object new_like_as(object array, object dtype)
 
 
 # An array over memory of an exporter, from `start` on, which keeps the exporter.

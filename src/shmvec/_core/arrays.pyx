@@ -3,6 +3,7 @@
 from cpython.buffer cimport PyBUF_WRITABLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
+from cpython.ref cimport Py_INCREF
 
 import numpy as np
 
@@ -35,16 +36,17 @@ cdef NewLikeArray _new_like_array
 
 
 def looked_at(array):
-    """What C reads of an array: address, shape, size, whether of its dtype, contiguous."""
+    """What C reads of an array: address, shape, size, whether of its dtype, contiguous, aligned."""
     cdef int axis
     return (<size_t>data_of(array), tuple([shape_of(array)[axis] for axis in range(ndim_of(array))]),
-            size_of(array), has_dtype(array, array.dtype), is_contiguous(array))
+            size_of(array), has_dtype(array, array.dtype), is_contiguous(array),
+            is_aligned(array))
 
 
 def looks(array):
     """The same by NumPy's attributes."""
     return (array.__array_interface__["data"][0], array.shape, array.size, True,
-            array.flags.c_contiguous)
+            array.flags.c_contiguous, array.flags.aligned)
 
 
 cdef int _connect() except -1:
@@ -61,7 +63,9 @@ cdef int _connect() except -1:
         raise _unknown("it is too old")
     _new_like_array = <NewLikeArray>table[<int>NEW_LIKE_ARRAY]
     whole = np.zeros((4, 2, 3), np.int16)
-    for array in (whole, whole[1:, :, 2], whole[0, 1, 2:], new_like(whole)):
+    skewed = np.zeros(9, np.uint8)[1:].view(np.int16)
+    of_floats = new_like_as(whole, np.dtype(np.float32))
+    for array in (whole, whole[1:, :, 2], whole[0, 1, 2:], skewed, new_like(whole), of_floats):
         if looked_at(array) != looks(array):
             raise _unknown("its arrays are not laid out as those of 1.x and 2.x")
     return 0
@@ -74,6 +78,11 @@ cdef object _unknown(str what):
 
 cdef object new_like(object array):
     return _new_like_array(<PyObject *>array, _C_ORDER, NULL, False)
+
+
+cdef object new_like_as(object array, object dtype):
+    Py_INCREF(dtype)  # which the call takes
+    return _new_like_array(<PyObject *>array, _C_ORDER, <PyObject *>dtype, False)
 
 
 _connect()

@@ -178,6 +178,7 @@ cdef class WorkerLoop:
     cdef Py_ssize_t block_row     # the first one of the current request's block; -1: it names none
     cdef bint observation_messages
     cdef list envs
+    cdef list steppers            # what is asked for an env's step: the env, or its compiled chain
     cdef object host
     cdef uint32_t index
     cdef Py_ssize_t first_env
@@ -197,7 +198,7 @@ cdef class WorkerLoop:
     cdef bint alone               # whether this is a process of its own
 
     def __init__(self, Segment segment, index, first_env, envs, host, slabs, autoreset,
-                 timed=False, mends=False, resets=None):
+                 timed=False, mends=False, resets=None, steppers=None):
         cdef uint32_t capacity = segment.plan.sizes.ring_capacity
         if not 0 <= index < segment.num_workers or first_env + len(envs) > segment.num_envs:
             raise ValueError(f"worker {index} with {len(envs)} envs is not in this segment")
@@ -229,6 +230,7 @@ cdef class WorkerLoop:
         if isinstance(self.actions, MessageCodec):
             self.action_messages = Decoder(segment, index, False)
         self.envs = list(envs)
+        self.steppers = self.envs if steppers is None else list(steppers)
         self.host = host
         self.index = index
         self.first_env = first_env
@@ -529,7 +531,7 @@ cdef class WorkerLoop:
             self.counters, sv_busy(env, SV_IN_STEP),
             sv_now_ns() if self.timed else self.time_of(self.lap))
         action = self.given[env] if self.given else self.actions.read(env)
-        result = self.envs[i].step(action)
+        result = self.steppers[i].step(action)
         if forked:
             end_forks()
         if type(result) is not tuple:

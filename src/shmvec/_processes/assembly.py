@@ -144,7 +144,14 @@ def assemble(
     mends = not settings.faults.raises
     try:
         segment = Segment.create(memory, *sizes)
-        attachment = Attachment(layout, len(memory), autoreset, settings.limits, mends)
+        attachment = Attachment(
+            layout,
+            len(memory),
+            autoreset,
+            settings.limits,
+            mends,
+            compile_wrappers=settings.compile_wrappers,
+        )
         workers.attach(attachment, descriptor, segment)
     finally:
         os.close(descriptor)

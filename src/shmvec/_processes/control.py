@@ -61,6 +61,7 @@ class Attachment:
         limits: Seconds that a step and a reset of one env may take.
         mends: Whether an env that has raised is reset and not given up.
         resets: In a replacement: arguments for each env's next reset that has none.
+        compile_wrappers: Whether known wrappers are stepped by compiled twins.
         kept: Name and size of memory that was shared later: for rollouts, for a trace.
     """
 
@@ -70,6 +71,7 @@ class Attachment:
     limits: tuple[float | None, float | None] = (None, None)
     mends: bool = False
     resets: Resets | None = None
+    compile_wrappers: bool = True
     kept: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 

@@ -138,6 +138,11 @@ class EnvHost:
     ) -> WorkerLoop:
         """Makes the step loop over these envs; maps the memory that comes with the descriptors."""
         self._layout = attachment.layout
+        steppers = None
+        if attachment.compile_wrappers:
+            from shmvec._wrappers import compiled  # which only what holds envs needs
+
+            steppers = [compiled(env) for env in self.envs]
         self._loop = WorkerLoop(
             segment,
             self.index,
@@ -149,6 +154,7 @@ class EnvHost:
             attachment.limits != (None, None),
             attachment.mends,
             attachment.resets,
+            steppers,
         )
         for (name, size), descriptor in zip(attachment.kept, descriptors, strict=True):
             self._take(name, size, descriptor)

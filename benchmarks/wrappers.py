@@ -1,0 +1,117 @@
+"""What wrappers cost a step: in Python, and compiled.
+
+One env in this process: its bare step, that of its wrappers, and that of their compiled twins, in
+short blocks one after the other; the table has the medians of their times, in µs a step. Then 32
+envs in workers, with `compile_wrappers` off and on, in thousands of steps a second; chains where
+Python is as fast are not compiled there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from statistics import median
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import wrappers
+
+from shmvec import ShmVectorEnv
+from shmvec._wrappers import compiled, notes_of
+
+BLOCK = 12  # steps: an untrained CartPole stands for longer
+
+
+def cleanrl(name: str) -> gym.Env[Any, Any]:
+    """An env as CleanRL's ppo_continuous_action wraps it."""
+    env: Any = wrappers.FlattenObservation(gym.make(name))
+    env = wrappers.ClipAction(wrappers.RecordEpisodeStatistics(env))
+    env = wrappers.NormalizeObservation(env)
+    env = wrappers.TransformObservation(env, clipped, env.observation_space)
+    return wrappers.TransformReward(wrappers.NormalizeReward(env, gamma=0.99), clipped)
+
+
+def clipped(value: Any) -> Any:
+    """Between -10 and 10."""
+    return np.clip(value, -10, 10)
+
+
+def with_statistics(name: str) -> gym.Env[Any, Any]:
+    """An env as CleanRL's ppo wraps it."""
+    return wrappers.RecordEpisodeStatistics(gym.make(name))
+
+
+CHAINS: dict[str, Callable[[], Any]] = {
+    "HalfCheetah-v5, CleanRL's chain": partial(cleanrl, "HalfCheetah-v5"),
+    "HalfCheetah-v5, gym.make": partial(gym.make, "HalfCheetah-v5"),
+    "CartPole-v1, gym.make": partial(gym.make, "CartPole-v1"),
+    "CartPole-v1, with statistics": partial(with_statistics, "CartPole-v1"),
+}
+
+
+def one_env(make: Callable[[], Any], seconds: float) -> list[float]:
+    """Microseconds of a step: bare, wrapped, compiled."""
+    envs = [make() for _ in range(3)]
+    stepper = compiled(envs[2], always=True)
+    steps = [envs[0].unwrapped.step, envs[1].step, stepper.step]
+    space = envs[0].unwrapped.action_space
+    space.seed(1)
+    actions = [space.sample() for _ in range(BLOCK)]
+    times: list[list[float]] = [[], [], []]
+    end = time.perf_counter() + seconds
+    seed = 0
+    while time.perf_counter() < end:
+        seed += 1
+        for env, step, kept in zip(envs, steps, times, strict=True):
+            env.reset(seed=seed)
+            start = time.perf_counter()
+            deque(map(step, actions), maxlen=0)
+            kept.append(1e6 * (time.perf_counter() - start) / BLOCK)
+    left = [why for _, why in notes_of(stepper) if why]
+    if left:
+        print(f"not all is compiled: {left}")
+    return [median(each) for each in times]
+
+
+def many_envs(make: Callable[[], Any], num_envs: int, seconds: float) -> list[float]:
+    """Steps a second, in thousands: with wrappers in Python, and compiled."""
+    rates: list[list[float]] = [[], []]
+    with (
+        closing(ShmVectorEnv([make] * num_envs, compile_wrappers=False)) as python,
+        closing(ShmVectorEnv([make] * num_envs, compile_wrappers=True)) as twins,
+    ):
+        python.action_space.seed(1)
+        actions = python.action_space.sample()
+        for envs in (python, twins):
+            envs.reset(seed=1)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for envs, kept in zip((python, twins), rates, strict=True):
+                start = time.perf_counter()
+                for _ in range(20):
+                    envs.step(actions)
+                kept.append(20e-3 * num_envs / (time.perf_counter() - start))
+    return [median(each) for each in rates]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each chain, twice")
+    parser.add_argument("--num-envs", type=int, default=32)
+    given = parser.parse_args()
+    print(f"| | bare | Python | compiled | {given.num_envs} envs: Python | compiled |")
+    print("|---|--:|--:|--:|--:|--:|")
+    for name, make in CHAINS.items():
+        times = " | ".join(f"{each:.2f} µs" for each in one_env(make, given.seconds))
+        rates = many_envs(make, given.num_envs, given.seconds)
+        print(f"| {name} | {times} | {rates[0]:.1f} k/s | {rates[1]:.1f} k/s |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+cdef class Step:
+    """The result of a step on its way outwards, which twins change."""
+    cdef object observation
+    cdef object reward
+    cdef object terminated
+    cdef object truncated
+    cdef object info
+    cdef bint is_unusual  # it is not a tuple of five, but
+    cdef object unusual   # this, as it was returned
+
+    cdef int take(self, object result) except -1
+    cdef int unpack(self) except -1
+
+
+cdef class Stepper:
+    """Steps an env with the wrappers around it."""
+    cdef int step(self, object action, Step step) except -1
+    cdef object space(self, str name, str own)
+
+
+cdef class Python(Stepper):
+    """Steps an env, or a wrapper without a twin, by its own method."""
+    cdef object env
+    cdef Chain owner
+    cdef object below  # the env of a wrapper, which is stepped by
+    cdef Chain chain   # this; None: by itself
+
+    cdef int step_with_chain(self, object action, Step step) except -1
+
+
+cdef class Twin(Stepper):
+    """Steps a wrapper as its class does. The wrapper keeps all state."""
+    cdef object wrapper
+    cdef Chain owner
+    cdef object below      # the wrapper's env,
+    cdef Stepper inner     # and what steps it
+    cdef object kind       # the wrapper's class,
+    cdef unsigned int tag  # and its version
+    cdef str method        # what its step calls on itself; None: nothing
+
+    cdef dict attributes(self)
+    cdef int by_python(self, object action, Step step) except -1
+    cdef int step_with(self, dict own, object action, Step step) except -1
+    cdef object get(self, dict own, str name)
+
+
+cdef class Chain:
+    """Steps an env through its wrappers, some of which are compiled."""
+    cdef readonly object env
+    cdef object build         # makes what follows
+    cdef Stepper first
+    cdef readonly list notes  # (name of a class, why it is not compiled; "": it is), outermost first
+    cdef bint changed         # a wrapper is not as it was then
+    cdef int builds
+
+    cdef object stepped(self, object action)
+
+
+cdef unsigned int version_of(object kind) noexcept
+cdef dict attributes_of(object instance)

@@ -1,0 +1,199 @@
+"""A chain of wrappers, some of which are stepped by compiled twins.
+
+A twin does what the ``step`` of a wrapper's class does, on the wrapper's own attributes: they are
+true whenever somebody looks, and who changes them is obeyed. At each step a twin sees to it that the
+wrapper's class, its ``env`` and its methods are those that it was made for; if not, the wrapper's
+own method is called, and the chain is made anew before the next step.
+Only ``step`` is compiled: ``reset``, which is rare, stays Python.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+
+from shmvec._wrappers.originals import unpacked
+
+cdef extern from "Python.h":
+    ctypedef struct PyTypeObject:
+        unsigned int tp_version_tag
+    object PyObject_GenericGetDict(object instance, void *context)
+    PyObject *PyDict_GetItemWithError(object mapping, object key) except? NULL
+
+BUILDS_MOST = 100  # a chain that changes more often is left to Python
+
+
+cdef unsigned int version_of(object kind) noexcept:
+    """The version of a class, another one after any change of it or of its bases; 0: unknown."""
+    return (<PyTypeObject *><PyObject *>kind).tp_version_tag
+
+
+cdef dict attributes_of(object instance):
+    """An instance's ``__dict__``."""
+    return PyObject_GenericGetDict(instance, NULL)
+
+
+def has_version(kind):
+    """Whether changes of a class are noticed; it must have been used."""
+    return version_of(kind) != 0
+
+
+@cython.final
+@cython.freelist(8)
+cdef class Step:
+    cdef int take(self, object result) except -1:
+        """Takes what a step returned."""
+        if type(result) is tuple and len(<tuple>result) == 5:
+            self.observation, self.reward, self.terminated, self.truncated, self.info = (
+                <tuple>result)
+            self.is_unusual = False
+        else:
+            self.is_unusual = True
+            self.unusual = result
+        return 0
+
+    cdef int unpack(self) except -1:
+        """Unpacks the result as Python does, or raises what Python raises."""
+        if self.is_unusual:
+            self.take(unpacked(self.unusual))
+        return 0
+
+
+cdef class Stepper:
+    cdef int step(self, object action, Step step) except -1:
+        raise NotImplementedError
+
+    cdef object space(self, str name, str own):
+        """The env's space of this name, which a wrapper keeps under its ``own`` name."""
+        raise NotImplementedError
+
+
+@cython.final
+cdef class Python(Stepper):
+    def __init__(self, env, Chain owner, below=None, Chain chain=None):
+        self.env = env
+        self.owner = owner
+        self.below = below
+        self.chain = chain
+
+    @property
+    def beneath(self):
+        """The env of a wrapper that is stepped by a chain, and the chain; None, None."""
+        return self.below, self.chain
+
+    cdef int step(self, object action, Step step) except -1:
+        if self.chain is not None:
+            return self.step_with_chain(action, step)
+        return step.take(self.env.step(action))
+
+    cdef int step_with_chain(self, object action, Step step) except -1:
+        """Has the env beneath be stepped by its chain, for as long as this step takes."""
+        cdef dict own = attributes_of(self.below)
+        if self.chain.changed:
+            self.chain.make_anew()
+        if not isinstance(self.chain.first, Twin) or "step" in own:
+            self.owner.changed = True
+            return step.take(self.env.step(action))
+        own["step"] = self.chain
+        try:
+            return step.take(self.env.step(action))
+        finally:
+            if own.get("step") is self.chain:
+                del own["step"]
+
+    cdef object space(self, str name, str own):
+        return getattr(self.env, name)
+
+
+cdef class Twin(Stepper):
+    def __init__(self, wrapper, Chain owner, below, Stepper inner, str method):
+        self.wrapper = wrapper
+        self.owner = owner
+        self.below = below
+        self.inner = inner
+        self.method = method
+        self.kind = type(wrapper)
+        self.tag = version_of(self.kind)
+
+    cdef dict attributes(self):
+        """The wrapper's attributes; None if it is not as it was."""
+        cdef PyObject *found
+        cdef dict own
+        if type(self.wrapper) is not self.kind or version_of(self.kind) != self.tag:
+            return None
+        own = attributes_of(self.wrapper)
+        if PyDict_GetItemWithError(own, "env") != <PyObject *>self.below:
+            return None
+        found = PyDict_GetItemWithError(own, "step")
+        if found is not NULL and found != <PyObject *>self.owner:
+            return None
+        if self.method is not None and self.method in own:
+            return None
+        return own
+
+    cdef int step(self, object action, Step step) except -1:
+        cdef dict own = self.attributes()
+        if own is None:
+            self.owner.changed = True
+            return self.by_python(action, step)
+        return self.step_with(own, action, step)
+
+    cdef int by_python(self, object action, Step step) except -1:
+        """Steps the wrapper by its own method."""
+        if attributes_of(self.wrapper).get("step") is self.owner:
+            return step.take(type(self.wrapper).step(self.wrapper, action))
+        return step.take(self.wrapper.step(action))
+
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        raise NotImplementedError
+
+    cdef object get(self, dict own, str name):
+        """An attribute of the wrapper."""
+        cdef PyObject *found = PyDict_GetItemWithError(own, name)
+        if found is not NULL:
+            return <object>found
+        return getattr(self.wrapper, name)
+
+    cdef object space(self, str name, str own):
+        cdef dict attributes = self.attributes()
+        if attributes is None:
+            return getattr(self.wrapper, name)
+        space = self.get(attributes, own)
+        return self.inner.space(name, own) if space is None else space
+
+
+@cython.final
+cdef class Chain:
+    def __init__(self, env, build):
+        """Makes what steps the env.
+
+        Args:
+            env: The env with its wrappers.
+            build: Called with the env and this chain: returns a Stepper, and notes.
+        """
+        self.env = env
+        self.build = build
+        self.first, self.notes = build(env, self)
+
+    def step(self, action):
+        """What the env's ``step`` does."""
+        if self.changed:
+            self.make_anew()
+        return self.stepped(action)
+
+    def __call__(self, action):
+        return self.stepped(action)
+
+    cdef object stepped(self, object action):
+        cdef Step step = Step.__new__(Step)
+        self.first.step(action, step)
+        if step.is_unusual:
+            return step.unusual
+        return step.observation, step.reward, step.terminated, step.truncated, step.info
+
+    def make_anew(self):
+        self.builds += 1
+        if self.builds < BUILDS_MOST:
+            self.first, self.notes = self.build(self.env, self)
+        else:
+            self.first = Python(self.env, self)
+            self.notes = [(type(self.env).__name__, "its wrappers change again and again")]
+        self.changed = False

@@ -1,0 +1,43 @@
+"""Twins of the wrappers that ``gym.make`` adds: PassiveEnvChecker, OrderEnforcing, TimeLimit."""
+
+cimport cython
+
+from shmvec._wrappers.chain cimport Step, Twin
+
+
+@cython.final
+cdef class PassiveEnvChecker(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        if (self.get(own, "checked_step") is False
+                or self.get(own, "checked_data_reuse") is False):
+            return self.by_python(action, step)
+        return self.inner.step(action, step)
+
+
+@cython.final
+cdef class PassiveEnvChecker13(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        if self.get(own, "checked_step") is False:
+            return self.by_python(action, step)
+        return self.inner.step(action, step)
+
+
+@cython.final
+cdef class OrderEnforcing(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        if not self.get(own, "_has_reset"):
+            return self.by_python(action, step)
+        return self.inner.step(action, step)
+
+
+@cython.final
+cdef class TimeLimit(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        self.inner.step(action, step)
+        step.unpack()
+        elapsed = self.get(own, "_elapsed_steps")
+        elapsed += 1
+        own["_elapsed_steps"] = elapsed
+        if elapsed >= self.get(own, "_max_episode_steps"):
+            step.truncated = True
+        return 0

@@ -1,0 +1,183 @@
+"""Twins of wrappers that apply a function to an observation, an action or a reward.
+
+The function is called, unless Gymnasium has made it: FlattenObservation, ClipAction and ClipReward
+are compiled for arrays and numbers of the usual kinds. Where a number and a bound are zeros of
+different signs NumPy's own function is called: which of them it returns is left to it.
+"""
+
+from libc.math cimport signbit
+from libc.string cimport memcpy
+
+import gymnasium as gym
+
+from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, new_like, size_of
+from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin
+from shmvec._wrappers.numbers cimport (
+    float32,
+    float64,
+    is_float64,
+    is_plain,
+    new_float64,
+    same_shape,
+)
+
+cdef object _box = gym.spaces.Box
+
+ctypedef fused real:
+    float
+    double
+
+
+cdef class TransformObservation(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        self.inner.step(action, step)
+        step.unpack()
+        step.observation = self.transformed(self.get(own, "func"), step.observation)
+        return 0
+
+    cdef object transformed(self, object func, object observation):
+        return func(observation)
+
+
+cdef class TransformAction(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        return self.inner.step(self.transformed(self.get(own, "func"), action), step)
+
+    cdef object transformed(self, object func, object action):
+        return func(action)
+
+
+cdef class TransformReward(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        self.inner.step(action, step)
+        step.unpack()
+        step.reward = self.transformed(self.get(own, "func"), step.reward)
+        return 0
+
+    cdef object transformed(self, object func, object reward):
+        return func(reward)
+
+
+cdef class FlattenObservation(TransformObservation):
+    cdef object func  # which Gymnasium has made,
+    cdef object cell  # and where it finds the env
+
+    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
+        TransformObservation.__init__(self, wrapper, owner, below, inner, method)
+        self.func = wrapper.func
+        self.cell = self.func.__closure__[0]
+
+    cdef object transformed(self, object func, object observation):
+        if func is self.func and self.cell.cell_contents is self.below and is_plain(observation):
+            space = self.inner.space("observation_space", "_observation_space")
+            if type(space) is _box and has_dtype(observation, space.dtype):
+                return _flat(observation)
+        return func(observation)
+
+
+cdef class ClipAction(TransformAction):
+    cdef object func  # which Gymnasium has made,
+    cdef object cell  # and where it finds the env
+
+    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
+        TransformAction.__init__(self, wrapper, owner, below, inner, method)
+        self.func = wrapper.func
+        self.cell = self.func.__closure__[0]
+
+    cdef object transformed(self, object func, object action):
+        if func is self.func and self.cell.cell_contents is self.below and is_plain(action):
+            space = self.inner.space("action_space", "_action_space")
+            if type(space) is _box:
+                clipped = _clipped(action, space.low, space.high)
+                if clipped is not None:
+                    return clipped
+        return func(action)
+
+
+cdef class ClipReward(TransformReward):
+    cdef object func  # which Gymnasium has made,
+    cdef object least # and where it finds the bounds
+    cdef object most
+
+    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
+        TransformReward.__init__(self, wrapper, owner, below, inner, method)
+        self.func = wrapper.func
+        cells = dict(zip(self.func.__code__.co_freevars, self.func.__closure__, strict=True))
+        self.least, self.most = cells["min_reward"], cells["max_reward"]
+
+    cdef object transformed(self, object func, object reward):
+        cdef double value
+        cdef double low = 0
+        cdef double high = 0
+        if func is not self.func or not (type(reward) is float or is_float64(reward)):
+            return func(reward)
+        least, most = self.least.cell_contents, self.most.cell_contents
+        if not (_is_bound(least) and _is_bound(most)):
+            return func(reward)
+        value = reward
+        if least is not None:
+            low = least
+            if not value == value or (value == low and signbit(value) != signbit(low)):
+                return func(reward)
+            if value < low:
+                value = low
+        if most is not None:
+            high = most
+            if not value == value or (value == high and signbit(value) != signbit(high)):
+                return func(reward)
+            if value > high:
+                value = high
+        return new_float64(value)
+
+
+cdef bint _is_bound(object value):
+    """Whether a bound is None or a number as exact in C."""
+    if value is None:
+        return True
+    if type(value) is float or is_float64(value):
+        return value == value
+    return type(value) is int and -(1 << 53) <= value <= 1 << 53
+
+
+cdef object _flat(object array):
+    """A copy of the elements, in one dimension."""
+    if ndim_of(array) == 1:
+        flat = new_like(array)
+        memcpy(data_of(flat), data_of(array), array.nbytes)
+        return flat
+    return array.flatten()
+
+
+cdef object _clipped(object array, object low, object high):
+    """A new array, as np.clip makes it; None: it must."""
+    if not (is_plain(low) and is_plain(high) and same_shape(array, low)
+            and same_shape(array, high) and ndim_of(array)):
+        return None
+    cdef object clipped
+    if has_dtype(array, float32) and has_dtype(low, float32) and has_dtype(high, float32):
+        clipped = new_like(array)
+        if _clip(<float *>data_of(array), <float *>data_of(low), <float *>data_of(high),
+                 <float *>data_of(clipped), size_of(array)):
+            return clipped
+    elif has_dtype(array, float64) and has_dtype(low, float64) and has_dtype(high, float64):
+        clipped = new_like(array)
+        if _clip(<double *>data_of(array), <double *>data_of(low), <double *>data_of(high),
+                 <double *>data_of(clipped), size_of(array)):
+            return clipped
+    return None
+
+
+cdef bint _clip(const real *values, const real *lows, const real *highs, real *clipped,
+                Py_ssize_t count) noexcept:
+    cdef Py_ssize_t i
+    cdef real value
+    for i in range(count):
+        value = values[i]
+        # Comparisons with NaN are false.
+        if not lows[i] <= highs[i] or not value == value:
+            return False
+        if value == 0 and ((lows[i] == 0 and signbit(value) != signbit(lows[i]))
+                           or (highs[i] == 0 and signbit(value) != signbit(highs[i]))):
+            return False
+        clipped[i] = lows[i] if value < lows[i] else highs[i] if value > highs[i] else value
+    return True

@@ -1,0 +1,438 @@
+"""Compiled wrappers do as the Python ones: results, attributes, errors, warnings, bit for bit."""
+
+import copy
+import pickle
+import struct
+import warnings
+from collections import deque
+from contextlib import closing
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import wrappers
+from gymnasium.wrappers.utils import RunningMeanStd
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from shmvec import ShmVectorEnv
+from shmvec._wrappers import compiled as compiled_if_it_pays
+from shmvec._wrappers import notes_of
+
+compiled = partial(compiled_if_it_pays, always=True)  # where Python is as fast, too
+CLOCKS = {"time_queue", "episode_start_time"}
+INF, NAN = float("inf"), float("nan")
+ODD = [0.0, -0.0, 1.0, -1.0, 1e-30, 1e30, 1e200, 1e-200, 0.1, INF, -INF, NAN]
+
+
+class Broken(Exception):
+    pass
+
+
+class Told(gym.Env):
+    """An env whose observations and rewards are drawn from a seed; now and then odd ones."""
+
+    def __init__(self, dtype="float32", shape=(3,), oddness=0.0, length=5, script=0):
+        low, high = (-np.inf, np.inf) if np.dtype(dtype).kind == "f" else (0, 9)
+        box = gym.spaces.Box(low, high, shape or (3,), dtype)
+        self.observation_space = box if shape else gym.spaces.Dict(a=box, b=gym.spaces.Discrete(3))
+        self.action_space = gym.spaces.Box(-0.5, np.array([0.5, 0.0], np.float32), (2,), np.float32)
+        self.dtype, self.shape, self.oddness, self.length = np.dtype(dtype), shape, oddness, length
+        self.draw = np.random.default_rng(script)
+        self.taken = []
+        self.count = 0
+
+    def observed(self):
+        values = self.draw.normal(size=self.shape or (3,)) * 3
+        if self.draw.random() < self.oddness:
+            values.flat[0] = self.draw.choice(ODD)
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            values = np.abs(values) if self.dtype.kind == "u" else values
+            found = values.astype(self.dtype)
+        if self.draw.random() < self.oddness:
+            found = [found[::-1], found.astype(np.float64), np.asfortranarray(found)][
+                self.draw.integers(3)
+            ]
+        return found if self.shape else {"a": found, "b": np.int64(1)}
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self.observed(), {}
+
+    def step(self, action):
+        self.taken.append(copy.deepcopy(action))
+        self.count += 1
+        reward = float(self.draw.normal())
+        ended = self.count >= self.length
+        if self.draw.random() < self.oddness:
+            odd = self.draw.integers(10)
+            if odd == 0:
+                raise Broken("as it was told")
+            if odd == 1:
+                return self.observed(), reward, ended
+            if odd == 2:
+                return [self.observed(), reward, ended, False, {}]
+            reward = [
+                np.float32(reward), np.float64(reward), 1, True, np.array(reward), INF, NAN, -0.0
+            ][self.draw.integers(8)]  # fmt: skip
+            ended = [np.bool_(ended), int(ended)][self.draw.integers(2)]
+        return self.observed(), reward, ended, False, {"count": self.count}
+
+
+class Mine(gym.Wrapper):
+    """A wrapper of a user's, which overrides what Gymnasium's does."""
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, reward + 1, *rest
+
+
+class Sub(wrappers.NormalizeReward):
+    pass
+
+
+def double(value):
+    return value * 2
+
+
+def clipped(value):
+    return np.clip(value, -1.5, 1.5)
+
+
+WRAPPERS = {
+    "checker": wrappers.PassiveEnvChecker,
+    "order": wrappers.OrderEnforcing,
+    "limit": partial(wrappers.TimeLimit, max_episode_steps=4),
+    "statistics": partial(wrappers.RecordEpisodeStatistics, buffer_length=2),
+    "other statistics": partial(wrappers.RecordEpisodeStatistics, stats_key="mine"),
+    "flatten": wrappers.FlattenObservation,
+    "clip action": wrappers.ClipAction,
+    "action": lambda env: wrappers.TransformAction(env, double, env.action_space),
+    "normal": wrappers.NormalizeObservation,
+    "large": partial(wrappers.NormalizeObservation, epsilon=1),
+    "observation": lambda env: wrappers.TransformObservation(env, clipped, None),
+    "normal reward": wrappers.NormalizeReward,
+    "discounted": partial(wrappers.NormalizeReward, gamma=0.5, epsilon=1e-3),
+    "undiscounted": partial(wrappers.NormalizeReward, gamma=1),
+    "reward": partial(wrappers.TransformReward, func=double),
+    "clip reward": partial(wrappers.ClipReward, min_reward=-0.5, max_reward=0.25),
+    "clip to signs": partial(wrappers.ClipReward, min_reward=-1, max_reward=1),
+    "positive": partial(wrappers.ClipReward, min_reward=0.0),
+    "mine": Mine,
+    "subclass": Sub,
+}
+EVERY_STEP = ["flatten", "statistics", "clip action", "normal", "observation", "normal reward"]
+CHANGES = [
+    None,
+    ("reset",),
+    ("_elapsed_steps", 2),
+    ("_has_reset", False),
+    ("update_running_mean", False),
+    ("update_running_mean", True),
+    ("epsilon", 0.5),
+    ("gamma", 0.9),
+    ("gamma", np.float32(0.5)),
+    ("episode_returns", np.float64(2)),
+    ("func", double),
+    ("checked_step", False),
+    ("obs_rms", RunningMeanStd(shape=(3,), dtype=np.float64)),
+    ("return_rms", RunningMeanStd(shape=())),
+    ("discounted_reward", np.array([3.0, 4.0])),
+    ("action_space", gym.spaces.Box(-1, 1, (2,), np.float32)),
+    ("observation_space", gym.spaces.Box(-1, 1, (3,), np.float64)),
+    ("deleted", "_elapsed_steps"),
+    ("step", None),
+    ("reward", double),
+    ("observation", double),
+    ("shorter", None),
+]
+
+
+def chain_of(env):
+    yield env
+    while isinstance(env, gym.Wrapper):
+        env = env.env
+        yield env
+
+
+def seen(value):
+    """A value as something that is equal only if types, dtypes and bits are."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return "objects", [seen(each) for each in value.tolist()]
+        return "array", str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, np.generic):
+        return type(value).__name__, value.tobytes()
+    if type(value) is float:
+        return "float", struct.pack("d", value)
+    if isinstance(value, dict):
+        return "dict", [(key, seen(each)) for key, each in value.items() if key != "t"]
+    if isinstance(value, (tuple, list, deque)):
+        return type(value).__name__, [seen(each) for each in value]
+    if isinstance(value, RunningMeanStd):
+        return "moments", seen(vars(value))
+    if callable(value) or isinstance(value, np.random.Generator):
+        return "something"
+    return type(value).__name__, repr(value)
+
+
+def attributes(env):
+    return [
+        {name: seen(value) for name, value in vars(each).items() if name not in CLOCKS | {"env"}}
+        for each in chain_of(env)
+    ]
+
+
+def change(env, what):
+    name, *values = what
+    places = [each for each in chain_of(env) if name in vars(each) or hasattr(type(each), name)]
+    if name == "deleted":
+        for each in chain_of(env):
+            vars(each).pop(values[0], None)
+    elif name == "shorter":
+        if isinstance(env, gym.Wrapper) and isinstance(env.env, gym.Wrapper):
+            env.env = env.env.env
+    elif name == "step":
+        for each in list(chain_of(env))[1:2]:
+            each.step = lambda action, step=each.step: step(action)
+    else:
+        for each in places[:1]:
+            setattr(each, name, copy.deepcopy(values[0]))
+
+
+def happens(do):
+    """What a call returns or raises, and how it warns."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            result = seen(do())
+        except Exception as error:
+            result = type(error), str(error)
+    return result, [(each.category, str(each.message)) for each in warned]
+
+
+def follow(make, script):
+    """Steps an env in Python and compiled, and compares all that can be seen."""
+    python, env = make(), make()
+    stepper = compiled(env)
+    for what, action in script:
+        if what == ("reset",):
+            assert happens(partial(env.reset, seed=1)) == happens(partial(python.reset, seed=1))
+        elif what is not None:
+            assert happens(partial(change, env, what)) == happens(partial(change, python, what))
+        action = np.array(action, np.float32)
+        mine, expected = (happens(partial(each.step, action)) for each in (stepper, python))
+        assert mine == expected
+        assert attributes(env) == attributes(python)
+    assert seen(env.unwrapped.taken) == seen(python.unwrapped.taken)
+    return stepper
+
+
+def wrapped(names, **arguments):
+    env = Told(**arguments)
+    for name in names:
+        env = WRAPPERS[name](env)
+    return env
+
+
+ACTIONS = st.lists(st.sampled_from([0.0, -0.0, 0.25, 0.5, -0.5, 9.0, -9.0, NAN, INF]),
+                   min_size=2, max_size=2)  # fmt: skip
+CHANGED = st.one_of(st.none(), st.none(), st.none(), st.sampled_from(CHANGES))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    names=st.lists(st.sampled_from(sorted(WRAPPERS)), max_size=8),
+    dtype=st.sampled_from(["float32", "float64", "float16", "uint8"]),
+    shape=st.sampled_from([(3,), (3,), (1,), (2, 3)]),
+    oddness=st.sampled_from([0.0, 0.0, 0.1, 0.5]),
+    script=st.integers(0, 1000),
+    steps=st.lists(st.tuples(CHANGED, ACTIONS), min_size=1, max_size=25),
+)
+@example(EVERY_STEP, "float64", (3,), 0.0, 1, [(("reset",), [0.1, 9.0])] * 3)
+def test_any_chain(names, dtype, shape, oddness, script, steps):
+    make = partial(wrapped, names, dtype=dtype, shape=shape, oddness=oddness, script=script)
+    try:
+        make()
+    except Exception:  # this wrapper cannot wrap that
+        return
+    follow(make, [(("reset",), [0.0, 0.0]), *steps])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("oddness", [0.0, 0.05])
+def test_the_chain_of_training_scripts_for_long(dtype, oddness):
+    names = ["checker", "order", "limit", *EVERY_STEP, "reward"]
+    draw = np.random.default_rng(5)
+    script = [(("reset",) if i % 9 == 0 else None, draw.normal(size=2)) for i in range(500)]
+    make = partial(wrapped, names, dtype=dtype, oddness=oddness, length=7)
+    stepper = follow(make, script)
+    assert all(not why for _, why in notes_of(stepper))
+
+
+def test_a_dict_is_flattened_and_normalized():
+    names = ["checker", "flatten", "normal", "statistics"]
+    make = partial(wrapped, names, dtype="float64", shape=())
+    follow(make, [(("reset",), [0.0, 0.0]), *[(None, [0.1, 0.2])] * 30])
+
+
+@pytest.mark.parametrize("kind", ["warn", "raise", "ignore"])
+def test_floating_point_errors_are_numpys(kind):
+    names = ["normal", "normal reward"]
+    with np.errstate(all=kind):
+        for odd in ODD:
+            make = partial(wrapped, names, dtype="float64")
+
+            def told(env, value=odd):
+                env.unwrapped.observed = lambda: np.array([value, 1.0, -value])
+                return env
+
+            follow(lambda make=make, told=told: told(make()), [(("reset",), [0, 0])] * 2)
+            follow(lambda make=make, told=told: told(make()), [(None, [0, 0])] * 4)
+
+
+def names_of(stepper):
+    return [name for name, why in notes_of(stepper) if not why]
+
+
+def why_not(env):
+    return next(why for _, why in notes_of(compiled(env)) if why)
+
+
+def test_a_wrapper_of_ones_own_stays_python_between_twins():
+    names = ["normal", "clip action", "mine", "normal reward", "subclass", "statistics"]
+    make = partial(wrapped, names)
+    stepper = follow(make, [(("reset",), [0, 0]), *[(None, [9, 9])] * 20])
+    assert names_of(stepper) == [
+        "RecordEpisodeStatistics", "NormalizeReward", "ClipAction", "NormalizeObservation"
+    ]  # fmt: skip
+    assert why_not(make()) == "it has no twin"
+
+
+def test_another_source_makes_the_twin_step_aside(monkeypatch):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._elapsed_steps += 2
+        return observation, reward, terminated, self._elapsed_steps > 4, info
+
+    env = wrapped(["limit"])
+    before = compiled(env)
+    assert names_of(before) == ["TimeLimit"]
+    monkeypatch.setattr(wrappers.TimeLimit, "step", step)
+    assert why_not(wrapped(["limit"])) == "its step is not the one that its twin is for"
+    env.reset()
+    ends = [before.step([0, 0])[3] for _ in range(3)]  # patched after it was compiled
+    assert ends == [False, False, True]
+    assert names_of(before) == []
+
+
+@pytest.mark.parametrize("name", ["update", "update_from_moments"])
+def test_another_helper_makes_the_twin_step_aside(monkeypatch, name):
+    env = wrapped(["normal", "normal reward"])
+    stepper = compiled(env)
+    env.reset()
+    monkeypatch.setattr(RunningMeanStd, name, lambda self, *_: None)
+    why = f"RunningMeanStd.{name} is not the one that its twin is for"
+    assert why_not(wrapped(["normal"])) == why_not(wrapped(["normal reward"])) == why
+    mean = env.env.obs_rms.mean
+    stepper.step(np.zeros(2, np.float32))
+    assert env.env.obs_rms.mean is mean
+
+
+def test_a_patched_base_is_noticed(monkeypatch):
+    env = wrapped(["order"])
+    stepper = compiled(env)
+    env.reset()
+    monkeypatch.setattr(gym.Wrapper, "step", lambda self, action: "patched")
+    assert stepper.step([0, 0]) == "patched"
+    assert why_not(env) == "its step is not the one that its twin is for"
+
+
+def test_an_env_that_is_copied_or_pickled_between_steps_is_whole():
+    env = wrapped(["statistics", "normal", "observation", "normal reward", "mine", "limit"])
+    stepper = compiled(env)
+    env.reset()
+    action = np.zeros(2, np.float32)
+    for _ in range(3):
+        stepper.step(action)
+    for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
+        assert all("step" not in vars(each) for each in chain_of(other))
+        twin = compiled(copy.deepcopy(other))
+        assert happens(lambda other=other: other.step(action)) == happens(
+            lambda twin=twin: twin.step(action)
+        )
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_vector_envs_are_equal_with_it_and_without(num_workers, mode):
+    names = ["checker", "order", "limit", *EVERY_STEP, "mine", "clip reward"]
+
+    def made(on):
+        makes = [partial(wrapped, names, dtype="float64", script=i) for i in range(3)]
+        return ShmVectorEnv(
+            makes, num_workers=num_workers, autoreset_mode=mode, compile_wrappers=on
+        )
+
+    with closing(made(True)) as mine, closing(made(False)) as python:
+        assert seen(mine.reset(seed=1)) == seen(python.reset(seed=1))
+        actions = np.random.default_rng(1).normal(size=(40, 3, 2)).astype(np.float32)
+        for i, each in enumerate(actions):
+            found, expected = mine.step(each), python.step(each)
+            assert seen(found[:4]) == seen(expected[:4])
+            assert sorted(found[4]) == sorted(expected[4])
+            if i == 20:
+                mine.set_attr("gamma", 0.5)
+                python.set_attr("gamma", 0.5)
+        for name in ("obs_rms", "return_rms", "episode_count", "_elapsed_steps"):
+            assert seen(mine.get_attr(name)) == seen(python.get_attr(name))
+
+
+def test_where_python_is_as_fast_it_steps():
+    env = wrapped(["checker", "order", "limit", "statistics"])
+    assert compiled_if_it_pays(env) is env
+    assert {why for _, why in notes_of(env)} == {"Python is as fast"}
+    env = WRAPPERS["normal"](env)
+    assert [why for _, why in notes_of(compiled_if_it_pays(env))] == [""] * 5
+
+
+def test_cart_pole_as_gym_makes_it():
+    def makes():
+        return wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
+
+    python, env = makes(), makes()
+    stepper = compiled(env)
+    assert all(not why for _, why in notes_of(stepper))
+    for episode in range(5):
+        assert seen(env.reset(seed=episode)) == seen(python.reset(seed=episode))
+        ended = False
+        while not ended:
+            found, expected = stepper.step(1), python.step(1)
+            assert seen(found) == seen(expected)
+            ended = expected[2] or expected[3]
+        assert attributes(env)[0] == attributes(python)[0]
+
+
+def test_half_cheetah_as_cleanrl_wraps_it():
+    pytest.importorskip("mujoco")
+
+    def makes():
+        env = wrappers.FlattenObservation(gym.make("HalfCheetah-v5", max_episode_steps=50))
+        env = wrappers.ClipAction(wrappers.RecordEpisodeStatistics(env))
+        env = wrappers.NormalizeObservation(env)
+        env = wrappers.TransformObservation(env, clipped, env.observation_space)
+        return wrappers.TransformReward(wrappers.NormalizeReward(env, gamma=0.99), clipped)
+
+    python, env = makes(), makes()
+    stepper = compiled(env)
+    assert all(not why for _, why in notes_of(stepper))
+    draw = np.random.default_rng(1)
+    for step in range(400):
+        if step % 50 == 0:
+            assert seen(env.reset(seed=step)) == seen(python.reset(seed=step))
+        action = draw.normal(size=6).astype(np.float32)
+        assert seen(stepper.step(action)) == seen(python.step(action))
+    assert seen(env.get_wrapper_attr("obs_rms")) == seen(python.get_wrapper_attr("obs_rms"))
+    assert seen(env.get_wrapper_attr("return_rms")) == seen(python.get_wrapper_attr("return_rms"))
