@@ -91,3 +91,12 @@ def test_what_else_a_file_cannot_import_is_its_own_error(tmp_path):
     with pytest.raises(ModuleNotFoundError, match="no_module_of_this_name"):
         find_function("here.py:policy")
     assert "here" not in sys.modules
+
+
+def test_what_names_no_env_says_what_to_name(tmp_path):
+    write(tmp_path / "here.py", "class Env:\n    def __init__(self, level):\n        pass")
+    with pytest.raises(ValueError, match="'here.py' is a file: .* here.py:make_env"):
+        find_env("here.py", {})
+    with pytest.raises(ValueError, match=r"Env takes \(level\): give its arguments by --kwargs"):
+        find_env("here.py:Env", {})
+    assert find_env("here.py:Env", {"level": 1})[0]() is not None

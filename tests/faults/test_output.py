@@ -524,14 +524,14 @@ def leads_to():
     os.close(kept)
 
 
-def test_what_is_interrupted_while_it_is_closed_is_closed_once():
-    """And by the next one: a number that is free again may soon be another's."""
+def test_a_pipe_whose_closing_is_interrupted_is_closed_once():
+    """By the next close(): a number that is free again may soon be another's."""
     moments, went_on = Moments(), True
     while went_on:
         channel = Given()
         stderr = WorkerStderr(channel)
         os.close(channel.end)
-        went_on = moments.interrupt(stderr.close)
+        went_on = moments.interrupt(stderr.drop)
         stderr.close()
 
 
