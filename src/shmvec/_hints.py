@@ -80,9 +80,10 @@ def of_env_fn(index: int, env_fn: Callable[[], Any], error: BaseException) -> st
     if not isinstance(error, TypeError) or takes(env_fn):
         return of_id(error)
     name = getattr(env_fn, "__name__", type(env_fn).__name__)
+    called = "make_env" if name == "<lambda>" else name
     return (
         f"env_fns[{index}] is called without arguments, and {name} takes "
-        f"{inspect.signature(env_fn)}: write `lambda: {name}(...)` with its arguments."
+        f"{inspect.signature(env_fn)}: write `lambda: {called}(...)` with its arguments."
     )
 
 

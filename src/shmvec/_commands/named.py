@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import cloudpickle
 import gymnasium as gym
 
 from shmvec._commands.measuring import EnvFn
-from shmvec._hints import of_id
+from shmvec._hints import of_id, takes
 
 __all__ = ["find_env", "find_function"]
 
@@ -41,14 +42,20 @@ def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
         A function that makes one, and code that defines ``make_env``.
 
     Raises:
-        ValueError: There is no such file, module, function or id.
+        ValueError: There is no such file, module, function or id, or it takes other arguments.
     """
     where, _, what = name.rpartition(":")
+    if what.endswith(".py"):
+        raise ValueError(f"{name!r} is a file: name what makes the env, {name}:make_env")
     arguments = "".join(f", {key}={value!r}" for key, value in kwargs.items())
     if where:
         module = _module(where)
         function = getattr(module, what, None)
         if callable(function):
+            if not takes(function, **kwargs):
+                raise ValueError(
+                    f"{what} takes {inspect.signature(function)}: give its arguments by --kwargs"
+                )
             imports, made = f"from {module.__name__} import {what}", what
             if what == "make_env":  # which the code defines
                 imports, made = f"{imports} as make_one", "make_one"
