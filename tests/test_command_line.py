@@ -1,4 +1,4 @@
-"""The command line in odd surroundings: who reads it has gone, or knows no µ."""
+"""The command line in odd surroundings: a reader that is gone, an output without µ."""
 
 import os
 import subprocess
@@ -12,14 +12,14 @@ PRINTING = """
 import sys
 from shmvec import __main__ as command_line
 
-def told(pid):
+def stacks_of(pid):
     yield "a step takes 3 \\u00b5s, a \\u2026 \\u00b1 4 \\u00d7 5 \\N{SNOWMAN}"
     while pid == 2:
         yield "y" * 10_000
     if pid == 3:
         raise KeyboardInterrupt
 
-command_line.stacks.told = told
+command_line.stacks.stacks_of = stacks_of
 sys.exit(command_line.main(["stacks", sys.argv[1]]))
 """
 

@@ -34,6 +34,37 @@ _NAMES_AN_ENV = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    _keep_encodable()
+    try:
+        status = int(options.run(options))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
+    except argparse.ArgumentError as error:  # one that only the command could find
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        if not _has_lost_reader():
+            raise
+        # The reader has closed the pipe, which is no error.
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if not _is_full(error):
+            raise
+        print(f"shmvec: standard output: {error.strerror}", file=sys.stderr)
+        _discard_output()
+        return 1
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The parser; the function of a command is its options' ``run``."""
     parser = argparse.ArgumentParser(
         prog="shmvec",
         description=__doc__,
@@ -74,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     _add_env(command)
     _add_measuring(command, [8, 32, 128], 1.0)
-    command.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
+    command.add_argument("--plot", type=_file, metavar="FILE", help="draw them (needs matplotlib)")
     command.set_defaults(run=_tune)
 
     command = add(
@@ -100,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="S",
         help="seconds that envs get each time they are made and stepped (default: %(default)g)",
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file")
+    _add_json(command, "findings")
     command.set_defaults(run=_check)
 
     command = add(
@@ -143,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--progress", action="store_true", help="say how far it is; without it, on a terminal only"
     )
     command.add_argument("--info", nargs="+", default=[], metavar="KEY", help="of last infos")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the episodes to a file")
+    _add_json(command, "episodes")
     command.set_defaults(run=_evaluate)
 
     command = add(
@@ -151,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="see whether this machine lets workers run fast, and what to change",
         description=doctor.__doc__,
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the findings to a file")
+    _add_json(command, "findings")
     command.set_defaults(run=_doctor)
 
     command = add(
@@ -180,71 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     command.set_defaults(run=_top)
 
-    options = parser.parse_args(arguments)
-    for name in ("json", "plot"):
-        file = getattr(options, name, None)
-        if file is not None and not file.parent.is_dir():
-            parser.error(f"--{name}: there is no folder {file.parent}")
-        if file is not None and file.is_dir():
-            parser.error(f"--{name}: {file} is a folder")
-    _speak_plainly()
-    try:
-        status = int(options.run(parser, options))
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return status
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BrokenPipeError:
-        if not _is_left():
-            raise
-        # The reader has closed the pipe: that is no error.
-        _print_nowhere()
-        return 128 + signal.SIGPIPE
-    except OSError as error:
-        if not _is_full(error):
-            raise
-        print(f"shmvec: standard output: {error.strerror}", file=sys.stderr)
-        _print_nowhere()
-        return 1
-
-
-def _speak_plainly() -> None:
-    """Makes what is printed fit the output's encoding: us for µs, and a question mark."""
-    out = sys.stdout
-    if isinstance(out, TextIOWrapper) and out.errors in ("strict", "surrogateescape"):
-        codecs.register_error("shmvec.plain", _plain)
-        out.reconfigure(errors="shmvec.plain")
-
-
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    """A handler of encoding errors: the replacement for what cannot be encoded."""
-    assert isinstance(error, UnicodeEncodeError)
-    instead = {"µ": "u", "×": "x", "±": "+-", "…": "..."}
-    return "".join(instead.get(c, "?") for c in error.object[error.start : error.end]), error.end
-
-
-def _is_left() -> bool:
-    """Whether the output has lost its reader."""
-    poll = select.poll()
-    poll.register(sys.stdout, 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
-
-
-def _is_full(error: OSError) -> bool:
-    """Whether the error says that the output takes no more."""
-    if sys.stdout is None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return False
-    try:
-        os.write(sys.stdout.fileno(), b"\n")
-    except OSError as again:
-        return again.errno == error.errno
-    return False
-
-
-def _print_nowhere() -> None:
-    """Redirects the output, so that Python does not print what is left when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return parser
 
 
 def _add_env(command: argparse.ArgumentParser) -> None:
@@ -254,6 +221,7 @@ def _add_env(command: argparse.ArgumentParser) -> None:
 
 
 def _add_kwargs(command: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the env."""
     command.add_argument(
         "--kwargs",
         type=_arguments,
@@ -263,10 +231,15 @@ def _add_kwargs(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_json(command: argparse.ArgumentParser, what: str) -> None:
+    """Adds the argument for a file of results."""
+    command.add_argument("--json", type=_file, metavar="FILE", help=f"write the {what} to a file")
+
+
 def _add_measuring(
     command: argparse.ArgumentParser, nums_envs: Sequence[int], seconds: float
 ) -> None:
-    """Adds the arguments about measuring that both commands have."""
+    """Adds the arguments of commands that measure."""
     command.add_argument(
         "--num-envs",
         nargs="+",
@@ -288,26 +261,83 @@ def _add_measuring(
         help="let the parent compute for so many µs between steps, as a learner does, and (bench) "
         "say how much waiting workers slow it down",
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the results to a file")
+    _add_json(command, "results")
 
 
-def _found(
-    parser: argparse.ArgumentParser, name: str, kwargs: dict[str, Any]
-) -> tuple[measuring.EnvFn, str]:
-    """What makes the env of this name, and code that does."""
+def _arguments(text: str) -> dict[str, Any]:
+    """An argparse type: a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object, from names to values")
+    return value
+
+
+def _seed(text: str) -> int:
+    """An argparse type: a first seed."""
+    value = int(text)
+    if not 0 <= value < 2**62:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 2**62, got {text}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    """An argparse type: seconds that can be slept."""
+    value = float(text)
+    if not 0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be positive, and at most a million, got {text}")
+    return value
+
+
+def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """An argparse type: a positive number."""
+
+    def parsed(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+        return value
+
+    parsed.__name__ = kind.__name__  # which messages of argparse name
+    return parsed
+
+
+def _file(text: str) -> Path:
+    """An argparse type: a file to write, whose folder exists."""
+    file = Path(text)
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {file.parent}")
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{file} is a folder")
+    return file
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def _env_fn(name: str, kwargs: dict[str, Any]) -> tuple[measuring.EnvFn, str]:
+    """The function that makes the env of this name, and code that defines it."""
     try:
         return find_env(name, kwargs)
     except ValueError as error:
-        parser.error(str(error))
+        raise argparse.ArgumentError(None, str(error)) from error
 
 
-def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _write_json(options: argparse.Namespace, results: object) -> None:
+    """Writes results to the file of ``--json``, if it was given."""
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2, default=str) + "\n")
+
+
+def _bench(options: argparse.Namespace) -> int:
     workloads = {}
     for name in options.env or bench.DEFAULT_WORKLOADS:
         if name in bench.WORKLOADS and not options.kwargs:
             workloads[name] = bench.WORKLOADS[name]
         else:
-            workloads[name] = bench.Workload(_found(parser, name, options.kwargs)[0])
+            workloads[name] = bench.Workload(_env_fn(name, options.kwargs)[0])
     results = bench.run(
         workloads,
         options.num_envs,
@@ -317,15 +347,16 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         progress=sys.stderr,
     )
     print(bench.table(results))
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    _write_json(options, results)
     return 0 if results["rows"] else 1
 
 
-def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _tune(options: argparse.Namespace) -> int:
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot: matplotlib is not installed; pip install 'shmvec[plot]'")
-    make, code = _found(parser, options.env, options.kwargs)
+        raise argparse.ArgumentError(
+            None, "--plot: matplotlib is not installed; pip install 'shmvec[plot]'"
+        )
+    make, code = _env_fn(options.env, options.kwargs)
     results = tune.tune(
         make,
         options.num_envs,
@@ -334,15 +365,14 @@ def _tune(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         progress=sys.stderr,
     )
     print(tune.report(results, code))
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    _write_json(options, results)
     if options.plot is not None:
         tune.plot(results, options.plot)
     return 0
 
 
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    make, _ = _found(parser, options.env, options.kwargs)
+def _check(options: argparse.Namespace) -> int:
+    make, _ = _env_fn(options.env, options.kwargs)
     report = check.check(
         make,
         contexts=options.context,
@@ -351,22 +381,21 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         progress=sys.stderr,
     )
     print(report)
-    if options.json is not None:
-        written = {"ok": report.ok, "findings": [asdict(each) for each in report.findings]}
-        options.json.write_text(json.dumps(written, indent=2) + "\n")
+    _write_json(options, {"ok": report.ok, "findings": list(map(asdict, report.findings))})
     return 0 if report.ok else 1
 
 
-def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    make, _ = _found(parser, options.env, options.kwargs)
+def _evaluate(options: argparse.Namespace) -> int:
+    make, _ = _env_fn(options.env, options.kwargs)
     try:
         policy = find_function(options.policy)
     except ValueError as error:
-        parser.error(str(error))
-    if isinstance(policy, type):  # one with a state
+        raise argparse.ArgumentError(None, str(error)) from error
+    if isinstance(policy, type):  # a policy with a state
         policy = policy()
     if not callable(policy):
-        parser.error(f"--policy: what {options.policy} makes cannot be called")
+        message = f"--policy: what {options.policy} makes cannot be called"
+        raise argparse.ArgumentError(None, message)
     workers = {} if options.num_workers is None else {"num_workers": options.num_workers}
     say = measuring.Progress(sys.stderr)
     wanted = sys.stderr is not None and (options.progress or sys.stderr.isatty())
@@ -387,14 +416,12 @@ def _evaluate(parser: argparse.ArgumentParser, options: argparse.Namespace) -> i
     finally:
         say.done()
     print(result)
-    if options.json is not None:
-        episodes = {name: values.tolist() for name, values in result.columns().items()}
-        options.json.write_text(json.dumps(episodes, indent=2, default=str) + "\n")
+    _write_json(options, {name: values.tolist() for name, values in result.columns().items()})
     return 0 if result.complete else 1
 
 
 def _counting(say: measuring.Progress, episodes: int) -> Callable[[Episode], object]:
-    """A function that says how many episodes are over, and their mean return."""
+    """A function that shows how many episodes are over, and their mean return."""
     returns: list[float] = []
 
     def count(episode: Episode) -> None:
@@ -406,33 +433,28 @@ def _counting(say: measuring.Progress, episodes: int) -> Callable[[Episode], obj
     return count
 
 
-def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    del parser
+def _doctor(options: argparse.Namespace) -> int:
     machine = Machine.read()
     prices = Prices.measured(machine.cores)
     found = doctor.findings(machine, prices)
     print(f"{described(measuring.machine())}\n{doctor.report(found)}")
-    if options.json is not None:
-        written = {
-            "machine": asdict(machine),
-            "prices": asdict(prices),
-            "findings": [asdict(finding) for finding in found],
-        }
-        options.json.write_text(json.dumps(written, indent=2) + "\n")
+    findings = list(map(asdict, found))
+    shown = {"machine": asdict(machine), "prices": asdict(prices), "findings": findings}
+    _write_json(options, shown)
     return 0
 
 
-def _stacks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _stacks(options: argparse.Namespace) -> int:
     try:
-        for told in stacks.told(options.pid):
-            print(told, flush=True)
+        for stack in stacks.stacks_of(options.pid):
+            print(stack, flush=True)
     except LookupError as error:
         print(error.args[0], file=sys.stderr)
         return 1
     return 0
 
 
-def _top(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _top(options: argparse.Namespace) -> int:
     return top.run(
         options.pid,
         as_json=options.as_json,
@@ -441,47 +463,45 @@ def _top(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     )
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """An argparse type: a JSON object."""
+# ---- standard output -----------------------------------------------------------------------------
+
+
+def _keep_encodable() -> None:
+    """Lets standard output replace what its encoding lacks: us for µs, or a question mark."""
+    out = sys.stdout
+    if isinstance(out, TextIOWrapper) and out.errors in ("strict", "surrogateescape"):
+        codecs.register_error("shmvec.replace", _replacement)
+        out.reconfigure(errors="shmvec.replace")
+
+
+def _replacement(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of codecs: the replacement for what cannot be encoded."""
+    assert isinstance(error, UnicodeEncodeError)
+    instead = {"µ": "u", "×": "x", "±": "+-", "…": "..."}
+    return "".join(instead.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+def _has_lost_reader() -> bool:
+    """Whether the reader of standard output has closed it."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _is_full(error: OSError) -> bool:
+    """Whether the error is that of a full standard output, and not of another file."""
+    if sys.stdout is None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return False
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("must be a JSON object, from names to values")
-    return value
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError as second:
+        return second.errno == error.errno
+    return False
 
 
-def _seed(text: str) -> int:
-    """An argparse type: what a first seed may be."""
-    value = int(text)
-    if not 0 <= value < 2**62:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 2**62, got {text}")
-    return value
-
-
-def _seconds(text: str) -> float:
-    """An argparse type: how long to sleep."""
-    value = float(text)
-    if not 0 < value <= 1e6:
-        raise argparse.ArgumentTypeError(f"must be positive, and at most a million, got {text}")
-    return value
-
-
-class _positive:  # noqa: N801 - reads as a function where it is used
-    """An argparse type: a positive number."""
-
-    def __init__(self, kind: type[int] | type[float]) -> None:
-        self._kind = kind
-
-    def __call__(self, text: str) -> float:
-        value = self._kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"must be positive, got {text}")
-        return value
-
-    def __repr__(self) -> str:
-        return self._kind.__name__
+def _discard_output() -> None:
+    """Redirects standard output, so that Python does not write what is left when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Running vector envs, found and looked at from outside: read-only, without their help.
+"""Finds running vector envs of other processes, and reads their statistics without their help.
 
 The segment of a vector env has no name: the process that steps it has it open, as ``/proc/PID/fd``
 shows, and its workers have it mapped, as ``/proc/PID/maps`` does. The kernel decides which
-processes may look there, as for ptrace: those of the same user. The file is opened for reading
-alone. What is in it may be damaged, or not be shmvec's at all: so it is believed no more than the
-parent believes it, and a mapping of it must not be cut short under the reader.
+processes may look there, as for ptrace: those of the same user. The file is opened read-only. It
+may be damaged, or not be a segment at all, so it is checked as the parent checks it; and it is
+mapped only if nobody can shorten it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from shmvec._core import Insight, Segment
@@ -36,20 +37,22 @@ _File = tuple[int, int]  # device and inode
 
 
 class UnfitError(ValueError):
-    """A file is no segment, or a damaged one."""
+    """The file is not a segment, or is a damaged one."""
 
 
 class _View:
-    """The front of a segment."""
+    """A read-only view of a segment's front: its header and all counters, without results."""
+
+    _descriptor = -1
 
     def __init__(self, path: str) -> None:
-        """Opens it.
+        """Opens the segment.
 
         Raises:
-            UnfitError: It is none.
-            OSError: It is gone, or may not be read.
+            UnfitError: The file is not a segment.
+            OSError: The file is gone, or may not be read.
         """
-        # A pipe of that name must not block the reader that opens it.
+        # O_NONBLOCK: a pipe of that name must not block the reader that opens it.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(descriptor)
@@ -65,20 +68,18 @@ class _View:
                 mapped = mmap.mmap(descriptor, front, prot=mmap.PROT_READ)
                 self._read = lambda: mapped
                 os.close(descriptor)
-            else:  # a look at what was cut off would be the end of this process: SIGBUS
+            else:  # mapped, a file that is shortened would end this process by SIGBUS
                 self._read = lambda: os.pread(descriptor, front, 0)
                 self._descriptor = descriptor
         except BaseException:
             os.close(descriptor)
             raise
 
-    _descriptor = -1
-
     def insight(self) -> Insight:
-        """What the segment says now.
+        """The segment's present contents.
 
         Raises:
-            UnfitError: It has been damaged.
+            UnfitError: The segment has been damaged.
         """
         try:
             return Insight(Segment.look(self._read(), self._nbytes))
@@ -86,13 +87,13 @@ class _View:
             raise UnfitError(str(error)) from None
 
     def __del__(self) -> None:
-        """Closes it."""
+        """Closes the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
 
 def _is_sealed(descriptor: int) -> bool:
-    """Whether no process can make the file shorter."""
+    """Whether the kernel lets no process shorten the file."""
     with contextlib.suppress(OSError):
         return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     return False
@@ -103,14 +104,14 @@ class Seen:
 
     Attributes:
         pid: The process that steps it.
-        command: What that was started as.
-        number: Which of that one's it is.
-        file: The segment's.
-        began: When it was made ready, by this system's monotonic clock.
+        command: The command line of that process.
+        number: Its number among the vector envs of that process.
+        file: Device and inode of its segment.
+        began: When it was ready, by this system's monotonic clock.
     """
 
     def __init__(self, pid: int, file: _File, view: _View) -> None:
-        """Takes what was found."""
+        """Describes the vector env of a segment that process ``pid`` steps."""
         self.pid = pid
         self.command = _command(pid)
         self.file = file
@@ -123,7 +124,7 @@ class Seen:
 
     @property
     def in_use(self) -> bool:
-        """Whether its process lives, and has not closed it.
+        """Whether its process lives and has not closed the vector env.
 
         Raises:
             UnfitError: The segment has been damaged.
@@ -133,13 +134,13 @@ class Seen:
         return False
 
     def stats(self) -> Stats:
-        """What ``envs.stats()`` would say there, and the workers' processes.
+        """The result of ``envs.stats()`` there, with the memory of its processes.
 
         Raises:
             UnfitError: The segment has been damaged.
         """
         insight = self._view.insight()
-        pids = [self._outside(inside) for inside in insight.processes]
+        pids = [self._worker_pid(inside) for inside in insight.processes]
         return Stats.of(
             insight,
             list(map(time_on_cores, pids)),
@@ -147,22 +148,22 @@ class Seen:
             self._process(self.pid),
         )
 
-    def _outside(self, inside: int) -> int | None:
-        """The id of a worker, as it is called here; None: there is no such worker."""
+    def _worker_pid(self, inside: int) -> int | None:
+        """The id here of the worker with the id ``inside`` there; None if there is none."""
         pid, born = self._pids.get(inside, (None, None))
-        if pid is None or _birth(pid) != born:
-            self._pids.pop(inside, None)
-            pid = _outside(inside, self.pid)
-            with contextlib.suppress(OSError):
-                # Whatever the segment says.
-                if pid is not None and (born := _birth(pid)) and self.file in _mapped_in(pid):
-                    self._pids[inside] = pid, born
-                    return pid
-            return None
-        return pid
+        if pid is not None and _birth(pid) == born:
+            return pid
+        self._pids.pop(inside, None)
+        pid = _pid_here(inside, self.pid)
+        with contextlib.suppress(OSError):
+            # The segment may name any process: only one that has it mapped is a worker.
+            if pid is not None and (born := _birth(pid)) and self.file in _mapped_in(pid):
+                self._pids[inside] = pid, born
+                return pid
+        return None
 
     def _process(self, pid: int | None) -> Process | None:
-        """What a process has in memory, as of late."""
+        """The memory of a process, at most ``_MEMORY_S`` old."""
         if pid is None:
             return None
         looked_at, process = self._memory.get(pid, (-_MEMORY_S, None))
@@ -174,14 +175,14 @@ class Seen:
 
 @dataclass
 class Look:
-    """What a look at one vector env has shown.
+    """The statistics of one vector env at one time.
 
     Attributes:
-        seen: Which.
-        name: What it is called here: its process, and which of that one's it is.
-        total: Since it was made.
-        recent: Since the last look; the same, if there was none.
-        seconds: How long ago that was.
+        seen: The vector env.
+        name: Its process, and its number among the vector envs of that process.
+        total: Statistics since it was made.
+        recent: Statistics since the last look; ``total`` at the first one.
+        seconds: Seconds since the last look; None at the first one.
     """
 
     seen: Seen
@@ -191,32 +192,30 @@ class Look:
     seconds: float | None
 
     def heading(self) -> list[str]:
-        """Lines that say which vector env it is, and what it has done in all."""
+        """Lines that name the vector env and sum up what it has done since it was made."""
         pid, number = self.name
         which = f", vector env {number}" if number > 1 else ""
-        told = [f"process {pid}{which}: {self.seen.command}"]
+        lines = [f"process {pid}{which}: {self.seen.command}"]
         if self.seconds is not None:
             total, counts = self.total, self.total.faults
             steps = sum(worker.steps for worker in total.workers)
             faults = counts.crashes + counts.errors + counts.timeouts
-            told.append(
-                f"ready for {_clock(total.elapsed_s)}: {steps:,} steps, {counts.restarts} "
-                f"restarts, {faults} faults; of that the last"
+            lines.append(
+                f"ready for {timedelta(seconds=int(total.elapsed_s))}: {steps:,} steps, "
+                f"{counts.restarts} restarts, {faults} faults; of that the last"
             )
-        return told
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"
+        return lines
 
 
 class Watch:
-    """Looks at vector envs repeatedly."""
+    """Repeated looks at vector envs, those of one process or all.
+
+    Attributes:
+        problems: Messages on segments that could not be read at the last look.
+    """
 
     def __init__(self, pid: int | None) -> None:
-        """Prepares to look at the vector envs of a process; None: at all."""
+        """Prepares to look at the vector envs of a process; None: those of all processes."""
         self.problems: list[str] = []
         self._pid = pid
         self._seen: list[Seen] = []
@@ -242,7 +241,7 @@ class Watch:
                 continue
             before = self._last.get(seen)
             number = seen.number
-            while (seen.pid, number) in [each.name for each in looks]:  # one of them is damaged
+            while (seen.pid, number) in [each.name for each in looks]:  # a damaged one lies
                 number += 1
             recent = total if before is None else total - before
             seconds = None if before is None else recent.elapsed_s
@@ -252,7 +251,7 @@ class Watch:
         return looks
 
     def _search(self) -> None:
-        """Searches for vector envs; those already known keep their object."""
+        """Searches for vector envs; known ones keep their object, for the next difference."""
         found, self.problems = find(self._pid)
         known = {(seen.pid, seen.file): seen for seen in self._seen}
         self._seen = [known.get((seen.pid, seen.file), seen) for seen in found]
@@ -260,28 +259,28 @@ class Watch:
 
 
 def find(pid: int | None = None) -> tuple[list[Seen], list[str]]:
-    """Vector envs that are in use.
+    """Finds vector envs that are in use.
 
     Args:
-        pid: Those of this process; or the one whose worker or fork it is; or, if there is none,
-            those of processes that it has started (it is a wrapper: timeout, srun, a shell). None:
-            all that this user may look at.
+        pid: A process that steps vector envs, or a worker or fork of one; if it is neither, the
+            vector envs of the processes below it are meant (it may be timeout, srun, a shell).
+            None: all that this user may read.
 
     Returns:
-        The vector envs, and a message for each that cannot be looked at.
+        The vector envs, and a message for each that cannot be read.
 
     Raises:
-        OSError: There is no such process, or it may not be looked at.
+        OSError: There is no such process, or it may not be read.
     """
     files: dict[_File, list[tuple[int, str]]] = {}
     wanted = None if pid is None else _mapped_in(pid).union(_segments_of(pid))
     if pid is not None and not wanted:
         wanted = set()
         for each in descendants(pid):
-            with contextlib.suppress(OSError):  # another user's, or it has gone
+            with contextlib.suppress(OSError):  # another user's, or it is gone
                 wanted.update(_segments_of(each))
     for each in processes():
-        with contextlib.suppress(OSError):  # another user's, or it has gone
+        with contextlib.suppress(OSError):  # another user's, or it is gone
             for file, path in _segments_of(each).items():
                 if wanted is None or file in wanted:
                     files.setdefault(file, []).append((each, path))
@@ -303,10 +302,10 @@ def _seen(file: _File, holders: list[tuple[int, str]]) -> Seen | None:
     insight = view.insight()
     if not _is_in_use(insight):
         return None
-    # What the program has started may have inherited it, too.
-    owner = _outside(insight.process, holders[0][0])
+    # Programs that the owner has started may have inherited the open file.
+    owner = _pid_here(insight.process, holders[0][0])
     if owner is None or owner not in dict(holders):
-        raise UnfitError(f"process {insight.process}, whose it was, has gone")
+        raise UnfitError(f"process {insight.process}, its owner, is gone")
     if not _has_our_clock(owner):
         raise UnfitError(f"process {owner} has a clock of its own (a time namespace)")
     return Seen(owner, file, view)
@@ -320,7 +319,7 @@ def _is_in_use(insight: Insight) -> bool:
 
 
 def _segments_of(pid: int) -> dict[_File, str]:
-    """The segments that a process has open, as one that steps envs, and their paths."""
+    """The segments that a process has open, with their paths: it steps their envs."""
     found = {}
     for number in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{number}"
@@ -332,7 +331,7 @@ def _segments_of(pid: int) -> dict[_File, str]:
 
 
 def _mapped_in(pid: int) -> set[_File]:
-    """The segments that a process has mapped, as workers and forks have, too."""
+    """The segments that a process has mapped; workers and forks have, too."""
     found = set()
     for line in _lines(pid, "maps"):
         _, _, _, device, inode, *name = line.split(maxsplit=5)
@@ -342,16 +341,13 @@ def _mapped_in(pid: int) -> set[_File]:
     return found
 
 
-def _outside(inside: int, beside: int) -> int | None:
-    """The process with this id in the namespace of another (in its container)."""
+def _pid_here(inside: int, beside: int) -> int | None:
+    """The id here of the process with the id ``inside`` in the container of ``beside``."""
     with contextlib.suppress(OSError):
         namespace = os.readlink(f"/proc/{beside}/ns/pid")
         if namespace == os.readlink("/proc/self/ns/pid"):
             return inside
-        return next(
-            (pid for pid in processes() if identity(pid) == (namespace, inside)),
-            None,
-        )
+        return next((pid for pid in processes() if identity(pid) == (namespace, inside)), None)
     return None
 
 
@@ -363,7 +359,7 @@ def _has_our_clock(pid: int) -> bool:
 
 
 def _birth(pid: int) -> str | None:
-    """When a process was started, in the kernel's words; None: it has ended."""
+    """The start time of a process, in the kernel's ticks; None if it has ended."""
     with contextlib.suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
@@ -371,7 +367,7 @@ def _birth(pid: int) -> str | None:
 
 
 def _memory(pid: int) -> tuple[int | None, int | None]:
-    """Bytes that a process has in memory: all, and with only its part of what is shared."""
+    """Resident bytes of a process (Rss), and with shared pages counted in part (Pss)."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in _lines(pid, "smaps_rollup"):
@@ -385,13 +381,13 @@ def _lines(pid: int, name: str) -> Iterable[str]:
 
 
 def _command(pid: int) -> str:
-    """A process's command line, as far as it can be shown."""
+    """The command line of a process; "?" if it cannot be read."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         return printable(" ".join(word.decode("utf-8", "replace") for word in words))
     return "?"
 
 
-def printable(said: str) -> str:
-    """Text of another process, with "?" for what could steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in said)
+def printable(text: str) -> str:
+    """Replaces what could steer the terminal, in text of another process, by "?"."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,15 +1,15 @@
 """Steps real envs, or yours, with ShmVectorEnv beside its peers and beside the limit.
 
-Prints a table, and what it says in a sentence. The contenders take turns, in slices, in one run.
-For each the median over the slices is given: the time of a batch step, env steps a second (resets
-made by autoreset are not steps), the share of the limit, and how many times faster than
-AsyncVectorEnv: the last two are medians of the rounds' ratios, which may differ a little from the
-quotient of the medians. The spread is that of the slices' batch times:
-(largest - smallest) / median. With --compute, "parent slowed by" compares the parent's computing
-with that beside SyncVectorEnv, which has no workers.
+Prints a table, and a sentence for each row of ShmVectorEnv. The contenders are measured
+alternately, in slices, in one run. For each the medians over the slices are given: the time of a
+batch step, env steps a second (resets made by autoreset are not steps), the share of the limit, and
+how many times faster than AsyncVectorEnv it is. The last two are medians of the rounds' ratios,
+which may differ a little from the quotient of the medians. The spread is that of the slices' batch
+times: (largest - smallest) / median. With --compute, "parent slowed by" compares the time of the
+parent's computation with that beside SyncVectorEnv, which has no workers.
 
-The limit: free-running loops, one env and one process a core, without any communication. A vector
-env cannot be faster on these cores.
+The limit is what free-running loops reach, one env and one process a core, without any
+communication. A vector env cannot be faster on these cores.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from shmvec._commands.measuring import (
 __all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "NoopEnv", "Workload", "run", "table"]
 
 _ROUNDS = 7  # slices of each contender
-_OVER = 1.1  # of the limit: what only envs that sleep reach
+_OVER = 1.1  # share of the limit that only envs that sleep exceed
 _BUSY = 0.5  # a spread that makes figures doubtful
 
 _SHM, _ASYNC, _SYNC = "ShmVectorEnv", "AsyncVectorEnv", "SyncVectorEnv"
 
 
 class NoopEnv(gym.Env[Any, Any]):
-    """An env that does nothing: what is left is the cost of vectorising."""
+    """An env that does nothing, so that only the cost of vectorising is measured."""
 
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -70,15 +70,15 @@ class NoopEnv(gym.Env[Any, Any]):
 
 
 class InfosEnv(NoopEnv):
-    """An env that does nothing but return eight floats in its info, as MuJoCo's do."""
+    """An env that only returns eight floats in its info, as MuJoCo's do."""
 
     def __init__(self) -> None:
-        """Makes the one info of which it returns copies."""
+        """Makes the info; each step returns a copy of it."""
         super().__init__()
         self._info = {f"reward_{part}": 0.5 for part in "abcdefgh"}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Copies the info."""
+        """Returns a copy of the info."""
         return self._observation, 0.0, False, False, self._info.copy()
 
 
@@ -108,9 +108,9 @@ class Workload:
     """An env to step.
 
     Attributes:
-        make: Makes one.
-        modules: What must be importable.
-        others: Make those beside it, where envs differ; all of them repeat.
+        make: Makes the env.
+        modules: Modules that must be importable.
+        others: Make envs of other kinds, for a vector env of several kinds.
     """
 
     make: EnvFn
@@ -119,11 +119,11 @@ class Workload:
 
     @property
     def makes(self) -> tuple[EnvFn, ...]:
-        """One of each kind."""
+        """A function for each kind of env."""
         return (self.make, *self.others)
 
     def fns(self, num_envs: int) -> list[EnvFn]:
-        """Functions for so many envs, the kinds in a cycle."""
+        """``num_envs`` functions, the kinds in a cycle."""
         return list(islice(cycle(self.makes), num_envs))
 
     def missing(self) -> list[str]:
@@ -153,13 +153,13 @@ def run(
     """Measures all contenders on some workloads and numbers of envs.
 
     Args:
-        workloads: What to step, by name, as in ``WORKLOADS``. One whose packages are missing is
-            left out, by name.
+        workloads: What to step, by name, as in ``WORKLOADS``. Those whose packages are missing
+            are left out, and named in the result.
         nums_envs: Numbers of envs.
         num_workers: Workers of ShmVectorEnv; None: its default.
         seconds: How long each contender is measured in each cell.
-        compute_us: What the parent computes between steps.
-        progress: Where to say what is being done.
+        compute_us: Microseconds that the parent computes between steps.
+        progress: Where progress is written.
 
     Returns:
         A dict that can be written as JSON: "machine", "settings", "left_out" and "rows".
@@ -200,7 +200,7 @@ def _measure(
     compute: Compute | None,
     say: Progress,
 ) -> list[dict[str, Any]]:
-    """Measures one cell of the table: every contender, by turns."""
+    """Measures one cell of the table: every contender, alternately."""
     fns = workload.fns(n)
     workers = None if num_workers is None else min(num_workers, n)
     makes: dict[str, Callable[[], VectorEnv[Any, Any, Any]]] = {
@@ -226,7 +226,7 @@ def _measure(
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results of :func:`run` as a Markdown table between the machine and what they say."""
+    """The results of :func:`run` as text: the machine, a Markdown table, a sentence a row."""
     return "\n".join(_lines(results))
 
 
@@ -260,13 +260,13 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
 
 
 def _sentence(row: Mapping[str, Any]) -> str:
-    """What a row of ShmVectorEnv's says."""
-    said = (
+    """A row of ShmVectorEnv as a sentence, with advice."""
+    figures = (
         f"{row['env']}, {row['num_envs']} envs: {row['times_async']:.1f} × AsyncVectorEnv, "
         f"{row['times_sync']:.1f} × SyncVectorEnv, {row['share_of_limit']:.2f} of the limit"
     )
     if row["times_sync"] < 1:
-        return f"{said}. Without workers it is as fast as SyncVectorEnv: num_workers=0."
+        return f"{figures}. Without workers it is as fast as SyncVectorEnv: num_workers=0."
     if row["share_of_limit"] > _OVER:
-        return f"{said}. The envs sleep while they step: more workers than cores may be faster."
-    return f"{said}."
+        return f"{figures}. The envs sleep while they step: more workers than cores may be faster."
+    return f"{figures}."

@@ -1,7 +1,7 @@
-"""What goes wrong when an env that runs alone runs in parallel, said before a training run does.
+"""Checks whether an env may run in parallel, and names what mends it where it may not.
 
 Envs are made and stepped alone, with others in one process, in two processes at once and under each
-start method, with the same seeds and actions; what they return is compared bit for bit. All of it
+start method, with the same seeds and actions; their results are compared bit for bit. All of it
 happens in workers: an env that crashes or hangs there is a finding. Each line is ok, a note, or
 WRONG with what mends it.
 """
@@ -19,13 +19,13 @@ from typing import Any, TextIO
 
 from shmvec._commands.measuring import Progress
 from shmvec._commands.probe import PARTS, Event, Facts, Probe, Raised
-from shmvec._commands.stacks import told as stacks_of
+from shmvec._commands.stacks import stacks_of
 from shmvec.exchange import Exchange
 from shmvec.faults import FaultPolicy, WorkerCrashError
 
 __all__ = ["CheckReport", "Finding", "brief", "check"]
 
-_MOST_SECONDS = 1.0  # of the steps of one env, alone
+_MOST_SECONDS = 1.0  # for the steps of one env alone
 _TO_CLOSE_S = 5.0
 
 OK, NOTE, WRONG = "ok", "note", "wrong"
@@ -36,9 +36,8 @@ class Finding:
     """A line of the report.
 
     Attributes:
-        kind: What was looked at: "start method", "same seed", "spaces", "infos",
-            "global generators", "buffers", "threads", "one process", "two processes", "close",
-            "time" or "memory".
+        kind: The subject: "start method", "same seed", "spaces", "infos", "global generators",
+            "buffers", "threads", "one process", "two processes", "close", "time" or "memory".
         verdict: "ok", "note" (to know, or to mend for some programs) or "wrong".
         seen: What was seen.
         advice: What to do about it, and why; None: nothing.
@@ -54,10 +53,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What a check has found; printed, a table.
+    """The findings of a check; printed, a table.
 
     Attributes:
-        findings: One for each line.
+        findings: The lines of the table.
     """
 
     findings: tuple[Finding, ...]
@@ -73,7 +72,7 @@ class CheckReport:
         return [finding for finding in self.findings if finding.verdict == WRONG]
 
     def __str__(self) -> str:
-        """The lines, with advice, and how many are wrong."""
+        """The table: a line a finding, its advice below it, and the number of wrong ones."""
         width = max((len(finding.kind) for finding in self.findings), default=0)
         lines = []
         for finding in self.findings:
@@ -89,15 +88,15 @@ class CheckReport:
 
 @dataclass
 class _Run:
-    """What envs in some processes have returned.
+    """The results of envs that were stepped in some processes.
 
     Attributes:
-        events: Of each env, by its number.
-        facts: Of each process.
-        trouble: What ended it before its time; "" if nothing did.
-        at_close: What went wrong as the envs were closed.
-        in_fork: What went wrong in a fork, if one was made.
-        seconds: How long it took, with the start.
+        events: Digests of each env's results, by its number.
+        facts: What was noticed in each process.
+        trouble: The failure that ended the run early; "" if there was none.
+        at_close: The failure of ``close()``; "" if there was none.
+        in_fork: The failure in a fork, if one was made; "" if there was none.
+        seconds: Duration, with the start of the workers.
     """
 
     events: dict[int, list[Event]] = field(default_factory=dict)
@@ -109,7 +108,7 @@ class _Run:
 
 
 class _Examination:
-    """Runs envs in workers, each time in fresh ones."""
+    """Runs of an env in workers, each time in fresh ones."""
 
     def __init__(
         self, env_fn: Callable[[], Any], time_limit: float, steps: int, say: Progress
@@ -129,14 +128,14 @@ class _Examination:
         twice: bool = False,
         forks: bool = False,
     ) -> _Run:
-        """Makes envs, resets and steps them, all in step with each other, and closes them.
+        """Makes envs, resets and steps them in lockstep, and closes them.
 
         Args:
-            what: What is done, for whoever waits.
+            what: The text of the progress line.
             processes: The numbers of the envs of each process.
             context: The start method.
             twice: Whether to reset and step them a second time.
-            forks: Whether to fork each process then, and step an env there.
+            forks: Whether to fork each process at the end, and step an env in the fork.
         """
         self._say(what)
         found = _Run(events={number: [] for numbers in processes for number in numbers})
@@ -154,8 +153,7 @@ class _Examination:
                 faults=FaultPolicy(),
             )
             deadline = time.monotonic() + self.time_limit
-            for call in self._calls(twice, forks):
-                doing, name, arguments = call
+            for doing, name, arguments in self._calls(twice, forks):  # noqa: B007
                 left = max(0.01, deadline - time.monotonic())
                 answers = exchange.call(name, arguments, timeout=left)
                 failed = next((each for each in answers if isinstance(each, Raised)), None)
@@ -191,7 +189,7 @@ class _Examination:
         return found
 
     def _calls(self, twice: bool, forks: bool) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-        """What to do next: in words, the probe's method, and its arguments."""
+        """The calls of a run: a description, the probe's method, and its arguments."""
         yield "making envs", "build", ()
         for _ in range(2 if twice else 1):
             yield "reset", "advance", ("reset",)
@@ -202,7 +200,7 @@ class _Examination:
         yield "close", "finish", ()
 
     def _steps(self) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-        """As many steps as the first env has made in a second, at most those asked for."""
+        """Steps: as many as the first env makes in ``_MOST_SECONDS``, at most those asked for."""
         begin = time.monotonic()
         for number in range(1, self.steps + 1):
             yield f"step {number}", "advance", ("step",)
@@ -230,12 +228,11 @@ def check(
 
 
 def brief(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
-    """What the check sees at a glance: whether two envs in one process are as each alone.
+    """A short check: whether two envs in one process return what each returns alone.
 
     Args:
         env_fn: Makes one env.
-        seconds: How long it may take; with an env of which one alone takes a quarter of it, it is
-            not done.
+        seconds: How long it may take; an env that takes a quarter of it alone is not checked.
 
     Returns:
         A line, if something is wrong.
@@ -245,7 +242,7 @@ def brief(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
     alone = examination.run("alone", [[0]], method, twice=True)
     if alone.trouble or alone.seconds > seconds / 4:
         return None
-    examination.time_limit = 2 * seconds  # on a busy machine, too, only what hangs takes longer
+    examination.time_limit = 2 * seconds  # even on a busy machine only what hangs takes longer
     other = examination.run("alone, with another seed", [[1]], method)
     company = examination.run("two in one process", [[0, 1]], method)
     reference, repeated = _references(alone, other)
@@ -257,18 +254,19 @@ def brief(env_fn: Callable[[], Any], seconds: float = 2.0) -> str | None:
 
 
 def _methods(contexts: Sequence[str] | None) -> list[str]:
-    """The start methods to try; the first is the one that is to be used."""
-    there = multiprocessing.get_all_start_methods()  # the first is the default
+    """The start methods to try; the first is the one that the user means to use."""
+    known = multiprocessing.get_all_start_methods()  # the first is the default
     if contexts is None:
-        usual = multiprocessing.get_start_method(allow_none=True) or there[0]
-        return [usual, *(method for method in there if method != usual)]
+        usual = multiprocessing.get_start_method(allow_none=True) or known[0]
+        return [usual, *(method for method in known if method != usual)]
     for method in contexts:
-        if method not in there:
-            raise ValueError(f"there is no start method {method!r}: {', '.join(there)}")
+        if method not in known:
+            raise ValueError(f"there is no start method {method!r}: {', '.join(known)}")
     return list(contexts)
 
 
 def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Finding]:
+    """Runs the env alone and beside others, and judges what was seen."""
     wanted = methods[0]
     runs: dict[str, _Run] = {}
     for method in methods:
@@ -280,7 +278,7 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
         return
     method = working[0]
     alone, rest = runs[method], [runs[other] for other in working[1:]]
-    again = examination.run("alone, a second time", [[0]], method)
+    second = examination.run("alone, a second time", [[0]], method)
     other = examination.run("alone, with another seed", [[1]], method)
     company = examination.run("two in one process", [[0, 1]], method)
     four = None
@@ -289,7 +287,7 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
     apart = examination.run("two processes at once", [[0], [1]], method)
 
     reference, repeated = _references(alone, other)
-    unstable, finding = _same_seed(reference[0], repeated, again, rest)
+    unstable, finding = _same_seed(reference[0], repeated, second, rest)
     yield finding
     facts = alone.facts[0]
     everywhere = [each for run in (alone, company, four) if run is not None for each in run.facts]
@@ -303,7 +301,7 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
     two = _difference(reference, apart, unstable)
     if other.trouble:
         one = one or f"another seed: {other.trouble}"
-    yield from _in_company(one, two, facts.render_mode, unstable)
+    yield from _beside_others(one, two, facts.render_mode, unstable)
     if not one and "fork" in working:
         forked = examination.run(
             "a fork of a program that has made an env", [[0]], "fork", forks=True
@@ -320,10 +318,10 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
 
 
 def _references(alone: _Run, other: _Run) -> tuple[dict[int, list[Event]], list[Event]]:
-    """What an env alone returns with each of the two seeds, and with the first one repeated."""
-    first = alone.events[0]
-    half = len(first) // 2
-    return {0: first[:half], 1: other.events[1]}, first[half:]
+    """Events of an env alone with each of the two seeds, and with the first one repeated."""
+    events = alone.events[0]
+    middle = len(events) // 2
+    return {0: events[:middle], 1: other.events[1]}, events[middle:]
 
 
 def _start_methods(runs: dict[str, _Run], working: list[str], wanted: str) -> Iterator[Finding]:
@@ -347,27 +345,27 @@ def _start_methods(runs: dict[str, _Run], working: list[str], wanted: str) -> It
 
 
 def _same_seed(
-    reference: list[Event], repeated: list[Event], again: _Run, others: Sequence[_Run]
+    reference: list[Event], repeated: list[Event], second: _Run, others: Sequence[_Run]
 ) -> tuple[set[str], Finding]:
-    """What differs although seeds and actions are the same and the env is alone.
+    """Whether an env alone returns the same twice, with the same seed and actions.
 
     Returns:
         The parts that differ between fresh processes, and so cannot be compared with those of envs
-        in company; and the finding.
+        beside others; and the finding.
     """
     kind, unstable = "same seed", set[str]()
     differ = _differing(reference, repeated)
-    seen = f"a second reset with the seed, in the same env: {_told(differ)}" if differ else ""
+    seen = f"a second reset with the seed, in the same env: {_in_words(differ)}" if differ else ""
     differing = set(differ)
-    for run in (again, *others):
+    for run in (second, *others):
         differ = _differing(reference, run.events[0])
         unstable.update(differ)
-        where = "in another process" if run is again else "under another start method"
-        seen = seen or (f"{where}: {_told(differ)}" if differ else "")
+        where = "in another process" if run is second else "under another start method"
+        seen = seen or (f"{where}: {_in_words(differ)}" if differ else "")
     differing |= unstable
-    if again.trouble:
+    if second.trouble:
         advice = "what the first process leaves behind (a file, a port, a lock) is in the way"
-        return unstable, Finding(kind, WRONG, f"a second time: {again.trouble}", advice, "close()")
+        return unstable, Finding(kind, WRONG, f"a second time: {second.trouble}", advice, "close()")
     if not differing:
         steps = f"{len(reference) - 1} steps, twice in one env and in fresh processes: the same"
         return unstable, Finding(kind, OK, steps)
@@ -382,7 +380,7 @@ def _same_seed(
 
 
 def _differing(reference: Sequence[Event], events: Sequence[Event]) -> dict[str, int]:
-    """The parts of results that differ, with the first event where each does."""
+    """The parts of results that differ, each with the number of the first event that differs."""
     differ: dict[str, int] = {}
     for number, (one, other) in enumerate(zip(reference, events, strict=False)):
         for part, a, b in zip(PARTS, one, other, strict=True):
@@ -391,8 +389,8 @@ def _differing(reference: Sequence[Event], events: Sequence[Event]) -> dict[str,
     return differ
 
 
-def _told(differ: dict[str, int]) -> str:
-    """Which parts differ, and since when."""
+def _in_words(differ: dict[str, int]) -> str:
+    """The differing parts as text, each with its first step."""
     return ", ".join(
         f"{part} differ from {f'step {number}' if number else 'the reset'} on"
         for part, number in differ.items()
@@ -412,9 +410,9 @@ def _spaces(facts: Facts, everywhere: Sequence[Facts]) -> Iterator[Finding]:
                 "space that says what is returned and stays: workers share memory laid out by it"
             )
             yield Finding("spaces", WRONG, "; ".join(wrong), advice, "a wrapper")
-    elif facts.casts:
+    elif facts.cast:
         advice = "vector envs cast it at every step (gymnasium.wrappers.DtypeObservation does so)"
-        yield Finding("spaces", NOTE, f"observations are {facts.casts[0]}", advice, "a wrapper")
+        yield Finding("spaces", NOTE, f"observations are {facts.cast}", advice, "a wrapper")
     else:
         yield Finding("spaces", OK, "observations are inside, and spaces stay")
     if facts.needs_pickle:
@@ -438,7 +436,7 @@ def _infos(everywhere: Sequence[Facts]) -> Finding:
 def _generators(facts: Facts) -> Finding:
     if facts.generators:
         advice = (
-            "the envs of one process draw from it in turn, and workers may begin alike; draw from "
+            "the envs of one process share it, and workers may begin alike; draw from "
             "self.np_random, or seed it in each worker and use num_workers=num_envs"
         )
         seen = f"resets or steps use the global state of {', '.join(facts.generators)}"
@@ -454,7 +452,10 @@ def _buffers(everywhere: Sequence[Facts]) -> Finding:
     seen = next((each.buffers for each in everywhere if each.buffers), "")
     if shared:
         seen = "an env changes the observation that another one of its process has returned"
-        advice = "or a wrapper that copies: SyncVectorEnv, and code that collects, see the last one"
+        advice = (
+            "or a wrapper that copies: SyncVectorEnv, and code that collects observations, would "
+            "see the last one in place of both"
+        )
         return Finding("buffers", WRONG, seen, advice, "num_workers=num_envs")
     if seen:
         advice = (
@@ -466,20 +467,21 @@ def _buffers(everywhere: Sequence[Facts]) -> Finding:
 
 
 def _difference(reference: dict[int, list[Event]], run: _Run, unstable: set[str]) -> str:
-    """How envs in company differ from those alone; "" if they do not."""
+    """How envs beside others differ from those alone; "" if they do not."""
     if run.trouble:
         return run.trouble
     for number, events in run.events.items():
         differ = _differing(reference[number % 2], events)
         differ = {part: since for part, since in differ.items() if part not in unstable}
         if differ:
-            return f"env {number + 1} of {len(run.events)}: {_told(differ)}"
+            return f"env {number + 1} of {len(run.events)}: {_in_words(differ)}"
     return ""
 
 
-def _in_company(
+def _beside_others(
     one: str, two: str, render_mode: str | None, unstable: set[str]
 ) -> Iterator[Finding]:
+    """Judges the differences of envs in one process (``one``) and in two at once (``two``)."""
     left_out = []
     if unstable:
         parts = ", ".join(part for part in PARTS if part in unstable)
@@ -513,9 +515,9 @@ def _in_company(
 
 
 def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
-    """What becomes of a fork of a program that has made an env, as many do to see its spaces."""
-    threads = ", ".join(facts.threads[:4]) + (", ..." if len(facts.threads) > 4 else "")
-    told = f"an env starts {len(facts.threads)} of Python's threads ({threads})" * bool(threads)
+    """Whether a fork works after the program has made an env, as many do to see its spaces."""
+    names = ", ".join(facts.threads[:4]) + (", ..." if len(facts.threads) > 4 else "")
+    started = f"an env starts {len(facts.threads)} of Python's threads ({names})" if names else ""
     failed = forked.in_fork or forked.trouble
     advice = (
         "a fork has none of the threads that the program and its libraries (a renderer's) had "
@@ -523,11 +525,11 @@ def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
     )
     if failed:
         seen = f"an env in a fork of a process that has made one {failed}"
-        seen += f"; {told}" if told else ""
+        seen += f"; {started}" if started else ""
         verdict = WRONG if wanted == "fork" else NOTE
         return Finding("threads", verdict, seen, advice, 'context="forkserver"')
-    if threads:
-        return Finding("threads", NOTE, told, advice, 'context="forkserver"')
+    if started:
+        return Finding("threads", NOTE, started, advice, 'context="forkserver"')
     others = f" (libraries have {facts.native_threads})" if facts.native_threads else ""
     seen = f"an env starts none of Python's{others}; one in a fork of a process with an env works"
     return Finding("threads", OK, seen)
@@ -535,8 +537,8 @@ def _threads(facts: Facts, forked: _Run, wanted: str) -> Finding:
 
 def _times(facts: Facts, alone: _Run) -> Finding:
     times = {"a step": facts.step_us, "a reset": facts.reset_us, "a frame": facts.render_us}
-    told = [f"{what} {statistics.median(us):,.0f} µs" for what, us in times.items() if us]
-    seen = f"{', '.join(told)}; a worker with one env ran {alone.seconds:.1f} s"
+    shown = [f"{what} {statistics.median(us):,.0f} µs" for what, us in times.items() if us]
+    seen = f"{', '.join(shown)}; a worker with one env ran {alone.seconds:.1f} s"
     return Finding("time", OK, seen)
 
 
@@ -550,7 +552,7 @@ def _memory(company: _Run, four: _Run | None) -> Finding:
 
 
 def _where(exchange: Exchange) -> str:
-    """The line where the first worker that hangs is, as far as it is the env's."""
+    """The env's line of code in which the first worker hangs; "" if no stack shows it."""
     for process in exchange.processes:
         with suppress(Exception):
             for stack in stacks_of(process.pid):

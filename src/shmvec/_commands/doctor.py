@@ -1,8 +1,7 @@
-"""Whether this machine lets workers run as fast as they can; what to change where it does not.
+"""Checks whether this machine lets workers run fast, and says what to change where it does not.
 
-It looks at cores, quotas, memory, descriptors and threads of libraries, and measures for two
-seconds what it costs here to hand work from core to core. Each line is ok, or says what to change
-and why.
+It reads cores, quotas, memory, descriptors and threads of libraries, and measures for two seconds
+what it costs here to hand work from core to core. Each line is ok, or says what to change and why.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from shmvec._commands.machine import Machine, Prices
 
 __all__ = ["Finding", "findings", "report"]
 
-# What a vector env has open in the parent: itself, and for each worker (tests/test_doctor.py).
+# Descriptors of the parent: for a vector env, and for each worker (tests/test_doctor.py checks).
 _DESCRIPTORS, _DESCRIPTORS_A_WORKER = 16, 6
 _TASKS_A_WORKER = 2  # a process and its watchdog's thread
-_ROOM_FOR = 64  # workers; with more cores, room is needed for as many
+_ROOM_FOR = 64  # workers that limits should allow, or as many as there are cores
 _LEAST_MEMORY = 1 << 30
 _LEAST_SHM = 256 << 20
 
 _US = 1e-6
-# Beyond these something is wrong with the machine; about what is usual on one that is well.
+# Costs beyond the first value point to a fault of the machine; the text is a healthy one's range.
 _MOST_LINE, _USUAL_LINE = 0.6 * _US, "0.05 to 0.4 µs"
 _MOST_WAKE, _USUAL_WAKE = 160 * _US, "10 to 100 µs"
 _MOST_SWITCH, _USUAL_SWITCH = 25 * _US, "3 to 12 µs"
@@ -37,7 +36,7 @@ class Finding:
     """A line of the report.
 
     Attributes:
-        topic: What was looked at.
+        topic: The subject.
         found: What is there.
         change: What to change and why; None: it is ok.
     """
@@ -48,7 +47,7 @@ class Finding:
 
 
 def findings(machine: Machine, prices: Prices) -> list[Finding]:
-    """Judges what was read off a machine, and measured there."""
+    """Judges a machine by what it offers and by its measured costs."""
     found = [
         *_cores(machine),
         *_memory(machine),
@@ -63,7 +62,7 @@ def findings(machine: Machine, prices: Prices) -> list[Finding]:
 
 
 def report(found: Sequence[Finding]) -> str:
-    """The lines, and how many ask for a change."""
+    """The findings as text, and how many ask for a change."""
     width = max(len(finding.topic) for finding in found)
     lines = []
     for finding in found:
@@ -78,17 +77,17 @@ def report(found: Sequence[Finding]) -> str:
 
 def _cores(machine: Machine) -> Iterator[Finding]:
     allowed = len(machine.cores)
-    told = f"{machine.usable} usable: {allowed} of {machine.online} by affinity"
+    found = f"{machine.usable} usable: {allowed} of {machine.online} by affinity"
     if machine.quota is not None:
-        told += f", {machine.quota:g} by the cgroup's quota"
+        found += f", {machine.quota:g} by the cgroup's quota"
     for name in ("SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"):
         if name in machine.variables:
-            told += f", {name}={machine.variables[name]}"
+            found += f", {name}={machine.variables[name]}"
     change = None
     if machine.usable == 1 and machine.online > 1:
         change = (
-            "this process gets one core: workers and your program take turns on it. Look for who "
-            "says so (taskset, KMP_AFFINITY, docker --cpus, Slurm's --cpus-per-task); where it "
+            "this process gets one core, which workers and your program share. Look for what "
+            "limits it (taskset, KMP_AFFINITY, docker --cpus, Slurm's --cpus-per-task); where it "
             "must stay so, num_workers=0 saves the processes"
         )
     elif machine.usable == 1:
@@ -98,7 +97,7 @@ def _cores(machine: Machine) -> Iterator[Finding]:
             "a part of a core in a quota stops all processes for the rest of each period once it "
             "is used up: give whole cores (docker --cpuset-cpus, a whole number of CPUs)"
         )
-    yield Finding("cores", told, change)
+    yield Finding("cores", found, change)
     if machine.physical < allowed:
         yield Finding(
             "hyperthreads",
@@ -112,15 +111,14 @@ def _cores(machine: Machine) -> Iterator[Finding]:
             "memory of another node is slower to reach: bind a training run to one node "
             "(numactl --cpunodebind=0 --membind=0 python train.py), and run one on each",
         )
-    if machine.load is None:
-        return
-    yield Finding(
-        "other programs",
-        f"{machine.load:.1f} processes ran at a time in the last minute",
-        "they take the cores from workers, and from what is measured below"
-        if _is_busy(machine)
-        else None,
-    )
+    if machine.load is not None:
+        yield Finding(
+            "other programs",
+            f"{machine.load:.1f} processes ran at a time in the last minute",
+            "they take the cores from workers, and from what is measured below"
+            if _is_busy(machine)
+            else None,
+        )
 
 
 def _is_busy(machine: Machine) -> bool:
@@ -196,8 +194,8 @@ def _threads(machine: Machine) -> Iterator[Finding]:
         for name, value in machine.variables.items()
         if name.endswith(("_NUM_THREADS", "_MAXIMUM_THREADS", "_THREADS_NUM"))
     }
-    told = ", ".join(f"{name}={value}" for name, value in many.items())
-    outer = [value.split(",")[0].strip() for value in many.values()]  # of nested regions
+    limits = ", ".join(f"{name}={value}" for name, value in many.items())
+    outer = [value.split(",")[0].strip() for value in many.values()]  # without nested regions
     too_many = {value for value in outer if value.isdecimal() and int(value) > 1}
     change = None
     if too_many and machine.usable > 1:
@@ -213,14 +211,16 @@ def _threads(machine: Machine) -> Iterator[Finding]:
             "(docs/training.md measures it)"
         )
     yield Finding(
-        "library threads", told or "no limit set; workers keep to their share of the cores", change
+        "library threads",
+        limits or "no limit set; workers keep to their share of the cores",
+        change,
     )
 
 
 def _hand_overs(machine: Machine, prices: Prices) -> Iterator[Finding]:
     virtual = "a hypervisor that moves them about, or an emulated machine"
     slow = "system calls are slow here (a sandbox such as gVisor, a tracer, an audit rule)"
-    told = [
+    found = [
         _price(
             "cache line, there and back",
             prices.line,
@@ -254,7 +254,7 @@ def _hand_overs(machine: Machine, prices: Prices) -> Iterator[Finding]:
         ),
     ]
     cores = min(machine.physical, machine.quota or machine.physical)
-    told += [
+    found += [
         Finding(
             "all cores at once",
             f"do {prices.together:.2f} times what one does alone",
@@ -271,17 +271,17 @@ def _hand_overs(machine: Machine, prices: Prices) -> Iterator[Finding]:
             else None,
         ),
     ]
-    for finding in told:
+    for finding in found:
         if finding.change is not None and _is_busy(machine):
-            finding = replace(finding, change="look again when no other programs run")
+            finding = replace(finding, change="measure once more when no other programs run")
         yield finding
 
 
 def _price(topic: str, seconds: float | None, most: float, usual: str, change: str) -> Finding:
     if seconds is None:
         return Finding(topic, "not measured: there is one core")
-    told = f"{1e6 * seconds:.3g} µs (usual: {usual})"
-    return Finding(topic, told, change if seconds > most else None)
+    found = f"{1e6 * seconds:.3g} µs (usual: {usual})"
+    return Finding(topic, found, change if seconds > most else None)
 
 
 def _bytes(number: int) -> str:

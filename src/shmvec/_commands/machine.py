@@ -1,4 +1,4 @@
-"""What a machine offers to programs with many processes, read off it: for the doctor command."""
+"""Reads what a machine offers to many processes, and measures its costs, for the doctor command."""
 
 from __future__ import annotations
 
@@ -25,36 +25,35 @@ from shmvec._processes.libraries import thread_variables
 __all__ = ["Machine", "Prices"]
 
 _SYSTEM = Path("/sys/devices/system")
-_ROUNDS = 6  # of what is measured by turns
+_ROUNDS = 6  # in each, every cost is measured once
 _SLICE_S = 0.04
-_MOST_PROCESSES = 256
+_MOST_CORES = 256  # that are measured at once
 _MAY_EXCEED = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process may use of the machine.
+    """What this process may use of the machine. None: the system does not report it.
 
     Attributes:
         cores: Numbers of the cores that its affinity allows.
-        online: How many cores the system has.
-        quota: Cores by the cgroup's quota; None: there is none.
-        usable: Cores for workers, by these and what Slurm, Ray and torchrun say.
-        physical: Cores of which the allowed ones are hyperthreads.
+        online: Number of cores of the system.
+        quota: Cores by the cgroup's quota; None: there is no quota.
+        usable: Cores for workers, by these and by Slurm, Ray and torchrun.
+        physical: Physical cores that the allowed ones belong to.
         nodes: NUMA nodes that have allowed cores.
-        load: Processes that ran or wanted to, on average of the last minute; None: the system does
-            not say.
-        memory: Bytes that can still be had, the cgroup's limit considered.
-        shm: Bytes free in /dev/shm.
-        memfd: Why no memfd can be made; None: they can.
-        pidfd: Why no pidfd can be opened; None: they can.
-        descriptors: How many one process may have, how many it may allow itself, and has.
-        processes: How many may still be started by the cgroups' limits; None: there is none.
-        user_processes: The same, by the user's (``ulimit -u``).
+        load: Processes that ran or were ready to, on average of the last minute.
+        memory: Free bytes of memory, within the cgroup's limit.
+        shm: Free bytes of /dev/shm.
+        memfd: The error of making a memfd; None: it works.
+        pidfd: The error of opening a pidfd; None: it works.
+        descriptors: Soft limit, hard limit, and number of open descriptors of this process.
+        processes: Processes that the cgroups' limits still allow; None: there is no limit.
+        user_processes: The same by the user's limit (``ulimit -u``).
         contexts: Start methods of multiprocessing.
-        variables: Environment variables about threads of libraries, cores, and options of ours.
+        variables: Environment variables about threads of libraries, cores, and shmvec's options.
         torch: Version of the installed torch; None: it is not installed.
-        clock: The clock's source; None: the system does not say.
+        clock: The clock's source.
     """
 
     cores: tuple[int, ...]
@@ -78,7 +77,7 @@ class Machine:
 
     @classmethod
     def read(cls) -> Machine:
-        """Reads the machine; what the system does not report is left out."""
+        """Reads the machine."""
         cores = tuple(sorted(allowed_cores()))
         variables = [*thread_variables(1), "SLURM_CPUS_PER_TASK", "LOCAL_WORLD_SIZE"]
         variables += [name for name in sorted(os.environ) if name.startswith("SHMVEC_")]
@@ -107,16 +106,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Prices:
-    """What measuring the machine has shown: seconds, unless an attribute says otherwise.
+    """Measured costs of the machine, in seconds unless an attribute says otherwise.
 
     Attributes:
-        line: A cache line from one core to another, and back; None: there is one core only.
-        wake: A process on another core is woken, and wakes in its turn.
-        switch: The same between two on one core.
+        line: A cache line from one core to another, and back; None: there is only one core.
+        wake: A process wakes one on another core, and that wakes it; None: there is only one core.
+        switch: The same between two processes on one core.
         yield_: A ``sched_yield``.
         clock: A reading of the clock.
-        together: What all cores get done at once, in cores: less than there are where two are one,
-            or are also somebody else's.
+        together: Work that all cores do at once, in units of one core: less than their number where
+            two are hyperthreads of one, or others use them.
         stolen: Share of the time that the hypervisor gave to others meanwhile.
     """
 
@@ -132,13 +131,12 @@ class Prices:
     def measured(cls, cores: Collection[int]) -> Prices:
         """Measures for about two seconds.
 
-        The best of several times counts: what others on the machine do only adds to it.
+        The best of several times counts, since other programs only add to it.
         """
-        first, *others = sorted(cores)[:_MOST_PROCESSES]
-        # No hyperthread of the same core, if there is a choice.
-        other = next((core for core in others if _siblings(core) != _siblings(first)), None)
-        if other is None:
-            other = next(iter(others), None)
+        first, *others = sorted(cores)[:_MOST_CORES]
+        # Not a hyperthread of the same core, if there is a choice.
+        apart = [core for core in others if _siblings(core) != _siblings(first)]
+        other = next(iter(apart or others), None)
         before = _stolen()
         lines, wakes, switches, yields, clocks = [], [], [], [], []
         alone, together = [], []
@@ -168,7 +166,7 @@ def _best(values: list[float | None]) -> float | None:
 
 
 def _refused(attempt: Callable[[], int]) -> str | None:
-    """Opens a descriptor; returns why that fails, or None."""
+    """Opens a descriptor, and closes it; returns the error if that fails, else None."""
     try:
         os.close(attempt())
     except OSError as error:
@@ -225,7 +223,7 @@ def _processes_left() -> int | None:
 
 
 def _user_processes_left() -> int | None:
-    """How many processes the limit of one user leaves, which binds no administrator."""
+    """How many processes the user's limit still allows; None: none, as for administrators."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     own = _status("self")
     if limit == resource.RLIM_INFINITY or own is None:
@@ -243,10 +241,10 @@ def _user_processes_left() -> int | None:
 
 
 def _status(process: str) -> dict[str, str] | None:
-    """What the system says of a process; None: it is gone, or hidden."""
+    """The fields of /proc/PID/status; None: the process is gone, or hidden."""
     text = _text(Path("/proc") / process / "status")
-    told = dict(line.partition(":\t")[::2] for line in (text or "").splitlines())
-    return told if {"Uid", "CapEff", "Threads"} <= set(told) else None
+    status = dict(line.partition(":\t")[::2] for line in (text or "").splitlines())
+    return status if {"Uid", "CapEff", "Threads"} <= set(status) else None
 
 
 def _version(package: str) -> str | None:
@@ -256,7 +254,7 @@ def _version(package: str) -> str | None:
 
 
 def _stolen() -> tuple[int, int]:
-    """Time that a hypervisor has given to others, and all time, in ticks of all cores."""
+    """Time that the hypervisor has given to others, and all time, in ticks of all cores."""
     with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as lines:
         ticks = [int(number) for number in next(lines).split()[1:9]]
         return ticks[7], sum(ticks)

@@ -1,7 +1,7 @@
-"""Measuring fairly: contenders take turns, beside the limit of what can be reached.
+"""Measures contenders fairly: they take turns, beside the limit of what can be reached.
 
-The limit: free-running loops, one process a core, without any communication. A vector env cannot be
-faster on these cores.
+The limit is what free-running loops reach, one process a core, without any communication. A vector
+env cannot be faster on these cores.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ __all__ = [
 
 EnvFn = Callable[[], "gym.Env[Any, Any]"]
 
-LIMIT = "limit"  # its name among the contenders
-SIMPLER = 1.03  # how much faster a setting must be than a simpler one to be preferred to it
+LIMIT = "limit"  # the name of the limit among the contenders
+SIMPLER = 1.03  # a setting must be this much faster than a simpler one to be preferred
 
 _WARM_UP_S = 0.1
-_CHUNK_S = 0.02  # between two times that ends of episodes are counted
+_CHUNK_S = 0.02  # of steps, after which the ends of episodes are counted outside the clock
 _ACTION_BATCHES = 16  # sampled beforehand, so that sampling is not measured
 
 
@@ -62,9 +62,9 @@ class Slice(NamedTuple):
     """One turn of one contender, or medians over its turns.
 
     Attributes:
-        batch_us: Mean time of a batch step, with what the parent computed after it.
-        steps_per_s: Env steps; resets made by autoreset are none.
-        compute_us: Mean time that the parent computed after a batch step.
+        batch_us: Mean time of a batch step, with the parent's computation after it.
+        steps_per_s: Env steps a second; resets made by autoreset are not steps.
+        compute_us: Mean time of the parent's computation after a batch step.
     """
 
     batch_us: float
@@ -76,7 +76,7 @@ class Contender(Protocol):
     """A participant in a race."""
 
     def run(self, seconds: float) -> Slice:
-        """One turn, of at least so many seconds."""
+        """Runs for at least so many seconds."""
 
     def close(self) -> object:
         """Ends the contender."""
@@ -84,7 +84,11 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of a contender: one slice for each of its turns."""
+    """The figures of a contender.
+
+    Attributes:
+        slices: One for each of its turns.
+    """
 
     slices: Sequence[Slice]
 
@@ -95,11 +99,11 @@ class Result:
 
     @property
     def spread(self) -> float:
-        """How far the turns' batch times lie apart: (largest - smallest) / median."""
+        """The spread of the turns' batch times."""
         return spread([one.batch_us for one in self.slices])
 
     def ratio(self, reference: Result, figure: str = "steps_per_s") -> float:
-        """The median ratio of a figure to that of the same round: what disturbed both cancels."""
+        """The median of the rounds' ratios of a figure: what disturbs a whole round cancels."""
         rounds = zip(self.slices, reference.slices, strict=True)
         return float(np.median([getattr(a, figure) / getattr(b, figure) for a, b in rounds]))
 
@@ -130,20 +134,21 @@ def spread(values: Sequence[float]) -> float:
 
 
 def simplest(rows: Iterable[Mapping[str, Any]], factor: float) -> Any:
-    """The simplest row that none beats by more than ``factor``; rows come simplest first."""
+    """The first row that none beats by more than ``factor``; rows are ordered simplest first."""
     known = list(rows)
     fastest = max(row["steps_per_s"] for row in known)
     return next(row for row in known if factor * row["steps_per_s"] >= fastest)
 
 
 def turns(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
-    """The order of each round.
+    """The order of the contenders in each round.
 
-    It changes from round to round, the same in each race, so that none always follows another.
+    It changes from round to round, so that none always follows another, and is the same in each
+    race.
     """
-    everybody = list(names)
+    everyone = list(names)
     for number in range(rounds):
-        yield random.Random(number).sample(everybody, len(everybody))
+        yield random.Random(number).sample(everyone, len(everyone))
 
 
 def race(
@@ -159,16 +164,17 @@ def race(
     """Starts contenders, lets them take turns in slices, and closes them.
 
     Args:
-        contenders: From names to what starts them.
+        contenders: The function that starts each contender, by its name.
         seconds: How long each runs, in all.
-        rounds: In how many turns.
-        limit: What makes the envs of the limit, which takes part as LIMIT.
-        left_out: Takes the names of those that are not installed, and why. None: that is an error.
-        say: Is called with what is being done.
-        started: Is called with all contenders before their first turn.
+        rounds: The number of turns of each.
+        limit: Functions that make the envs of the limit, which takes part as LIMIT.
+        left_out: A dict that gets the names of contenders that are not installed, and why. None:
+            that is an error.
+        say: Called with a text on what is being done.
+        started: Called with all contenders before their first turn.
 
     Returns:
-        What became of each that took part, by name, the limit first.
+        The result of each contender that took part, by its name, the limit first.
     """
     starts = dict(contenders)
     if limit:
@@ -195,23 +201,23 @@ def race(
 
 
 class Compute:
-    """A fixed amount of work for the parent, of about so many µs when nothing disturbs it."""
+    """A fixed amount of work for the parent, which takes about ``us`` µs when undisturbed."""
 
     def __init__(self, us: float) -> None:
-        """Finds out how many turns of a loop that is."""
-        self._turns = 1000
-        self._turns = max(1, int(self._turns * us / min(self() for _ in range(200))))
+        """Finds the number of iterations of a loop that takes so long."""
+        self._iterations = 1000
+        self._iterations = max(1, int(1000 * us / min(self() for _ in range(200))))
 
     def __call__(self) -> float:
-        """Works; returns how long it took, in µs."""
+        """Does the work; returns how long it took, in µs."""
         start = time.perf_counter_ns()
-        for _ in range(self._turns):
+        for _ in range(self._iterations):
             pass
         return (time.perf_counter_ns() - start) / 1000
 
 
 class Stepper:
-    """Steps envs, a batch a call, with actions that were sampled beforehand."""
+    """A contender that steps envs, a batch a call, with actions that were sampled beforehand."""
 
     def __init__(
         self,
@@ -225,12 +231,12 @@ class Stepper:
         """Samples actions.
 
         Args:
-            step: Makes a batch step with actions. Returns None if each of all envs has made a step.
-                Else terminations and truncations: those envs are reset by their next step, which
-                does not count; and, if it was not all envs that were stepped, which.
-            sample: Actions for a batch step.
+            step: Makes a batch step with actions. Returns None if every env has made a step. Else
+                it returns terminations and truncations, whose envs are reset by their next step,
+                which does not count; and, if not all envs were stepped, which were.
+            sample: Samples actions for a batch step.
             num_envs: Number of envs.
-            compute: What the parent does between steps.
+            compute: The parent's work between steps.
             close: Closes the envs.
         """
         self.close = close
@@ -241,15 +247,15 @@ class Stepper:
         self._chunk = 1
 
     def run(self, seconds: float) -> Slice:
-        """One turn, of at least so many seconds."""
+        """Steps the envs for at least so many seconds."""
         step, actions, compute = self.step, self._actions, self._compute
         batches = steps = 0
         elapsed = computed = 0.0
         while elapsed < seconds:
             ends = []
             start = time.perf_counter()
-            for turn in range(self._chunk):
-                ends.append(step(actions[turn % _ACTION_BATCHES]))
+            for batch in range(self._chunk):
+                ends.append(step(actions[batch % _ACTION_BATCHES]))
                 if compute is not None:
                     computed += compute()
             taken = time.perf_counter() - start
@@ -260,7 +266,7 @@ class Stepper:
         return Slice(1e6 * elapsed / batches, steps / elapsed, computed / batches)
 
     def _count(self, ends: tuple[Any, ...] | None) -> int:
-        """How many env steps a batch step was."""
+        """The number of env steps in a batch step, from what ``step`` has returned."""
         if ends is None:
             return len(self._over)
         terminations, truncations, *some = ends
@@ -273,7 +279,7 @@ class Stepper:
 def vector_env(
     make: Callable[[], VectorEnv[Any, Any, Any]], compute: Compute | None = None
 ) -> Stepper:
-    """Makes and resets a vector env, to be stepped with random actions."""
+    """Makes and resets a vector env; the contender steps it with random actions."""
     envs = make()
     envs.action_space.seed(0)
     envs.reset(seed=0)
@@ -292,8 +298,8 @@ class Limit:
         """Starts the processes.
 
         Args:
-            makes: Make the envs that each process steps, by turns.
-            cores: How many processes.
+            makes: Make the envs that each process steps alternately.
+            cores: Number of processes.
         """
         context = multiprocessing.get_context("spawn")
         packed = cloudpickle.dumps(list(makes))
@@ -307,7 +313,7 @@ class Limit:
             self._processes.append(process)
 
     def run(self, seconds: float) -> Slice:
-        """One turn: the steps a second of all processes together; a batch is one step."""
+        """Runs all processes at once; adds up their steps a second. A batch is one step."""
         for pipe in self._pipes:
             pipe.send(seconds)
         rate = sum(pipe.recv() for pipe in self._pipes)
@@ -324,32 +330,32 @@ class Limit:
 
 
 def _free_run(packed: bytes, pipe: Connection) -> None:
-    """Steps envs for as long as each request says; answers with the steps a second."""
+    """Steps envs for as many seconds as each message says; answers with the steps a second."""
     envs = [make() for make in cloudpickle.loads(packed)]
     envs[0].action_space.seed(0)
     actions = [envs[0].action_space.sample() for _ in range(64)]
-    turns = [(envs[turn % len(envs)], action) for turn, action in enumerate(actions)]
+    calls = [(envs[number % len(envs)], action) for number, action in enumerate(actions)]
     for env in envs:
         env.reset(seed=0)
     while (seconds := pipe.recv()) is not None:
         steps = 0
         start = time.perf_counter()
         while time.perf_counter() - start < seconds:
-            for env, action in turns:
+            for env, action in calls:
                 _, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     env.reset()
-            steps += len(turns)
+            steps += len(calls)
         pipe.send(steps / (time.perf_counter() - start))
     for env in envs:
         env.close()
 
 
 class Progress:
-    """A line that says what is being done: rewritten on a terminal, elsewhere printed rarely."""
+    """A progress line: rewritten on a terminal, elsewhere printed only at milestones."""
 
     def __init__(self, stream: TextIO | None, title: str = "") -> None:
-        """Begins something that is called `title`, which is printed where there is no terminal."""
+        """Begins a task named ``title``; where there is no terminal the title is printed."""
         self._stream = stream
         self._on_terminal = stream is not None and stream.isatty()
         self._title = f"{title}: " if title else ""
@@ -357,7 +363,7 @@ class Progress:
             self._print(title, "\n")
 
     def __call__(self, what: str, milestone: bool = False) -> None:
-        """Says what is being done now; elsewhere than on a terminal only a milestone."""
+        """Shows what is being done now."""
         if self._on_terminal:
             self._print(f"\r\x1b[K{self._title}{what}", "")
         elif milestone:
@@ -374,7 +380,7 @@ class Progress:
 
 
 def machine() -> dict[str, Any]:
-    """What a measurement belongs to: processor, cores and versions."""
+    """The circumstances of a measurement: processor, cores and versions."""
     return {
         "cpu": _cpu_model(),
         "usable_cores": usable_cores(),
@@ -387,7 +393,7 @@ def machine() -> dict[str, Any]:
 
 
 def described(machine: Mapping[str, Any]) -> str:
-    """A line that says what :func:`machine` has found."""
+    """The result of :func:`machine` as a line."""
     return (
         f"{machine['cpu']}, {machine['usable_cores']} usable cores, Python {machine['python']}, "
         f"Gymnasium {machine['gymnasium']}, shmvec {machine['shmvec']}"

@@ -1,4 +1,4 @@
-"""What a command line names: an env, or a function of the user's."""
+"""Finds the env or the function that a command line names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_env():
 
 
 def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
-    """What makes the env that a user has named.
+    """Finds the function that makes the env of this name.
 
     Args:
         name: An id of Gymnasium's registry, which may name a module to import first
@@ -56,10 +56,10 @@ def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
                 raise ValueError(
                     f"{what} takes {inspect.signature(function)}: give its arguments by --kwargs"
                 )
-            imports, made = f"from {module.__name__} import {what}", what
-            if what == "make_env":  # which the code defines
-                imports, made = f"{imports} as make_one", "make_one"
-            return (lambda: function(**kwargs)), _CODE.format(imports, f"{made}({arguments[2:]})")
+            imports, called = f"from {module.__name__} import {what}", what
+            if what == "make_env":  # the code defines a function of that name
+                imports, called = f"{imports} as make_one", "make_one"
+            return (lambda: function(**kwargs)), _CODE.format(imports, f"{called}({arguments[2:]})")
         if where.endswith(".py"):
             raise ValueError(f"{where} has no function {what!r}")
     try:
@@ -71,7 +71,7 @@ def find_env(name: str, kwargs: dict[str, Any]) -> tuple[EnvFn, str]:
 
 
 def find_function(name: str) -> Callable[..., Any]:
-    """A function or another callable: "module:function" or "path/file.py:function".
+    """Finds a function or another callable: "module:function" or "path/file.py:function".
 
     Raises:
         ValueError: There is no such file, module or function.
@@ -87,7 +87,7 @@ def find_function(name: str) -> Callable[..., Any]:
 
 
 def _module(where: str) -> ModuleType:
-    if not {"", os.getcwd()} & set(sys.path):  # as for a module that Python runs
+    if not {"", os.getcwd()} & set(sys.path):  # as `python -m` does
         sys.path.insert(0, os.getcwd())
     if not where.endswith(".py"):
         try:
@@ -98,13 +98,13 @@ def _module(where: str) -> ModuleType:
         raise ValueError(f"there is no file {where}")
     file = Path(where).resolve()
     name, folder = file.stem, file.parent
-    while (folder / "__init__.py").is_file():  # it is part of a package
+    while (folder / "__init__.py").is_file():  # the file is part of a package
         name = folder.name if name == "__init__" else f"{folder.name}.{name}"
         folder = folder.parent
-    if str(folder) not in sys.path:  # what lies beside it, as for a script that Python runs
+    if str(folder) not in sys.path:  # for what the file imports from beside it, as in a script
         sys.path.insert(0, str(folder))
     if _is_of(sys.modules.get(name), file):
-        return sys.modules[name]  # the env and the policy are in one file
+        return sys.modules[name]  # env and policy are in one file
     try:
         return _loaded(name, file)
     except ImportError as error:
@@ -121,7 +121,7 @@ def _is_of(module: ModuleType | None, file: Path) -> bool:
 
 
 def _loaded(name: str, file: Path) -> ModuleType:
-    """A file's module: of a package by its name, otherwise whatever other module has that name."""
+    """Imports a file: one of a package by its name, any other from its path."""
     if (file.parent / "__init__.py").is_file():
         package = name.partition(".")[0]
         if find_spec(name) is None or not _is_of(module := importlib.import_module(name), file):

@@ -1,4 +1,4 @@
-"""What ``top`` shows on a terminal, drawn by rich: in colours, shares of time as bars."""
+"""Draws what ``top`` shows on a terminal, by rich: in colours, shares of time as bars."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import IO
 
+from rich import table as rich_table
 from rich.console import (
     Console,
     ConsoleOptions,
@@ -21,19 +22,17 @@ from rich.console import (
 )
 from rich.live import Live
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from shmvec._commands.attaching import Look, printable
-from shmvec.stats import Doing, Stats, Verdict, WorkerStats
-from shmvec.stats import Table as Told
+from shmvec.stats import Doing, Stats, Table, Verdict, WorkerStats
 
 __all__ = ["Picture", "full_screen"]
 
-_TICK_S = 0.25  # so soon a change of the terminal's size, or a signal, is noticed
+_TICK_S = 0.25  # the delay with which a signal or a change of the terminal's size is noticed
 _BAR = "time"
 _BAR_COLUMNS = 10, 40  # at least and at most
-# What a worker's time goes into: its letter, that where there are few, and colour.
+# The parts of a worker's time: letter, letter of poorer encodings, and colour.
 _PARTS = {
     "in step": ("█", "#", "green"),
     "in reset": ("▓", "+", "cyan"),
@@ -42,21 +41,26 @@ _PARTS = {
 }
 _OF_COLUMNS = {"in step": "green", "in reset": "cyan", "pid": "dim", "envs": "bold"}
 _PROBLEMS = ("straggler", "oversubscribed", "messages through pipes")
-_STARVED = 0.1, 0.25  # shares of time that are worth a colour
-_LONG = 8  # times as long as nearly all others
-_LONG_S = 0.1  # what is shorter is no news
-_HANGS_S = 10.0
+_STARVED = 0.1, 0.25  # shares of time from which it is yellow, and red
+_LONG = 8  # times the 99 % quantile: from there an operation is bold
+_LONG_S = 0.1  # a shorter operation never is
+_HANGS_S = 10.0  # from there it is red
 
 
 @dataclass
 class Picture:
-    """What there is room for: what limits each vector env comes first."""
+    """One screen on all vector envs; what limits each comes first where room is scarce.
+
+    Attributes:
+        looks: One for each vector env.
+        problems: Messages on those that could not be read.
+    """
 
     looks: Sequence[Look]
     problems: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draws it for one terminal."""
+        """Draws the picture for one terminal."""
         pen = _Pen(options)
         heads = [Group(*pen.head(look)) for look in self.looks]
         bodies = [Group(*pen.body(look)) for look in self.looks]
@@ -69,7 +73,7 @@ class Picture:
         gap = Text("")
         whole = [part for pair in zip(heads, bodies, strict=True) for part in (*pair, gap)]
         lines = drawn(*whole, *problems)
-        if len(lines) > options.max_height and len(heads) > 1:  # the other vector envs matter more
+        if len(lines) > options.max_height and len(heads) > 1:  # heads of all before any body
             lines = drawn(*(part for head in heads for part in (head, gap)), *problems)
         if (more := len(lines) - options.max_height) > 0:
             rest = _single(Text(f"... and {more + 1} more"))
@@ -80,7 +84,7 @@ class Picture:
 
 
 class _Pen:
-    """Draws the parts for a terminal of this size and encoding."""
+    """Draws parts of a picture for a terminal of this size and encoding."""
 
     def __init__(self, options: ConsoleOptions) -> None:
         self._columns = options.max_width
@@ -91,59 +95,56 @@ class _Pen:
             self._letter = 1
 
     def head(self, look: Look) -> Iterator[Text]:
-        """Which it is, and what limits it."""
+        """The vector env's name, its speed, and what limits it."""
         which, *total = look.heading()
         name, _, command = which.partition(": ")
         yield _single(Text.assemble((name, "bold"), ": ", command))
         yield from (_single(Text(line, "dim")) for line in total)
-        speed = Text(Told.of(look.recent).sentences[0])
+        speed = Text(Table.of(look.recent).sentences[0])
         speed.highlight_regex(r"[\d,]+ a second|\d+% of the limit", "bold")
         yield _single(speed)
         yield _verdict(look.recent.verdict)
 
     def body(self, look: Look) -> Iterator[RenderableType]:
-        """Who did what."""
-        told = Told.of(look.recent)
-        yield from (_single(Text(line, "dim")) for line in told.sentences[1:])
-        yield from self._workers(look, told)
-        if told.hidden:
-            yield Text(told.hidden)
-        if told.timings:
-            yield _timings(told.timings)
-        if told.faults:
-            yield _single(Text(told.faults, "red"))
+        """The workers, the times of steps and resets, and the faults."""
+        table = Table.of(look.recent)
+        yield from (_single(Text(line, "dim")) for line in table.sentences[1:])
+        yield from self._workers(look, table)
+        if table.hidden:
+            yield Text(table.hidden)
+        if table.timings:
+            yield _timings(table.timings)
+        if table.faults:
+            yield _single(Text(table.faults, "red"))
 
-    def _workers(self, look: Look, told: Told) -> Iterator[RenderableType]:
-        """A row for each worker: what fits beside each other."""
+    def _workers(self, look: Look, table: Table) -> Iterator[RenderableType]:
+        """A row for each worker, of the columns that fit, and the keys of the bars."""
         stats = look.recent
-        columns = dict(told.columns)
+        columns = dict(table.columns)
         now = columns.pop("now")
         columns |= {_BAR: ["-" * _BAR_COLUMNS[0]] * len(now), "now": now}
-        fitted = replace(told, columns=columns).fitted(self._columns)
-        left = self._columns - fitted.width
-        bar = min(_BAR_COLUMNS[0] + left, _BAR_COLUMNS[1])
-        table = _empty(list(fitted.columns))
+        fitted = replace(table, columns=columns).fitted(self._columns)
+        bar = min(_BAR_COLUMNS[0] + self._columns - fitted.width, _BAR_COLUMNS[1])
+        drawn = _empty(list(fitted.columns))
         for index in range(len(now)):
-            worker = stats.workers[index]
-            table.add_row(
+            drawn.add_row(
                 *(
-                    self._bar(worker, stats.elapsed_s, bar)
+                    self._bar(stats.workers[index], stats.elapsed_s, bar)
                     if name == _BAR
                     else Text(cells[index], _style(name, index, look))
                     for name, cells in fitted.columns.items()
                 )
             )
-        yield table
+        yield drawn
         if _BAR in fitted.columns:
-            letters = ((part[self._letter], part[2]) for part in _PARTS.values())
             keys = (
-                Text.assemble(letter, f" {name}")
-                for letter, name in zip(letters, _PARTS, strict=True)
+                Text.assemble((part[self._letter], part[2]), f" {name}")
+                for name, part in _PARTS.items()
             )
             yield _single(Text("  ").join(keys))
 
     def _bar(self, worker: WorkerStats, seconds: float, columns: int) -> Text:
-        """What a worker's time went into; what is empty, into neither."""
+        """A worker's time as a bar; what it spent on none of the parts stays empty."""
         lacked = min(worker.lacked_s, worker.busy_s)
         with_core = 1 - lacked / worker.busy_s if worker.busy_s else 0.0
         parts = (worker.step_s * with_core, worker.reset_s * with_core, lacked, worker.waited_s)
@@ -158,17 +159,17 @@ class _Pen:
 
 def _verdict(verdict: Verdict) -> Text:
     """What limits a vector env, in a colour for how bad that is."""
-    kind, told = verdict.kind, str(verdict)
+    kind, text = verdict.kind, str(verdict)
     if kind == "idle":
         style = "bold"
     elif kind in _PROBLEMS or verdict.option == "step_timeout=":
         style = "bold red"
     else:
         style = "bold green" if kind == "env-bound" else "bold yellow"
-    shown = Text(told)
+    shown = Text(text)
     shown.stylize(style, 0, len(kind))
     if verdict.advice:
-        begin = told.rindex(verdict.advice)
+        begin = text.rindex(verdict.advice)
         shown.stylize("bold", begin, begin + len(verdict.advice))
     return shown
 
@@ -185,7 +186,7 @@ def _style(name: str, index: int, look: Look) -> str:
 
 
 def _style_of(now: Doing | None, stats: Stats) -> str:
-    """The style of what a worker does: bold where it takes longer than it used to."""
+    """The style of what a worker does: bold where it takes longer than usual."""
     if now is None:
         return "dim"
     timing = stats.step if now.operation == "step" else stats.reset
@@ -194,19 +195,19 @@ def _style_of(now: Doing | None, stats: Stats) -> str:
     return "bold red" if now.for_s > _HANGS_S else "bold yellow"
 
 
-def _timings(rows: Sequence[Sequence[str]]) -> Table:
-    """How long steps and resets take."""
-    names, *told = rows
+def _timings(rows: Sequence[Sequence[str]]) -> rich_table.Table:
+    """The times of steps and resets as a table; those of all envs in bold."""
+    names, *timings = rows
     table = _empty(names)
-    for who, *times in told:
-        of_all = who.startswith("any")
-        table.add_row(*(Text(word, "bold" if of_all else "") for word in (who, *times)))
+    for row in timings:
+        style = "bold" if row[0].startswith("any") else ""
+        table.add_row(*(Text(word, style) for word in row))
     return table
 
 
-def _empty(names: Sequence[str]) -> Table:
-    """A table of columns with these names, without rows: numbers end beneath each other."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+def _empty(names: Sequence[str]) -> rich_table.Table:
+    """A table with columns of these names and no rows; numbers are flush right."""
+    table = rich_table.Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for name in names:
         justify: JustifyMethod = "left" if name in (_BAR, "now") else "right"
         table.add_column(Text(name), justify=justify, no_wrap=True, overflow="crop")
@@ -214,24 +215,24 @@ def _empty(names: Sequence[str]) -> Table:
 
 
 def _single(line: Text) -> Text:
-    """Cut where the terminal ends."""
+    """Cuts a line where the terminal ends."""
     line.no_wrap, line.overflow = True, "crop"
     return line
 
 
 @contextlib.contextmanager
 def full_screen(out: IO[str]) -> Iterator[Callable[[Picture, float], None]]:
-    """Takes a terminal's screen, and gives it back whatever ends or stops this process.
+    """Takes a terminal's screen, and restores it whatever ends or stops this process.
 
     Returns:
-        Shows a picture for so many seconds.
+        A function that shows a picture for a number of seconds.
     """
     console = Console(
         file=out,
-        force_terminal=True,  # whose kind TERM, COLORTERM and NO_COLOR say
+        force_terminal=True,  # its kind follows from TERM, COLORTERM and NO_COLOR
         force_jupyter=False,
         legacy_windows=False,
-        # What is shown is text of others, and no markup.
+        # Text of other processes must not be read as markup.
         markup=False,
         emoji=False,
         highlight=False,
@@ -243,7 +244,7 @@ def full_screen(out: IO[str]) -> Iterator[Callable[[Picture, float], None]]:
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    # An exception in the middle of rich's calls would leave the screen taken.
+    # Handlers only note a signal: an exception amid rich's calls would leave the screen taken.
     came: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -259,14 +260,14 @@ def full_screen(out: IO[str]) -> Iterator[Callable[[Picture, float], None]]:
             came.clear()
             live.stop()
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTSTP)  # here it stands until it is to go on
+            signal.raise_signal(signal.SIGTSTP)  # the process stops here until SIGCONT
             signal.signal(signal.SIGTSTP, note)
             live.start()
 
     def show(picture: Picture, seconds: float) -> None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            # The terminal's own, whatever LINES and COLUMNS were when it began.
+            # The terminal's own size: LINES and COLUMNS are those at the start.
             with contextlib.suppress(OSError, ValueError):
                 columns, rows = os.get_terminal_size(out.fileno())
                 console.size = columns or 80, rows or 24
@@ -276,7 +277,7 @@ def full_screen(out: IO[str]) -> Iterator[Callable[[Picture, float], None]]:
 
     ending = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP
     before = {number: signal.getsignal(number) for number in ending}
-    # Not where nohup says otherwise.
+    # Signals that are ignored stay so: nohup does that.
     taken = [number for number in ending if before[number] != signal.SIG_IGN]
     try:
         for number in taken:

@@ -1,8 +1,8 @@
-"""Envs under examination, in a worker: what they return, as digests, and what they do besides.
+"""Runs envs for the check command, in a worker: digests of their results, and their side effects.
 
-The check command runs a :class:`Probe` in each worker of an Exchange, in place of an env. It makes
-one env or several, resets and steps them when it is called, and returns a digest of each thing that
-they return, so that processes can be compared bit for bit without sending frames around.
+The check command runs a :class:`Probe` in each worker of an Exchange, in place of an env. When it
+is called it makes, resets and steps one env or several, and returns digests of their results, so
+that processes can be compared bit for bit without sending frames.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["PARTS", "Event", "Facts", "Probe", "Raised", "resident_bytes", "seed
 
 PARTS = ("observations", "rewards", "ends", "infos", "frames")
 
-# Digests of one reset or step, one for each of PARTS; None where there is nothing.
+# Digests of one reset or step, one for each of PARTS; None where there is no frame.
 Event = tuple[bytes | None, ...]
 
 _NUM_SEEDS = 2
@@ -45,7 +45,7 @@ _NEVER_RENDERED = (None, "human")
 
 
 def seed_of(env: int) -> int:
-    """The seed of an env: that of every other one is the same, so that two are enough alone."""
+    """The seed of an env; there are two, so that two envs alone are enough to compare with."""
     return _FIRST_SEED + env % _NUM_SEEDS
 
 
@@ -54,8 +54,8 @@ class Raised:
     """An exception of an env.
 
     Attributes:
-        env: Which env of the probe's, by its number.
-        moment: What it was to do.
+        env: The number of the env.
+        moment: The call that raised it, in words.
         text: The exception, and the line that raised it.
     """
 
@@ -66,28 +66,28 @@ class Raised:
 
 @dataclass
 class Facts:
-    """What a probe has noticed.
+    """Observations of a probe on its envs.
 
     Attributes:
-        spaces: What is wrong with spaces.
-        casts: Observations whose dtype is not the space's, but fits it.
-        needs_pickle: Which part of observations does not fit into shared memory; "" if all do.
-        infos: Keys of infos that cannot travel to another process, and why.
-        generators: Global random generators that resets and steps have used,
-        generators_built: and those that only making an env has used.
-        buffers: How an env has returned memory that it had returned before; "" if it has not.
-        shared_buffers: Whether an env has changed what another one of this process has returned.
-        threads: Names of Python's threads that envs have started,
-        native_threads: and how many others.
-        reset_us: Time of each reset,
-        step_us: of each step,
-        render_us: and of each frame.
+        spaces: Faults of spaces.
+        cast: An observation's dtype and its space's, if it has to be cast; "" if none has to.
+        needs_pickle: The part of observations that does not fit into shared memory; "" if all do.
+        infos: Keys of infos that cannot be sent to another process, and why.
+        generators: Global random generators that resets and steps have used.
+        generators_built: Global random generators that making an env has used.
+        buffers: How an env reuses memory that it has returned; "" if it does not.
+        shared_buffers: Whether an env has changed a result of another one of this process.
+        threads: Names of Python's threads that envs have started.
+        native_threads: Number of other threads that they have started.
+        reset_us: Time of each reset.
+        step_us: Time of each step.
+        render_us: Time of each frame.
         resident: Bytes of memory in use.
-        render_mode: The first env's.
+        render_mode: The render mode of the first env.
     """
 
     spaces: list[str] = field(default_factory=list)
-    casts: list[str] = field(default_factory=list)
+    cast: str = ""
     needs_pickle: str = ""
     infos: dict[str, str] = field(default_factory=dict)
     generators: list[str] = field(default_factory=list)
@@ -103,37 +103,37 @@ class Facts:
     render_mode: str | None = None
 
     def note_space(self, text: str) -> None:
-        """Adds what is wrong with a space, once."""
+        """Adds a fault of a space, once."""
         if text not in self.spaces and len(self.spaces) < 4:
             self.spaces.append(text)
 
 
 class _Subject:
-    """One env: its actions, and what it has returned last."""
+    """One env of the probe, with its actions and its last observation."""
 
     def __init__(self, number: int, env: Any) -> None:
         self.number = number
         self.env = env
         self.spaces = _kept((env.observation_space, env.action_space))
         self.actions = _actions(env.action_space, seed_of(number))
-        self.turn = 0
+        self.num_steps = 0
         self.over = False
         self.last: Any = None
         self.digest = b""
 
 
 class Probe(gym.Env[Any, Any]):
-    """Makes and steps envs when it is called; none of their exceptions leaves it."""
+    """An env that makes and steps other envs when it is called, and catches their exceptions."""
 
     observation_space = gym.spaces.Discrete(2)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, env_fn: Callable[[], Any], numbers: Sequence[int]) -> None:
-        """Makes no env yet.
+        """Prepares; no env is made yet.
 
         Args:
-            env_fn: Makes one.
-            numbers: A number for each env of this process, from which its seed follows.
+            env_fn: Makes one env.
+            numbers: A number for each env of this process; its seed follows from it.
         """
         self._env_fn = env_fn
         self._numbers = numbers
@@ -141,7 +141,7 @@ class Probe(gym.Env[Any, Any]):
         self._facts = Facts()
 
     def build(self) -> Raised | None:
-        """Makes the envs."""
+        """Makes the envs; returns the exception of the first one that fails."""
         self._threads = set(threading.enumerate())
         self._tasks = num_threads()
         before = _generators()
@@ -165,7 +165,7 @@ class Probe(gym.Env[Any, Any]):
         return None
 
     def advance(self, moment: str) -> list[Event] | Raised:
-        """Resets the envs ("reset"), or steps each once ("step"), and returns digests of it all.
+        """Resets the envs ("reset"), or steps each once ("step"); returns digests of the results.
 
         An env whose episode is over is reset in place of the step.
         """
@@ -203,10 +203,10 @@ class Probe(gym.Env[Any, Any]):
             self._facts.reset_us.append(1e6 * (time.perf_counter() - start))
             reward, terminated, truncated = 0.0, False, False
             if moment == "reset":
-                subject.turn = 0
+                subject.num_steps = 0
         else:
-            action = subject.actions[subject.turn % _NUM_ACTIONS]
-            subject.turn += 1
+            action = subject.actions[subject.num_steps % _NUM_ACTIONS]
+            subject.num_steps += 1
             observation, reward, terminated, truncated, info = env.step(action)
             self._facts.step_us.append(1e6 * (time.perf_counter() - start))
         ends = [bool(terminated), bool(truncated)]
@@ -220,7 +220,7 @@ class Probe(gym.Env[Any, Any]):
     def _look(
         self, subject: _Subject, observation: Any, info: Any, before: tuple[Any, bytes]
     ) -> None:
-        """Notes what is wrong with what an env has returned."""
+        """Notes faults of an observation and its info; ``before``: the last one and its digest."""
         facts, space = self._facts, subject.env.observation_space
         for name, kept in zip(("observation_space", "action_space"), subject.spaces, strict=True):
             if kept is not None and getattr(subject.env, name) != kept:
@@ -228,8 +228,7 @@ class Probe(gym.Env[Any, Any]):
         if not _contained(space, observation):
             cast = _cast(space, observation)
             if cast is not None and _contained(space, cast):
-                told = f"{np.asarray(observation).dtype} for {space.dtype}"
-                facts.casts = facts.casts or [told]
+                facts.cast = facts.cast or f"{np.asarray(observation).dtype} for {space.dtype}"
             else:
                 facts.note_space(f"an observation is not in its space: {_short(observation)}")
         if before[0] is not None and not facts.buffers:
@@ -241,7 +240,7 @@ class Probe(gym.Env[Any, Any]):
             facts.infos.setdefault(key, why)
 
     def facts(self) -> Facts:
-        """What was noticed until now."""
+        """All that was noticed until now."""
         facts = self._facts
         facts.generators = _changed(self._before)
         new = [thread for thread in threading.enumerate() if thread not in self._threads]
@@ -254,11 +253,11 @@ class Probe(gym.Env[Any, Any]):
         """Forks this process, as a program that has made an env may, and steps an env there.
 
         Returns:
-            What went wrong in the fork; "" if nothing did.
+            The failure in the fork; "" if there was none.
         """
         reader, writer = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of threads: that is the question here
+            warnings.simplefilter("ignore")  # of threads: whether they matter is tested here
             pid = os.fork()
         if pid == 0:
             try:
@@ -270,8 +269,8 @@ class Probe(gym.Env[Any, Any]):
         try:
             if not select.select([reader], [], [], seconds)[0]:
                 return f"hangs ({seconds:.0f} s)"
-            told = os.read(reader, 4096)
-            return told.decode().strip("\0") if told else "crashes"
+            failure = os.read(reader, 4096)
+            return failure.decode().strip("\0") if failure else "crashes"
         finally:
             os.close(reader)
             os.kill(pid, signal.SIGKILL)
@@ -287,7 +286,7 @@ class Probe(gym.Env[Any, Any]):
         return "" if failed is None else f"raises at {failed.moment}: {failed.text}"
 
     def finish(self) -> Raised | None:
-        """Closes the envs."""
+        """Closes the envs; returns the exception of the first one that fails."""
         for subject in self._subjects:
             try:
                 subject.env.close()
@@ -297,7 +296,7 @@ class Probe(gym.Env[Any, Any]):
 
 
 def _raised(env: int, moment: str, error: Exception) -> Raised:
-    """An exception of an env; where it was raised, as far as that is not here."""
+    """Describes an exception of an env, with the line that raised it unless that is here."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if frame.filename != __file__]
     where = f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
@@ -306,7 +305,7 @@ def _raised(env: int, moment: str, error: Exception) -> Raised:
 
 
 def _actions(space: gym.Space[Any], seed: int) -> list[Any]:
-    """Actions that depend on the seed alone; the env's own space is not drawn from."""
+    """Actions that depend on the seed alone; a copy of the space is sampled where possible."""
     space = _kept((space,))[0] or space
     space.seed(seed)
     return [space.sample() for _ in range(_NUM_ACTIONS)]
@@ -345,7 +344,7 @@ def _contained(space: gym.Space[Any], value: Any) -> bool:
 
 
 def _cast(space: gym.Space[Any], value: Any) -> Any:
-    """The value in the space's dtype, as a vector env casts it; None: it refuses to."""
+    """The value in the space's dtype, as a vector env casts it; None if it would refuse."""
     if not isinstance(space, gym.spaces.Box):
         return None
     try:
@@ -366,7 +365,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _overlap(one: Any, other: Any) -> bool:
-    """Whether arrays of both are in the same memory, and may be written."""
+    """Whether arrays of both, in the same place, share memory that may be written."""
     return any(
         isinstance(a, np.ndarray)
         and isinstance(b, np.ndarray)
@@ -403,7 +402,7 @@ def _contains_itself(value: Any, above: tuple[int, ...]) -> bool:
 
 
 def _digest(value: Any) -> bytes:
-    """A digest that two values have in common only if they are equal, in types and bits, too."""
+    """A digest; those of two values are equal if the values are, in types and bits, too."""
     known = blake2b(digest_size=8)
     with suppress(RecursionError):
         _feed(known.update, value, ())

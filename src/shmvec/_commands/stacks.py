@@ -1,8 +1,8 @@
-"""Prints the Python stacks of workers, most recent call first, as far as they are those of envs.
+"""Prints the Python stacks of workers, most recent call first, without shmvec's own frames.
 
-Workers are asked by a signal, and go on with what they do; neither they nor their program need to
-answer. It takes the same user, on the same machine (in the same container). PID may also be that of
-what has started the program: timeout, srun, a shell.
+A signal makes each worker write its stack, also where the worker or its program hangs; the worker
+goes on. It needs the same user, on the same machine (in the same container). PID may also be that
+of a process that has started the program: timeout, srun, a shell.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from contextlib import suppress
 from shmvec._cores import descendants
 from shmvec._processes.stacks import Offer, offer_of, offers_of, stack_of
 
-__all__ = ["told"]
+__all__ = ["stacks_of"]
 
 
-def told(pid: int) -> Iterator[str]:
+def stacks_of(pid: int) -> Iterator[str]:
     """The stack of each worker, with a heading.
 
     Args:
-        pid: Process id of the program whose vector envs' workers they are, or of one worker, or of
-            a process that has started such programs.
+        pid: Process id of a program that steps vector envs, of a worker, or of a process that has
+            started such programs.
 
     Raises:
         LookupError: There is no such process, it is another user's, or it has no workers.
@@ -47,9 +47,9 @@ def told(pid: int) -> Iterator[str]:
 
 
 def _below(pid: int) -> Iterator[Offer]:
-    """What the workers offer that were started below a process, such as ``timeout`` or a shell."""
+    """The offers of all workers below a process, such as ``timeout`` or a shell."""
     for each in descendants(pid):
-        with suppress(OSError):  # another user's, or it has gone
+        with suppress(OSError):  # another user's, or it is gone
             offer = offer_of(each)
             if offer is not None:
                 yield offer

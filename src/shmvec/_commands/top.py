@@ -1,11 +1,10 @@
 """Shows what running vector envs do: their speed, what each worker is in, and what limits them.
 
-It looks at their shared memory, read-only: nothing is stopped, asked or changed there. PID is the
-process that steps a vector env, a worker of it, or what has started that process (timeout, srun, a
-shell); without one, all that are yours are shown. On a
-terminal it is drawn (by rich: pip install 'shmvec[top]') anew until Ctrl-C, with what has happened
-since the last picture; elsewhere it is printed once, with all that has happened since the vector
-env was made, or within --interval.
+It reads their shared memory, and stops, asks or changes nothing. PID is the process that steps a
+vector env, a worker of it, or what has started that process (timeout, srun, a shell); without it,
+all vector envs of yours are shown. On a terminal the picture is redrawn until Ctrl-C (by rich: pip
+install 'shmvec[top]'), each time with what has happened since the last one. Elsewhere it is printed
+once, with what has happened since the vector env was made, or within --interval.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ def run(
 
     Args:
         pid: Show those of this process; None: all.
-        as_json: As JSON, once.
-        prometheus: As Prometheus' text, once.
+        as_json: Whether to print JSON, once.
+        prometheus: Whether to print Prometheus' text, once.
         interval: Seconds between two looks.
-        out: Where to; standard output.
+        out: Where to write; None: standard output.
 
     Returns:
-        An exit status: 1 if there is no vector env, but 0 as Prometheus' text: it says so, too.
+        An exit status: 1 if there is no vector env, but 0 for Prometheus, whose text shows that.
     """
-    out = out or sys.stdout or io.StringIO()  # it may have been closed
+    out = out or sys.stdout or io.StringIO()  # standard output may have been closed
     watch = Watch(pid)
     try:
         if _is_screen(out) and not as_json and not prometheus:
@@ -61,7 +60,7 @@ def run(
     except KeyboardInterrupt:
         return 1
     except OSError as error:
-        _complain(_told(pid, error))
+        _complain(_reason(pid, error))
         return 1
     if as_json:
         shown = {"vector_envs": list(map(_as_dict, looks)), "problems": watch.problems}
@@ -79,14 +78,14 @@ def run(
 
 
 def _complain(message: str) -> None:
-    """Says on stderr what is wrong, if there is one: print would take stdout instead."""
-    if sys.stderr is not None:
+    """Prints what is wrong on stderr."""
+    if sys.stderr is not None:  # else print would take stdout
         print(f"shmvec top: {message}", file=sys.stderr)
 
 
 def _is_screen(out: IO[str]) -> bool:
-    """Whether what was written can be written over."""
-    # A command of a notebook's cell has a terminal of which all that was ever written is shown.
+    """Whether the output is a terminal on which text can be overwritten."""
+    # A command of a notebook's cell has a terminal that shows all that was ever written.
     in_notebook = "JPY_PARENT_PID" in os.environ
     return out.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not in_notebook
 
@@ -102,19 +101,19 @@ def _redrawn(watch: Watch, pid: int | None, interval: float, out: IO[str]) -> in
     if not looks:
         _complain(_none(pid, watch))
         return 1
-    said = ""
+    last = ""
     with full_screen(out) as show:
         try:
             while looks:
-                said = _as_text(looks, watch.problems)
+                last = _as_text(looks, watch.problems)
                 show(Picture(looks, watch.problems), interval)
                 looks = watch.look()
-            said += "\n\nIt has ended, or was closed."
+            last += "\n\nIt has ended, or was closed."
         except KeyboardInterrupt:
             pass
         except (FileNotFoundError, ProcessLookupError):
-            said += "\n\nIt has ended."
-    print(said, file=out, flush=True)
+            last += "\n\nIt has ended."
+    print(last, file=out, flush=True)
     return 0
 
 
@@ -124,11 +123,12 @@ def _as_text(looks: Sequence[Look], problems: Sequence[str]) -> str:
     return "\n\n".join([*parts, *map(printable, problems)])
 
 
-def _told(pid: int | None, error: OSError) -> str:
+def _reason(pid: int | None, error: OSError) -> str:
+    """The message that a process could not be read."""
     if isinstance(error, (FileNotFoundError, ProcessLookupError)):
         return f"there is no process {pid}"
     if isinstance(error, PermissionError):
-        return f"process {pid} may not be looked at: it is another user's, or forbids it"
+        return f"process {pid} may not be read: it is another user's, or forbids it"
     return str(error)
 
 
@@ -159,67 +159,68 @@ def _summary(stats: Stats) -> dict[str, Any]:
 
 
 def exposition(named: Sequence[tuple[tuple[int, int], Stats]]) -> str:
-    """Prometheus' text for vector envs, each named by its process and which of that one's it is."""
+    """Prometheus' text for vector envs, each named by its process and its number there."""
     lines = []
     of_each = [_metrics(stats) for _, stats in named]
     for (name, kind, text, _), *found in zip(_metrics(_NOTHING), *of_each, strict=True):
         lines += [f"# HELP shmvec_{name} {text}", f"# TYPE shmvec_{name} {kind}"]
         for ((pid, number), _), (*_, samples) in zip(named, found, strict=True):
             for suffix, labels, value in samples:
-                if value is not None:  # it is known
+                if value is not None:
                     all_labels = {"pid": pid, "vector_env": number, **labels}
                     shown = ",".join(f'{key}="{word}"' for key, word in all_labels.items())
                     lines.append(f"shmvec_{name}{suffix}{{{shown}}} {value}")
     return "\n".join(lines) + "\n"
 
 
-# What is added to the metric's name, labels, and the value; None: it is not known.
+# Suffix of the metric's name, labels, and value; None: it is not known.
 _Samples = Iterable[tuple[str, dict[str, Any], Any]]
 
+# Of no vector env: for the names, types and helps of all metrics.
 _NOTHING = Stats(Waits(*[0] * len(fields(Waits))), (), FaultCounts(*[0] * len(fields(FaultCounts))))
 
 
 def _metrics(stats: Stats) -> Iterator[tuple[str, str, str, _Samples]]:
     """Name, type, help and samples of each metric."""
-    yield "elapsed_seconds", "gauge", "Since the vector env was made.", _one(stats.elapsed_s)
+    yield "elapsed_seconds", "gauge", "Time since the vector env was made.", _one(stats.elapsed_s)
     yield "envs", "gauge", "Number of envs.", _one(len(stats.envs))
     yield "workers", "gauge", "Number of worker processes.", _one(stats.num_workers)
-    yield "cores", "gauge", "Cores that they may use.", _one(stats.cores)
+    yield "cores", "gauge", "Cores that the program may use.", _one(stats.cores)
     text = "Shared memory for requests, results and counters."
     yield "shared_bytes", "gauge", text, _one(stats.shared)
-    text = "Steps, of those that envs that never wait would make."
+    text = "Share of the steps that free-running loops of the envs would make."
     yield "share_of_limit", "gauge", text, _one(stats.share_of_limit)
-    text = "What limits the speed, since it was made."
+    text = "What has limited the speed since the vector env was made."
     yield "verdict", "gauge", text, [("", {"kind": stats.verdict.kind}, 1)]
-    text = "What went wrong and was dealt with, by kind."
+    text = "Faults that were handled, by kind."
     faults = asdict(stats.faults)
     yield "faults_total", "counter", text, [("", {"kind": kind}, faults[kind]) for kind in faults]
     for counter in fields(Waits):
         text, value = counter.metadata["help"], getattr(stats.parent, counter.name)
         yield f"caller_{_total(counter)}", "counter", text, _one(value)
-    text = "Time that it has waited."
+    text = "Time that the caller has waited."
     yield "caller_waited_seconds_total", "counter", text, _one(stats.parent.waited_s)
     for counter in fields(WorkerStats):
         if text := counter.metadata.get("help", ""):
             values = [getattr(worker, counter.name) for worker in stats.workers]
             yield f"worker_{_total(counter)}", "counter", text, _of_workers(values)
-    text = "Time that it has waited."
+    text = "Time that the worker has waited."
     waited = [worker.waited_s for worker in stats.workers]
     yield "worker_waited_seconds_total", "counter", text, _of_workers(waited)
-    text = "How many envs it has; which, by their first and last."
+    text = "Number of the worker's envs; the first and last are labels."
     yield "worker_envs", "gauge", text, _envs_of_workers(stats)
-    text = "How long it has been in its step, reset or call."
+    text = "Time since the worker began its step, reset or call; 0 outside."
     inside = [now.for_s if now else 0.0 for now in stats.doing]
     yield "worker_in_env_seconds", "gauge", text, _of_workers(inside)
     for name, kind, text in (
-        ("resident_bytes", "rss", "Memory."),
-        ("proportional_bytes", "pss", "Memory; its part only of what is shared."),
+        ("resident_bytes", "rss", "Resident memory."),
+        ("proportional_bytes", "pss", "Resident memory; shared pages count in part."),
     ):
         yield f"caller_{name}", "gauge", text, _one(getattr(stats.caller, kind, None))
         memory = [getattr(process, kind, None) for process in stats.processes]
         yield f"worker_{name}", "gauge", text, _of_workers(memory)
-    yield "step_seconds", "histogram", "How long single steps take.", _histogram(stats.step)
-    yield "reset_seconds", "histogram", "How long single resets take.", _histogram(stats.reset)
+    yield "step_seconds", "histogram", "Duration of single steps.", _histogram(stats.step)
+    yield "reset_seconds", "histogram", "Duration of single resets.", _histogram(stats.reset)
 
 
 def _total(counter: Field[Any]) -> str:
@@ -237,8 +238,8 @@ def _of_workers(values: Sequence[float | None]) -> _Samples:
 def _envs_of_workers(stats: Stats) -> _Samples:
     for index, worker in enumerate(stats.workers):
         if worker.envs:
-            its = {"worker": index, "first": worker.envs[0], "last": worker.envs[-1]}
-            yield "", its, worker.num_envs
+            labels = {"worker": index, "first": worker.envs[0], "last": worker.envs[-1]}
+            yield "", labels, worker.num_envs
 
 
 def _histogram(timing: Timing) -> _Samples:

@@ -1,11 +1,11 @@
-"""Finds the best setting for an env: measures it, tries settings side by side, and says which won.
+"""Finds the best setting for an env: measures the env, and settings of ShmVectorEnv side by side.
 
 The candidates take turns, in slices, in one run: numbers of envs (which are the batch sizes), for
 each the numbers of workers, and for the best of these the wait policies and copy=False. The limit
-beside them is what free-running loops reach, one a core. A candidate must be more than 3 % faster
-than a simpler one to be preferred to it, and more envs than fewer by more than 5 %. copy=False is
-measured but never advised: only you know whether your code keeps observations. What is wrong with
-two envs in one process is said first, where that is seen within two seconds.
+beside them is what free-running loops reach, one a core. A candidate is preferred to a simpler one
+if it is more than 3 % faster, and more envs to fewer if they are more than 5 % faster. copy=False
+is measured but never advised: only you know whether your code keeps observations. A short check
+comes first: whether two envs in one process disturb each other.
 """
 
 from __future__ import annotations
@@ -42,19 +42,12 @@ from shmvec.vector_env import ShmVectorEnv
 __all__ = ["Setting", "plot", "report", "tune"]
 
 _ROUNDS = 5
-_FEWER = 1.05  # and than the best with fewer envs
+_FEWER = 1.05  # more envs must be this much faster than fewer
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Arguments of ShmVectorEnv to try; the defaults are the simplest.
-
-    Attributes:
-        num_envs: Number of envs.
-        num_workers: Number of workers; None: the default.
-        wait_policy: How to wait.
-        copy: Whether observations are copied.
-    """
+    """Arguments of ShmVectorEnv to try; those that are not given are its defaults."""
 
     num_envs: int
     num_workers: int | None = None
@@ -68,15 +61,15 @@ class Setting:
         return {name: value for name, value in options.items() if value != defaults[name]}
 
     def __str__(self) -> str:
-        """What is not the default."""
+        """The arguments that are not the defaults."""
         return str(self.options() or "the defaults")
 
 
 def _measure_env(make: EnvFn, seconds: float) -> dict[str, Any]:
-    """What one env costs, in this process: times in µs, sizes in bytes."""
+    """Costs of one env, measured in this process: times in µs, sizes in bytes."""
     env = make()
     resident = resident_bytes()
-    others = [make() for _ in range(2)]  # the first one has loaded the libraries
+    others = [make() for _ in range(2)]  # their memory is measured: the first loads libraries
     for other in others:
         other.reset(seed=0)
     memory = (resident_bytes() - resident) // len(others)
@@ -123,9 +116,9 @@ def _nbytes(value: Any) -> int:
 
 
 def _counts_of_workers(num_envs: int, cores: int) -> list[int | None]:
-    """Numbers of workers worth a try; None is the default, one a core."""
+    """Numbers of workers to try; None is the default, one a core."""
     counts = {0, 1, 2, cores // 2, cores - 1, 2 * cores}
-    tried = {count for count in counts if 0 <= count <= num_envs} - {min(cores, num_envs)}
+    tried = {count for count in counts if count <= num_envs} - {min(cores, num_envs)}
     return [None, *sorted(tried)]
 
 
@@ -143,12 +136,12 @@ def tune(
         make: Makes one env.
         nums_envs: Numbers of envs to try.
         seconds: How long each setting is measured.
-        compute_us: What the parent computes between steps.
-        progress: Where to say what is being done.
+        compute_us: Microseconds that the parent computes between steps.
+        progress: Where progress is written.
 
     Returns:
-        A dict that can be written as JSON: "machine", "check" (what is wrong with the env beside
-        others, seen at a glance), "env", "limit" (steps/s), "rows", one a setting, and "best", the
+        A dict that can be written as JSON: "machine", "check" (what is wrong with two envs in one
+        process, or None), "env", "limit" (steps/s), "rows", one a setting, and "best", the
         arguments to use.
     """
     cores = usable_cores()
@@ -169,11 +162,11 @@ def tune(
         count = _best(first).num_workers
         rest = [Setting(num_envs, count, policy) for policy in WAIT_POLICIES[1:] if count != 0]
         rest += [Setting(num_envs, count, copy=False)]
-        # The winner runs again beside them: what is compared was measured at the same time.
-        again = _measure(make, [Setting(num_envs, count), *rest], seconds, compute, limits, say)
-        best = _best([row for row in again if row["copy"]])
-        rows += [row for row in first if row["num_workers"] != count] + again
-        winners.append(next(row for row in again if _setting(row) == asdict(best)))
+        # The winner is measured once more beside them: only figures of one race are compared.
+        second = _measure(make, [Setting(num_envs, count), *rest], seconds, compute, limits, say)
+        best = _best([row for row in second if row["copy"]])
+        rows += [row for row in first if row["num_workers"] != count] + second
+        winners.append(next(row for row in second if _setting(row) == asdict(best)))
         say.done()
     for row in rows:
         row["best"] = any(row is winner for winner in winners)
@@ -200,7 +193,7 @@ def _measure(
     limits: list[float],
     say: Progress,
 ) -> list[dict[str, Any]]:
-    """Measures settings by turns, and adds to what the limit was."""
+    """Measures settings in one race; adds the limit of each round to ``limits``."""
     starts = {}
     for setting in settings:
         envs = partial(ShmVectorEnv, [make] * setting.num_envs, **setting.options())
@@ -212,12 +205,12 @@ def _measure(
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> Setting:
-    """The first, and so the simplest, that no other beats by more than 3 %."""
+    """The simplest setting that no other beats by more than 3 %."""
     return Setting(**_setting(simplest(rows, SIMPLER)))
 
 
 def report(results: dict[str, Any], code: str) -> str:
-    """The results of :func:`tune`: what was measured, the table, and code to paste."""
+    """The results of :func:`tune` as text: the env's costs, the table, and code to paste."""
     return "\n".join(_lines(results, code))
 
 
