@@ -1,4 +1,4 @@
-"""Planning from states: step many (state, action) pairs in parallel, wherever they lead."""
+"""Planning from states: steps many (state, action) pairs in parallel, from any states."""
 
 from shmvec.planning.vector_env import PlanningVectorEnv
 from shmvec.planning.workers import Promise

@@ -1,6 +1,6 @@
-"""Batches of actions and states: checked, taken apart for the rows, and put together again.
+"""Batches of actions and states: checked, split among the rows, and joined from their answers.
 
-Parts are taken and joined as their space says: a tuple may be parts, or values.
+Values are split and joined by their space, since a tuple may hold parts of one value, or values.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ class Batches:
     """Makes batches for the rows of one kind of env.
 
     Attributes:
-        seen_space: Space of a row's observations, see rows.py.
-        asked_space: Space of a row's actions.
+        row_observation_space: Space of a row's observations, see rows.py.
+        row_action_space: Space of a row's actions.
         observation_space: Observation space of one env.
         action_space: Action space of one env.
         state_space: State space of one env.
         list_infos: Whether infos are a list of dicts.
     """
 
-    def __init__(self, seen_space: Any, asked_space: Any, list_infos: bool) -> None:
-        """Takes the spaces of a row, and how infos come."""
-        self.seen_space = seen_space
-        self.asked_space = asked_space
+    def __init__(self, row_observation_space: Any, row_action_space: Any, list_infos: bool) -> None:
+        """Makes batches for rows with these spaces."""
+        self.row_observation_space = row_observation_space
+        self.row_action_space = row_action_space
         self.list_infos = list_infos
-        self.observation_space: gym.Space[Any] = seen_space["observation"]
-        self.action_space: gym.Space[Any] = asked_space["action"]
-        self.state_space: gym.Space[Any] = asked_space["state"]
+        self.observation_space: gym.Space[Any] = row_observation_space["observation"]
+        self.action_space: gym.Space[Any] = row_action_space["action"]
+        self.state_space: gym.Space[Any] = row_action_space["state"]
         self._states_differ = isinstance(self.state_space, Anything)  # in size
 
     def to_step(self, actions: Any, states: Any, dt: Any, with_states: bool, kept: bool) -> Batch:
-        """A batch of what ``step_batch`` was given; copied if it is to be ``kept``.
+        """A batch of the arguments of ``step_batch``; copied if it is to be ``kept``.
 
         Raises:
             ValueError: Numbers or shapes do not fit.
@@ -72,12 +72,12 @@ class Batches:
         return Batch(self, actions, states, times, given, with_states)
 
     def to_set(self, state: Any, count: int) -> Batch:
-        """A batch that sets a state, which was checked, ``count`` times."""
+        """A batch that sets a checked state in ``count`` rows."""
         actions = _nothing(self.action_space, count)
         return Batch(self, actions, self._states([state] * count, count), 0, True, False)
 
     def checked_state(self, state: Any) -> Any:
-        """A state, as one of a batch."""
+        """A state, checked and converted as those of a batch are."""
         return self._states([state], 1)[0]
 
     def _actions(self, actions: Any) -> tuple[Any, int]:
@@ -121,7 +121,7 @@ class Batches:
             states = list(states) if self._states_differ else np.asarray(states)
             found = (len(states),) if self._states_differ else states.shape
             expected = (count, *(space.shape or ()))
-            if found[:1] == expected[:1] == (0,):  # an empty list shows no more
+            if found[:1] == expected[:1] == (0,):  # an empty list has no further shape
                 return states
             if not self._states_differ and states.dtype != space.dtype:
                 raise TypeError(f"they are {states.dtype}, not {space.dtype}")
@@ -136,17 +136,26 @@ class Batches:
 
 
 class Batch:
-    """What rows are asked, and what they have answered.
+    """The requests of one batch, and its results as they come.
 
     Attributes:
-        count: How many actions and states it has.
+        count: The number of actions and states.
         sets_states: Whether its rows begin with its states.
     """
 
     def __init__(
         self, kind: Batches, actions: Any, states: Any, dt: Any, given: bool, with_states: bool
     ) -> None:
-        """Takes what was checked, whether states are given, and whether others are returned."""
+        """Makes a batch of checked values.
+
+        Args:
+            kind: The spaces.
+            actions: The actions.
+            states: The states, or placeholders.
+            dt: How often each action is repeated.
+            given: Whether states are given.
+            with_states: Whether new states are returned.
+        """
         self.count = len(states)
         self.sets_states = given
         self._with_states = with_states
@@ -154,27 +163,27 @@ class Batch:
         orders = np.zeros((self.count, NUM_ORDERS), np.int64)
         orders[:, DT], orders[:, SET], orders[:, WANTED] = dt, given, with_states
         orders[:, INDEX] = np.arange(self.count)
-        self._asked = {"action": actions, "state": states, "orders": orders}
-        self._seen: Any = None  # made when the first part comes, if that is not all
+        self._row_actions = {"action": actions, "state": states, "orders": orders}
+        self._observed: Any = None  # made when the first part comes, if that is not all
         self._rewards = np.zeros(self.count)
         self._infos: list[tuple[Any, Where]] = []
 
     def part(self, where: Where) -> Any:
-        """What some rows are asked; indices grow."""
+        """The actions of some rows; the indices must be in ascending order."""
         first, end = where[0], where[-1] + 1
 
-        def of_part(values: Any) -> Any:
-            if isinstance(values, np.ndarray):  # a view will often do
+        def chosen(values: Any) -> Any:
+            if isinstance(values, np.ndarray):  # neighbours need no copy
                 return values[first:end] if len(where) == end - first else values[where]
             return tuple(values[index] for index in where.tolist())
 
-        return mapped(self._kind.asked_space, of_part, self._asked)
+        return mapped(self._kind.row_action_space, chosen, self._row_actions)
 
     def put(self, where: Where, answers: Answers) -> None:
-        """Puts answers into their places, over what was there; infos are joined."""
+        """Puts answers into their places, where later ones replace earlier; infos are joined."""
         self._infos.append((answers.infos, where))
-        if self._seen is None and len(where) == self.count and not answers.reports:  # as they are
-            self._seen, self._rewards = answers.observations, answers.rewards
+        if self._observed is None and len(where) == self.count and not answers.reports:
+            self._observed, self._rewards = answers.observations, answers.rewards  # not copied
             return
 
         def place(room: Any, values: Any) -> None:
@@ -184,45 +193,45 @@ class Batch:
                 for index, value in zip(where.tolist(), values, strict=True):
                     room[index] = value
 
-        self._seen = self._room() if self._seen is None else self._seen
-        mapped(self._kind.seen_space, place, self._seen, answers.observations)
+        self._observed = self._room() if self._observed is None else self._observed
+        mapped(self._kind.row_observation_space, place, self._observed, answers.observations)
         self._rewards[where] = answers.rewards
 
     def give_up(self, where: Where) -> None:
-        """Marks some rows, which were put, as truncated."""
-        self._seen["ends"][where] = (0, 1)
+        """Marks rows whose answers were put as truncated."""
+        self._observed["ends"][where] = (0, 1)
 
     def results(self) -> tuple[Any, ...]:
-        """What ``step_batch`` returns."""
+        """The results of ``step_batch``."""
 
         def batched(values: Any) -> Any:
             return tuple(values) if isinstance(values, list) else values
 
-        seen = self._room() if self._seen is None else self._seen
-        ends = seen["ends"].astype(bool)
+        observed = self._room() if self._observed is None else self._observed
+        ends = observed["ends"].astype(bool)
         results = (
-            mapped(self._kind.observation_space, batched, seen["observation"]),
+            mapped(self._kind.observation_space, batched, observed["observation"]),
             self._rewards,
             ends[:, 0].copy(),
             ends[:, 1].copy(),
             (_listed_infos if self._kind.list_infos else _joined_infos)(self._infos, self.count),
         )
-        states = seen["state"]
+        states = observed["state"]
         states = states if isinstance(states, np.ndarray) else list(states)
         return (states, *results) if self._with_states else results
 
     def _room(self) -> Any:
-        """Room for all that may be seen: arrays, or lists, nested."""
+        """Empty arrays or lists for the observations of all rows, nested as their space."""
 
         def room(values: Any) -> Any:
             return values if isinstance(values, np.ndarray) else [None] * self.count
 
-        space = self._kind.seen_space
+        space = self._kind.row_observation_space
         return mapped(space, room, create_empty_array(space, self.count))
 
 
 def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
-    """How often each action is repeated."""
+    """How often each action is repeated, checked, as an array."""
     times = np.asarray(dt)
     if times.size == 0:  # an empty list, too
         times = times.astype(np.int64)
@@ -236,7 +245,7 @@ def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
 
 
 def _nothing(space: gym.Space[Any], count: int) -> Any:
-    """Placeholders for values that are not read; None where a space is the user's own."""
+    """Placeholders for values that are not read; None where Gymnasium does not know the space."""
 
     def values(part: Any) -> Any:
         return (None,) * count if part is None else part
@@ -245,7 +254,7 @@ def _nothing(space: gym.Space[Any], count: int) -> Any:
 
 
 def _listed_infos(pieces: Sequence[tuple[list[dict[str, Any]], Where]], count: int) -> Any:
-    """Infos of a batch, one dict for each row; later values go over earlier."""
+    """Infos of a batch, one dict for each row; later values replace earlier ones."""
     if len(pieces) == 1 and len(pieces[0][1]) == count:
         return pieces[0][0]
     joined: list[dict[str, Any]] = [{}] * count
@@ -256,16 +265,16 @@ def _listed_infos(pieces: Sequence[tuple[list[dict[str, Any]], Where]], count: i
 
 
 def _joined_infos(pieces: Sequence[tuple[dict[str, Any], Where]], count: int) -> dict[str, Any]:
-    """Infos of a batch, from those of its pieces and their places; later ones go over earlier."""
+    """Gathered infos of a batch, joined from its pieces; later values replace earlier ones."""
     if len(pieces) == 1 and len(pieces[0][1]) == count:
         return pieces[0][0]
     joined: dict[str, Any] = {}
     for key in dict.fromkeys(key for infos, _ in pieces for key in infos):
-        having = [(infos[key], where) for infos, where in pieces if key in infos]
-        if all(isinstance(value, dict) for value, _ in having):
-            joined[key] = _joined_infos(having, count)
+        found = [(infos[key], where) for infos, where in pieces if key in infos]
+        if all(isinstance(value, dict) for value, _ in found):
+            joined[key] = _joined_infos(found, count)
             continue
-        arrays = [(np.asarray(value), where) for value, where in having]
+        arrays = [(np.asarray(value), where) for value, where in found]
         joined[key] = room = _empty([array for array, _ in arrays], count)
         for array, where in arrays:
             room[where] = array
@@ -273,7 +282,7 @@ def _joined_infos(pieces: Sequence[tuple[dict[str, Any], Where]], count: int) ->
 
 
 def _empty(arrays: Sequence[Any], count: int) -> Any:
-    """Zeros, or Nones, as Gymnasium has them for envs that say nothing."""
+    """Zeros, or Nones, as Gymnasium's infos have for envs without a value."""
     shapes = {array.shape[1:] for array in arrays}
     dtypes = {array.dtype for array in arrays}
     dtype: Any = dtypes.pop()

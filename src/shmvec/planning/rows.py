@@ -1,8 +1,9 @@
-"""The rows of a batch, in a worker: each stands for an env, and all of a worker share one env.
+"""The rows of a batch, in a worker: to the core each is an env, and all step the worker's one env.
 
-A row's action says what to do: set a state or not, step so many times, return the state that came
-of it or not. Its observation holds the observation, the state, and how the step ended: the
-core sees rows whose episodes never end, so it never resets one by itself.
+A row's action has the env's action, a state, and orders: whether to set the state first, how many
+steps to make, and whether to return the new state. Its observation has the env's observation, the
+new state, and whether the env's episode has ended. The row's own episode never ends, so the core
+does not reset it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shmvec.states import StateAccess
 __all__ = ["DT", "INDEX", "NUM_ORDERS", "SET", "WANTED", "Row", "SharedEnv", "copied"]
 
 # Columns of a row's orders: steps to make (0: none), whether to set the state first, whether to
-# return the one after it, and the row's index in the user's batch, for messages.
+# return the new one, and the row's index in the user's batch, for messages.
 DT, SET, WANTED, INDEX, NUM_ORDERS = range(5)
 
 
@@ -28,9 +29,9 @@ class SharedEnv:
     """An env that continues from any state: one a worker, which all the worker's rows step.
 
     Attributes:
-        observation: The env's last.
+        observation: The env's last observation.
         over: Whether the env's episode has ended.
-        num_steps: Number of env steps that the last step has made.
+        num_steps: Number of env steps made by the last ``step``.
     """
 
     observation: Any = None
@@ -46,7 +47,7 @@ class SharedEnv:
         autoreset: bool = False,
         include_rng: bool = True,
     ) -> None:
-        """Takes the env's function, which is called when the env is first needed."""
+        """Prepares; ``env_fn`` is called when the env is first needed."""
         self._env_fn = env_fn
         self._frameskip = frameskip
         self._autoreset = autoreset
@@ -54,11 +55,11 @@ class SharedEnv:
 
     @property
     def env(self) -> Any:
-        """The env, built now if it was not."""
+        """The env, built and reset at the first use."""
         if self._env is None:
             env = self._env_fn()
             try:
-                self.observation = env.reset()[0]  # some have no state before
+                self.observation = env.reset()[0]  # before it some envs have no state
             except BaseException:
                 env.close()
                 raise
@@ -67,7 +68,7 @@ class SharedEnv:
 
     @env.setter
     def env(self, env: Any) -> None:
-        """Takes the env's place, wrapped for example."""
+        """Replaces the env, by a wrapped one for example."""
         self._env, self._state = env, None
 
     @property
@@ -77,7 +78,7 @@ class SharedEnv:
 
     @property
     def state(self) -> StateAccess:
-        """Takes and sets the env's state."""
+        """Access to the env's state."""
         if self._state is None:
             self._state = StateAccess(self.env, self._include_rng)
         return self._state
@@ -98,7 +99,7 @@ class SharedEnv:
         return info  # type: ignore[no-any-return]
 
     def step(self, action: Any, dt: int) -> tuple[float, bool, bool, dict[str, Any]]:
-        """Repeats an action ``dt`` times: the sum of rewards, how it ended, and the last info."""
+        """Repeats an action ``dt`` times; returns summed rewards, ends and last info."""
         env = self.env
         was_reset = self.over and self._autoreset
         if was_reset:
@@ -116,26 +117,26 @@ class SharedEnv:
         return reward, bool(terminated), bool(truncated), info
 
     def render(self) -> Any:
-        """What the env renders, in the state it is in."""
+        """The env's ``render()``, in its present state."""
         return self.state.rendered(self.env.render)
 
     def close(self) -> None:
-        """Closes the env, once; it is built anew if it is used again."""
+        """Closes the env, if it is open; the next use builds another one."""
         env, self.env = self._env, None
         if env is not None:
             env.close()
 
 
 def copied(state: Any) -> Any:
-    """A state that nothing else will change."""
+    """A copy of a state."""
     return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
 
 
 class Row(HostedEnv):
-    """A place in the batch: an env to the core, which steps the worker's shared env."""
+    """A row of the batch: to the core an env; its steps are those of the worker's shared env."""
 
     def __init__(self, shared: SharedEnv) -> None:
-        """Takes the env it shares."""
+        """Makes a row that steps ``shared``."""
         super().__init__(shared.env)
         self._shared = shared
         try:
@@ -167,26 +168,26 @@ class Row(HostedEnv):
     def reset(self, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Resets the env."""
         info = self._shared.reset(**arguments)
-        return self._seen(False, False, True), info
+        return self._observed(False, False, True), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Sets, steps and returns what the action's orders say."""
+        """Sets a state, steps and returns the new state, as the orders say."""
         shared = self._shared
         dt, given, wanted, index = action["orders"].tolist()
         try:
             if given:
-                self._state.put(action["state"])  # it was checked as one of a batch
+                self._state.put(action["state"])  # checked by the parent, with its batch
                 shared.over = False
             if not dt:
-                return self._seen(False, False, wanted), 0.0, False, False, {}
+                return self._observed(False, False, wanted), 0.0, False, False, {}
             reward, terminated, truncated, info = shared.step(action["action"], dt)
-            return self._seen(terminated, truncated, wanted), reward, False, False, info
+            return self._observed(terminated, truncated, wanted), reward, False, False, info
         except BaseException as error:
-            note = f"In row {index} of the batch, by an env of PlanningVectorEnv."
-            add_note(error, note)
+            add_note(error, f"In row {index} of the batch, by an env of PlanningVectorEnv.")
             raise
 
-    def _seen(self, terminated: bool, truncated: bool, wanted: bool) -> dict[str, Any]:
+    def _observed(self, terminated: bool, truncated: bool, wanted: bool) -> dict[str, Any]:
+        """The row's observation; the state in it is a placeholder unless it is ``wanted``."""
         ends, state = self._ends, self._state
         ends[0] = terminated
         ends[1] = truncated

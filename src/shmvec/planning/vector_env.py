@@ -1,4 +1,4 @@
-"""``PlanningVectorEnv``: plangym's interface, over the workers and an env in this process."""
+"""``PlanningVectorEnv`` steps batches of (state, action) pairs; its interface is plangym's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shmvec._options import takes_options
 from shmvec.exchange import EnvFn, Guard, OwnsProcesses, exclusive
 from shmvec.planning.batches import checked_dt
 from shmvec.planning.rows import SharedEnv, copied
-from shmvec.planning.workers import Work, Workers
+from shmvec.planning.workers import Task, Workers
 from shmvec.spaces import one_of
 
 __all__ = ["PlanningVectorEnv"]
@@ -27,21 +27,21 @@ _ROWS = 512
 
 
 class PlanningVectorEnv(OwnsProcesses):
-    """Steps batches of states and actions in parallel: the tree search's and shooter's env.
+    """Steps batches of states and actions in parallel, for tree search and random shooting.
 
-    Every worker process holds one env. A batch may have any size: it is split evenly over the
-    workers, which set row ``i``'s state, step its action and say the state that came of it.
+    Every worker process has one env. A batch may have any size: it is split evenly over the
+    workers, which for each row set its state, step its action and return the new state.
 
-    Without states, each worker's env goes on from where it stands, row by row of its part of the
-    batch: use as many rows as workers, or ``sync_states`` first.
+    Without states, each worker's env continues from its present state, row by row of its part of
+    the batch: use as many rows as workers, or ``sync_states`` first.
 
     What is not about batches (``step``, ``get_state``, ``render``, attributes of the env) is done
-    by one more env in this process, which is built when it is first asked for.
+    by one more env in this process, which is built at its first use.
 
     The interface is that of plangym's ``ParallelEnv``, for plain Gymnasium envs. States of MuJoCo,
     Atari, classic control and toy text envs under Gymnasium's usual wrappers are arrays of fixed
-    size; envs with ``get_state()`` and ``set_state(state)`` say themselves what theirs are; of any
-    other env everything it holds is pickled.
+    size; an env with ``get_state()`` and ``set_state(state)`` defines its own states; of any other
+    env all attributes are pickled.
 
     Attributes:
         n_workers: Number of worker processes; 0: the envs live in this process.
@@ -51,7 +51,7 @@ class PlanningVectorEnv(OwnsProcesses):
         observation_space: Observation space of one env.
         action_space: Action space of one env.
         state_space: Space of states: a Box, or ``shmvec.spaces.Anything``.
-        closed: Whether it has been closed.
+        closed: Whether ``close`` was called.
         guard: Refuses a call while another one is under way, in another thread for example.
 
     Example:
@@ -99,18 +99,18 @@ class PlanningVectorEnv(OwnsProcesses):
             frameskip: How often each step is repeated with the same action.
             autoreset: Whether an env whose episode has ended is reset by its next step without a
                 state; ``infos["autoreset"]`` says so.
-            include_rng: Whether states hold the random generators of envs that roll dice in their
-                steps: the same state and action then always lead to the same result. False: each
-                worker rolls its own.
+            include_rng: Whether states hold the random generators of envs whose steps are random:
+                the same state and action then always lead to the same result. False: each worker
+                draws its own numbers.
             delay_setup: Whether nothing is started before ``setup``, or the first use.
-            rows: How many pairs are with the workers at a time; larger batches go in rounds. Each
-                takes the memory of two states, an observation and an action. None: 512.
-            list_infos: Whether infos of batches are a list, of one dict for each row as its env
-                has returned it. False: they are gathered as Gymnasium's vector envs do.
+            rows: How many pairs the workers get at a time; larger batches are stepped in rounds.
+                Each takes the memory of two states, an observation and an action. None: 512.
+            list_infos: Whether infos of batches are a list with the dict that each row's env has
+                returned. False: they are gathered as Gymnasium's vector envs do.
             **options: Of :class:`shmvec.ShmVectorEnv`: {options}.
-                With a fault policy, rows whose worker has died are stepped again, if their states
-                were given; a row that fails otherwise, or a third time, is truncated, its results
-                are void, and ``infos["fault"]`` says why.
+                With a fault policy, rows whose worker has died are retried, if their states were
+                given; a row that fails otherwise, or a third time, is truncated, its results are
+                void, and ``infos["fault"]`` says why.
 
         Raises:
             TypeError: An env_fn is not callable; the state of an env cannot be taken; and as
@@ -120,8 +120,8 @@ class PlanningVectorEnv(OwnsProcesses):
         """
         self._workers: Workers | None = None
         self._local: SharedEnv | None = None
-        self._current: Any = None  # the state that was last set everywhere
-        self._newest = object()  # stands for the call that sets it
+        self._current: Any = None  # the state that was last set in all envs
+        self._newest = object()  # identifies the last call that sets such a state
         self.closed = False
         self.guard = Guard()
         self._arguments = {
@@ -167,11 +167,11 @@ class PlanningVectorEnv(OwnsProcesses):
 
     @exclusive
     def setup(self) -> None:
-        """Starts the workers, unless they have been; only needed with ``delay_setup``."""
+        """Starts the workers, if they are not running; only needed with ``delay_setup``."""
         self._running()
 
     def _running(self) -> Workers:
-        """The workers, started now if they were not."""
+        """The workers, started at the first use."""
         if self.closed:
             raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
         if self._workers is None:
@@ -214,12 +214,11 @@ class PlanningVectorEnv(OwnsProcesses):
         Args:
             actions: ``(n, ...)``: a list, or batched as ``action_space`` says. ``n`` may be
                 anything, 0 included.
-            states: One for each: an array ``(n, ...)`` or a list. None: the workers' envs go on
-                from where they stand.
+            states: One for each action: an array ``(n, ...)`` or a list. None: the workers' envs
+                continue from their present states.
             dt: How often each action is repeated, an int or ints ``(n,)``; the end of an episode
                 ends it. Rewards are summed.
-            return_state: Whether the states that came of it are returned. None: if states were
-                given.
+            return_state: Whether the new states are returned. None: if states were given.
             blocking: Whether to wait. False: returns a ``Promise``.
 
         Returns:
@@ -236,7 +235,7 @@ class PlanningVectorEnv(OwnsProcesses):
         """
         workers = self._running()
         returned = states is not None if return_state is None else bool(return_state)
-        # Kept: it may be sent later, and the caller's arrays used again by then.
+        # Copied if it is sent later: the caller may have changed the arrays by then.
         batch = workers.batches.to_step(actions, states, dt, returned, kept=not blocking)
         return workers.do(workers.stepping(batch), blocking)
 
@@ -277,10 +276,7 @@ class PlanningVectorEnv(OwnsProcesses):
         return workers.do(workers.setting(given), blocking)
 
     def get_state(self) -> Any:
-        """The state of this process's env, which is that of the last ``reset`` or ``set_state``.
-
-        Unless ``step`` has changed it.
-        """
+        """The state of this process's env: of the last ``reset``, ``set_state`` or ``step``."""
         if self._local is None and self._current is not None:
             return copied(self._current)
         return self._here().get_state()
@@ -300,11 +296,11 @@ class PlanningVectorEnv(OwnsProcesses):
         options: dict[str, Any] | None = None,
         blocking: bool = True,
     ) -> Any:
-        """Resets the env, and sets the state that came of it everywhere.
+        """Resets the env, and sets its new state in all workers.
 
         Args:
             return_state: Whether the state is returned.
-            indices: Workers whose envs are to be reset, each by itself. None: one env is, and the
+            indices: Workers whose envs are reset, each by itself. None: one env is reset, and the
                 others get its state.
             seed: For the env's ``reset``; with ``indices``, worker ``i`` gets ``seed + i``.
             options: For the env's ``reset``.
@@ -327,20 +323,20 @@ class PlanningVectorEnv(OwnsProcesses):
 
     def _resetting(
         self, seed: int | None, options: Any, returned: bool, this: object
-    ) -> Work[tuple[Any, ...]]:
+    ) -> Task[tuple[Any, ...]]:
         workers = self._running()
         answers = yield from workers.resetting(np.zeros(1, np.intp), [seed], options)
         state = copied(answers.observations["state"][0])
         if self._newest is this:  # else another state was set meanwhile
             self._set_current(state)
         yield from workers.setting(state)
-        seen = answers.observations["observation"]
-        result = one_of(self.observation_space, seen, 0), answers.infos[0]
+        observations = answers.observations["observation"]
+        result = one_of(self.observation_space, observations, 0), answers.infos[0]
         return (copied(state), *result) if returned else result
 
     def _resetting_some(
         self, which: npt.NDArray[np.intp], seed: int | None, options: Any, returned: bool
-    ) -> Work[tuple[Any, ...]]:
+    ) -> Task[tuple[Any, ...]]:
         seeds = [None if seed is None else seed + worker for worker in which.tolist()]
         answers = yield from self._running().resetting(which, seeds, options, gathered=True)
         states = answers.observations["state"]
@@ -351,7 +347,7 @@ class PlanningVectorEnv(OwnsProcesses):
     # ---- the env of this process -------------------------------------------------------------
 
     def _here(self) -> SharedEnv:
-        """The env of this process, built now if it was not."""
+        """The env of this process, built at the first use."""
         if self.closed:
             raise ClosedEnvironmentError("This PlanningVectorEnv is closed: make another one.")
         if self._local is None:
@@ -375,11 +371,11 @@ class PlanningVectorEnv(OwnsProcesses):
     def step(
         self, action: Any, state: Any = None, dt: int = 1, return_state: bool | None = None
     ) -> tuple[Any, ...]:
-        """Steps the env of this process; as :meth:`step_batch`, of one action.
+        """Steps the env of this process, as :meth:`step_batch` does with many.
 
         Args:
             action: The action.
-            state: Set before. None: the env goes on from where it stands.
+            state: The state to begin with. None: the env continues from its present state.
             dt: How often the action is repeated.
             return_state: Whether the new state is returned. None: if one was given.
 
@@ -401,7 +397,7 @@ class PlanningVectorEnv(OwnsProcesses):
         return self.action_space.sample()
 
     def render(self) -> Any:
-        """What the env of this process renders, in the state it is in."""
+        """The ``render()`` of this process's env, in its present state."""
         return self._here().render()
 
     def get_image(self) -> npt.NDArray[np.uint8]:
@@ -422,7 +418,7 @@ class PlanningVectorEnv(OwnsProcesses):
         """An attribute or method of the env of this process."""
         if name.startswith("_"):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        if hasattr(type(self), name):  # a property that has raised AttributeError: that counts
+        if hasattr(type(self), name):  # a property that has raised AttributeError: raise it anew
             return object.__getattribute__(self, name)
         return self.env.get_wrapper_attr(name)
 
@@ -439,7 +435,7 @@ class PlanningVectorEnv(OwnsProcesses):
     # ---- the rest ----------------------------------------------------------------------------
 
     def clone(self, **changes: Any) -> PlanningVectorEnv:
-        """Another one, made with the same arguments but for these."""
+        """Makes another one with the same arguments except for ``changes``."""
         return type(self)(**{**self._arguments, **changes})
 
     def close(self, timeout: float | None = None, terminate: bool = False) -> None:
@@ -447,7 +443,7 @@ class PlanningVectorEnv(OwnsProcesses):
 
         Args:
             timeout: Seconds that the envs get to close; None: as long as they take.
-            terminate: Do not wait for the workers' envs at all.
+            terminate: Whether not to wait for the workers' envs at all.
         """
         if self.closed:
             return
@@ -460,7 +456,7 @@ class PlanningVectorEnv(OwnsProcesses):
                 self._local.close()
 
     def __enter__(self) -> PlanningVectorEnv:
-        """For ``with``."""
+        """Returns itself."""
         return self
 
     def __exit__(self, *error: object) -> None:

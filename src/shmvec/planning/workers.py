@@ -1,4 +1,8 @@
-"""The workers and their works, done one after another, each with a promise of its result."""
+"""The planning workers, and a queue of tasks that they do one after another.
+
+A task is a generator: it asks rows, yields the function that waits for their answers, and gets
+these. Each has a :class:`Promise` of its result.
+"""
 
 from __future__ import annotations
 
@@ -27,32 +31,31 @@ from shmvec.faults import WorkerCrashError, raise_failures
 from shmvec.planning.batches import Batch, Batches
 from shmvec.planning.rows import Row, SharedEnv
 
-__all__ = ["Promise", "Work", "Workers"]
+__all__ = ["Promise", "Task", "Workers"]
 
 Result = TypeVar("Result")
 Rows = npt.NDArray[np.intp]
-Round = tuple[Rows, Rows]  # rows, and which of the batch they get
+Round = tuple[Rows, Rows]  # rows, and their places in the batch
 
-# Asks rows, then yields what waits for their answers, and gets these; returns the result.
-Work = Generator[Callable[..., Answers], Answers, Result]
+Task = Generator[Callable[..., Answers], Answers, Result]
 
-_TRIES = 2  # retries of rows whose worker has died
-_TURNS = 2  # rounds under way at a time: while the parent takes one, the workers have the other
+_RETRIES = 2  # of rows whose worker has died
+_GROUPS = 2  # of rows: while the parent takes the results of one, the workers step the other
 _LEAST = 32  # rows of a round; taking its results costs the parent as much as some steps
 
 
 class Promise(Generic[Result]):
-    """A result that is still to come. Call it to wait for it.
+    """A result that is still to come. Call the promise to wait for it.
 
     Promises may be waited for in any order, and more than once.
     """
 
     def __init__(
-        self, work: Work[Result], go_on: Callable[[float | None], None], guard: Guard
+        self, task: Task[Result], resume: Callable[[float | None], None], guard: Guard
     ) -> None:
-        """Takes what leads to the result, what lets works go on by one wait, and its guard."""
-        self._work = work
-        self._go_on = go_on
+        """Makes the promise; ``resume`` lets the first task in the queue go on by one wait."""
+        self._task = task
+        self._resume = resume
         self.guard = guard
         self._done = False
         self._result: Any = None
@@ -67,16 +70,16 @@ class Promise(Generic[Result]):
 
         Raises:
             AlreadyPendingCallError: Another call is under way.
-            multiprocessing.TimeoutError: The time is up. Nothing is lost: call again.
-            Exception: Whatever the call has raised.
+            multiprocessing.TimeoutError: The time is up. Nothing is lost: the next call waits on.
+            Exception: The exception of the call that has made the promise.
         """
         return self.result(timeout)
 
     def result(self, timeout: float | None = None) -> Result:
-        """As a call of the promise, within a call that is guarded."""
+        """The same as a call, for methods that have entered the guard."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._done:
-            self._go_on(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            self._resume(None if deadline is None else max(0.0, deadline - time.monotonic()))
         if self._error is not None:
             raise self._error
         result: Result = self._result
@@ -84,17 +87,17 @@ class Promise(Generic[Result]):
 
     @property
     def done(self) -> bool:
-        """Whether the result is there. This does not look for it: only waiting brings it."""
+        """Whether the result is there. Only a wait fetches it: this does not look for it."""
         return self._done
 
 
 class Workers:
-    """The rows of all workers, and the queue of works to do with them.
+    """The rows of all workers, and the queue of tasks for them, of which the first is under way.
 
-    The first work is under way. An error of an env ends the work that it happened in, and no other.
+    An error of an env ends the task that it happened in, and no other.
 
     Attributes:
-        guard: Refuses a call of its user while another one is under way.
+        guard: Refuses a call of the user while another one is under way.
         count: Number of workers; 1 if the env lives in this process.
         batches: Makes batches for the rows.
     """
@@ -108,7 +111,7 @@ class Workers:
         guard: Guard,
         options: dict[str, Any],
     ) -> None:
-        """Starts the workers: ``shared`` makes the env of each, or that of all."""
+        """Starts the workers; ``shared`` has one function for all of them, or one for each."""
         self.guard = guard
         env_fns: list[Any] = []
         ranges = split_evenly(num_rows, max(1, num_workers))
@@ -119,7 +122,7 @@ class Workers:
             name="PlanningVectorEnv",
             num_workers=num_workers,
             autoreset_mode=AutoresetMode.DISABLED,
-            in_ranges=True,  # a worker's rows of a round: no caller waits for single ones
+            in_ranges=True,  # one request a worker: nothing waits for single rows
             **options,
         )
         self.batches = Batches(
@@ -129,53 +132,52 @@ class Workers:
         self._fewest = min(map(len, ranges))  # rows of a worker
         self._first_rows = np.array([rows.start for rows in ranges], np.intp)
         self._promises: deque[Promise[Any]] = deque()
-        self._wait: Callable[..., Answers] | None = None  # what the first work has yielded
-        self._spoiled = False  # by a work that has failed: answers of its may be still to come
+        self._wait: Callable[..., Answers] | None = None  # which the first task has yielded
+        self._has_failed = False  # the last task: answers to it may be still to come
 
     @property
     def processes(self) -> list[Any]:
         """The worker processes."""
         return self._exchange.processes
 
-    # ---- one work after another --------------------------------------------------------------
+    # ---- the queue of tasks ------------------------------------------------------------------
 
-    def do(self, work: Work[Result], blocking: bool) -> Any:
-        """Begins a work, or leaves it for when those before it are done: its result or promise."""
-        promise = Promise(work, self._go_on, self.guard)
+    def do(self, task: Task[Result], blocking: bool) -> Any:
+        """Appends a task, and begins it if it is the first; returns its result or promise."""
+        promise = Promise(task, self._resume, self.guard)
         self._promises.append(promise)
-        if len(self._promises) == 1 and not self._spoiled:
-            self._advance(partial(next, work))
+        if len(self._promises) == 1 and not self._has_failed:
+            self._advance(partial(next, task))
         return promise.result() if blocking else promise
 
-    def _go_on(self, timeout: float | None) -> None:
-        """Lets the first work go on by one wait."""
-        self._forget()
-        work = self._promises[0]._work
-        if (
-            inspect.getgeneratorstate(work) == inspect.GEN_CLOSED
-        ):  # it has ended, and Ctrl-C came before that was noted
+    def _resume(self, timeout: float | None) -> None:
+        """Lets the first task go on by one wait."""
+        self._discard()
+        task = self._promises[0]._task
+        if inspect.getgeneratorstate(task) == inspect.GEN_CLOSED:
+            # It has ended, and an interrupt came before that was noted.
             self._settle(None, RuntimeError("the result was lost: a wait for it was interrupted"))
             return
         if self._wait is None:  # it has not begun
-            self._advance(partial(next, work))
+            self._advance(partial(next, task))
             return
         try:
             answers = self._wait(timeout=timeout)
-        except multiprocessing.TimeoutError:  # that of an env, too: one can wait once more
+        except multiprocessing.TimeoutError:  # also that of an env: the caller may wait once more
             raise
         except Exception as error:
-            self._advance(partial(work.throw, error))
+            self._advance(partial(task.throw, error))
         else:
-            self._advance(partial(work.send, answers))
+            self._advance(partial(task.send, answers))
 
-    def _advance(self, go_on: Callable[[], Any]) -> None:
-        """Lets the first work go on to its next wait; if it ends, the one after it, and so on.
+    def _advance(self, advance: Callable[[], Any]) -> None:
+        """Runs the first task up to its next wait; if it ends, the one after it, and so on.
 
-        A work that is interrupted, by Ctrl-C for instance, ends with that exception.
+        A task that is interrupted, by Ctrl-C for instance, ends with that exception.
         """
         while True:
             try:
-                self._wait = go_on()
+                self._wait = advance()
                 return
             except StopIteration as end:
                 self._settle(end.value)
@@ -183,42 +185,41 @@ class Workers:
                 self._settle(None, error)
                 if not isinstance(error, Exception):
                     raise
-            if self._spoiled or not self._promises:
+            if self._has_failed or not self._promises:
                 return
-            go_on = partial(next, self._promises[0]._work)
+            advance = partial(next, self._promises[0]._task)
 
     def _settle(self, result: Any, error: BaseException | None = None) -> None:
-        """Ends the first work."""
+        """Ends the first task."""
         self._wait = None
-        self._spoiled = error is not None
+        self._has_failed = error is not None
         promise = self._promises[0]
         promise._result, promise._error, promise._done = result, error, True
         self._promises.popleft()
 
-    def _forget(self) -> None:
-        """Takes what a work that has failed has left; other works must not get its faults."""
-        while self._promises and self._promises[0]._done:  # Ctrl-C came before it was removed
+    def _discard(self) -> None:
+        """Discards what a failed task has left, so that no other task gets its faults."""
+        while self._promises and self._promises[0]._done:  # an interrupt came before its removal
             self._promises.popleft()
         exchange = self._exchange
-        if self._spoiled and not exchange.closed:
-            with suppress(WorkerCrashError):  # which has closed it
+        if self._has_failed and not exchange.closed:
+            with suppress(WorkerCrashError):  # it has closed the exchange
                 exchange.discard()
-                rows = range(exchange.num_envs)
-                left = [row for row in rows if exchange.over(row)]
-                if left:
-                    exchange.ask_reset(np.array(left, np.intp))
+                over = [row for row in range(exchange.num_envs) if exchange.over(row)]
+                if over:
+                    exchange.ask_reset(np.array(over, np.intp))
                     exchange.take()
-        self._spoiled = False
+        self._has_failed = False
 
-    # ---- works -------------------------------------------------------------------------------
+    # ---- tasks -------------------------------------------------------------------------------
 
-    def stepping(self, batch: Batch) -> Work[tuple[Any, ...]]:
-        """Steps a batch, in as many rounds as it takes: what ``step_batch`` returns."""
-        turns = _TURNS if batch.count >= _TURNS * _LEAST and self._fewest >= _TURNS else 1
-        yield from self._in_rounds(batch, self._rounds(batch.count, turns), turns)
+    def stepping(self, batch: Batch) -> Task[tuple[Any, ...]]:
+        """Steps a batch, in as many rounds as it takes; returns the results of ``step_batch``."""
+        groups = _GROUPS if batch.count >= _GROUPS * _LEAST and self._fewest >= _GROUPS else 1
+        yield from self._in_rounds(batch, self._rounds(batch.count, groups), groups)
         return batch.results()
 
-    def setting(self, state: Any) -> Work[None]:
+    def setting(self, state: Any) -> Task[None]:
         """Sets a state in all workers."""
         rows = self._first_rows
         batch = self.batches.to_set(state, len(rows))
@@ -239,14 +240,14 @@ class Workers:
 
     def resetting(
         self, workers: Rows, seeds: Sequence[int | None], options: Any, gathered: bool = False
-    ) -> Work[Answers]:
+    ) -> Task[Answers]:
         """Resets the envs of some workers."""
         rows = self._first_rows[workers]
         self._exchange.ask_reset(rows, seeds, [options] * len(rows))
         return (yield from self._answers(rows, gathered))
 
-    def _answers(self, rows: Rows, gathered: bool = True) -> Work[Answers]:
-        """Waits for rows that were asked."""
+    def _answers(self, rows: Rows, gathered: bool = True) -> Task[Answers]:
+        """Waits for rows that were asked, and returns their answers."""
         gathered = gathered and not self.batches.list_infos
         answers = yield partial(self._exchange.take, rows, gather=gathered or None)
         if answers.failures:
@@ -258,55 +259,56 @@ class Workers:
                 answers.infos[answers.envs.tolist().index(row)].update(report.info)
         return answers
 
-    def _in_rounds(self, batch: Batch, rounds: Iterable[Round], turns: int) -> Work[None]:
-        """Asks rows what a batch says, ``turns`` rounds at a time."""
-        waiting, flying = deque(rounds), deque[Round]()
+    def _in_rounds(self, batch: Batch, rounds: Iterable[Round], groups: int) -> Task[None]:
+        """Steps a batch round by round, with ``groups`` rounds in flight at a time."""
+        waiting, in_flight = deque(rounds), deque[Round]()
         lost: list[tuple[Rows, Rows, int]] = []
-        while waiting or flying:
-            while waiting and not lost and len(flying) < turns:
+        while waiting or in_flight:
+            while waiting and not lost and len(in_flight) < groups:
                 rows, where = waiting.popleft()
                 self._exchange.ask(rows, batch.part(where))
-                flying.append((rows, where))
-            lost += yield from self._put(batch, *flying.popleft())
-            while lost and not flying:  # until then rows of theirs may be in flight
+                in_flight.append((rows, where))
+            lost += yield from self._put(batch, *in_flight.popleft())
+            while lost and not in_flight:  # before that, rows of a dead worker may be in flight
                 yield from self._repeat(batch, *lost.pop(0))
 
-    def _put(self, batch: Batch, rows: Rows, where: Rows) -> Work[list[tuple[Rows, Rows, int]]]:
-        """Puts answers into a batch; returns what was lost, and how often to retry it."""
+    def _put(self, batch: Batch, rows: Rows, where: Rows) -> Task[list[tuple[Rows, Rows, int]]]:
+        """Puts answers into a batch; returns lost rows, and how often to retry them."""
         answers = yield from self._answers(rows)
         batch.put(where, answers)
         lost = np.flatnonzero(answers.truncations)  # nothing but a fault does that to a row
         if len(lost) == 0:
             return []
-        # Rows that have done nothing wrong are lost with others of their worker.
+        # A worker that dies takes along rows without a fault of their own.
         innocent = batch.sets_states and any(
             report.fault.done == "restart" or report.fault.type == "EnvTimeoutError"
             for report in answers.reports.values()
         )
-        return [(rows[lost], where[lost], _TRIES if innocent else 0)]
+        return [(rows[lost], where[lost], _RETRIES if innocent else 0)]
 
-    def _repeat(self, batch: Batch, rows: Rows, where: Rows, tries: int) -> Work[None]:
-        """Retries rows that were lost; gives them up after enough retries."""
+    def _repeat(self, batch: Batch, rows: Rows, where: Rows, retries: int) -> Task[None]:
+        """Retries rows that were lost; truncates them if no retry is left."""
         self._exchange.ask_reset(rows)
         yield from self._answers(rows)
-        if tries == 0:
+        if retries == 0:
             batch.give_up(where)
             return
         self._exchange.ask(rows, batch.part(where))
         for lost, places, most in (yield from self._put(batch, rows, where)):
-            # Those behind the row that kills its worker are lost with it: now one by one.
+            # One by one, so that the row that kills its worker takes no others along.
             for row, place in zip(lost[:, None], places[:, None], strict=True):
-                yield from self._repeat(batch, row, place, min(tries - 1, most))
+                yield from self._repeat(batch, row, place, min(retries - 1, most))
 
-    def _rounds(self, count: int, turns: int) -> Iterator[Round]:
-        """Rows for each round of a batch, and which of the batch they get.
+    def _rounds(self, count: int, groups: int) -> Iterator[Round]:
+        """Rows for each round of a batch, and their places in the batch.
 
-        Rounds take turns with parts of the rows. Each is spread evenly over the workers.
+        The rows are split into groups, which rounds use alternately. Each round is spread evenly
+        over the workers.
         """
-        begin = turn = 0
+        begin = group = 0
         while begin < count:
-            first, end = (place * self._fewest // turns for place in (turn, turn + 1))
-            size = min(count - begin, (end - first) * self.count, -(-count // turns))
+            first, end = (number * self._fewest // groups for number in (group, group + 1))
+            size = min(count - begin, (end - first) * self.count, -(-count // groups))
             shares = split_evenly(size, self.count)
             rows = [
                 np.arange(start + first, start + first + len(share), dtype=np.intp)
@@ -314,15 +316,15 @@ class Workers:
             ]
             yield np.concatenate(rows), np.arange(begin, begin + size, dtype=np.intp)
             begin += size
-            turn = (turn + 1) % turns
+            group = (group + 1) % groups
 
     # ---- the rest ----------------------------------------------------------------------------
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Calls a method of every worker's env, or gets an attribute."""
+        """Calls a method of every worker's env, or gets an attribute, after all tasks."""
         while self._promises:
-            self._go_on(None)
-        self._forget()
+            self._resume(None)
+        self._discard()
         return tuple(self._exchange.call(name, args, kwargs, self._first_rows))
 
     def close(self, timeout: float | None, terminate: bool) -> None:
