@@ -27,8 +27,8 @@ ROOMS = [
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 # Types that are named only, and what is imported when it is asked for.
 UPWARDS = {("_memory", "exchange"), ("evaluation", "cluster")}
-# What checks arguments and counts cores: adapters use it, too.
-HELPERS = {"_arguments", "_cores", "_options"}
+# What checks arguments, words hints and counts cores: adapters use it, too.
+HELPERS = {"_arguments", "_cores", "_hints", "_options"}
 TESTS = Path(__file__).parent
 # Names with an underscore that are not ours, and that tests need.
 NEEDED = {

@@ -59,6 +59,8 @@ def test_classes_on_an_exchange_name_the_options_that_they_take_and_refuse_other
             TypeError, match=rf"{kind.__name__}\(\) takes no {name}: .*step_timeout"
         ):
             kind([lambda: gym.make("CartPole-v1")], **{name: None})
+    with pytest.raises(TypeError, match="Did you mean 'worker_init'"):
+        kind([lambda: gym.make("CartPole-v1")], worker_int=None)
 
 
 def test_an_option_that_there_is_not():

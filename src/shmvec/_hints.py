@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
+import re
 import resource
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, _find_spec
 
 __all__ = [
     "add_note",
+    "did_you_mean",
     "found_spec",
     "naming_limits",
     "of_action",
     "of_env_fn",
     "of_id",
     "of_reset",
+    "refuse_unknown",
+    "refusing_unknown",
     "takes",
 ]
+
+P = ParamSpec("P")
+Owner = TypeVar("Owner")
 
 # Namespaces of ids, and the module and package that register their envs.
 _NAMESPACES = {"ALE": ("ale_py", "ale-py")}
@@ -31,6 +40,50 @@ def add_note(error: BaseException, note: str) -> None:
     """Adds a note, if there is one, as ``add_note`` of exceptions does from Python 3.11 on."""
     if note:
         error.__notes__ = [*getattr(error, "__notes__", ()), note]
+
+
+def refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError if an option is not known, with the known ones that are spelt alike."""
+    names = list(known)
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        hint = did_you_mean(unknown, names)
+        raise TypeError(f"{owner} has no option {', '.join(map(repr, sorted(unknown)))}{hint}")
+
+
+def refusing_unknown(
+    init: Callable[Concatenate[Owner, P], None],
+) -> Callable[Concatenate[Owner, P], None]:
+    """Has an ``__init__`` refuse unknown arguments as ``refuse_unknown`` does."""
+    known = list(inspect.signature(init).parameters)
+
+    @wraps(init)
+    def checked(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        refuse_unknown(type(self).__name__, kwargs, known)
+        init(self, *args, **kwargs)
+
+    return checked
+
+
+def did_you_mean(words: Iterable[str], names: Iterable[str], likeness: float = 0.6) -> str:
+    """The end of a message, with the names that are spelt like the words; "" if none is.
+
+    Args:
+        words: Words that are none of the names.
+        names: The names to choose from; capitals, hyphens and underscores do not count.
+        likeness: How much alike a word and a name must be, from 0 to 1.
+    """
+    plain = {_plain(name): name for name in names}
+    meant = [
+        repr(plain[close])
+        for word in words
+        for close in difflib.get_close_matches(_plain(word), plain, 1, likeness)
+    ]
+    return f". Did you mean {' and '.join(meant)}?" if meant else ""
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 @contextlib.contextmanager

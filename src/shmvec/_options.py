@@ -8,12 +8,10 @@ signature and the docstring of ``ShmVectorEnv``, the checked values (:class:`Set
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import multiprocessing
 import operator
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +31,7 @@ from gymnasium.vector.async_vector_env import _async_worker
 from shmvec._arguments import checked_count, checked_env_fns
 from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._cores import WAIT_POLICIES, usable_cores
+from shmvec._hints import did_you_mean, refuse_unknown
 from shmvec.faults import FaultPolicy
 
 __all__ = [
@@ -44,12 +43,10 @@ __all__ = [
     "add_installed",
     "checked_worker",
     "described",
-    "did_you_mean",
     "documented",
     "end_installed",
     "exchange_settings",
     "given_once",
-    "refuse_unknown",
     "signed_as",
     "takes_options",
     "variable",
@@ -691,36 +688,6 @@ def signed_as(
     return decorate
 
 
-def refuse_unknown(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises TypeError if an option is not known, with the known ones that are spelt alike."""
-    names = list(known)
-    unknown = [name for name in given if name not in names]
-    if unknown:
-        hint = did_you_mean(unknown, names)
-        raise TypeError(f"{owner} has no option {', '.join(map(repr, sorted(unknown)))}{hint}")
-
-
-def did_you_mean(words: Iterable[str], names: Iterable[str], likeness: float = 0.6) -> str:
-    """The end of a message, with the names that are spelt like the words; "" if none is.
-
-    Args:
-        words: Words that are none of the names.
-        names: The names to choose from; capitals, hyphens and underscores do not count.
-        likeness: How much alike a word and a name must be, from 0 to 1.
-    """
-    plain = {_plain(name): name for name in names}
-    meant = [
-        repr(plain[close])
-        for word in words
-        for close in difflib.get_close_matches(_plain(word), plain, 1, likeness)
-    ]
-    return f". Did you mean {' and '.join(meant)}?" if meant else ""
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 def documented(doc: str) -> str:
     """A docstring with an ``Args`` section of all options inserted before ``Raises``."""
     lines = ["Args:"]
@@ -760,6 +727,7 @@ def takes_options(*chosen: str, because: str) -> Callable[[Init], Init]:
                 raise TypeError(
                     f"{type(self).__name__}() takes no {', '.join(refused)}: {because}. Of "
                     f"ShmVectorEnv's options it takes {', '.join(names)}"
+                    f"{did_you_mean(refused, [*parameters, *names])}"
                 )
             init(self, *args, **kwargs)
 

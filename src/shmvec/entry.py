@@ -29,14 +29,8 @@ import gymnasium as gym
 import gymnasium.vector
 from gymnasium.envs.registration import EnvSpec
 
-from shmvec._hints import found_spec
-from shmvec._options import (
-    OPTIONS,
-    add_installed,
-    did_you_mean,
-    end_installed,
-    refuse_unknown,
-)
+from shmvec._hints import did_you_mean, found_spec, refuse_unknown
+from shmvec._options import OPTIONS, add_installed, end_installed
 from shmvec.faults import add_note
 from shmvec.vector_env import ShmVectorEnv
 

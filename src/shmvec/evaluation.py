@@ -27,8 +27,8 @@ from gymnasium.wrappers import RecordVideo
 
 from shmvec._arguments import checked_count
 from shmvec._cores import usable_cores
-from shmvec._hints import found_spec
-from shmvec._options import OPTIONS, AtMost, refuse_unknown, with_faults
+from shmvec._hints import found_spec, refuse_unknown
+from shmvec._options import OPTIONS, AtMost, with_faults
 from shmvec._policy import Policy, PolicyCaller, check_policy
 from shmvec.exchange import Answers, Autoreset, AutoresetMode, Exchange
 from shmvec.faults import FaultPolicy, RemoteTraceback, add_note

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from shmvec._arguments import checked_count
 from shmvec._core import Batch
 from shmvec._cores import split_evenly
+from shmvec._hints import refusing_unknown
 from shmvec._memory.rollout import Rollout
 from shmvec._policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
 from shmvec.exchange import Answers, Exchange, Options
@@ -86,6 +87,7 @@ class Pipeline:
         >>> envs.close()
     """
 
+    @refusing_unknown
     def __init__(
         self,
         envs: ShmVectorEnv,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from shmvec._options import did_you_mean
+from shmvec._hints import did_you_mean
 from shmvec.faults import FaultPolicy
 
 log = logging.getLogger("shmvec")
