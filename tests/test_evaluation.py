@@ -860,7 +860,7 @@ def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "script", raising=False)
-    arguments = f"evaluate {env} --policy script.py:{policy} --episodes 4 --seed 1 --num-envs 3"
+    arguments = f"evaluate {env} --policy script.py:{policy} --episodes 4 --seeds 1 --num-envs 3"
     arguments += " --progress --json results.json"
     assert shmvec.__main__.main(arguments.split()) == 0
     shown = capsys.readouterr()

@@ -13,7 +13,7 @@ from envs import Counter
 from tables import deep
 
 import shmvec
-from shmvec import ShmVectorEnv, WorkerCrashError
+from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(1)])
 
@@ -99,6 +99,12 @@ def after_a_crash(num_workers):
     envs.step([0] * 4)
 
 
+def after_close(num_workers):
+    envs = made(num_workers=num_workers)
+    envs.close()
+    return envs
+
+
 # What is done, the exception, and the words that are in its message or its notes.
 MISTAKES = {
     "one function": (
@@ -130,6 +136,21 @@ MISTAKES = {
         lambda n: shmvec.evaluate("CartPole-v1", np.zeros_like, num_env=2, num_workers=n),
         TypeError,
         ["evaluate has no option 'num_env'. Did you mean 'num_envs'?"],
+    ),
+    "an argument of FaultPolicy": (
+        lambda n: FaultPolicy(on_crsh="restart"),
+        TypeError,
+        ["FaultPolicy has no option 'on_crsh'. Did you mean 'on_crash'?"],
+    ),
+    "an argument of Pipeline": (
+        lambda n: shmvec.Pipeline(made(num_workers=n), np.zeros_like, grops=2),
+        TypeError,
+        ["Pipeline has no option 'grops'. Did you mean 'groups'?"],
+    ),
+    "stats after close": (
+        lambda n: after_close(n).stats(),
+        gym.error.ClosedEnvironmentError,
+        ["after a call to `close()`", "call stats() before close()"],
     ),
     "autoreset mode": (
         lambda n: made(num_workers=n, autoreset_mode="same-step"),

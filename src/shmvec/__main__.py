@@ -153,7 +153,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--num-envs", type=_positive(int), metavar="N", help="envs at a time")
     command.add_argument("--num-workers", type=_positive(int), metavar="W")
     command.add_argument(
-        "--seed", type=_seed, metavar="S", help="of the first episode; the next has one more"
+        "--seeds",
+        "--seed",
+        type=_seed,
+        metavar="S",
+        help="seed of the first episode; the next has one more",
     )
     command.add_argument(
         "--fixed-batch", action="store_true", help="always ask the policy about as many envs"
@@ -405,7 +409,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             policy,
             options.episodes,
             num_envs=options.num_envs,
-            seeds=options.seed,
+            seeds=options.seeds,
             batch="fixed" if options.fixed_batch else "ready",
             info_keys=options.info,
             time_limit=options.time_limit,

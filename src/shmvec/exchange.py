@@ -48,6 +48,7 @@ from shmvec._core import (
     whole,
 )
 from shmvec._cores import time_on_cores
+from shmvec._hints import add_note
 from shmvec._memory.layout import ActionRows
 from shmvec._options import Settings, described, exchange_settings
 from shmvec._processes.assembly import agree, assemble, workers_for
@@ -940,7 +941,11 @@ class Exchange(OwnsProcesses):
 
     def stats(self) -> Stats:
         """Counts and times so far."""
-        self._open()
+        try:
+            self._open()
+        except ClosedEnvironmentError as error:
+            add_note(error, "Its counts went with its memory: call stats() before close().")
+            raise
         on_cores = [time_on_cores(process.pid) for process in self.processes]
         return Stats.of(self._links.insight(), on_cores)
 
