@@ -485,6 +485,28 @@ def test_what_is_logged(caplog):
     ]
 
 
+def test_workers_that_die_together_are_one_line(caplog):
+    with caplog.at_level(logging.WARNING, "shmvec"):
+        envs = frail(6, num_workers=3, faults=RESTART)
+        try:
+            envs.reset()
+            for process in envs.processes:
+                process.kill()
+            for process in envs.processes:
+                process.join(DEADLINE)
+            infos = envs.step([1] * 6)[-1]
+        finally:
+            envs.close()
+    lines = [record.getMessage() for record in caplog.records if record.name == "shmvec"]
+    ended = "(envs 0 to 5) killed by SIGKILL, in 'step'"
+    assert lines == [f"WorkerCrashError: workers 0 to 2 {ended}; restart"]
+    messages = [row_of(infos, env)["fault"]["message"] for env in range(0, 6, 2)]
+    assert messages == [
+        f"worker {worker} (envs {2 * worker} to {2 * worker + 1}) killed by SIGKILL, in 'step'"
+        for worker in range(3)
+    ]
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import faulthandler
+import logging
 import multiprocessing
 import os
 import pickle
@@ -57,6 +58,21 @@ def test_close_ends_a_worker_that_hangs():
     envs.exchange.ask(None, [0, 0])
     envs.close(timeout=0.2)
     assert not any(process.is_alive() for process in processes)
+
+
+def test_a_worker_that_dies_as_its_envs_close_is_logged(caplog):
+    class Dies(Counter):
+        def close(self):
+            os.write(2, b"the licence server is gone\n")
+            os._exit(3)
+
+    envs = ShmVectorEnv([make_counter, make_counter, Dies, Dies], num_workers=2)
+    envs.reset()
+    with caplog.at_level(logging.WARNING, "shmvec"):
+        envs.close()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("before all envs were closed: worker 1 (envs 2 to 3) exit code 3"), line
+    assert "the licence server is gone" in line
 
 
 def test_close_kills_a_worker_that_ignores_sigterm():

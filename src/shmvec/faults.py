@@ -10,7 +10,7 @@ import multiprocessing
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pickle import PickleError, loads
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium import logger
 
-from shmvec._hints import add_note
+from shmvec._hints import add_note, refusing_unknown
 from shmvec._pickling import dumps  # bound here: an env may patch the module
 
 __all__ = [
@@ -55,6 +55,7 @@ class WorkerCrashError(RuntimeError):
     """
 
     summary = ""
+    each: Mapping[int, str] = {}  # the summary for one worker
     workers: tuple[int, ...] = ()
     envs: tuple[int, ...] = ()
     stderr: tuple[str, ...] = ()
@@ -182,6 +183,10 @@ class FaultPolicy:
     def raises(self) -> bool:
         """Whether the policy does nothing but raise."""
         return self.on_crash == self.on_error == self.on_timeout == "raise"
+
+
+# The names are checked before the dataclass's own __init__ can complain of one.
+FaultPolicy.__init__ = refusing_unknown(FaultPolicy.__init__)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -390,6 +395,27 @@ def describe_exit(code: int | str | None) -> str:
     return f"exit code {code}"
 
 
+def ends(workers: Iterable[tuple[int, range, int | str | None]]) -> str:
+    """How workers have ended, in words; neighbours that have ended alike are named together.
+
+    Args:
+        workers: Index, envs and exit code of each, or words for another fate.
+    """
+    runs: list[
+        tuple[str, int, int, int, int]
+    ] = []  # how, first and last worker, first and last env
+    for index, envs, code in workers:
+        how, first, first_env = describe_exit(code), index, envs.start
+        if runs and runs[-1][0] == how and runs[-1][2] == index - 1:
+            _, first, _, first_env, _ = runs.pop()
+        runs.append((how, first, index, first_env, envs.stop - 1))
+    return "; ".join(
+        f"worker{f' {first}' if first == last else f's {first} to {last}'} "
+        f"(envs {first_env} to {last_env}) {how}"
+        for how, first, last, first_env, last_env in runs
+    )
+
+
 def last_words(cause: object, worker: int) -> str:
     """The last lines of a worker's stderr, if the cause of a restart has them; else empty."""
     if isinstance(cause, WorkerCrashError):
@@ -415,7 +441,7 @@ def told_last_words(stderr: Mapping[Any, str]) -> str:
 
 
 def crash(
-    workers: Sequence[tuple[int, Any, int | str | None, str]], doing: str
+    workers: Sequence[tuple[int, range, int | str | None, str]], doing: str
 ) -> WorkerCrashError:
     """The error for workers that ended on their own.
 
@@ -424,10 +450,7 @@ def crash(
             last lines that it has written to stderr.
         doing: The last command.
     """
-    lines = [
-        f"worker {index} (envs {envs.start} to {envs.stop - 1}) {describe_exit(code)}"
-        for index, envs, code, _ in workers
-    ]
+    fates = ends((index, envs, code) for index, envs, code, _ in workers)
     stderr = {index: text for index, _, _, text in workers}
     silent = (
         "Look at the worker's output above; the OOM killer of the system leaves none. "
@@ -436,12 +459,15 @@ def crash(
     )
     error = WorkerCrashError(
         f"A worker process ended unexpectedly; the last command was {doing!r}: "
-        f"{'; '.join(lines)}. The vector env "
+        f"{fates}. The vector env "
         f"is closed. {silent}num_workers=0 runs the envs in this process, for a debugger; "
         "faults=FaultPolicy(on_crash='restart') goes on without this one."
         f"{told_last_words(stderr)}"
     )
-    error.summary = f"{'; '.join(lines)}, in {doing!r}"
+    error.summary = f"{fates}, in {doing!r}"
+    error.each = {
+        index: f"{ends([(index, envs, code)])}, in {doing!r}" for index, envs, code, _ in workers
+    }
     error.workers = tuple(index for index, *_ in workers)
     error.envs = tuple(env for _, envs, *_ in workers for env in envs)
     error.stderr = tuple(stderr.values())

@@ -256,10 +256,16 @@ class Recovery:
 
     def _replace(self, causes: dict[int, Any], env: int | None = None) -> None:
         """Replaces workers, all at the same time."""
+        together = len(causes) > 1 and all(
+            isinstance(cause, WorkerCrashError) for cause in causes.values()
+        )
+        if together:  # one line: a line a worker would bury what else is said
+            crash = next(iter(causes.values()))
+            log.warning("%s: %s; restart", type(crash).__name__, crash.summary)
         for worker, cause in causes.items():
             self._interrupted.pop(worker, None)
             first = self._workers.ranges[worker].start if env is None else env
-            fault = self._note_restart(cause, worker, first)
+            fault = self._note_restart(cause, worker, first, logged=together)
             self._replaced[worker] = self._process(worker)
             self.down[worker] = fault
         self._rebuild()
@@ -342,15 +348,17 @@ class Recovery:
             resets.append(None if seed is None and options is None else (seed, options))
         return resets
 
-    def _note_restart(self, cause: Cause, worker: int, env: int) -> Fault:
+    def _note_restart(self, cause: Cause, worker: int, env: int, *, logged: bool = False) -> Fault:
         """Counts and logs a restart of a worker; raises if there were too many faults."""
         self._restarts[worker] += 1
-        fault = self._note(cause, "restart", worker, env)
+        fault = self._note(cause, "restart", worker, env, logged=logged)
         self._counted("restarts")
         return fault
 
-    def _note(self, cause: Cause, done: str, worker: int = -1, env: int = -1) -> Fault:
-        """Counts and logs a fault; raises if there were too many."""
+    def _note(
+        self, cause: Cause, done: str, worker: int = -1, env: int = -1, *, logged: bool = False
+    ) -> Fault:
+        """Counts a fault, and logs it unless it was; raises if there were too many."""
         if isinstance(cause, Failure):
             kind, env = cause.type, cause.env
             worker = self._worker_of[env]
@@ -359,6 +367,8 @@ class Recovery:
             kind, why = "Restart", cause
         else:
             kind, why = type(cause).__name__, getattr(cause, "summary", "") or str(cause)
+            if isinstance(cause, WorkerCrashError):
+                why = cause.each.get(worker, why)
         words = last_words(cause, worker)
         stack, told = "", ""
         if isinstance(cause, EnvTimeoutError):
@@ -374,7 +384,8 @@ class Recovery:
             self._counted("resets")
         # A restart that the user or the policy has asked for is no reason to warn.
         level = logging.INFO if isinstance(cause, str) else logging.WARNING
-        log.log(level, "env %d of worker %d: %s: %s; %s%s", env, worker, kind, why, done, told)
+        if not logged:
+            log.log(level, "env %d of worker %d: %s: %s; %s%s", env, worker, kind, why, done, told)
         if isinstance(cause, str):
             return fault
         recent = self._recent[worker]

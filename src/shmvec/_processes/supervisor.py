@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import math
 import os
 import select
@@ -35,12 +36,14 @@ from shmvec._processes.descendants import end_families, new_mark
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.output import WorkerStderr, copy_stderr
 from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of
-from shmvec.faults import Failure, crash, note_failures, told_last_words, told_stack
+from shmvec.faults import Failure, crash, ends, note_failures, told_last_words, told_stack
 
 __all__ = [
     "Supervisor",
     "Workers",
 ]
+
+log = logging.getLogger("shmvec")
 
 _KILL_AFTER_S = 2.0  # for a process to obey SIGTERM
 _LAST_WORDS_S = 1.0  # for a process to end after its channel broke
@@ -441,13 +444,17 @@ class Supervisor:
     def _end(self, indices: Sequence[int]) -> list[int]:
         """Terminates processes and what they have started; kills those that do not obey.
 
+        One that this process may not send signals, because its user has changed, ends by itself
+        when its channel is closed: at once if it is idle, else after its step.
+
         Returns:
-            Those that run on, because this process may not send them signals.
+            Those that run on.
         """
         others = []
         for index in indices:
             self._up[index] = False
-            self.processes[index].send_signal(signal.SIGTERM)
+            if not self.processes[index].send_signal(signal.SIGTERM):
+                self.channels[index].close()
         stubborn = time.monotonic() + _KILL_AFTER_S
         for index in indices:
             process = self.processes[index]
@@ -465,15 +472,18 @@ class Supervisor:
     def _check_ended(self, others: Sequence[int]) -> None:
         """Raises PermissionError if there are processes that this one could not end."""
         if others:
-            which = ", ".join(
-                f"worker {index} (process {self.processes[index].pid})" for index in others
-            )
-            raise PermissionError(
-                errno.EPERM,
-                f"{which} may not be ended by this process, whose user has changed since it "
-                "started the workers, and did not end when asked to. It ends with this process. "
-                "Close the vector env before the user is changed",
-            )
+            raise PermissionError(errno.EPERM, self._not_ended(others))
+
+    def _not_ended(self, others: Sequence[int]) -> str:
+        """What is said of processes that this one could not end."""
+        which = ", ".join(
+            f"worker {index} (process {self.processes[index].pid})" for index in others
+        )
+        return (
+            f"{which} may not be ended by this process, whose user has changed since it started "
+            "the workers, and has not ended within 2 s of being asked to. It ends after its "
+            "step, or with this process. Close the vector env before the user is changed"
+        )
 
     def _end_families(self, indices: Iterable[int]) -> None:
         """Ends the processes that dead workers have started and not ended themselves."""
@@ -536,6 +546,7 @@ class Supervisor:
         waiting = [index for index, each in enumerate(self.processes) if each.sentinel >= 0]
         if self._begun in waiting:  # its start was interrupted, and it was not dismissed
             waiting.remove(self._begun)
+        died: list[int] = []  # without having closed their envs
         closing = Watch(self._hangs, "has been closing its envs")
         ending = Watch(self._hangs, "has closed its envs, but a thread or an exit hook has run on")
         try:
@@ -553,6 +564,8 @@ class Supervisor:
                     if ended:
                         waiting.remove(index)
                         if farewell is None:
+                            if self._up[index]:
+                                died.append(index)
                             continue
                         self._marks[index] = 0  # it has ended the processes that it started
                         with contextlib.suppress(Exception):
@@ -565,13 +578,23 @@ class Supervisor:
                 if remind is not None:
                     remind()
         finally:
+            said = told_last_words({index: self.last_words(index) for index in sorted(died)})
             others = self._end(range(len(self.processes)))
+            if died:
+                log.warning("before all envs were closed: %s%s", self._fates(sorted(died)), said)
+            if others:
+                log.warning("%s", self._not_ended(others))
             for index in others:
                 self._abandon(index)
             self._close_descriptors()
             self.ended = True
-        self._check_ended(others)
         return failures
+
+    def _fates(self, indices: Iterable[int]) -> str:
+        """How processes have ended, in words."""
+        return ends(
+            (index, self.ranges[index], self.processes[index].known_exitcode) for index in indices
+        )
 
     def _abandon(self, index: int) -> None:
         """Closes what belongs to a process that runs on until this one ends."""

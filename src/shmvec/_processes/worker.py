@@ -100,8 +100,10 @@ class Parent:
             self._descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             raise Orphaned from None
+        # No event of the channel is asked for, and its end is reported all the same.
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
+        self._poll.register(channel, 0)
 
     def watch(self, mark: int) -> None:
         """Has this process, and all processes with the mark, end with the parent."""
@@ -113,7 +115,7 @@ class Parent:
         self._channel.close()
 
     def alive(self) -> bool:
-        """Whether the parent lives."""
+        """Whether the parent lives, and has not closed the channel."""
         return not self._poll.poll(0)
 
     def end_with_it(self) -> None:
@@ -121,7 +123,7 @@ class Parent:
 
         Whatever this process did meanwhile would be interrupted in the middle.
         """
-        if not self.alive():
+        if any(descriptor == self._descriptor for descriptor, _ in self._poll.poll(0)):
             select.poll().poll(_WATCHDOG_MS)
 
     def packer(self, lent: bool) -> Callable[[Any], Parcel]:
@@ -160,9 +162,10 @@ class Parent:
                 raise Orphaned
 
     def doze_on(self, alarm: int) -> Callable[[], None]:
-        """A function that sleeps until ``alarm`` is readable or the parent is gone."""
+        """A function that sleeps until ``alarm`` is readable, or the parent or channel is gone."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
+        poll.register(self._channel, 0)
         poll.register(alarm, select.POLLIN)
 
         def doze() -> None:
