@@ -61,9 +61,7 @@ def main() -> None:
 
     rng = np.random.default_rng(options.seed)
     mean, deviation = np.zeros(4), np.ones(4)
-    envs = shmvec.make_vec(
-        "CartPole-v1", options.num_envs, vector_kwargs={"batch_size": options.batch_size}
-    )
+    envs = shmvec.make_vec("CartPole-v1", options.num_envs, batch_size=options.batch_size)
     play = evaluate if options.batch_size is None else evaluate_in_parts
     start = time.perf_counter()
     for generation in range(options.generations):
