@@ -1,12 +1,18 @@
 """Compiled wrappers do as the Python ones: results, attributes, errors, warnings, bit for bit."""
 
+import ast
 import copy
+import importlib.util
+import inspect
 import pickle
 import struct
+import sys
 import warnings
 from collections import deque
 from contextlib import closing
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -17,8 +23,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shmvec import ShmVectorEnv
+from shmvec._wrappers import TWINS, code_of, notes_of, wrapper_of
 from shmvec._wrappers import compiled as compiled_if_it_pays
-from shmvec._wrappers import notes_of
+from shmvec._wrappers.sources import is_known
 
 compiled = partial(compiled_if_it_pays, always=True)  # where Python is as fast, too
 CLOCKS = {"time_queue", "episode_start_time"}
@@ -311,6 +318,102 @@ def test_a_wrapper_of_ones_own_stays_python_between_twins():
     assert why_not(make()) == "it has no twin"
 
 
+def function_of(found):
+    return found.fget if isinstance(found, property) else found
+
+
+def altered(function, folder):
+    """The code of a function of which the source has one more statement."""
+    code = function.__code__
+    lines = Path(code.co_filename).read_text().splitlines(keepends=True)
+    tree = ast.parse("".join(lines))
+    defined = next(
+        each
+        for each in ast.walk(tree)
+        if isinstance(each, ast.FunctionDef)
+        and code.co_firstlineno == min([each.lineno, *(d.lineno for d in each.decorator_list)])
+    )
+    last = defined.body[-1]
+    lines.insert(last.lineno - 1, " " * last.col_offset + "altered = True\n")
+    module = module_of("".join(lines), folder)
+    found = module
+    for part in function.__qualname__.split("."):
+        found = inspect.getattr_static(found, part)
+    return function_of(found).__code__
+
+
+def module_of(source, folder):
+    """A module that is imported from this source."""
+    path = folder / f"m{len(list(folder.iterdir()))}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_the_installed_source_is_recognised_and_another_is_not(name, monkeypatch, tmp_path):
+    kind = wrapper_of(name)
+    if kind is None:
+        pytest.skip("its library is not imported")
+    wrap = next(each for each in WRAPPERS.values() if type(each(Told())) is kind)
+    assert names_of(compiled(wrap(Told()))) == [name]
+    for called, found in code_of(kind):
+        function = function_of(found)
+        with monkeypatch.context() as patch:
+            patch.setattr(function, "__code__", altered(function, tmp_path))
+            assert why_not(wrap(Told())) == f"{called} is not the one that its twin is for"
+    assert names_of(compiled(wrap(Told()))) == [name]
+
+
+def test_code_is_recognised_only_by_the_source_that_it_has_been_compiled_from(tmp_path):
+    source = Path(inspect.getfile(wrappers.TimeLimit)).read_text()
+    function = module_of(source, tmp_path).TimeLimit.step
+    assert is_known(function, "TimeLimit.step")
+    assert not is_known(function, "OrderEnforcing.step")
+    function.__defaults__ = ([],)
+    assert not is_known(function, "TimeLimit.step")
+
+    function = module_of(source, tmp_path).TimeLimit.step  # another comment in it, since its import
+    Path(function.__code__.co_filename).write_text(
+        source.replace("_elapsed_steps += 1", "_elapsed_steps += 1  #")
+    )
+    assert not is_known(function, "TimeLimit.step")
+
+    function = module_of(source, tmp_path).TimeLimit.step
+    Path(function.__code__.co_filename).write_text("\n" + source)
+    assert not is_known(function, "TimeLimit.step")
+
+    function = module_of(source.replace("_steps += 1", "_steps += 2"), tmp_path).TimeLimit.step
+    Path(function.__code__.co_filename).write_text(source)
+    assert not is_known(function, "TimeLimit.step")
+
+    function = module_of(source, tmp_path).TimeLimit.step
+    Path(function.__code__.co_filename).unlink()
+    assert not is_known(function, "TimeLimit.step")
+
+    made = {}
+    exec(source, made)
+    assert not is_known(made["TimeLimit"].step, "TimeLimit.step")
+
+
+def test_another_numpy_makes_the_twin_step_aside(monkeypatch):
+    module = sys.modules[wrappers.NormalizeObservation.__module__]
+    monkeypatch.setattr(module, "np", SimpleNamespace(**vars(np)))
+    why = "NormalizeObservation.observation is not the one that its twin is for"
+    assert why_not(wrapped(["normal"])) == why
+
+
+def test_a_func_of_ones_own_is_called(monkeypatch):
+    env = wrapped(["flatten", "clip action", "clip reward"])
+    env.env.env.func = double
+    env.env.func = double
+    env.func = double
+    follow(lambda: copy.deepcopy(env), [(("reset",), [0, 0]), (None, [9, 9])])
+    assert all(not why for _, why in notes_of(compiled(env)))
+
+
 def test_another_source_makes_the_twin_step_aside(monkeypatch):
     def step(self, action):
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -321,7 +424,7 @@ def test_another_source_makes_the_twin_step_aside(monkeypatch):
     before = compiled(env)
     assert names_of(before) == ["TimeLimit"]
     monkeypatch.setattr(wrappers.TimeLimit, "step", step)
-    assert why_not(wrapped(["limit"])) == "its step is not the one that its twin is for"
+    assert why_not(wrapped(["limit"])) == "TimeLimit.step is not the one that its twin is for"
     env.reset()
     ends = [before.step([0, 0])[3] for _ in range(3)]  # patched after it was compiled
     assert ends == [False, False, True]
@@ -347,7 +450,7 @@ def test_a_patched_base_is_noticed(monkeypatch):
     env.reset()
     monkeypatch.setattr(gym.Wrapper, "step", lambda self, action: "patched")
     assert stepper.step([0, 0]) == "patched"
-    assert why_not(env) == "its step is not the one that its twin is for"
+    assert why_not(env) == "Wrapper.step is not the one that its twin is for"
 
 
 def test_an_env_that_is_copied_or_pickled_between_steps_is_whole():

@@ -2,36 +2,36 @@
 
 ``compiled(env)`` returns what steps the env: an object with its ``step``, or the env itself where
 nothing is compiled. All else (``reset``, attributes, ``render``) is asked of the env, and its
-wrappers keep their state. ``originals.py`` has the code that is recognised, ``chain.pyx`` says how
+wrappers keep their state. ``sources.py`` recognises code that twins are for, ``chain.pyx`` says how
 the rest works, and each other compiled file has the twins of a family of wrappers.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from importlib import import_module
-from inspect import getattr_static
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from shmvec._wrappers import originals
 from shmvec._wrappers.chain import Chain, Python, Twin, has_version
+from shmvec._wrappers.sources import is_known
 
-__all__ = ["compiled", "notes_of"]
+__all__ = ["TWINS", "code_of", "compiled", "notes_of", "wrapper_of"]
 
 # Twins, by the compiled file that has them.
 _FILES = {
-    "checks": "PassiveEnvChecker PassiveEnvChecker13 OrderEnforcing TimeLimit",
+    "checks": "PassiveEnvChecker OrderEnforcing TimeLimit",
     "normalising": "NormalizeObservation NormalizeReward",
     "statistics": "RecordEpisodeStatistics",
     "transforms": "TransformObservation FlattenObservation TransformAction ClipAction "
     "TransformReward ClipReward",
 }
-_TWINS = {name: file for file, names in _FILES.items() for name in names.split()}
+TWINS = {name: file for file, names in _FILES.items() for name in names.split()}
+_HOMES = ("gymnasium.wrappers",)  # modules that have their wrappers
 # A frame of Python costs as little as a twin does: only with one of these a chain is compiled.
 _PAYING = {
     "FlattenObservation",
@@ -42,6 +42,12 @@ _PAYING = {
 }
 _METHODS = ("observation", "action", "reward")  # which a step calls on its wrapper
 _LOOKED_AT = ("step", *_METHODS, "action_space", "observation_space")
+# Further methods that a twin knows; an __init__ makes the wrapper's func, which it knows, too.
+_ALSO_LOOKED_AT = {
+    "FlattenObservation": ("__init__",),
+    "ClipAction": ("__init__",),
+    "ClipReward": ("__init__",),
+}
 
 Note = tuple[str, str]  # name of a wrapper's class, why it is not compiled; "": it is
 
@@ -113,111 +119,80 @@ def _twin_of(wrapper: Any) -> tuple[type[Twin] | None, str]:
     """The twin that can take a wrapper's place; None, and the reason why there is none."""
     kind = type(wrapper)
     name = kind.__name__
-    if name not in _TWINS or getattr(gym.wrappers, name, None) is not kind:
+    if name not in TWINS or wrapper_of(name) is not kind:
         return None, "it has no twin"
-    for method in ("step", *_METHODS):
-        if method in vars(wrapper):
-            return None, f"its {method} has been replaced"
-    versions = [each for each in _TWINS if each.rstrip("0123456789") == name]
-    found = [_difference(kind, each) for each in versions]
-    if all(found):
-        return None, found[0]
-    name = versions[found.index("")]
     for attribute in vars(wrapper):
-        if getattr_static(kind, attribute, None) is not None:
-            return None, f"its class has an attribute {attribute}"
-    made_func = getattr(getattr(originals, name), "made_func", None)
-    if made_func is not None and not _is_made_by(made_func, getattr(wrapper, "func", None)):
-        name = name.replace("Flatten", "Transform").replace("Clip", "Transform")
-    hasattr(wrapper, "step")  # so that its class has a version
-    if not has_version(kind):
-        return None, "changes of its class would not be noticed"
-    twin: type[Twin] = getattr(import_module(f"{__name__}.{_TWINS[name]}"), name)
+        if _of_class(kind, attribute) is not None:
+            return None, f"its {attribute} has been replaced"
+    difference = _difference(kind)
+    if difference:
+        return None, difference
+    if "__init__" in _ALSO_LOOKED_AT.get(name, ()) and not _is_made_by(kind, wrapper):
+        name = next(each.__name__ for each in kind.__mro__ if each.__name__.startswith("Transform"))
+    twin: type[Twin] = getattr(import_module(f"{__name__}.{TWINS[name]}"), name)
     return twin, ""
 
 
-def _difference(kind: type, name: str) -> str:
-    """How a class of wrappers differs from the one that a twin is for; empty if it does not."""
-    original = getattr(originals, name)
-    for method in _LOOKED_AT:
-        expected = list(_definitions(original, method))
-        found = list(_definitions(kind, method))[: len(expected)]
-        if len(found) != len(expected) or not all(map(_same, found, expected)):
-            return f"its {method} is not the one that its twin is for"
-    for method in ("__getattribute__", "__setattr__"):
-        if getattr_static(kind, method) is not getattr_static(object, method):
-            return f"it has a {method}"
-    if getattr_static(kind, "__getattr__", None) is not None:
-        return "it has a __getattr__"
-    if name in originals.HELPERS and not _same(*_helper(name)):
-        return "a function that it calls is not the one that its twin is for"
+def wrapper_of(name: str) -> type[Any] | None:
+    """The class of wrappers that a twin of this name is for; None: its library is not imported."""
+    homes = (sys.modules.get(home) for home in _HOMES)
+    return next((vars(home)[name] for home in homes if home and name in vars(home)), None)
+
+
+def code_of(kind: type) -> Iterator[tuple[str, Any]]:
+    """The functions and properties that the twin of a class knows, each with its name."""
+    for each in kind.__mro__[: kind.__mro__.index(gym.Wrapper) + 1]:
+        for method in _LOOKED_AT:
+            if method in vars(each):
+                yield f"{each.__name__}.{method}", vars(each)[method]
+    name = kind.__name__
+    for method in _ALSO_LOOKED_AT.get(name, ()):
+        yield f"{name}.{method}", _of_class(kind, method)
     if name.startswith("Normalize"):
-        from gymnasium.wrappers.utils import RunningMeanStd
+        from gymnasium.wrappers import utils
 
         for method in ("update", "update_from_moments"):
-            mine = getattr_static(originals.RunningMeanStd, method)
-            if not _same(getattr_static(RunningMeanStd, method), mine):
-                return f"RunningMeanStd.{method} is not the one that its twin is for"
-        hasattr(RunningMeanStd, "update")  # so that it has a version
-        if not has_version(RunningMeanStd):
-            return "changes of RunningMeanStd would not be noticed"
+            yield f"RunningMeanStd.{method}", vars(utils.RunningMeanStd)[method]
+        helper = utils.update_mean_var_count_from_moments
+        yield "update_mean_var_count_from_moments", helper
+    elif name == "FlattenObservation":
+        yield "_flatten_box_multibinary", gym.spaces.utils.flatten.dispatch(gym.spaces.Box)
+
+
+def _difference(kind: type) -> str:
+    """How a class of wrappers differs from the one that its twin is for; empty if it does not."""
+    for name, function in code_of(kind):
+        if not is_known(function, name):
+            return f"{name} is not the one that its twin is for"
+    for method in ("__getattribute__", "__setattr__"):
+        if _of_class(kind, method) is not vars(object)[method]:
+            return f"it has a {method}"
+    if _of_class(kind, "__getattr__") is not None:
+        return "it has a __getattr__"
+    classes = [kind]
+    if kind.__name__.startswith("Normalize"):
+        from gymnasium.wrappers.utils import RunningMeanStd
+
+        classes.append(RunningMeanStd)
+    for each in classes:
+        hasattr(each, "step")  # so that it has a version
+        if not has_version(each):
+            return f"changes of {each.__name__} would not be noticed"
     return ""
 
 
-def _helper(name: str) -> tuple[Any, Any]:
-    """A function that a wrapper of this class calls, and its original."""
-    helper: tuple[Callable[[], Any], Any] = originals.HELPERS[name]
-    called, original = helper
-    return called(), original
+def _of_class(kind: type, name: str) -> Any:
+    """An attribute of a class or its bases, as it is defined; None: there is none."""
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
-def _definitions(kind: type, name: str) -> Iterator[Any]:
-    """The definitions of a name by a class and its bases, the first one found being first."""
-    for each in kind.__mro__:
-        if name in vars(each):
-            yield vars(each)[name]
-
-
-def _same(found: Any, expected: Any) -> bool:
-    """Whether two functions, or the getters of two properties, do the same."""
-    if isinstance(expected, property):
-        return type(found) is property and _same(found.fget, expected.fget)
-    return (
-        type(found) is FunctionType
-        and _text(found.__code__) == _text(expected.__code__)
-        and found.__defaults__ == expected.__defaults__
-        and found.__kwdefaults__ == expected.__kwdefaults__
-        and found.__globals__.get("np", np) is np
-    )
-
-
-def _is_made_by(maker: Callable[..., Any], func: Any) -> bool:
-    """Whether a function is the one that an original makes, whatever it holds."""
-    made = next(each for each in maker.__code__.co_consts if isinstance(each, CodeType))
+def _is_made_by(kind: type, wrapper: Any) -> bool:
+    """Whether a wrapper's function is the one that its class makes, whatever it holds."""
+    func = getattr(wrapper, "func", None)
     return (
         type(func) is FunctionType
-        and _text(func.__code__) == _text(made)
+        and func.__code__ in _of_class(kind, "__init__").__code__.co_consts
         and not func.__defaults__
         and not func.__kwdefaults__
-    )
-
-
-@functools.cache
-def _text(code: CodeType) -> tuple[Any, ...]:
-    """What a code object does: all but its names for people, its lines and its docstring."""
-    constants = code.co_consts
-    if constants and isinstance(constants[0], str):
-        constants = constants[1:]  # a docstring
-    return (
-        code.co_code,
-        tuple(_text(each) if isinstance(each, CodeType) else repr(each) for each in constants),
-        code.co_names,
-        code.co_varnames,
-        code.co_freevars,
-        code.co_cellvars,
-        code.co_flags,
-        code.co_argcount,
-        code.co_kwonlyargcount,
-        code.co_posonlyargcount,
-        getattr(code, "co_exceptiontable", b""),
+        and func.__globals__.get("np", np) is np
     )

@@ -10,7 +10,7 @@ Only ``step`` is compiled: ``reset``, which is rare, stays Python.
 cimport cython
 from cpython.object cimport PyObject
 
-from shmvec._wrappers.originals import unpacked
+from shmvec._wrappers.results import unpacked
 
 cdef extern from "Python.h":
     ctypedef struct PyTypeObject:

@@ -2,22 +2,20 @@
 
 cimport cython
 
-from shmvec._wrappers.chain cimport Step, Twin
+from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin
 
 
 @cython.final
 cdef class PassiveEnvChecker(Twin):
+    cdef bint checks_reuse  # since Gymnasium 1.4
+
+    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
+        Twin.__init__(self, wrapper, owner, below, inner, method)
+        self.checks_reuse = "checked_data_reuse" in type(wrapper).step.__code__.co_names
+
     cdef int step_with(self, dict own, object action, Step step) except -1:
         if (self.get(own, "checked_step") is False
-                or self.get(own, "checked_data_reuse") is False):
-            return self.by_python(action, step)
-        return self.inner.step(action, step)
-
-
-@cython.final
-cdef class PassiveEnvChecker13(Twin):
-    cdef int step_with(self, dict own, object action, Step step) except -1:
-        if self.get(own, "checked_step") is False:
+                or self.checks_reuse and self.get(own, "checked_data_reuse") is False):
             return self.by_python(action, step)
         return self.inner.step(action, step)
 
