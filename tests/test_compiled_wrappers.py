@@ -493,6 +493,36 @@ def test_vector_envs_are_equal_with_it_and_without(num_workers, mode):
             assert seen(mine.get_attr(name)) == seen(python.get_attr(name))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stats_say_what_is_compiled_and_what_stops_it(num_workers, tmp_path):
+    marker = tmp_path / "marker"
+
+    def make(*names):
+        return wrapped([*names, *["mine"] * marker.exists()])
+
+    makes = [partial(make, "limit", "normal", "mine", "normal reward")] * 2
+    makes += [partial(make, "limit"), make]
+    told = "3 of 4 compiled; Mine between NormalizeObservation and NormalizeReward: it has no twin"
+    with closing(ShmVectorEnv(makes, num_workers=num_workers)) as envs:
+        stats = envs.stats()
+        fast = "0 of 1 compiled (Python is as fast)"
+        assert (stats - stats).wrappers == stats.wrappers == (told, told, fast, "")
+        lines = str(stats).splitlines()
+        assert f"wrappers of envs 0-1: {told}" in lines and f"wrappers of env 2: {fast}" in lines
+        assert len([line for line in lines if "wrappers" in line]) == 2
+        marker.touch()
+        envs.restart([3])
+        *others, last = envs.stats().wrappers
+        assert last == "0 of 1 compiled; Mine between the env and the caller: it has no twin"
+        if num_workers:
+            assert others[:2] == [told, told]
+    with closing(ShmVectorEnv(makes[:2], num_workers=num_workers)) as envs:
+        alike = "wrappers: 3 of 5 compiled; Mine between NormalizeReward and the caller: "
+        assert alike in str(envs.stats())
+    with closing(ShmVectorEnv(makes, num_workers=num_workers, compile_wrappers=False)) as envs:
+        assert "wrappers" not in str(envs.stats())
+
+
 def test_where_python_is_as_fast_it_steps():
     env = wrapped(["checker", "order", "limit", "statistics"])
     assert compiled_if_it_pays(env) is env

@@ -298,6 +298,9 @@ class Stats:
             ``python -m shmvec top`` fills it.
         caller: The calling process, likewise.
         shared: Bytes of the segment, which holds requests, results and counters.
+        wrappers: What of each env's wrappers is compiled, and what stops it, in words, as it was
+            when its worker was started; "": it has none. Empty with ``compile_wrappers=False``, and
+            in ``top``.
     """
 
     parent: Waits
@@ -312,6 +315,7 @@ class Stats:
     processes: tuple[Process | None, ...] = ()
     caller: Process | None = None
     shared: int = 0
+    wrappers: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -732,6 +736,7 @@ def _envs(stats: Stats, busy: float) -> Verdict:
 # ---- the table -----------------------------------------------------------------------------------
 
 _MOST_ROWS = 16
+_MOST_ALIKE = 4  # kinds of envs of whose wrappers something is said
 # Columns by what they matter: where there is no room the last ones go, and before them all others.
 _IMPORTANCE = (
     *("worker", "now", "in step", "envs", "steps", "pid", "time", "waiting", "resets", "memory"),
@@ -828,12 +833,34 @@ def _sentences(stats: Stats) -> list[str]:
         f"({stats.parent.parks:,} sleeps)"
         + (f", now for {_duration(waiting_s)}" if waiting_s >= _LONG_S else ""),
     ]
+    said += [f"wrappers{whose}: {words}" for whose, words in _alike(stats.wrappers)]
     if stats.caller is not None:
         of_workers = "".join(f", workers {_bytes(pss)}" for pss in _pss_of_workers(stats))
         said.append(
             f"memory: caller {_memory(stats.caller)}{of_workers}, shared {_bytes(stats.shared)}"
         )
     return said
+
+
+def _alike(wrappers: Sequence[str]) -> list[tuple[str, str]]:
+    """What is said of envs' wrappers, once for all that are alike, and of which envs it is."""
+    envs: dict[str, list[int]] = {}
+    for env, words in enumerate(wrappers):
+        envs.setdefault(words, []).append(env)
+    if len(envs) == 1:
+        return [("", words) for words in envs if words]
+    shown = [(_some(which), words) for words, which in envs.items() if words]
+    more = len(shown) - _MOST_ALIKE
+    return shown[:_MOST_ALIKE] + [("", f"{more} other kinds of envs")] * (more > 0)
+
+
+def _some(envs: list[int]) -> str:
+    """Which envs these are, in few words."""
+    if len(envs) == 1:
+        return f" of env {envs[0]}"
+    if envs[-1] - envs[0] == len(envs) - 1:
+        return f" of envs {envs[0]}-{envs[-1]}"
+    return f" of env {envs[0]} and {len(envs) - 1} others"
 
 
 def _columns(stats: Stats) -> dict[str, list[str]]:

@@ -64,6 +64,7 @@ class EnvHost:
         self.first_env = first_env
         self.mailbox = mailbox
         self.envs: list[gym.Env[Any, Any]] = []
+        self.wrappers: list[str] = []  # of each env: what of its wrappers is compiled, in words
         self._loop: WorkerLoop | None = None
         self._layout: Layout | None = None
 
@@ -140,9 +141,10 @@ class EnvHost:
         self._layout = attachment.layout
         steppers = None
         if attachment.compile_wrappers:
-            from shmvec._wrappers import compiled  # which only what holds envs needs
+            from shmvec._wrappers import compiled, summary_of  # which only what holds envs needs
 
             steppers = [compiled(env) for env in self.envs]
+            self.wrappers = list(map(summary_of, steppers))
         self._loop = WorkerLoop(
             segment,
             self.index,

@@ -71,6 +71,7 @@ class Workers(Protocol):
         kept: Memory, besides the segment, that workers which are started later also need.
         alarms: Descriptors that wake workers which doze.
         generation: Without processes: a new object after each replacement.
+        wrappers: What of the wrappers of each worker's envs is compiled, in words.
     """
 
     ranges: list[range]
@@ -82,6 +83,9 @@ class Workers(Protocol):
     kept: Kept
     alarms: Alarms
     generation: Any
+
+    @property
+    def wrappers(self) -> Sequence[Sequence[str]]: ...
 
     @property
     def changing(self) -> AbstractContextManager[Any]:
@@ -181,6 +185,7 @@ class Supervisor:
         self.alarms = Alarms()
         # A worker that is started later needs these as well.
         self._depots: list[Depot] = []
+        self.wrappers: list[Sequence[str]] = [()] * len(ranges)
         self._attachment: Attachment | None = None
         self._descriptor = -1
         self.kept = Kept()
@@ -279,7 +284,7 @@ class Supervisor:
         for index in range(len(self.ranges)):
             self._hand_over(index, attachment)
         for index in range(len(self.ranges)):
-            self._receive(index)
+            self.wrappers[index] = self._receive(index)
             self._up[index] = True
 
     def _hand_over(self, index: int, attachment: Attachment) -> None:
@@ -324,7 +329,7 @@ class Supervisor:
                 self.end(index)
                 return report
             self._hand_over(index, replace(self._attachment, resets=resets))
-            self._receive(index)
+            self.wrappers[index] = self._receive(index)
             self._up[index] = True
         except BaseException as error:
             self.end(index)

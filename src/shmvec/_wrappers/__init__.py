@@ -20,7 +20,7 @@ import numpy as np
 from shmvec._wrappers.chain import Chain, Python, Twin, has_version
 from shmvec._wrappers.sources import is_known
 
-__all__ = ["TWINS", "code_of", "compiled", "notes_of", "wrapper_of"]
+__all__ = ["TWINS", "code_of", "compiled", "notes_of", "summary_of", "wrapper_of"]
 
 # Twins, by the compiled file that has them.
 _FILES = {
@@ -49,6 +49,7 @@ _ALSO_LOOKED_AT = {
     "ClipReward": ("__init__",),
 }
 
+_AS_FAST = "Python is as fast"
 Note = tuple[str, str]  # name of a wrapper's class, why it is not compiled; "": it is
 
 
@@ -75,7 +76,30 @@ def notes_of(stepper: Any) -> list[Note]:
     """
     if isinstance(stepper, Chain):
         return list(stepper.notes)
-    return [(name, why or "Python is as fast") for name, why in Chain(stepper, _built).notes]
+    return [(name, why or _AS_FAST) for name, why in Chain(stepper, _built).notes]
+
+
+def summary_of(stepper: Any) -> str:
+    """How many of an env's wrappers are compiled, and what stops others; empty: it has none.
+
+    Args:
+        stepper: What ``compiled`` has returned.
+    """
+    notes = notes_of(stepper)
+    if not notes:
+        return ""
+    names = [name for name, _ in notes]
+    places = zip([*names[1:], "the env"], names, ["the caller", *names], strict=False)
+    stopped = [
+        f"{name} between {below} and {above}: {why}"
+        for (below, name, above), (_, why) in zip(places, notes, strict=True)
+        if why not in ("", _AS_FAST)
+    ]
+    count = sum(not why for _, why in notes)
+    said = f"{count} of {len(notes)} compiled"
+    if not stopped and not count:
+        said += f" ({_AS_FAST})"
+    return "; ".join([said, *stopped])
 
 
 def _built(env: Any, chain: Chain) -> tuple[Any, list[Note]]:
