@@ -2,6 +2,7 @@
 
 import contextlib
 import dis
+import os
 import random
 import signal
 import sys
@@ -122,11 +123,14 @@ _LOOKS = "RESUME", "CALL", "JUMP_BACKWARD", "JUMP_ABSOLUTE"
 class Moments:
     """Moments of a call, one after the other, at which Python may run a signal's handler.
 
-    Then `by` is called: it raises Interrupted, or has a signal come.
+    Then `by` is called: it raises Interrupted, or has a signal come. What it raised is kept if
+    `keeps` says so: then the frames that it has left stay as they are, as while it is handled.
     """
 
-    def __init__(self, stride=1, by=None):
+    def __init__(self, stride=1, by=None, keeps=False):
         self._by = by
+        self._owner = os.getpid()
+        self._keeps, self._kept = keeps, None
         self._stride = stride
         self._moment = 0
         self._left = 0
@@ -140,8 +144,8 @@ class Moments:
         sys.settrace(self._enter)
         try:
             call()
-        except (Interrupted, KeyboardInterrupt):
-            pass
+        except (Interrupted, KeyboardInterrupt) as error:
+            self._kept = error if self._keeps else None
         finally:
             sys.settrace(None)
         return self._left < 0
@@ -161,6 +165,8 @@ class Moments:
                     self._left -= 1
                     if self._left < 0 and not is_lost(frame):
                         sys.settrace(None)
+                        if os.getpid() != self._owner:
+                            return None  # a worker, which was forked
                         if self._by is None:
                             raise Interrupted
                         self._by()

@@ -16,8 +16,6 @@ from processes import gone
 from tables import deep
 
 from shmvec import ShmVectorEnv
-from shmvec._processes import launcher
-from shmvec._processes.output import WorkerStderr
 from shmvec.faults import FaultPolicy
 
 DEADLINE_S = 60
@@ -113,22 +111,6 @@ def test_a_worker_that_is_begun_after_the_others_were_told(monkeypatch):
     closed(envs)
     thread.join(DEADLINE_S)
     assert not thread.is_alive() and type(raised[0]) is ClosedEnvironmentError
-
-
-def test_two_threads_end_what_a_worker_has_written():
-    class Mute:
-        def put(self, *arguments):
-            pass
-
-    for _ in range(300):
-        stderr = WorkerStderr(Mute())
-        threads = [threading.Thread(target=stderr.close) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(DEADLINE_S)
-            assert not thread.is_alive()
-        assert stderr.reader == -1 and stderr.text() == ""
 
 
 @pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting:UserWarning")
@@ -276,10 +258,3 @@ def test_a_subclass_may_take_more_when_it_is_closed():
     envs = Noting([Dying], num_workers=1)
     for _ in range(2):
         envs.close(note="done", timeout=DEADLINE_S)
-
-
-def test_ctrl_c_while_standard_streams_are_looked_at():
-    """What is opened there is never closed again (the fixture counts)."""
-    moments = Moments()
-    while moments.interrupt(launcher.occupy_streams):
-        pass

@@ -148,15 +148,6 @@ def test_a_refusal_that_comes_up_through_a_call_leaves_nothing_pending(
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_who_has_two_halves_is_told_of_another_call():
-    """And his half stays."""
-    with closing(ShmVectorEnv([Counter] * 2, num_workers=1)) as envs:
-        envs.reset_async(seed=1)
-        with pytest.raises(AlreadyPendingCallError):
-            envs.get_attr("length")
-        envs.reset_wait()
-
-
 def decorated(method):
     @functools.wraps(method)
     def wrapper(*args, **kwargs):

@@ -1,15 +1,10 @@
 """A rollout that does not come about, or is broken off: what follows is right, and in its place."""
 
-import os
-import signal
-import threading
-import time
 from contextlib import suppress
 
 import numpy as np
 import pytest
 from envs import Counter
-from processes import state
 from scripts import succeeds
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
@@ -47,69 +42,6 @@ def check_step(envs, counts):
     assert observations[:, :2].tolist() == [[count + 1, 3] for count in counts]
     assert rewards.tolist() == rewards_of([count + 1 for count in counts])
     assert not terminations.any() and not truncations.any()
-
-
-class Interrupted(Exception):
-    """What the program's own signal handler raises."""
-
-
-@pytest.fixture
-def raising_handler():
-    def handle(number, frame):
-        raise Interrupted
-
-    before = signal.signal(signal.SIGUSR2, handle)
-    yield
-    signal.signal(signal.SIGUSR2, before)
-
-
-@pytest.fixture
-def signal_when_asleep():
-    """Sends this process a signal once its main thread has waited for a while."""
-    threads = []
-
-    def start(number, ended):
-        def wait_and_send():
-            me, asleep = f"{os.getpid()}/task/{threading.main_thread().native_id}", 0
-            until = time.monotonic() + DEADLINE_S
-            while asleep < 20 and time.monotonic() < until:
-                asleep = asleep + 1 if state(me) == "S" else 0
-                time.sleep(0.005)
-            signal.pthread_kill(threading.main_thread().ident, number)
-            assert ended.wait(DEADLINE_S)
-
-        threads.append(threading.Thread(target=wait_and_send))
-        threads[-1].start()
-
-    yield start
-    for thread in threads:
-        thread.join(DEADLINE_S)
-
-
-@pytest.mark.parametrize(
-    "number, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR2, Interrupted)]
-)
-def test_after_a_rollout_that_a_signal_broke_off(
-    number, error, raising_handler, signal_when_asleep
-):
-    envs = counters(num_workers=2)
-    stopped = envs.processes[1].pid
-    over = threading.Event()
-    try:
-        envs.reset(seed=0)
-        check_rollout(envs, [0] * 4)
-        os.kill(stopped, signal.SIGSTOP)
-        signal_when_asleep(number, over)
-        with pytest.raises(error):
-            envs.rollout(8)
-        over.set()
-        os.kill(stopped, signal.SIGCONT)
-        check_rollout(envs, [5] * 4)
-        check_rollout(envs, [10] * 4, 8)
-    finally:
-        over.set()
-        os.kill(stopped, signal.SIGCONT)
-        envs.close()
 
 
 def test_after_a_rollout_in_whose_beginning_a_worker_died():

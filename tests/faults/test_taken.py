@@ -6,13 +6,17 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 from echoing import is_lost
 from envs import Counter
+from stepping import in_order, lockstep
+from tables import crossed
 
 from shmvec import ShmVectorEnv
+from shmvec.exchange import Exchange
 from shmvec.faults import Failure
 
 
@@ -62,9 +66,6 @@ class SlowToRead(Counter):
         return (*results, {**info, "slow": _Slow()})
 
 
-WORKERS = pytest.mark.parametrize("workers", [0, 1])
-
-
 def counters(count):
     return [lambda: Counter(99)] * count
 
@@ -90,34 +91,28 @@ def test_ctrl_c_while_the_cores_are_looked_at(monkeypatch):
         envs.close()
 
 
-class Large(Counter):
-    """Puts an array into its infos of which env 1's has another shape, and is large."""
-
-    def step(self, action):
-        *results, info = super().step(action)
-        info["x"] = np.zeros(2 + self.offset * 10**6)
-        return (*results, info)
+_RAISED = []
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("order", [None, [[1, 0], [0, 1], [1, 0]]])
-def test_infos_that_cannot_be_gathered_raise_once(workers, order):
-    envs = ShmVectorEnv(
-        [lambda i=i: Large(99, i) for i in range(2)], num_workers=workers, replay_order=order
-    )
-    try:
-        envs.reset(seed=1)
-        for _ in range(2):
-            envs.send([3, 4])
-            with pytest.raises(ValueError):
-                envs.recv()
-            assert not any(map(envs.exchange.in_flight, range(2)))
-        envs.exchange.ask(None, [3, 4])
-        answers = envs.exchange.take()
-        assert answers.observations[:, 0].tolist() == [3, 3]
-        assert [len(info["x"]) for info in answers.infos] == [2, 2 + 10**6]
-    finally:
-        envs.close()
+@pytest.fixture(autouse=True)
+def nothing_was_raised():
+    _RAISED.clear()
+
+
+def _read(error):
+    """What an info is unpickled by: it raises the first time, as a signal's handler may."""
+    if error not in _RAISED:
+        _RAISED.append(error)
+        raise error
+    return "read"
+
+
+class Unread:
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        return _read, (self.error,)
 
 
 STRICT = contextvars.ContextVar("STRICT", default=False)
@@ -129,63 +124,106 @@ def _read_in_context():
     return "read"
 
 
-class _Contextual:
+class Contextual:
+    """Cannot be read in some contexts: np.errstate(all="raise"), warnings that are errors."""
+
     def __reduce__(self):
         return _read_in_context, ()
 
 
-class Contextual(Counter):
-    """Puts into its infos what cannot be read in some contexts."""
+# By name: what the envs' first step returns, as an observation and in an info, and what it raises.
+TROUBLES = {
+    "Ctrl-C as an info is read": (
+        lambda env, seen: (seen, Unread(KeyboardInterrupt) if env else "read"),
+        KeyboardInterrupt,
+    ),
+    "an info that cannot be read": (
+        lambda env, seen: (seen, Unread(LookupError) if env else "read"),
+        LookupError,
+    ),
+    "infos that cannot be read in this context": (
+        lambda env, seen: (seen, Contextual()),
+        ArithmeticError,
+    ),
+    "infos that cannot be gathered": (  # env 1's is large, too
+        lambda env, seen: (seen, np.zeros(2 + env * 10**6)),
+        ValueError,
+    ),
+    "observations that do not fit together": (
+        lambda env, seen: (seen[:-1] if env else seen, "read"),
+        ValueError,
+    ),
+}
+
+
+class Troubled(Counter):
+    def __init__(self, env, trouble):
+        super().__init__(99, offset=env)
+        self.trouble = trouble
 
     def step(self, action):
-        *results, info = super().step(action)
-        return (*results, {**info, "x": _Contextual()})
+        observation, *results, info = super().step(action)
+        info["x"] = "read"
+        if self.count == 1:
+            observation, info["x"] = self.trouble(self.offset, observation)
+        return (observation, *results, info)
 
 
-@WORKERS
-def test_infos_that_cannot_be_read_in_the_callers_context_raise_once(workers):
-    """As with np.errstate(all="raise"), or warnings that are errors."""
-    envs = ShmVectorEnv([lambda: Contextual(99)] * 2, num_workers=workers)
-    try:
-        envs.reset(seed=1)
-        envs.send([3, 4])
-        strict = STRICT.set(True)
-        with pytest.raises(ArithmeticError):
-            envs.recv()
-        STRICT.reset(strict)
-        envs.send([3, 4])
-        observations, *_, infos = envs.recv()
-        assert observations[:, 0].tolist() == [2, 2]
-        assert infos["x"].tolist() == ["read", "read"]
-    finally:
-        envs.close()
+def troubled(trouble, count=2):
+    return [partial(Troubled, env, TROUBLES[trouble][0]) for env in range(count)]
 
 
-class Odd(Counter):
-    """Returns an observation of another shape in its second step, if it is env 1."""
-
-    def step(self, action):
-        observation, *results = super().step(action)
-        odd = self.offset == 1 and self.count == 2
-        return (observation[:-1] if odd else observation, *results)
+def recv(envs, actions):
+    envs.send(actions)
+    return in_order(envs.recv(timeout=20))
 
 
-@WORKERS
-def test_observations_that_do_not_fit_together_raise_once(workers):
+@pytest.mark.parametrize(
+    "trouble, workers, take, order",
+    crossed(TROUBLES, [0, 1, 2], [recv, lockstep], [None, [[1, 0], [0, 1], [1, 0]]]),
+)
+def test_what_cannot_be_taken_raises_once(trouble, workers, take, order):
+    error = TROUBLES[trouble][1]
+    order = order if take is recv else None
+    shared = "observations" not in trouble
     envs = ShmVectorEnv(
-        [lambda i=i: Odd(99, i) for i in range(2)], num_workers=workers, shared_memory=False
+        troubled(trouble), num_workers=workers, shared_memory=shared, replay_order=order
     )
     try:
         envs.reset(seed=1)
-        for step in range(1, 4):
-            envs.send([3, 3])
-            if step == 2:
-                with pytest.raises(ValueError, match=r"env 1: the observation has shape \(\d+,\)"):
-                    envs.recv()
-                continue
-            assert envs.recv()[0][:, 0].tolist() == [step, step]
+        strict = STRICT.set(True)
+        with pytest.raises(error) as raised:
+            take(envs, [1, 2])
+        assert shared or "env 1: the observation has shape" in str(raised.value)
+        STRICT.reset(strict)
+        if take is recv:
+            assert not any(map(envs.exchange.in_flight, range(2)))
+        for count in (2, 3):
+            observations, *_, infos = take(envs, [3, 0])
+            assert [each[0] for each in observations] == [count] * 2
+            assert infos["action"].tolist() == [3, 0] and infos["x"].tolist() == ["read"] * 2
     finally:
         envs.close()
+
+
+@pytest.mark.parametrize("gather", [True, None])
+@pytest.mark.parametrize("trouble", ["Ctrl-C as an info is read", "an info that cannot be read"])
+def test_a_take_that_is_broken_off_leaves_other_envs_their_answers(trouble, gather):
+    exchange = Exchange(troubled(trouble, 3), num_workers=1)
+    try:
+        exchange.ask_reset()
+        exchange.take()
+        exchange.ask([2, 1, 0], [1, 2, 3])
+        with pytest.raises(TROUBLES[trouble][1]):
+            exchange.take([0, 1], gather=gather)
+        assert list(map(exchange.in_flight, range(3))) == [False, False, True]
+        (info,) = exchange.take([2], gather=None).infos
+        assert info["action"] == 1
+        exchange.ask([1, 0], [3, 1])
+        infos = exchange.take([0, 1], gather=None).infos
+        assert [(info["action"], info["x"]) for info in infos] == [(1, "read"), (3, "read")]
+    finally:
+        exchange.close()
 
 
 def test_failures_are_told_once_though_ctrl_c_comes_as_they_are_compared(monkeypatch):

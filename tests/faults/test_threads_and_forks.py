@@ -69,62 +69,6 @@ def test_a_thread_that_has_made_it_may_end():
     succeeds(START, body)
 
 
-@pytest.mark.parametrize("which", ["step", "call", "reset", "any"])
-def test_two_threads_are_refused_or_served_but_never_mixed_up(which):
-    body = f"""
-        def step(n):
-            observations, rewards, *_ = envs.step([n] * 4)
-            assert observations[:, 1].tolist() == rewards.tolist() == [n] * 4
-
-        def call(n):
-            assert envs.call("echo", n) == (n,) * 4
-
-        def reset(n):
-            observations, _ = envs.reset(seed=n)
-            assert observations[:, :2].tolist() == [[0, -1]] * 4
-
-        def hammer(index):
-            chosen = random.Random(index)
-            n = index
-            try:
-                while not over.is_set():
-                    n += 2
-                    try:
-                        chosen.choice(calls)(n)
-                        served[index] += 1
-                    except AlreadyPendingCallError as error:
-                        if "one thread at a time" not in str(error):
-                            raise
-                        refused[index] += 1
-            except BaseException as error:
-                wrong.append(error)
-                over.set()
-
-        sys.setswitchinterval(1e-5)
-        calls = dict(step=[step], call=[call], reset=[reset], any=[step, call, reset])[{which!r}]
-        served, refused, wrong = [0, 0], [0, 0], []
-        envs = ShmVectorEnv([Echo] * 4, num_workers=2)
-        envs.reset(seed=0)
-        over = threading.Event()
-        threads = [threading.Thread(target=hammer, args=(i,), daemon=True) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        over.wait(0.5)
-        over.set()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive(), "it hangs"
-        if wrong:
-            raise wrong[0]
-        assert sum(served) > 10, (served, refused)
-        check(envs)
-        envs.reset(seed=1)
-        check(envs)
-        envs.close()
-    """
-    succeeds(START, body)
-
-
 @pytest.mark.parametrize(
     "what, on_crash",
     crossed(["step", "recv", "step of some", "call", "reset"], ["raise", "restart"]),
