@@ -12,11 +12,11 @@ import pytest
 from envs import Counter
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector.async_vector_env import AsyncState
-from tables import crossed
+from tables import crossed, deep
 
 from shmvec import ShmVectorEnv
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 3])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 3, *deep(1)])
 
 
 class Gated(Counter):

@@ -5,12 +5,13 @@ import importlib
 import importlib.util
 import inspect
 import re
-import select
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from forking import Forker
 
 import shmvec
 
@@ -48,39 +49,30 @@ def imported(module):
 
 
 @pytest.fixture(scope="module")
-def forking():
-    """Runs a script and returns its exit status; most of what a page needs is imported already."""
-    command = [sys.executable, ROOT / "tests" / "forking.py"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:
-
-        def run(script, output):
-            process.stdin.write(f"{script} {output}\n")
-            process.stdin.flush()
-            assert select.select([process.stdout], [], [], 110)[0], output.read_text()
-            return int(process.stdout.readline())
-
-        try:
-            yield run
-        finally:
-            process.kill()
+def forker():
+    with closing(Forker()) as forker:
+        yield forker
 
 
 @pytest.mark.parametrize(("name", "code"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
-def test_the_code_of_a_page_runs(name, code, tmp_path, forking):
+def test_the_code_of_a_page_runs(name, code, tmp_path, forker, monkeypatch):
     for module in re.findall(r"^(?:from|import) ([\w.]+)", code, re.M):
         if importlib.util.find_spec(module.split(".")[0]) is None:
             pytest.skip(f"{module} is not installed")
         if module.startswith("shmvec.adapters"):
             imported(module)
-    script, output = tmp_path / "page.py", tmp_path / "output"
-    script.write_text(code)
-    status = forking(script, output)
+    monkeypatch.chdir(tmp_path)
+    script = forker.begin(code)
+    try:
+        status = script.wait(110)
+    finally:
+        script.kill()
+        output = "".join(script.communicate())
     # Of a library that is there what it needs itself may be missing.
-    missing = re.search(r"^(?:ModuleNotFound|Import)Error: (.+)", output.read_text(), re.M)
+    missing = re.search(r"^(?:ModuleNotFound|Import)Error: (.+)", output, re.M)
     if missing is not None and "shmvec" not in missing[1]:
         pytest.skip(missing[1])
-    assert status == 0, output.read_text()
+    assert status == 0, output
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("coming-from/*.md")), ids=lambda page: page.stem)

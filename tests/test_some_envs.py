@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from envs import Counter
 from gymnasium.error import AlreadyPendingCallError
+from tables import deep
 
 import shmvec
 
 NUM_ENVS = 5
 
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 5])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(5)])
 
 
 def vector_env(num_workers):

@@ -9,6 +9,7 @@ from contextlib import closing
 import gymnasium as gym
 import numpy as np
 import pytest
+from tables import deep
 
 from shmvec.adapters.ding import (
     AsyncSubprocessEnvManager,
@@ -245,7 +246,7 @@ class Sampled(gym.Env):
 
 MANAGERS = [AsyncSubprocessEnvManager, SyncSubprocessEnvManager, SubprocessEnvManagerV2]
 KINDS = pytest.mark.parametrize("kind", [SyncSubprocessEnvManager, AsyncSubprocessEnvManager])
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 4])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(4)])
 INFINITE = float("inf")
 
 

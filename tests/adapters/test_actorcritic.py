@@ -11,7 +11,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from actorcritic_envs import (
-    DEADLINE_S,
     Alone,
     Mortal,
     Together,
@@ -30,14 +29,13 @@ from equality import same
 from gymnasium.utils.env_checker import check_env
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from processes import run_script
 from strategies import infos, leaves
-from tables import crossed
+from tables import crossed, deep
 
 from shmvec import WorkerCrashError
 from shmvec.adapters.actorcritic import MultiEnv, SubprocessEnv, create_subprocess_envs
 
-SPLITS = pytest.mark.parametrize("num_workers", [0, 2, 3])
+SPLITS = pytest.mark.parametrize("num_workers", [0, 2, *deep(3)])
 
 
 # ---- create_subprocess_envs ------------------------------------------------------------------
@@ -533,62 +531,28 @@ def test_wrapped_envs_may_be_rendered_and_any_env_will_do():
         assert infos == [{"frame": 1, "spec": None}] * 2 + [{"count": 1, "action": 1}]
 
 
-def test_ctrl_c_ends_a_step_of_wrapped_envs():
-    script = run_script("""
-        import os, signal, threading, time
-        import gymnasium as gym
-        from envs import Counter
-        from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
-
-        class Sleepy(Counter):
-            def step(self, action):
-                time.sleep(0.5 * (action == 3))
-                return super().step(action)
-
-        envs = create_subprocess_envs([Sleepy] * 2)
-        envs = MultiEnv([gym.wrappers.FrameStackObservation(env, 2) for env in envs])
-        envs.reset()
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        try:
-            envs.step([3, 3])
-        except KeyboardInterrupt:
-            print([info["count"] for info in envs.step([1, 1])[3]])
-        envs.close()
-        print(threading.active_count())
-    """)
-    out, err = script.communicate(timeout=DEADLINE_S)
-    assert (script.returncode, out, err) == (0, "[2, 2]\n1\n", "")
-
-
-def test_calls_that_meet_come_to_an_end_wherever_ctrl_c_comes():
-    from shmvec.adapters._meeting import Meeting, current
-
-    def call(number):
-        for _ in range(3):
-            number = current().ask(number)
-            if isinstance(number, Exception):
-                raise number
-        return number
-
+def test_calls_of_wrapped_envs_come_to_an_end_whenever_ctrl_c_comes():
     armed = False
 
     def ctrl_c(number, frame):
         if armed and not is_lost(frame):  # else it comes after the call
             raise KeyboardInterrupt
 
-    calls = {number: partial(call, number) for number in range(4)}
     before = signal.signal(signal.SIGALRM, ctrl_c)
-    with closing(Meeting(4, lambda numbers: [number + 1 for number in numbers])) as meeting:
+    envs = create_subprocess_envs([partial(Counter, 10**9)] * 3, num_workers=0)
+    with closing(MultiEnv([Twice(env) for env in envs])) as together:
+        together.reset()
         try:
-            for microseconds in range(1000):
+            for microseconds in range(1, 3000, 5):
                 with suppress(KeyboardInterrupt):
                     armed = True
-                    signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + microseconds))
-                    meeting.run(calls)
+                    signal.setitimer(signal.ITIMER_REAL, 1e-6 * microseconds)
+                    together.step([1, 2, 3])
                     armed = False
         finally:
             armed = False
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-        results = meeting.run(calls)
-        assert {number: job.result for number, job in results.items()} == {0: 3, 1: 4, 2: 5, 3: 6}
+        together.reset()
+        assert together.step([1, 2, 3])[1] == [1 + 2] * 3
+    assert threading.active_count() == 1

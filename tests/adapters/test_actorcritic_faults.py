@@ -170,33 +170,41 @@ def test_a_policy_may_reset_envs_that_raise_or_hang(tmp_path):
             envs.step([None, 3])
 
 
-def test_nothing_is_recreated_on_ctrl_c():
-    script = run_script("""
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_nothing_is_recreated_on_ctrl_c(wrapped):
+    script = run_script(f"""
         import os, signal, threading, time
+        import gymnasium as gym
         from envs import Counter
         from shmvec.adapters.actorcritic import MultiEnv, create_subprocess_envs
 
         class Sleepy(Counter):
             def step(self, action):
-                time.sleep(0.5 * (action == 3))
+                if action == 3:
+                    os.killpg(program, signal.SIGINT)
+                    time.sleep(0.5)
                 return super().step(action)
 
         os.setpgrp()
-        envs = MultiEnv(create_subprocess_envs([Sleepy] * 2))
+        program = os.getpid()
+        envs = create_subprocess_envs([Sleepy] * 2)
+        exchange = envs[0].group.exchange
+        if {wrapped}:
+            envs = [gym.wrappers.FrameStackObservation(env, 2) for env in envs]
+        envs = MultiEnv(envs)
         envs.reset()
-        exchange = envs.envs[0].group.exchange
         before = [process.pid for process in exchange.processes]
-        threading.Timer(0.1, os.killpg, (os.getpgrp(), signal.SIGINT)).start()
         try:
-            envs.step([3, 3])
+            envs.step([3, 1])
         except KeyboardInterrupt:
             infos = envs.step([1, 1])[3]
             print([info["count"] for info in infos], ["fault" in info for info in infos])
             print([process.pid for process in exchange.processes] == before)
         envs.close()
+        print(threading.active_count())
     """)
     out, err = script.communicate(timeout=DEADLINE_S)
-    assert (script.returncode, out, err) == (0, "[2, 2] [False, False]\nTrue\n", "")
+    assert (script.returncode, out, err) == (0, "[2, 2] [False, False]\nTrue\n1\n", "")
 
 
 # ---- close -----------------------------------------------------------------------------------

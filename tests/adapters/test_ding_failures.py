@@ -25,6 +25,7 @@ from ding_envs import (
     Told,
 )
 from equality import same
+from tables import deep
 
 from shmvec import EnvTimeoutError, FaultPolicy, TooManyFaultsError, WorkerCrashError
 from shmvec.adapters.ding import (
@@ -34,7 +35,7 @@ from shmvec.adapters.ding import (
 )
 from shmvec.faults import RemoteTraceback, restart_seed
 
-PROCESSES = pytest.mark.parametrize("num_workers", [2, 4])
+PROCESSES = pytest.mark.parametrize("num_workers", [2, *deep(4)])
 RUN, RESET, DONE, ERROR = EnvState.RUN, EnvState.RESET, EnvState.DONE, EnvState.ERROR
 
 

@@ -16,14 +16,14 @@ import pytest
 from envs import Counter
 from gymnasium.error import ClosedEnvironmentError
 from plangym_envs import Fickle, Raises, Walk, Words
-from tables import crossed
+from tables import crossed, deep
 
 from shmvec.adapters.plangym import GymnasiumEnv, ParallelEnv, make
 from shmvec.faults import FaultPolicy
 from shmvec.planning import StateAccess
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "coming_from" / "plangym_program.py"
-WORKERS = pytest.mark.parametrize("n_workers", [0, 1, 2, 3])
+WORKERS = pytest.mark.parametrize("n_workers", [0, 2, *deep(1, 3)])
 
 
 def parallel(env_class=GymnasiumEnv, name="CartPole-v1", n_workers=2, **options):

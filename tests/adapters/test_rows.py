@@ -7,19 +7,19 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from agents import MODES, Band, info_of
 from equality import same
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from sb3_stand_in import INSTALLED, AgentVecEnv
-from tables import crossed
+from tables import crossed, deep
 
 from shmvec import FaultPolicy
 from shmvec.adapters.pettingzoo import ParallelVectorEnv
 
 AGENTS = ["ann", "bob", "cid"]
 NUM_ENVS = 4
-MODES = ["NextStep", "SameStep", "Disabled"]
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, NUM_ENVS])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(NUM_ENVS)])
 # By agent: the turns in which it is born and dies. An episode each, again and again.
 LIVES = [
     {"ann": (0, 2), "bob": (0, 4), "cid": (0, 3)},
@@ -28,21 +28,17 @@ LIVES = [
 ]
 
 
-class Herd:
-    """A parallel env whose agents are alike, and are born and die as the lives say."""
+class Herd(Band):
+    """Its agents are alike."""
 
     metadata = {"name": "herd", "render_modes": ["rgb_array"]}
-    render_mode = "rgb_array"
     seen = spaces.Box(0, 1, (3,), np.float32)
     done = spaces.Discrete(3)
 
     def __init__(self, first=0, lives=LIVES):
-        self.possible_agents = list(AGENTS)
-        self.agents = []
-        self.lives, self.episode = lives, first - 1
-        self.rng = np.random.default_rng(0)
+        super().__init__(lives, AGENTS, first)
         self.unwrapped = self
-        self.given = None
+        self.options = None
 
     def observation_space(self, agent):
         return self.seen
@@ -53,38 +49,10 @@ class Herd:
     def _observe(self, agent):
         return self.rng.random(3).astype(np.float32)
 
-    def _living(self):
-        lives = self.lives[self.episode % len(self.lives)]
-        return [a for a in AGENTS if a in lives and lives[a][0] <= self.turn < lives[a][1]]
-
     def reset(self, seed=None, options=None):
-        if seed is not None:
-            self.rng = np.random.default_rng(seed)
-        self.given = options
-        self.turn, self.episode = 0, self.episode + 1
-        self.agents = self._living()
-        told = {agent: self._observe(agent) for agent in self.agents}
+        self.options = options
+        told, _ = super().reset(seed, options)
         return told, {agent: {"episode": self.episode} for agent in self.agents}
-
-    def step(self, actions):
-        assert set(actions) == set(self.agents)
-        before, self.turn = self.agents, self.turn + 1
-        self.agents = self._living()
-        told = before + [agent for agent in self.agents if agent not in before]
-        gone = {agent: agent not in self.agents for agent in before}
-        return (
-            {agent: self._observe(agent) for agent in told},
-            {agent: float(np.sum(actions[agent])) + self.turn for agent in before},
-            {agent: gone[agent] and agent != "cid" for agent in before},
-            {agent: gone[agent] and agent == "cid" for agent in before},
-            {agent: {"turn": self.turn, "of": agent} for agent in before if agent != "bob"},
-        )
-
-    def render(self):
-        return np.full((2, 2, 3), self.turn, np.uint8)
-
-    def close(self):
-        pass
 
 
 class Alone:
@@ -131,15 +99,6 @@ class Alone:
 def herd(make=Herd, num_envs=NUM_ENVS, **options):
     fns = [partial(make, env) for env in range(num_envs)]
     return closing(ParallelVectorEnv(fns, **options))
-
-
-def info_of(infos, row):
-    """What a row was told, out of a dict of arrays."""
-    found = {}
-    for key, values in infos.items():
-        if not key.startswith("_") and infos[f"_{key}"][row]:
-            found[key] = info_of(values, row) if isinstance(values, dict) else values[row]
-    return found
 
 
 def assert_told(results, expected):
@@ -293,7 +252,7 @@ def test_seeds_and_options_of_rows():
     with herd(num_workers=2) as envs:
         rows = envs.as_rows()
         first = rows.reset(seed=5, options={"level": 1})[0]
-        assert envs.get_attr("given") == ({"level": 1},) * NUM_ENVS
+        assert envs.get_attr("options") == ({"level": 1},) * NUM_ENVS
         del rows  # the envs live on
         gc.collect()
         again = np.repeat([5, 6, 7, 8], 3).tolist()
@@ -302,7 +261,7 @@ def test_seeds_and_options_of_rows():
         for _ in range(2):
             later.reset()
         assert same(later.reset(seed=again, options=options)[0], first)
-        assert envs.get_attr("given") == tuple({"row": row} for row in (0, 3, 6, 9))
+        assert envs.get_attr("options") == tuple({"row": row} for row in (0, 3, 6, 9))
         assert [frame.shape for frame in later.render()] == [(2, 2, 3)] * NUM_ENVS
 
 
@@ -354,7 +313,7 @@ def test_sb3_rows_are_what_gymnasiums_are():
         assert ours.seed(3) == [3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6]
         ours.set_options({"level": 1})
         assert same(ours.reset(), theirs.reset(seed=3)[0])
-        assert ours.get_attr("given", [0, 5]) == [{"level": 1}] * 2
+        assert ours.get_attr("options", [0, 5]) == [{"level": 1}] * 2
         assert ours.reset_infos[0] == {"episode": 0} and ours.reset_infos[4] == {}
         rng = np.random.default_rng(1)
         for _ in range(10):
@@ -439,6 +398,7 @@ def test_rows_equal_supersuits():
     compare(make, supersuit.concat_vec_envs_v1(rows, 3, num_cpus=1))
 
 
+@pytest.mark.deep
 def test_ppo_learns_on_sb3_rows():
     sb3 = pytest.importorskip("stable_baselines3")
     spread = pytest.importorskip("mpe2.simple_spread_v3")

@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 from processes import parent_of
 from sb3_stand_in import ShmVecEnv
 from strategies import infos, spaces, unsized_leaves
-from tables import crossed
+from tables import crossed, deep
 
 import shmvec
 
 NUM_ENVS = 5
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, NUM_ENVS])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(NUM_ENVS)])
 
 
 def vec_env(make=Counter, num_workers=2, num_envs=NUM_ENVS, **options):

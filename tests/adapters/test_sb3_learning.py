@@ -36,9 +36,10 @@ from stable_baselines3.common.vec_env import (
 )
 from stable_baselines3.common.vec_env.base_vec_env import tile_images
 from strategies import infos, leaves, names
+from tables import deep
 
 NUM_ENVS = 3
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, NUM_ENVS])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(NUM_ENVS)])
 
 torch.set_num_threads(1)
 

@@ -15,13 +15,13 @@ from gymnasium.error import NoAsyncCallError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import run_script
-from tables import crossed
+from tables import crossed, deep
 from tianshou_or_stand_in import ShmemVectorEnv, SubprocVectorEnv, TianshouVectorEnv, tianshou
 from walks import DEADLINE, GATED, LEFT, RIGHT, Gate, Thing, Walk, walks
 
 from shmvec import EnvTimeoutError, FaultPolicy
 
-WORKERS = pytest.mark.parametrize("num_workers", [0, 2, 4])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(4)])
 
 
 def vector_env(env_fns, **options):

@@ -12,18 +12,25 @@ from processes import run_script
 
 DEADLINE_S = 60
 
+FORKER = []  # see conftest.py
+
 _PREAMBLE = f"""
 import faulthandler, os, sys
-os.setsid()
+if os.getsid(0) != os.getpid():
+    os.setsid()
 faulthandler.enable()
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 """
 
 
 @contextlib.contextmanager
-def running(*parts):
-    """A script, in parts, that runs; whatever it has started is gone at the end."""
-    process = run_script("".join(map(textwrap.dedent, (_PREAMBLE, *parts))))
+def running(*parts, fresh=False):
+    """A script, in parts, that runs; whatever it has started is gone at the end.
+
+    It is in a fork of a process that has imported most things, unless it is to be fresh.
+    """
+    code = "".join(map(textwrap.dedent, (_PREAMBLE, *parts)))
+    process = run_script(code) if fresh else FORKER[0].begin(code)
     try:
         yield process
     finally:
@@ -33,9 +40,9 @@ def running(*parts):
         process.communicate()
 
 
-def succeeds(*parts, lasting=0.0):
+def succeeds(*parts, lasting=0.0, fresh=False):
     """Runs a script that lasts so many seconds, and must then end; returns what it has printed."""
-    with running(*parts) as process:
+    with running(*parts, fresh=fresh) as process:
         # Not by communicate(): the pipes stay open as long as a process that is left has them.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(DEADLINE_S + lasting)

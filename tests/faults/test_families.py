@@ -121,57 +121,35 @@ LIVING = """
     def living():
         return subprocess.Popen(["sleep", "90"], start_new_session=True)
 
-    class Opting(Echo):
+    class Opting(Starting):
         def __init__(self):
             super().__init__()
-            self.pid = outliving()
-
-        def started(self):
-            return [self.pid]
-
-        def step(self, action):
-            os._exit(3)
+            self.outlives = outliving()
 """
 
 
 @pytest.mark.parametrize("end", ["close()", "close(terminate=True)", "step([8, 8])"])
 def test_others_live_on(end):
+    """The program's own, those of other vector envs, and what has set its limit anew."""
     succeeds(
         FAMILIES,
         LIVING,
         f"""
         own = living()
         other = made()
-        envs = made()
-        ours = started_by(envs)
+        envs = made(Opting)
+        ours, outlives = started_by(envs), envs.call("outlives")
         try:
             envs.{end}
         except WorkerCrashError:
             envs.close()
         check_gone(ours)
-        check_lives([own.pid, *started_by(other)])
+        check_lives([own.pid, *outlives, *started_by(other)])
         other.step([1, 1])
         other.close()
         own.kill()
         own.wait()
-        """,
-    )
-
-
-@pytest.mark.parametrize("end", ["close()", "close(terminate=True)", "step([1, 1])"])
-def test_what_sets_its_limit_anew_lives_on(end):
-    succeeds(
-        FAMILIES,
-        LIVING,
-        f"""
-        envs = made(Opting)
-        pids = started_by(envs)
-        try:
-            envs.{end}
-        except WorkerCrashError:
-            envs.close()
-        check_lives(pids)
-        for pid in pids:
+        for pid in outlives:
             os.kill(pid, signal.SIGKILL)
         """,
     )

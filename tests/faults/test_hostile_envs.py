@@ -253,45 +253,31 @@ TRICKS = {
 }
 
 
+STEPPED = """
+    envs = made()
+    try:
+        envs.reset(seed=0)
+        for turn in range(1, 5):
+            USE
+        envs.close()
+    except WorkerCrashError as error:
+        check_clear(error)
+    finally:
+        envs.close(terminate=True)
+    assert played.exists()
+"""
+
 USES = {
-    "close": "check(envs.step([1, 1]), turn)",
-    "a pickled info": "check(envs.step([2, 2]), turn, action=2)",
-    "call": """check(envs.step([1, 1]), turn)
-                assert envs.call("call") == (0, 10)""",
-    "a late info": "check(envs.step([3, 3]), turn, action=3)",
-    "a late info in a partial batch": "check(partial(envs, [3, 3]), turn, action=3)",
-}
-
-
-@pytest.mark.parametrize("trick, use", crossed(TRICKS, USES))
-def test_an_env_that_breaks_what_messages_need(trick, use, tmp_path):
-    hostile(
-        tmp_path,
-        "step",
-        TRICKS[trick],
-        f"""
-        envs = made()
-        try:
-            envs.reset(seed=0)
-            for turn in range(1, 5):
-                {USES[use]}
-            envs.close()
-        except WorkerCrashError as error:
-            check_clear(error)
-        finally:
-            envs.close(terminate=True)
-        assert played.exists()
-        """,
-    )
-
-
-@pytest.mark.parametrize("trick", TRICKS)
-def test_an_env_that_breaks_what_messages_need_is_restarted(trick, tmp_path):
-    hostile(
-        tmp_path,
-        "step",
-        TRICKS[trick],
-        """
+    "close": STEPPED.replace("USE", "check(envs.step([1, 1]), turn)"),
+    "a pickled info": STEPPED.replace("USE", "check(envs.step([2, 2]), turn, action=2)"),
+    "call": STEPPED.replace(
+        "USE", "check(envs.step([1, 1]), turn); assert envs.call('call') == (0, 10)"
+    ),
+    "a late info": STEPPED.replace("USE", "check(envs.step([3, 3]), turn, action=3)"),
+    "a late info in a partial batch": STEPPED.replace(
+        "USE", "check(partial(envs, [3, 3]), turn, action=3)"
+    ),
+    "a restart": """
         envs = made("restart")
         envs.reset(seed=0)
         for _ in range(2):
@@ -308,5 +294,10 @@ def test_an_env_that_breaks_what_messages_need_is_restarted(trick, tmp_path):
         assert envs.stats().faults.restarts <= 1
         assert played.exists()
         envs.close()
-        """,
-    )
+    """,
+}
+
+
+@pytest.mark.parametrize("trick, use", crossed(TRICKS, USES))
+def test_an_env_that_breaks_what_messages_need(trick, use, tmp_path):
+    hostile(tmp_path, "step", TRICKS[trick], USES[use])

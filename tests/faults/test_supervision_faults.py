@@ -198,11 +198,11 @@ SUSPENDED = """
             if action == 3:
                 print("begun", flush=True)
                 begin = time.process_time()  # which stands still while the process is stopped
-                while time.process_time() - begin < 0.2:
+                while time.process_time() - begin < 0.05:
                     pass
             return super().step(action)
 
-    policy = FaultPolicy(on_timeout="restart", step_timeout=2.0, backoff_s=0)
+    policy = FaultPolicy(on_timeout="restart", step_timeout=1.0, backoff_s=0)
     envs = ShmVectorEnv([lambda: Works(99)] * 2, num_workers=2, faults=policy)
     envs.reset(seed=0)
     pids = [process.pid for process in envs.processes]
@@ -227,7 +227,7 @@ def test_a_suspended_program_does_not_take_its_workers_for_hanging(how, first):
         pids.sort(key=lambda pid: (pid == script.pid) == (first == "workers"))
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(2.5)  # longer than the limit
+        time.sleep(1.3)  # longer than the limit
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         out, err = script.communicate(timeout=DEADLINE_S)
