@@ -22,7 +22,7 @@ from gymnasium.vector.async_vector_env import _async_worker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tables import crossed
+from tables import crossed, deep
 
 import shmvec.__main__
 from shmvec import Evaluation, ShmVectorEnv, evaluate
@@ -259,7 +259,8 @@ def test_an_episode_in_which_an_env_raises_is_played_again(tmp_path, num_workers
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "batch_size"), [(0, None), (1, None), (2, None), (4, None), (4, 1), (2, 1)]
+    ("num_workers", "batch_size"),
+    [(0, None), (2, None), (2, 1), *deep((1, None), (4, None), (4, 1))],
 )
 def test_workers_are_recycled_between_episodes(num_workers, batch_size):
     envs = ShmVectorEnv([Walk] * 4, num_workers=num_workers, recycle_after=3)
@@ -271,8 +272,6 @@ def test_workers_are_recycled_between_episodes(num_workers, batch_size):
 
 
 def test_options_are_handed_on_as_they_are():
-    seen = {}
-
     class Telling(Walk):
         def step(self, action):
             *results, info = super().step(action)
@@ -286,10 +285,9 @@ def test_options_are_handed_on_as_they_are():
     result = evaluate(Telling, act, 3, seeds=0, options=options, info_keys=["given", "word"])
     assert result.infos["given"].tolist() == options
     assert result.infos["word"].dtype == object
-    assert not seen
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_options_that_envs_change(num_workers):
     class Taking(Walk):
         def reset(self, *, seed=None, options=None):
@@ -481,19 +479,22 @@ class Requiring(OnAnotherDevice):
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "says"),
-    [
-        (lambda n: np.zeros(n + 1, int), ValueError, "and must have ("),
-        (lambda n: np.zeros((n, 2), int), ValueError, "shape"),
-        (lambda n: np.full(n, "up"), TypeError, ""),
-        (lambda n: ["up"] * n, TypeError, ""),
-        (lambda n: None, ValueError, "shape ()"),
-        (lambda n: OnAnotherDevice(), TypeError, "cuda:0"),
-        (lambda n: Requiring(), TypeError, "requires grad"),
-    ],
+    "wrong, batch",
+    crossed(
+        [
+            (lambda n: np.zeros(n + 1, int), ValueError, "and must have ("),
+            (lambda n: np.zeros((n, 2), int), ValueError, "shape"),
+            (lambda n: np.full(n, "up"), TypeError, ""),
+            (lambda n: ["up"] * n, TypeError, ""),
+            (lambda n: None, ValueError, "shape ()"),
+            (lambda n: OnAnotherDevice(), TypeError, "cuda:0"),
+            (lambda n: Requiring(), TypeError, "requires grad"),
+        ],
+        ["ready", "fixed"],
+    ),
 )
-@pytest.mark.parametrize("batch", ["ready", "fixed"])
-def test_actions_that_are_none(answer, kind, says, batch):
+def test_actions_that_are_none(wrong, batch):
+    answer, kind, says = wrong
     with closing(ShmVectorEnv([Walk] * 4, num_workers=2)) as envs:
         batches = []
 
@@ -566,7 +567,7 @@ def test_defaults_of_the_environment_and_of_install_hold(monkeypatch, given):
 
 
 def test_when_the_time_is_up_what_has_begun_is_played_to_its_end_and_counts():
-    limit_s, begin, asked = 2.0, time.monotonic(), []
+    limit_s, begin, asked = 0.5, time.monotonic(), []
 
     def slow(observations, env_ids):
         if not asked:  # the time is up before any episode is over
@@ -853,8 +854,10 @@ NUMBER = 3
 """
 
 
-@pytest.mark.parametrize("policy", ["lean", "Policy"])
-@pytest.mark.parametrize("env", ["CartPole-v1", "script.py:make_env", "script:make_env"])
+@pytest.mark.parametrize(
+    "env, policy",
+    crossed(["CartPole-v1", "script.py:make_env", "script:make_env"], ["lean", "Policy"]),
+)
 def test_the_command(tmp_path, monkeypatch, capsys, env, policy):
     (tmp_path / "script.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """A pipeline's rollouts and transitions: those of lockstep, whoever is stepped when."""
 
 import importlib.util
+import itertools
 import os
 import signal
 import sys
@@ -289,8 +290,7 @@ class TakesTurns(Faster):
         super().took(grouped, steps, 1.0, 0.5)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("kind", "workers"), [(Story, 1), (Nested, 3)])
+@pytest.mark.parametrize("kind, workers, mode", crossed([Story, Nested], [1, 3], MODES))
 def test_lockstep_and_groups_take_turns_in_a_rollout(kind, mode, workers, monkeypatch):
     monkeypatch.setattr("shmvec.pipeline.Faster", TakesTurns)
     fns = [lambda i=i: kind(i, 0, length=2 + i % 3) for i in range(4)]
@@ -319,7 +319,7 @@ def test_lockstep_tells_what_a_policy_raises():
         Pipeline(envs, Chooser(4)).collect(2)
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[3, *deep(1)])
 def envs(request):
     envs = ShmVectorEnv(stories(5), num_workers=request.param)
     with closing(envs):
@@ -575,12 +575,12 @@ def stand_in(monkeypatch):
     monkeypatch.setattr("shmvec.pipeline.Tensors", OnStandIn)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [Story, Nested])
 @pytest.mark.parametrize(
-    ("batch", "device"), [("ready", "cpu"), ("fixed", "cpu"), ("ready", "cuda"), ("fixed", "cuda")]
+    "batch_and_device, kind, mode",
+    crossed(itertools.product(["ready", "fixed"], ["cpu", "cuda"]), [Story, Nested], MODES),
 )
-def test_tensors_hold_the_same(kind, mode, batch, device, request):
+def test_tensors_hold_the_same(kind, mode, batch_and_device, request):
+    batch, device = batch_and_device
     torch = pytest.importorskip("torch")
     if device == "cuda":
         request.getfixturevalue("stand_in")

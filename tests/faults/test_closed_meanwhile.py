@@ -81,7 +81,7 @@ os.register_at_fork(
 def test_whenever_it_comes(caplog):
     caplog.set_level(logging.CRITICAL, "shmvec")
     rng = np.random.default_rng(1)
-    for _ in range(20):
+    for _ in range(10):
         envs = restarting(2)
         pids = [process.pid for process in envs.processes]
         thread, raised = stepping(envs, [1, int(rng.integers(2))])
@@ -115,7 +115,7 @@ def test_a_worker_that_is_begun_after_the_others_were_told(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting:UserWarning")
 @pytest.mark.parametrize("terminate", [True, False])
-@pytest.mark.parametrize("stride", [13, *deep(3)])
+@pytest.mark.parametrize("stride", [23, *deep(3)])
 def test_what_is_broken_off_the_next_one_ends(stride, terminate):
     """At any moment; a worker may hang, so that only the end of its process ends it."""
     moments, went_on = Moments(stride), True

@@ -79,7 +79,7 @@ def test_a_library_that_uses_openmp(tmp_path, monkeypatch):
     with contextlib.closing(ShmVectorEnv([Tells], num_workers=1, context="fork")) as envs:
         assert envs.reset()[0] == 1
     """
-    succeeds(work, ENV, BODY, "    import contextlib\n", threads)
+    succeeds(work, ENV, BODY, "    import contextlib\n", threads, fresh=True)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
@@ -93,7 +93,7 @@ def test_torch():
         square = torch.ones(256, 256) @ torch.ones(256, 256)
         return float(torch.floor(torch.arange(1_000_000) / 2).double().sum() + square.sum())
     """
-    succeeds(work, ENV, BODY)
+    succeeds(work, ENV, BODY, fresh=True)
 
 
 def test_opencv():
@@ -116,7 +116,7 @@ def test_opencv():
     check("fork", 1).close()
     assert cv2.getNumThreads() == 3 and work() == before
     """
-    succeeds("    import numpy as np\n", work, ENV, BODY, threads)
+    succeeds("    import numpy as np\n", work, ENV, BODY, threads, fresh=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"preload": ["sums"]}])
@@ -158,4 +158,4 @@ def test_a_library_that_is_first_loaded_for_the_workers(options, tmp_path, monke
     """
     for count in (1, 3):
         text = threads.replace("COUNT", str(count)).replace("OPTIONS", str(options))
-        succeeds(work, ENV, text)
+        succeeds(work, ENV, text, fresh=True)

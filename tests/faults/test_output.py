@@ -642,6 +642,7 @@ def test_the_parent_forks_without_another_thread():
         envs.step([1] * 2)
         envs.close()
         """,
+        fresh=True,
     )
 
 

@@ -245,7 +245,7 @@ def test_odd_programs(context, before):
 def test_no_encoding_is_left_to_the_locale(monkeypatch):
     monkeypatch.setenv("PYTHONWARNDEFAULTENCODING", "1")
     errors = "import warnings; warnings.filterwarnings('error', '', EncodingWarning, 'shmvec')\n"
-    succeeds(errors, ODD.replace("CONTEXT", "'fork'"))
+    succeeds(errors, ODD.replace("CONTEXT", "'fork'"), fresh=True)
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])

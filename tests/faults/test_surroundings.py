@@ -84,6 +84,7 @@ def test_a_program_ends_with_an_open_vector_env_whatever_its_exit_hooks(first, d
         envs.reset()
         envs.step([1, 1])
         """,
+        fresh=True,
     )
 
 
@@ -223,7 +224,8 @@ def limited():
 
 
 def test_memory_beyond_the_cgroups_limit_is_an_error_with_the_numbers(limited):
-    succeeds("""
+    succeeds(
+        """
         import os, subprocess
         if "inside" not in os.environ:
             limit = "echo 5000000 > max && echo 3000000 > current"
@@ -249,7 +251,9 @@ def test_memory_beyond_the_cgroups_limit_is_an_error_with_the_numbers(limited):
             assert "2,000,000" in str(error), error
         else:
             raise AssertionError("it would be killed")
-    """)
+        """,
+        fresh=True,
+    )
 
 
 # ---- limits --------------------------------------------------------------------------------------
