@@ -7,7 +7,7 @@ from multiprocessing.connection import wait
 
 import numpy as np
 import pytest
-from tables import crossed
+from tables import crossed, deep
 from test_fault_policy import DEADLINE, RAISE, RESET, RESTART, Frail, Replay, one, row_of
 
 from shmvec import ShmVectorEnv, WorkerCrashError
@@ -16,6 +16,9 @@ from shmvec.exchange import AutoresetMode
 
 ARM = 200  # and the number of a point: an action
 LATE = 9  # the point that only a late message leads to
+SOME_POINTS = pytest.mark.parametrize(
+    "point", [2, LATE, *deep(*(set(FAULT_POINTS) - {2, LATE}))], ids=str
+)
 
 
 class Mined(Frail):
@@ -126,7 +129,7 @@ def test_raised(point):
         envs.close()
 
 
-@pytest.mark.parametrize("point", FAULT_POINTS)
+@SOME_POINTS
 def test_while_another_env_raises(point):
     """Both at once, under the policy that resets what raises."""
     envs = mined(RESET)
@@ -146,7 +149,7 @@ def test_while_another_env_raises(point):
         envs.close()
 
 
-@pytest.mark.parametrize("point", FAULT_POINTS)
+@SOME_POINTS
 def test_more_workers_than_cores(point):
     """The last of a batch step stay awake, and nobody waits for one of them that is dead."""
     allowed = os.sched_getaffinity(0)

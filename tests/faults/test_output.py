@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 from printing import Printing
 from scripts import succeeds
-from tables import crossed
+from tables import crossed, deep
 
 from shmvec import EnvTimeoutError, FaultPolicy, ShmVectorEnv, TooManyFaultsError, WorkerCrashError
 from shmvec._processes.output import excerpt
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
+BY_FORK = pytest.mark.parametrize("context", ["fork", *deep("spawn", "forkserver")])
 KINDS = ["pipe", "file", "terminal"]
 HAS_GIL = not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled()
 FOLDER = Path(__file__).parent
@@ -172,7 +173,7 @@ def test_what_the_parent_holds_is_printed_once(stand_in):
     assert sorted(words) == sorted(" ".join(["<", *[str(n)] * 50, ">"]) for n in [0, 0, 1, 1])
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@BY_FORK
 def test_whole_lines_survive_a_kill(context, tmp_path):
     body = f"""
     envs = ShmVectorEnv(
@@ -260,7 +261,7 @@ def test_the_user_disables_faulthandler(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@BY_FORK
 def test_whoever_writes_it(context, capfd):
     ways = ["tell_by_python", "tell_by_c", "tell_by_a_program", "half_a_line", "kill"]
     envs = vector_env(1, 1, context, step=ways)
@@ -295,7 +296,7 @@ def test_many_at_once(capfd):
     assert lines == {**dict.fromkeys(each, 1), **dict.fromkeys(all_alike, 64)}
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@BY_FORK
 def test_a_line_that_many_workers_write_is_printed_once_and_counted(context, capfd):
     vector_env(8, 8, context, make=["alike", "tell"]).close()
     lines = capfd.readouterr().err.splitlines()
@@ -566,7 +567,7 @@ def test_the_first_of_many_lines_is_printed_at_once_and_the_count_soon(leads_to)
     os.close(shown)
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
+@BY_FORK
 def test_what_outlives_its_worker_goes_on_writing(context, tmp_path, capfd):
     enough = str(tmp_path / "enough")
     envs = vector_env(1, 1, context, step=["leave_a_process", "kill"], until=enough)
