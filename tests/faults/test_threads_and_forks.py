@@ -69,29 +69,39 @@ def test_a_thread_that_has_made_it_may_end():
     succeeds(START, body)
 
 
-@pytest.mark.parametrize(
-    "what, on_crash",
-    crossed(["step", "recv", "step of some", "call", "reset"], ["raise", "restart"]),
-)
+MADE = "ShmVectorEnv([Hanging] * 4, num_workers=2, context='fork', faults=policy)"
+BEGUN = "Exchange([build] * 2, num_workers=2, context='fork', faults=policy, wait=False)"
+# By name: how it is made, what waits, how many workers hang then, and how it is closed.
+WAITS = {
+    "step": (MADE, "envs.step([7] * 4)", 2, "terminate=True"),
+    "recv": (MADE, "envs.send([7] * 4), envs.recv()", 2, "terminate=True"),
+    "step of some": (MADE, "envs.step([7, None, 7, None])", 2, "terminate=True"),
+    "call": (MADE, "envs.call('hang')", 2, "terminate=True"),
+    "reset": (MADE, "envs.reset(options={'hang': True})", 2, "terminate=True"),
+    "start": (BEGUN, "envs.initialize()", 2, "terminate=True"),
+    # Worker 1 answers the close before worker 0 its step.
+    "step, closed in order": (MADE, "envs.step([6, 1, 1, 1])", 1, ""),
+}
+
+
+@pytest.mark.parametrize("what, on_crash", crossed(WAITS, ["raise", "restart"]))
 def test_closed_by_another_thread_while_one_waits(what, on_crash):
-    calls = {
-        "step": "envs.step([7] * 4)",
-        "recv": "envs.send([7] * 4), envs.recv()",
-        "step of some": "envs.step([7] * 4, mask=np.array([True, False, True, False]))",
-        "call": "envs.call('hang')",
-        "reset": "envs.reset(options={'hang': True})",
-    }
+    made, waits, hanging, how = WAITS[what]
     body = f"""
-        import numpy as np
+        from shmvec.exchange import Exchange
+
+        def build():
+            os.write(entered, b"x")
+            time.sleep(60)
 
         class Hanging(Echo):
-            def hang(self):
+            def hang(self, seconds=60):
                 os.write(entered, b"x")
-                time.sleep(60)
+                time.sleep(seconds)
 
             def step(self, action):
-                if action == 7:
-                    self.hang()
+                if action > 5:
+                    self.hang(60 if action == 7 else 1)
                 return super().step(action)
 
             def reset(self, *, seed=None, options=None):
@@ -101,7 +111,7 @@ def test_closed_by_another_thread_while_one_waits(what, on_crash):
 
         def wait():
             try:
-                {calls[what]}
+                {waits}
             except BaseException as error:
                 raised.append(error)
 
@@ -114,91 +124,30 @@ def test_closed_by_another_thread_while_one_waits(what, on_crash):
         seen, entered = os.pipe()
         raised = []
         policy = FaultPolicy(on_crash={on_crash!r}, backoff_s=0)
-        envs = ShmVectorEnv([Hanging] * 4, num_workers=2, context="fork", faults=policy)
-        envs.reset(seed=0)
-        processes = envs.processes
+        envs = {made}
+        if {what != "start"}:
+            envs.reset(seed=0)
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        os.read(seen, 1)
-        os.read(seen, 1)  # both workers hang
-        envs.close(terminate=True)
+        for _ in range({hanging}):
+            os.read(seen, 1)
+        envs.close({how})
         thread.join(60)
         assert not thread.is_alive(), "it still waits"
         assert [type(error) for error in raised] == [ClosedEnvironmentError], raised
-        assert envs.closed and not any(process.is_alive() for process in processes)
+        assert envs.closed and not any(process.is_alive() for process in envs.processes)
         until = time.monotonic() + 60
         while children() and time.monotonic() < until:
             gc.collect()
             time.sleep(0.01)
         assert not children(), children()
         try:
-            envs.step([1] * 4)
+            envs.call("echo", 1)
         except ClosedEnvironmentError:
             pass
         else:
             raise AssertionError("it is closed")
         envs.close()
-    """
-    succeeds(START, body)
-
-
-def test_closed_by_another_thread_while_it_starts():
-    """Or at exit, while a daemonic thread starts it."""
-    body = """
-        from shmvec.exchange import Exchange
-
-        def build():
-            os.write(entered, b"x")
-            time.sleep(60)
-
-        def wait():
-            try:
-                exchange.initialize()
-            except BaseException as error:
-                raised.append(error)
-
-        seen, entered = os.pipe()
-        raised = []
-        exchange = Exchange([build] * 2, num_workers=2, context="fork", wait=False)
-        thread = threading.Thread(target=wait, daemon=True)
-        thread.start()
-        os.read(seen, 1)
-        os.read(seen, 1)
-        exchange.close(terminate=True)
-        thread.join(60)
-        assert not thread.is_alive(), "it still waits"
-        assert [type(error) for error in raised] == [ClosedEnvironmentError], raised
-        assert exchange.closed and not any(process.is_alive() for process in exchange.processes)
-    """
-    succeeds(START, body)
-
-
-def test_closed_in_order_by_another_thread_while_one_waits():
-    body = """
-        class Slow(Echo):
-            def step(self, action):
-                if action == 7:
-                    os.write(entered, b"x")
-                    time.sleep(1)
-                return super().step(action)
-
-        def wait():
-            try:
-                envs.step([7, 1, 1, 1])
-            except BaseException as error:
-                raised.append(error)
-
-        seen, entered = os.pipe()
-        raised = []
-        envs = ShmVectorEnv([Slow] * 4, num_workers=2, context="fork")
-        envs.reset(seed=0)
-        thread = threading.Thread(target=wait, daemon=True)
-        thread.start()
-        os.read(seen, 1)
-        envs.close()  # worker 1 answers this before worker 0 its step
-        thread.join(60)
-        assert not thread.is_alive(), "it still waits"
-        assert [type(error) for error in raised] == [ClosedEnvironmentError], raised
     """
     succeeds(START, body)
 
