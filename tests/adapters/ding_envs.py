@@ -9,7 +9,7 @@ from contextlib import closing
 import gymnasium as gym
 import numpy as np
 import pytest
-from tables import deep
+from tables import crossed, deep
 
 from shmvec.adapters.ding import (
     AsyncSubprocessEnvManager,
@@ -247,6 +247,10 @@ class Sampled(gym.Env):
 MANAGERS = [AsyncSubprocessEnvManager, SyncSubprocessEnvManager, SubprocessEnvManagerV2]
 KINDS = pytest.mark.parametrize("kind", [SyncSubprocessEnvManager, AsyncSubprocessEnvManager])
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(4)])
+KINDS_AND_WORKERS = pytest.mark.parametrize(
+    "kind, num_workers",
+    crossed([SyncSubprocessEnvManager, AsyncSubprocessEnvManager], [2, 0, 4]),
+)
 INFINITE = float("inf")
 
 

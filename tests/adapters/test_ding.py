@@ -13,6 +13,7 @@ from ding_envs import (
     END,
     INFINITE,
     KINDS,
+    KINDS_AND_WORKERS,
     MANAGERS,
     TRUNCATE,
     WAIT,
@@ -508,8 +509,7 @@ def test_ready_imgs_takes_the_last_of_a_list_of_frames():
 # ---- step ------------------------------------------------------------------------------------
 
 
-@WORKERS
-@KINDS
+@KINDS_AND_WORKERS
 def test_step_returns_timesteps_by_env_id(kind, num_workers):
     with manager(kind, num_workers=num_workers, wait_num=4, step_wait_timeout=None) as envs:
         envs.seed(0)

@@ -15,6 +15,7 @@ from ding_envs import (
     HANG,
     KILL,
     KINDS,
+    KINDS_AND_WORKERS,
     NO_INFO,
     RAISE,
     TRUNCATE,
@@ -25,7 +26,7 @@ from ding_envs import (
     Told,
 )
 from equality import same
-from tables import deep
+from tables import crossed, deep
 
 from shmvec import EnvTimeoutError, FaultPolicy, TooManyFaultsError, WorkerCrashError
 from shmvec.adapters.ding import (
@@ -81,8 +82,7 @@ def test_renewing_replaces_the_process_of_that_env_alone():
         assert envs.resets == [1, 2, 1, 1]  # the last try, and then ours
 
 
-@WORKERS
-@pytest.mark.parametrize("retry_type", ["reset", "renew"])
+@pytest.mark.parametrize("num_workers, retry_type", crossed([0, 2, 4], ["reset", "renew"]))
 def test_retries_end_in_a_runtime_error_with_the_last_cause(retry_type, num_workers):
     with manager(num_workers=num_workers, max_retry=3, retry_type=retry_type) as envs:
         envs.launch()
@@ -201,8 +201,7 @@ def test_renewals_of_a_long_run_are_not_too_many():
 # ---- a failing step follows the fault policy -------------------------------------------------
 
 
-@WORKERS
-@KINDS
+@KINDS_AND_WORKERS
 def test_a_step_that_raises_is_raised_and_the_others_have_stepped(kind, num_workers):
     with manager(kind, num_workers=num_workers, wait_num=4, step_wait_timeout=None) as envs:
         envs.launch()
@@ -232,8 +231,7 @@ def test_a_process_that_dies_in_a_step_is_raised_and_revived_by_reset(num_worker
         assert usable(envs)
 
 
-@WORKERS
-@pytest.mark.parametrize("cure", ["reset", "restart"])
+@pytest.mark.parametrize("num_workers, cure", crossed([0, 2, 4], ["reset", "restart"]))
 def test_fault_policy_on_error(num_workers, cure):
     with manager(num_workers=num_workers, faults=FaultPolicy(on_error=cure)) as envs:
         envs.launch()
@@ -415,8 +413,7 @@ def test_timeouts_need_processes_and_one_value():
 # ---- abnormal timesteps ----------------------------------------------------------------------
 
 
-@WORKERS
-@KINDS
+@KINDS_AND_WORKERS
 def test_abnormal_timestep_puts_that_env_in_error_and_the_others_go_on(kind, num_workers):
     with manager(kind, num_workers=num_workers, wait_num=4, step_wait_timeout=None) as envs:
         envs.launch()
@@ -430,8 +427,9 @@ def test_abnormal_timestep_puts_that_env_in_error_and_the_others_go_on(kind, num
         assert usable(envs)
 
 
-@WORKERS
-@pytest.mark.parametrize("action", [UNREADABLE, NO_INFO, UNPICKLABLE])
+@pytest.mark.parametrize(
+    "num_workers, action", crossed([0, 2, 4], [UNREADABLE, NO_INFO, UNPICKLABLE])
+)
 def test_a_timestep_that_cannot_be_read_is_abnormal(num_workers, action):
     if num_workers == 0 and action == UNPICKLABLE:
         pytest.skip("nothing is pickled in the calling process")

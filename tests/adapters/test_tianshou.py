@@ -70,8 +70,7 @@ def test_reset_env_id(num_workers):
             assert envs.get_env_attr("index") == [int(env not in chosen) for env in range(4)]
 
 
-@WORKERS
-@pytest.mark.parametrize("wait_num", [None, 2])
+@pytest.mark.parametrize("num_workers, wait_num", crossed([0, 2, 4], [None, 2]))
 def test_reset_seed_options_and_other_arguments(num_workers, wait_num):
     options = {"num_workers": num_workers, "wait_num": wait_num}
     with vector_env(walks(kind="dict"), **options) as envs:
@@ -638,9 +637,9 @@ def test_a_hung_env_is_restarted_if_the_policy_says_so():
         assert truncated.tolist() == [True] and infos[0]["fault"]["restarts"] == 2
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("wait_num", [None, 2])
-@pytest.mark.parametrize("kind", ["array", "dict"])
+@pytest.mark.parametrize(
+    "num_workers, wait_num, kind", crossed([2, 0], [None, 2], ["array", "dict"])
+)
 def test_arrays_are_not_overwritten(kind, wait_num, num_workers):
     options = {"wait_num": wait_num, "num_workers": num_workers}
     with vector_env(walks((9,) * 4, kind=kind), **options) as envs:
@@ -658,8 +657,7 @@ def test_arrays_are_not_overwritten(kind, wait_num, num_workers):
 # ---- bad input ---------------------------------------------------------------------------------
 
 
-@WORKERS
-@pytest.mark.parametrize("wait_num", [None, 2])
+@pytest.mark.parametrize("num_workers, wait_num", crossed([0, 2, 4], [None, 2]))
 def test_bad_input_is_refused_before_anything_is_sent(num_workers, wait_num):
     with vector_env(walks(), num_workers=num_workers, wait_num=wait_num) as envs:
         envs.reset()
