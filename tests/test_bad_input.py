@@ -11,11 +11,11 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import Counter, Failing, Infos, Spaces, TwoArguments, Unpicklable, Words
+from envs import Counter, Failing, Infos, Spaces, TwoArguments, Words
 from equality import same
 from tables import deep
 
-from shmvec import RemoteTraceback, ShmVectorEnv, WorkerCrashError
+from shmvec import ShmVectorEnv, WorkerCrashError
 from shmvec.exchange import HostedEnv
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2, *deep(1)])
@@ -50,19 +50,6 @@ def test_num_workers(num_workers, error):
 def test_context():
     with pytest.raises(ValueError, match="cannot find context"):
         ShmVectorEnv([make_counter], context="thread")
-
-
-@WORKERS
-def test_an_env_fn_raises(num_workers):
-    def broken():
-        raise TwoArguments(4, "no licence")
-
-    with pytest.raises(TwoArguments, match="4: no licence") as caught:
-        ShmVectorEnv([make_counter, broken], num_workers=num_workers)
-    assert caught.value.code == 4 and caught.value.reason == "no licence"
-    assert isinstance(caught.value.__cause__, RemoteTraceback)
-    assert "make() of env 1" in str(caught.value.__cause__)
-    assert "in broken" in str(caught.value.__cause__)
 
 
 @WORKERS
@@ -246,7 +233,6 @@ def test_a_worker_dies_while_it_builds_its_envs(context):
 
 
 def test_an_env_fn_that_cannot_be_pickled():
-    import threading
 
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"env_fns\[1\] cannot be pickled"):
@@ -470,20 +456,6 @@ def test_an_env_raises(num_workers, operation, error):
     assert "_fail" in str(caught.value.__cause__)
     envs.reset(seed=3)  # usable again
     assert envs.step([1, 1, 1])[1].tolist() == [1, 1, 1]
-    envs.close()
-
-
-@WORKERS
-def test_an_exception_that_cannot_be_pickled(num_workers):
-    def failing():
-        error = Unpicklable("lost")
-        error.resource = threading.Lock()
-        return Failing("step", error, at=1)
-
-    envs = ShmVectorEnv([failing, make_counter], num_workers=num_workers)
-    envs.reset()
-    with pytest.raises(RuntimeError, match="env 0 raised an exception that cannot be pickled"):
-        envs.step([0, 0])
     envs.close()
 
 

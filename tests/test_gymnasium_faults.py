@@ -157,10 +157,12 @@ def test_seeds_of_any_integer_type(num_workers, seed):
 @WORKERS
 def test_an_env_fn_that_raises_in_its_worker(num_workers):
     def fails():
-        raise LookupError("no ROM")
+        raise TwoArguments(4, "no licence")
 
-    with pytest.raises(LookupError, match="no ROM") as caught:
+    with pytest.raises(TwoArguments, match="4: no licence") as caught:
         ShmVectorEnv([Counter, fails], num_workers=num_workers)
+    assert caught.value.code == 4 and caught.value.reason == "no licence"
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
     assert "In make() of env 1" in str(caught.value.__cause__)
     assert "in fails" in str(caught.value.__cause__)
 

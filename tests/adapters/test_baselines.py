@@ -19,7 +19,6 @@ from equality import same
 from gymnasium.error import ClosedEnvironmentError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from processes import gone, run_script
 from strategies import infos, leaves
 
 from shmvec import FaultPolicy, WorkerCrashError
@@ -526,23 +525,6 @@ def test_mpi_variables_are_cleared_while_processes_start(monkeypatch):
     assert os.environ["OMPI_COMM_WORLD_SIZE"] == "2" and os.environ["PMI_RANK"] == "0"
 
 
-def test_ctrl_c_in_a_worker_is_quiet():
-    script = run_script("""
-        import os, signal
-        from envs import Counter
-        from shmvec.adapters.baselines import SubprocVecEnv
-
-        venv = SubprocVecEnv([Counter] * 2, context="fork")
-        venv.reset()
-        for process in venv.vector_env.processes:
-            os.kill(process.pid, signal.SIGINT)
-        print(venv.step([0, 0])[1].tolist())
-        venv.close()
-    """)
-    out, err = script.communicate(timeout=DEADLINE_S)
-    assert (script.returncode, out, err) == (0, "[1.0, 1.0]\n", "")
-
-
 # ---- the original's faults -------------------------------------------------------------------
 
 
@@ -566,17 +548,6 @@ def test_step_wait_alone_is_an_error():
         venv.step([0, 0])
         with pytest.raises(NotSteppingError):
             venv.step_wait()
-
-
-def test_a_hung_env_does_not_hang_close():
-    venv = SubprocVecEnv([Slow, Slow], context="fork")
-    pids = [process.pid for process in venv.vector_env.processes]
-    venv.reset()
-    venv.step_async([3, 0])
-    start = time.monotonic()
-    venv.close(timeout=0.2)
-    assert time.monotonic() - start < DEADLINE_S
-    assert venv.closed and gone(pids, 60)
 
 
 @pytest.mark.parametrize("use", [SubprocVecEnv.step_wait, SubprocVecEnv.reset])

@@ -696,16 +696,6 @@ def test_close(num_workers):
             call()
 
 
-@WORKERS
-def test_close_raises_what_an_env_raises_after_all_are_closed(num_workers):
-    fns = [Counter, partial(Failing, "close", ValueError("stuck lid"))]
-    env = ShmVecEnv(fns, "fork", num_workers=min(2, num_workers))
-    with pytest.raises(ValueError, match="stuck lid"):
-        env.close()
-    assert env.closed
-    env.close()
-
-
 # ---- faults of the original ------------------------------------------------------------------
 
 
@@ -789,24 +779,6 @@ def test_set_attr_reaches_the_env_inside_its_wrappers(num_workers):
         assert env.get_attr("inner") == [None, [1, 2], None, None, None]
         env.set_attr("brand_new", (3,))
         assert env.get_attr("brand_new") == [(3,)] * NUM_ENVS
-
-
-class Sleeping(Counter):
-    def step(self, action):
-        if action == 1:
-            time.sleep(1000)
-        return super().step(action)
-
-
-def test_a_hung_env_hangs_neither_step_nor_close():
-    """SB3 waits for ever for its answer, in `close` as well."""
-    env = ShmVecEnv([Sleeping] * 2, "fork", num_workers=2, step_timeout=0.1)
-    env.reset()
-    processes = list(env.processes)
-    with pytest.raises(shmvec.EnvTimeoutError, match="env 1"):
-        env.step([0, 1])
-    env.close()
-    assert env.closed and not any(process.is_alive() for process in processes)
 
 
 def test_restart_and_stats():
