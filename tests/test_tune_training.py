@@ -31,7 +31,7 @@ def test_it_runs(tmp_path):
     code = re.split("\nBest, .* × SyncVectorEnv, .* × the defaults .*:\n", shown)[1]
     assert "torch.set_num_threads(" in code
     names = {}
-    exec("import torch\n" + code, names)
+    exec(code, names)
     with closing(names["envs"]) as envs:
         assert envs.num_envs == 2
 

@@ -225,6 +225,12 @@ def one_worker(*steps, resets=()):
     return made([env(*steps, resets=resets)], workers=1, waited=0.0, cores=4)
 
 
+def test_what_is_longer_than_the_time_in_envs_is_no_percentage():
+    verdict = made([env((10, MS))] * 4, workers=2, waited=9.0, starved_s=0.5).verdict
+    assert verdict.kind == "oversubscribed"
+    assert "had no core for 1 s, 25.0 times as long as they were in envs" in verdict.reason
+
+
 def test_who_hangs_is_named():
     nothing = CASES["nothing was done"][0]
     one = replace(nothing, doing=(None, Doing(3, "step", 40.0))).verdict

@@ -610,7 +610,12 @@ def _without_cores(stats: Stats, busy: float) -> Verdict | None:
     if stats.num_workers == 0 or starved <= _STARVED * max(0.0, busy):
         return None
     lacked = f"workers were ready to run and had no core for {starved:.3g} s, "
-    lacked += f"{starved / max(busy, 1e-9):.0%} of their time in envs"
+    share = starved / max(busy, 1e-9)
+    lacked += (
+        f"{share:.0%} of their time in envs"
+        if share < 1
+        else f"{share:.1f} times as long as they were in envs"
+    )
     if stats.num_workers > stats.cores:
         return Verdict(
             "too many workers",

@@ -87,6 +87,9 @@ class Printing(gym.Env):
     def alike(self):
         print("a warning", file=sys.stderr)
 
+    def alike_with_an_empty_line(self):
+        sys.stderr.write("a warning\n\n")
+
     def tell_by_python(self):
         print("by Python", file=sys.stderr)
 

@@ -307,6 +307,12 @@ def test_a_line_that_many_workers_write_is_printed_once_and_counted(context, cap
     }
 
 
+def test_an_empty_line_behind_one_that_is_only_counted_is_left_out(capfd):
+    vector_env(8, 8, make=["alike_with_an_empty_line"]).close()
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[:2] == ["a warning", ""] and lines.count("") == lines.count("a warning")
+
+
 def test_a_line_that_one_worker_writes_often_is_left_as_it_is(capfd):
     envs = vector_env(4, 1, make=["alike"] * 10)
     envs.close()

@@ -374,7 +374,8 @@ def _same_seed(
         return unstable, Finding(kind, NOTE, seen, advice)
     advice = (
         "draw from it alone, which super().reset(seed=seed) seeds; not from generators of your "
-        "own, the clock, the order of sets, or what is left of the last episode"
+        "own, a space's sample() (which has another one), the clock, the order of sets, or what "
+        "is left of the last episode"
     )
     return unstable, Finding(kind, WRONG, seen, advice, "self.np_random")
 

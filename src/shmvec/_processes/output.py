@@ -396,6 +396,7 @@ class _Copier:
     def _without_repeats(self, pipe: WorkerStderr, text: bytes) -> bytes:
         """The text without the lines that another worker has just written, which are counted."""
         kept, until = [], time.monotonic() + _ALIKE_S
+        counted = False  # whether the last line was
         for number, line in enumerate(io.BytesIO(text)):
             is_whole = line.endswith(b"\n") and not (number == 0 and pipe.cut)
             if is_whole and not line.isspace() and len(line) <= _LONGEST_ALIKE and pipe.reader >= 0:
@@ -404,7 +405,11 @@ class _Copier:
                 known = self._lines.get(line)
                 if known and known.worker != pipe.worker:
                     known.count += 1
+                    counted = True
                     continue
+            if counted and line == b"\n":  # it ended a paragraph that is not printed
+                continue
+            counted = False
             kept.append(line)
         return b"".join(kept)
 
