@@ -1,3 +1,6 @@
+from cpython.object cimport PyObject
+
+
 cdef class Step:
     """The result of a step on its way outwards, which twins change."""
     cdef object observation
@@ -18,10 +21,18 @@ cdef class Stepper:
     cdef object space(self, str name, str own)
 
 
+cdef class Owner:
+    """What steppers know of their chain, which they do not keep: its env is freed without gc."""
+    cdef bint changed  # a wrapper is not as it was when the chain was made
+    cdef void *chain   # to compare with, never to look at
+
+    cdef bint has_set(self, object env, PyObject *step) noexcept
+
+
 cdef class Python(Stepper):
     """Steps an env, or a wrapper without a twin, by its own method."""
     cdef object env
-    cdef Chain owner
+    cdef Owner owner
     cdef object below  # the env of a wrapper, which is stepped by
     cdef Chain chain   # this; None: by itself
 
@@ -31,7 +42,7 @@ cdef class Python(Stepper):
 cdef class Twin(Stepper):
     """Steps a wrapper as its class does. The wrapper keeps all state."""
     cdef object wrapper
-    cdef Chain owner
+    cdef Owner owner
     cdef object below      # the wrapper's env,
     cdef Stepper inner     # and what steps it
     cdef object kind       # the wrapper's class,
@@ -39,6 +50,7 @@ cdef class Twin(Stepper):
     cdef str method        # what its step calls on itself; None: nothing
 
     cdef dict attributes(self)
+    cdef dict after_inner(self, object action, Step step)
     cdef int by_python(self, object action, Step step) except -1
     cdef int step_with(self, dict own, object action, Step step) except -1
     cdef object get(self, dict own, str name)
@@ -50,7 +62,7 @@ cdef class Chain:
     cdef object build         # makes what follows
     cdef Stepper first
     cdef readonly list notes  # (name of a class, why it is not compiled; "": it is), outermost first
-    cdef bint changed         # a wrapper is not as it was then
+    cdef Owner owner
     cdef int builds
 
     cdef object stepped(self, object action)

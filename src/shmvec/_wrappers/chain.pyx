@@ -16,6 +16,10 @@ cdef extern from "Python.h":
     ctypedef struct PyTypeObject:
         unsigned int tp_version_tag
     object PyObject_GenericGetDict(object instance, void *context)
+    bint PyMethod_Check(object found)
+    PyObject *PyMethod_GET_FUNCTION(object method)
+    PyObject *PyMethod_GET_SELF(object method)
+    object PyMethod_New(object function, object instance)
     PyObject *PyDict_GetItemWithError(object mapping, object key) except? NULL
 
 BUILDS_MOST = 100  # a chain that changes more often is left to Python
@@ -67,10 +71,19 @@ cdef class Stepper:
 
 
 @cython.final
+cdef class Owner:
+    cdef bint has_set(self, object env, PyObject *step) noexcept:
+        """Whether this ``step`` of an env is the chain's, set for as long as a step takes."""
+        return (PyMethod_Check(<object>step)
+                and <void *>PyMethod_GET_FUNCTION(<object>step) == self.chain
+                and PyMethod_GET_SELF(<object>step) == <PyObject *>env)
+
+
+@cython.final
 cdef class Python(Stepper):
     def __init__(self, env, Chain owner, below=None, Chain chain=None):
         self.env = env
-        self.owner = owner
+        self.owner = owner.owner
         self.below = below
         self.chain = chain
 
@@ -87,16 +100,20 @@ cdef class Python(Stepper):
     cdef int step_with_chain(self, object action, Step step) except -1:
         """Has the env beneath be stepped by its chain, for as long as this step takes."""
         cdef dict own = attributes_of(self.below)
-        if self.chain.changed:
+        cdef PyObject *found = PyDict_GetItemWithError(own, "step")
+        if found is NULL and self.chain.owner.changed:
             self.chain.make_anew()
-        if not isinstance(self.chain.first, Twin) or "step" in own:
-            self.owner.changed = True
+        if found is not NULL or not isinstance(self.chain.first, Twin):
+            # Either the env steps its own wrappers, or another one must step what is beneath.
+            if found is NULL or not self.chain.owner.has_set(self.below, found):
+                self.owner.changed = True
             return step.take(self.env.step(action))
-        own["step"] = self.chain
+        method = PyMethod_New(self.chain, self.below)
+        own["step"] = method
         try:
             return step.take(self.env.step(action))
         finally:
-            if own.get("step") is self.chain:
+            if own.get("step") is method:
                 del own["step"]
 
     cdef object space(self, str name, str own):
@@ -106,7 +123,7 @@ cdef class Python(Stepper):
 cdef class Twin(Stepper):
     def __init__(self, wrapper, Chain owner, below, Stepper inner, str method):
         self.wrapper = wrapper
-        self.owner = owner
+        self.owner = owner.owner
         self.below = below
         self.inner = inner
         self.method = method
@@ -123,7 +140,7 @@ cdef class Twin(Stepper):
         if PyDict_GetItemWithError(own, "env") != <PyObject *>self.below:
             return None
         found = PyDict_GetItemWithError(own, "step")
-        if found is not NULL and found != <PyObject *>self.owner:
+        if found is not NULL and not self.owner.has_set(self.wrapper, found):
             return None
         if self.method is not None and self.method in own:
             return None
@@ -136,9 +153,22 @@ cdef class Twin(Stepper):
             return self.by_python(action, step)
         return self.step_with(own, action, step)
 
+    cdef dict after_inner(self, object action, Step step):
+        """Steps what it wraps: the wrapper's attributes then; None: its ``method`` has changed."""
+        cdef dict own
+        self.inner.step(action, step)
+        step.unpack()
+        if self.method is None:
+            return attributes_of(self.wrapper)
+        own = self.attributes()
+        if own is None:
+            self.owner.changed = True
+        return own
+
     cdef int by_python(self, object action, Step step) except -1:
         """Steps the wrapper by its own method."""
-        if attributes_of(self.wrapper).get("step") is self.owner:
+        cdef PyObject *found = PyDict_GetItemWithError(attributes_of(self.wrapper), "step")
+        if found is not NULL and self.owner.has_set(self.wrapper, found):
             return step.take(type(self.wrapper).step(self.wrapper, action))
         return step.take(self.wrapper.step(action))
 
@@ -171,20 +201,31 @@ cdef class Chain:
         """
         self.env = env
         self.build = build
+        self.owner = Owner.__new__(Owner)
+        self.owner.chain = <void *>self
         self.first, self.notes = build(env, self)
 
     def step(self, action):
         """What the env's ``step`` does."""
-        if self.changed:
+        if self.owner.changed:
             self.make_anew()
         return self.stepped(action)
 
-    def __call__(self, action):
-        return self.stepped(action)
+    @property
+    def __name__(self):
+        return "step"
+
+    def __call__(self, env, action):
+        """What the method ``step`` of the env's class does."""
+        cdef PyObject *found = PyDict_GetItemWithError(attributes_of(env), "step")
+        if env is self.env and (found is NULL or self.owner.has_set(env, found)):
+            return self.stepped(action)
+        return type(env).step(env, action)  # of a copy, or by who has put another method around it
 
     cdef object stepped(self, object action):
         cdef Step step = Step.__new__(Step)
-        self.first.step(action, step)
+        cdef Stepper first = self.first  # kept: the env may lead to a new one in the middle
+        first.step(action, step)
         if step.is_unusual:
             return step.unusual
         return step.observation, step.reward, step.terminated, step.truncated, step.info
@@ -196,4 +237,4 @@ cdef class Chain:
         else:
             self.first = Python(self.env, self)
             self.notes = [(type(self.env).__name__, "its wrappers change again and again")]
-        self.changed = False
+        self.owner.changed = False

@@ -31,8 +31,7 @@ cdef class OrderEnforcing(Twin):
 @cython.final
 cdef class TimeLimit(Twin):
     cdef int step_with(self, dict own, object action, Step step) except -1:
-        self.inner.step(action, step)
-        step.unpack()
+        own = self.after_inner(action, step)
         elapsed = self.get(own, "_elapsed_steps")
         elapsed += 1
         own["_elapsed_steps"] = elapsed

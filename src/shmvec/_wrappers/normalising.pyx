@@ -73,9 +73,8 @@ cdef object _item(dict own, str name):
 @cython.final
 cdef class NormalizeObservation(_Normalizing):
     cdef int step_with(self, dict own, object action, Step step) except -1:
-        self.inner.step(action, step)
-        step.unpack()
-        normal = self.normalized(own, step.observation)
+        own = self.after_inner(action, step)
+        normal = None if own is None else self.normalized(own, step.observation)
         step.observation = (
             self.wrapper.observation(step.observation) if normal is None else normal)
         return 0
@@ -165,8 +164,7 @@ cdef bint _normalize(const observed *values, const kept *means, const kept *vari
 @cython.final
 cdef class NormalizeReward(_Normalizing):
     cdef int step_with(self, dict own, object action, Step step) except -1:
-        self.inner.step(action, step)
-        step.unpack()
+        own = self.after_inner(action, step)
         normal = self.normalized(own, step.reward, step.terminated)
         step.reward = self.by_numpy(step.reward, step.terminated) if normal is None else normal
         return 0

@@ -10,8 +10,7 @@ from shmvec._wrappers.chain cimport Step, Twin
 @cython.final
 cdef class RecordEpisodeStatistics(Twin):
     cdef int step_with(self, dict own, object action, Step step) except -1:
-        self.inner.step(action, step)
-        step.unpack()
+        own = self.after_inner(action, step)
         returns = self.get(own, "episode_returns")
         returns += step.reward
         own["episode_returns"] = returns

@@ -30,9 +30,11 @@ ctypedef fused real:
 
 cdef class TransformObservation(Twin):
     cdef int step_with(self, dict own, object action, Step step) except -1:
-        self.inner.step(action, step)
-        step.unpack()
-        step.observation = self.transformed(self.get(own, "func"), step.observation)
+        own = self.after_inner(action, step)
+        if own is None:
+            step.observation = self.wrapper.observation(step.observation)
+        else:
+            step.observation = self.transformed(self.get(own, "func"), step.observation)
         return 0
 
     cdef object transformed(self, object func, object observation):
@@ -49,9 +51,11 @@ cdef class TransformAction(Twin):
 
 cdef class TransformReward(Twin):
     cdef int step_with(self, dict own, object action, Step step) except -1:
-        self.inner.step(action, step)
-        step.unpack()
-        step.reward = self.transformed(self.get(own, "func"), step.reward)
+        own = self.after_inner(action, step)
+        if own is None:
+            step.reward = self.wrapper.reward(step.reward)
+        else:
+            step.reward = self.transformed(self.get(own, "func"), step.reward)
         return 0
 
     cdef object transformed(self, object func, object reward):

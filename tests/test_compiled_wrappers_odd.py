@@ -1,0 +1,252 @@
+"""Compiled wrappers in odd hands: envs and wrappers that look at, change or call one another."""
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import wrappers
+from test_compiled_wrappers import Mine, Told, attributes, compiled, names_of, seen
+
+from shmvec import ShmVectorEnv
+
+ACTION = np.zeros(2, np.float32)
+
+
+def both(make, steps=4):
+    """The results of steps, and all attributes: in Python, and compiled."""
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        env = make()
+        stepper = stepped_by(env)
+        env.reset()
+        results = [seen(stepper.step(ACTION)) for _ in range(steps)]
+        found.append((results, attributes(env)))
+    return found
+
+
+def normal(**arguments):
+    return wrappers.NormalizeObservation(Told(dtype="float64", **arguments))
+
+
+def test_a_step_around_which_another_one_is_put_in_the_middle():
+    class Counting(gym.Wrapper):
+        steps = 0
+
+        def step(self, action):
+            if not self.steps:
+                own = self.env.step
+
+                def counted(action):
+                    self.steps += 1
+                    return own(action)
+
+                self.env.step = counted
+            return self.env.step(action)
+
+    python, mine = both(lambda: Counting(normal()))
+    assert mine == python
+    assert mine[1][0]["steps"] == seen(4)
+
+
+def test_the_step_beneath_looks_like_a_method():
+    class Looking(gym.Wrapper):
+        def step(self, action):
+            step = self.env.step
+            assert (step.__name__, step.__self__) == ("step", self.env)
+            return step(action=action)
+
+    python, mine = both(lambda: Looking(normal()))
+    assert mine == python
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_that_is_made_within_a_step_is_stepped_alone(copied):
+    class Copying(gym.Wrapper):
+        def step(self, action):
+            copies.append(copied(self.env))
+            return self.env.step(action)
+
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        copies = []
+        env = Copying(normal())
+        stepper = stepped_by(env)
+        env.reset()
+        results = [seen(stepper.step(ACTION)) for _ in range(3)]
+        results += [seen(each.step(ACTION)) for each in copies]
+        found.append((results, seen(env.env.obs_rms), [seen(each.obs_rms) for each in copies]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("wrapper", ["observation", "func", "reward"])
+def test_what_the_env_changes_in_its_step_counts_in_this_step(wrapper):
+    class Changing(Told):
+        def step(self, action):
+            if self.count == 2:
+                setattr(self.outer, wrapper, lambda value: value * 0 + 7)
+            return super().step(action)
+
+    def make():
+        base = Changing(dtype="float64")
+        if wrapper == "observation":
+            env = wrappers.NormalizeObservation(base)
+        elif wrapper == "func":
+            env = wrappers.FlattenObservation(base)
+        else:
+            env = wrappers.ClipReward(base, -1.0, 1.0)
+        base.outer = env
+        return env
+
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        env = make()
+        stepper = stepped_by(env)
+        env.reset()
+        found.append([seen(stepper.step(ACTION)) for _ in range(5)])
+    assert found[0] == found[1]
+
+
+def test_a_wrapper_that_gets_another_dict_in_the_middle_keeps_its_count():
+    class Changing(Told):
+        def step(self, action):
+            self.outer.__dict__ = dict(self.outer.__dict__)
+            return super().step(action)
+
+    counts = []
+    for stepped_by in (lambda env: env, compiled):
+        base = Changing()
+        base.outer = env = wrappers.TimeLimit(base, 10)
+        stepper = stepped_by(env)
+        env.reset()
+        for _ in range(3):
+            stepper.step(ACTION)
+        counts.append(vars(env)["_elapsed_steps"])
+    assert counts == [3, 3]
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_a_closed_env_is_freed_without_gc(on):
+    envs = []
+
+    def make():
+        env = wrappers.NormalizeReward(Mine(normal()))
+        envs.append(weakref.ref(env.unwrapped))
+        return env
+
+    gc.collect()
+    gc.disable()
+    try:
+        vector = ShmVectorEnv([make], num_workers=0, compile_wrappers=on)
+        vector.reset()
+        vector.step(ACTION[None])
+        vector.close()
+        del vector
+        assert envs[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_chain_that_is_made_anew_within_its_own_step():
+    class Calling(Told):
+        """Changes a wrapper, and steps what is around itself: so its chain is made anew."""
+
+        depth = 0
+
+        def step(self, action):
+            if self.depth < 3:
+                Calling.depth += 1
+                try:
+                    self.inner.observation = lambda value: value
+                    self.outer.step(action)
+                    vars(self.inner).pop("observation", None)
+                    self.outer.step(action)
+                finally:
+                    Calling.depth -= 1
+            return super().step(action)
+
+    def make():
+        base = Calling(dtype="float64")
+        base.inner = wrappers.NormalizeObservation(base)
+        base.outer = Mine(wrappers.NormalizeObservation(Mine(base.inner)))
+        return wrappers.NormalizeReward(base.outer)
+
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        env = make()
+        stepper = stepped_by(env)
+        env.reset()
+        found.append([seen(stepper.step(ACTION)) for _ in range(40)])
+        found[-1].append(seen(env.unwrapped.inner.obs_rms))
+    assert found[0] == found[1]
+
+
+def test_one_wrapper_in_two_chains():
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        shared = normal()
+        steppers = [stepped_by(each) for each in (shared, wrappers.NormalizeReward(Mine(shared)))]
+        shared.reset()
+        steps = [seen(each.step(ACTION)) for _ in range(20) for each in steppers]
+        found.append((steps, attributes(shared)))
+    assert found[0] == found[1]
+
+
+def test_a_wrapper_that_steps_in_another_thread():
+    class Threaded(gym.Wrapper):
+        def step(self, action):
+            results = []
+            thread = threading.Thread(target=lambda: results.append(self.env.step(action)))
+            thread.start()
+            thread.join(30)
+            return results[0]
+
+    python, mine = both(lambda: wrappers.NormalizeReward(Threaded(normal())))
+    assert mine == python
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit, ValueError])
+def test_what_an_env_raises_leaves_all_as_in_python(error):
+    class Raising(Told):
+        def step(self, action):
+            result = super().step(action)
+            if self.count % 3 == 0:
+                raise error("now")
+            return result
+
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        env = wrappers.NormalizeObservation(Raising(dtype="float64"))
+        env = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(env, 7))
+        env = wrappers.NormalizeReward(Mine(env))
+        stepper = stepped_by(env)
+        env.reset()
+        seen_now = []
+        for _ in range(9):
+            try:
+                seen_now.append(seen(stepper.step(ACTION)))
+            except error as raised:
+                seen_now.append(repr(raised))
+            seen_now.append(attributes(env))
+        found.append(seen_now)
+    assert found[0] == found[1]
+
+
+def test_results_are_new_arrays_that_nothing_changes():
+    base = Told(dtype="float32", shape=(2, 3))
+    env = wrappers.NormalizeObservation(wrappers.FlattenObservation(base))
+    stepper = compiled(env)
+    assert len(names_of(stepper)) == 2
+    env.reset()
+    kept = [(stepper.step(ACTION)[0], env.obs_rms.mean, env.obs_rms.var) for _ in range(6)]
+    was = [seen(each) for each in kept]
+    for _ in range(6):
+        stepper.step(ACTION)
+    assert [seen(each) for each in kept] == was
+    arrays = [array for each in kept for array in each]
+    assert len({each.__array_interface__["data"][0] for each in arrays}) == len(arrays)
+    assert all(each.flags.owndata and each.flags.writeable for each in arrays)
