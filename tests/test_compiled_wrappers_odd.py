@@ -250,3 +250,18 @@ def test_results_are_new_arrays_that_nothing_changes():
     arrays = [array for each in kept for array in each]
     assert len({each.__array_interface__["data"][0] for each in arrays}) == len(arrays)
     assert all(each.flags.owndata and each.flags.writeable for each in arrays)
+
+
+@pytest.mark.parametrize("low", [0.0, -0.0])
+@pytest.mark.parametrize("high", [0.0, -0.0])
+def test_bounds_that_are_zeros_of_different_signs(low, high):
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        base = Told()
+        base.action_space = gym.spaces.Box(low, high, (2,), np.float32)
+        base.action_space.low[:], base.action_space.high[:] = low, high
+        stepper = stepped_by(wrappers.ClipAction(base))
+        for action in ([1, -1], [0.0, -0.0], [-0.0, 0.0]):
+            stepper.step(np.array(action, np.float32))
+        found.append(seen(base.taken))
+    assert found[0] == found[1]

@@ -180,8 +180,11 @@ cdef bint _clip(const real *values, const real *lows, const real *highs, real *c
         # Comparisons with NaN are false.
         if not lows[i] <= highs[i] or not value == value:
             return False
-        if value == 0 and ((lows[i] == 0 and signbit(value) != signbit(lows[i]))
-                           or (highs[i] == 0 and signbit(value) != signbit(highs[i]))):
+        if value == lows[i] and signbit(value) != signbit(lows[i]):
             return False
-        clipped[i] = lows[i] if value < lows[i] else highs[i] if value > highs[i] else value
+        if value < lows[i]:
+            value = lows[i]
+        if value == highs[i] and signbit(value) != signbit(highs[i]):
+            return False
+        clipped[i] = highs[i] if value > highs[i] else value
     return True
