@@ -513,7 +513,7 @@ def test_stats_say_what_is_compiled_and_what_stops_it(num_workers, tmp_path):
         marker.touch()
         envs.restart([3])
         *others, last = envs.stats().wrappers
-        assert last == "0 of 1 compiled; Mine between the env and the caller: it has no twin"
+        assert last == fast
         if num_workers:
             assert others[:2] == [told, told]
     with closing(ShmVectorEnv(makes[:2], num_workers=num_workers)) as envs:
@@ -529,6 +529,27 @@ def test_where_python_is_as_fast_it_steps():
     assert {why for _, why in notes_of(env)} == {"Python is as fast"}
     env = WRAPPERS["normal"](env)
     assert [why for _, why in notes_of(compiled_if_it_pays(env))] == [""] * 5
+
+
+class Odd(gym.Env):
+    """An env that wraps itself, or raises when it is looked at."""
+
+    def __init__(self, raises):
+        self.env = self
+        self.raises = raises
+
+    def __getattribute__(self, name):
+        if name == "__dict__" and super().__getattribute__("raises"):
+            raise Broken("looked at")
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_an_odd_env_is_stepped_as_it_is(raises):
+    env = Odd(raises)
+    assert compiled_if_it_pays(env) is env
+    assert all(why for _, why in notes_of(env))
+    assert names_of(compiled(env)) == []
 
 
 def test_cart_pole_as_gym_makes_it():

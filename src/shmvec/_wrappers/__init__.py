@@ -8,6 +8,7 @@ the rest works, and each other compiled file has the twins of a family of wrappe
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -49,6 +50,7 @@ _ALSO_LOOKED_AT = {
     "ClipReward": ("__init__",),
 }
 
+_DEPTH_MOST = 1000  # of wrappers; an env may wrap itself
 _AS_FAST = "Python is as fast"
 Note = tuple[str, str]  # name of a wrapper's class, why it is not compiled; "": it is
 
@@ -60,8 +62,20 @@ def compiled(env: Any, always: bool = False) -> Any:
         env: The env with its wrappers. It is left as it is.
         always: Whether it is compiled even where Python is as fast.
     """
+    if not always and _PAYING.isdisjoint(_names(env)):
+        return env  # not looked at any closer, which takes milliseconds
     chain = Chain(env, _built)
     return chain if always or _pays(chain) else env
+
+
+def _names(env: Any) -> list[str]:
+    """The classes of an env's wrappers, the outermost first."""
+    names: list[str] = []
+    with contextlib.suppress(Exception):  # of an env that answers oddly when it is looked at
+        while (below := _below(env)) is not None and len(names) < _DEPTH_MOST:
+            names.append(type(env).__name__)
+            env = below
+    return names
 
 
 def _pays(chain: Chain) -> bool:
@@ -76,6 +90,9 @@ def notes_of(stepper: Any) -> list[Note]:
     """
     if isinstance(stepper, Chain):
         return list(stepper.notes)
+    names = _names(stepper)
+    if _PAYING.isdisjoint(names):
+        return [(name, _AS_FAST) for name in names]
     return [(name, why or _AS_FAST) for name, why in Chain(stepper, _built).notes]
 
 
