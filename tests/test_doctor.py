@@ -171,8 +171,8 @@ def system(monkeypatch):
     """Files of /proc and /sys, by their paths; where none is given, they are the system's own."""
     files, read_text, glob = {}, Path.read_text, Path.glob
 
-    def read(path, *arguments):
-        return files[str(path)] if str(path) in files else read_text(path, *arguments)
+    def read(path, *arguments, **named):
+        return files[str(path)] if str(path) in files else read_text(path, *arguments, **named)
 
     def found(path, pattern):
         return [Path(name) for name in files if fnmatch(name, f"{path}/{pattern}")] or glob(
