@@ -1,6 +1,6 @@
-"""The state of an env, wrappers included: what must be set for it to go on exactly as before.
+"""Gets and sets the state of an env and its wrappers, so that it continues exactly as before.
 
-A state is taken apart by layers: each wrapper, and the env inside. Gymnasium's own envs and
+A state has a part for each layer: each wrapper, and the env inside. Gymnasium's own envs and
 wrappers have states of fixed size, which become one array; an env with ``get_state()`` and
 ``set_state(state)`` defines its own state; of any other env all attributes are pickled.
 """
@@ -29,12 +29,12 @@ Vector = npt.NDArray[Any]
 
 
 class _Part:
-    """Part of a state. Fixed ones fill a slice of a vector, others are an object each.
+    """A part of a state: one of fixed size fills a slice of a vector, any other is an object.
 
     Attributes:
-        dtype: Of the slice; None if it is an object.
-        size: Length of the slice.
-        shape: Of the array that a lone part is to its user.
+        dtype: The dtype of the slice; None if the part is an object.
+        size: The length of the slice.
+        shape: The shape of the state, if it has only this part.
     """
 
     dtype: np.dtype[Any] | None = None
@@ -42,28 +42,28 @@ class _Part:
     shape: tuple[int, ...] = ()
 
     def get(self, out: Any) -> Any:
-        """Fills the slice; or returns the object."""
+        """Fills the slice ``out``; or returns the object."""
         raise NotImplementedError
 
     def set(self, value: Any) -> None:
-        """Restores what ``get`` gave."""
+        """Restores a slice or an object of ``get``."""
         raise NotImplementedError
 
-    def show(self) -> None:
-        """Brings what is drawn up to date; the state may change."""
+    def prepare_rendering(self) -> None:
+        """Updates what only rendering reads; the state may change."""
 
 
 _FLOAT = np.dtype(np.float64)
 _BYTE = np.dtype(np.uint8)
-_LARGE = 8192  # bytes of a state
+_LARGE = 8192  # bytes; from there slices are made anew rather than the state copied
 
 
 class StateAccess:
-    """Takes and sets the state of one env.
+    """Access to the state of one env.
 
     Attributes:
-        space: The space of states: a Box of float64, of bytes (uint8) or of what the env's own
-            ``get_state`` returns; ``Anything`` if they have no fixed size.
+        space: The space of states: a Box of float64, of bytes (uint8) or of the arrays of the
+            env's own ``get_state``; ``Anything`` if they have no fixed size.
         nothing: A placeholder for a state that is not read.
     """
 
@@ -71,12 +71,12 @@ class StateAccess:
     nothing: Any
 
     def __init__(self, env: gym.Env[Any, Any], include_rng: bool) -> None:
-        """Looks at the layers of an env, which must have been reset.
+        """Examines the layers of an env, which must have been reset.
 
         Args:
             env: The env.
-            include_rng: Whether the random generators of envs that roll dice in their steps are
-                part of the state.
+            include_rng: Whether the random generators of envs whose steps are random are part of
+                the state.
 
         Raises:
             TypeError: The state of a layer cannot be taken.
@@ -84,7 +84,7 @@ class StateAccess:
         parts = _parts(env, include_rng)
         fixed = [part for part in parts if part.dtype is not None]
         self._objects = [part for part in parts if part.dtype is None]
-        # Floats first: what follows need not be aligned.
+        # Floats first: only they need to be aligned.
         self._fixed = sorted(fixed, key=lambda part: part.dtype != _FLOAT)
         self._alone = len(parts) == 1
         dtypes = {part.dtype for part in fixed}
@@ -98,7 +98,7 @@ class StateAccess:
         self._large = self._vector.nbytes > _LARGE
         self._steps = [(part.get, part.set, out) for part, out in self._sliced(self._vector)]
         self.space = Anything() if self._objects else _box(shape, dtype)
-        self.nothing = None if self._objects else self._vector  # in the place of a state
+        self.nothing = None if self._objects else self._vector
 
     def _sliced(self, vector: Vector) -> list[tuple[_Part, Vector]]:
         """Each part's slice of a vector."""
@@ -112,9 +112,9 @@ class StateAccess:
         return slices
 
     def get(self) -> Any:
-        """The state now. An array is used again by the next call: copy it to keep it."""
-        for take, _, out in self._steps:
-            take(out)
+        """Returns the present state. The next call overwrites an array: copy it to keep it."""
+        for get, _, out in self._steps:
+            get(out)
         if not self._objects:
             return self._vector
         values = [part.get(None) for part in self._objects]
@@ -123,10 +123,10 @@ class StateAccess:
         return (self._vector.copy(), *values)
 
     def set(self, state: Any) -> None:
-        """Restores a state that ``get`` gave, here or for an equal env elsewhere.
+        """Restores a state that ``get`` has returned, for this env or an equal one elsewhere.
 
         Raises:
-            TypeError: It is no such state.
+            TypeError: It is not a state of this kind.
             ValueError: It is the state of another env.
         """
         if self._objects:
@@ -143,14 +143,14 @@ class StateAccess:
         self._put(array)
 
     def put(self, state: Any) -> None:
-        """As ``set``, of a state that is known to fit."""
+        """Restores a state that is known to fit."""
         if self._objects:
             self.set(state)
         else:
             self._put(state)
 
     def _put(self, array: Vector) -> None:
-        if self._large and array.flags.c_contiguous:  # then it is not worth copying
+        if self._large and array.flags.c_contiguous:
             for part, out in self._sliced(array):
                 part.set(out)
             return
@@ -159,11 +159,11 @@ class StateAccess:
             put(out)
 
     def rendered(self, render: Callable[[], Any]) -> Any:
-        """Renders the env as it is, not as it was before its state was set."""
+        """Renders the env in its present state, not in that before a state was set."""
         state = self.get()
         state = state.copy() if isinstance(state, np.ndarray) else state
         for part in (*self._fixed, *self._objects):
-            part.show()
+            part.prepare_rendering()
         try:
             return render()
         finally:
@@ -218,7 +218,7 @@ _TRANSFORMS = (wrappers.TransformAction, wrappers.TransformObservation, wrappers
 _ATARI = "ale_py.env.AtariEnv"
 
 # By the full name of a class: attributes that a step reads or writes, and how many numbers each
-# holds at most. Names, so that nothing is imported that is not there.
+# holds at most. Names, since an optional package may not be installed.
 _ATTRIBUTES: dict[str, dict[str, int]] = {
     "gymnasium.envs.classic_control.cartpole.CartPoleEnv": {
         "state": 4,
@@ -240,8 +240,8 @@ _ATTRIBUTES: dict[str, dict[str, int]] = {
     },
     "gymnasium.envs.toy_text.blackjack.BlackjackEnv": {"player": 32, "dealer": 32},
 }
-# Envs whose steps roll dice.
-_DICE = ("FrozenLakeEnv", "CliffWalkingEnv", "TaxiEnv", "BlackjackEnv")
+# Envs whose steps are random.
+_RANDOM = ("FrozenLakeEnv", "CliffWalkingEnv", "TaxiEnv", "BlackjackEnv")
 
 
 def _name(layer: Any) -> str:
@@ -252,17 +252,17 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
     """The parts of an env's state, layer by layer from the outside."""
     parts: list[_Part] = []
     pickled: list[Any] = []
-    rolls = False  # whether functions of the user may draw random numbers
+    transforms = False  # whether there are functions of the user, which may draw random numbers
     layer: Any = env
     while True:
         name = _name(layer)
-        if _says_itself(layer):
+        if _defines_its_state(layer):
             parts.append(_own(layer))
             break
         if type(layer) in _STATELESS:
-            rolls |= type(layer) in _TRANSFORMS
+            transforms |= type(layer) in _TRANSFORMS
         elif type(layer) is wrappers.OrderEnforcing:
-            pass  # it was reset, and stays so
+            pass  # its only state is that it was reset
         elif type(layer) is wrappers.TimeLimit:
             parts.append(_ElapsedSteps(layer))
         elif name in _ATTRIBUTES:
@@ -282,9 +282,9 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
         else:
             pickled.append(layer)
         if not isinstance(layer, gym.Wrapper):
-            # A wrapper's generator is that of the env inside.
-            dice = rolls or len(pickled) > 0 or _rolls_dice(layer)
-            if include_rng and layer not in pickled and dice:
+            # The generator of all wrappers is that of the env inside.
+            draws = transforms or len(pickled) > 0 or _is_random(layer)
+            if include_rng and layer not in pickled and draws:
                 parts.append(_Generator(layer))
             break
         layer = layer.env
@@ -293,19 +293,17 @@ def _parts(env: gym.Env[Any, Any], include_rng: bool) -> list[_Part]:
     return parts
 
 
-def _rolls_dice(layer: Any) -> bool:
+def _is_random(layer: Any) -> bool:
     """Whether steps of an env of a known class draw random numbers."""
     return (
-        type(layer).__name__ in _DICE
+        type(layer).__name__ in _RANDOM
         or getattr(layer, "torque_noise_max", 0) > 0  # Acrobot
         or isinstance(getattr(layer, "_frameskip", None), tuple)  # AtariEnv
     )
 
 
-def _says_itself(layer: Any) -> bool:
-    return callable(getattr(layer, "get_state", None)) and callable(
-        getattr(layer, "set_state", None)
-    )
+def _defines_its_state(layer: Any) -> bool:
+    return all(callable(getattr(layer, name, None)) for name in ("get_state", "set_state"))
 
 
 def _is_gymnasiums_mujoco(layer: Any) -> bool:
@@ -339,22 +337,19 @@ class _ElapsedSteps(_Part):
     shape = (1,)
 
     def __init__(self, layer: Any) -> None:
-        """Takes the wrapper."""
         self._layer = layer
 
     def get(self, out: Vector) -> None:
-        """Writes the number of steps."""
         out[0] = self._layer._elapsed_steps
 
     def set(self, value: Vector) -> None:
-        """Sets it."""
         self._layer._elapsed_steps = int(value[0])
 
 
 class _Attributes(_Part):
     """Attributes of a layer: None, numbers, and short rows of them. Types are kept."""
 
-    # How each type is told from the others, and made again from a list of floats.
+    # The types, with the dtype's character for arrays, and how a list of floats becomes one.
     _MAKE: Sequence[tuple[type, str, Callable[[list[float]], Any]]] = (
         (type(None), "", lambda values: None),
         (bool, "", lambda values: bool(values[0])),
@@ -374,14 +369,14 @@ class _Attributes(_Part):
     dtype = _FLOAT
 
     def __init__(self, layer: Any, sizes: dict[str, int]) -> None:
-        """Takes a layer, and how many numbers each attribute holds at most."""
+        """Makes the part of a layer; ``sizes``: how many numbers each attribute holds at most."""
         self._layer = layer
         self._sizes = sizes
         self.size = sum(2 + size for size in sizes.values())  # with its kind and their number
         self.shape = (self.size,)
 
     def get(self, out: Vector) -> None:
-        """Writes each attribute's kind, number of values, and values."""
+        """Writes each attribute's type code, number of values, and values."""
         numbers: list[Any] = []
         for name, size in self._sizes.items():
             value: Any = getattr(self._layer, name, None)  # other versions of an env have fewer
@@ -402,7 +397,6 @@ class _Attributes(_Part):
         out[:] = numbers
 
     def set(self, value: Vector) -> None:
-        """Sets each attribute to what it was."""
         begin = 0
         numbers = value.tolist()
         for name, size in self._sizes.items():
@@ -415,14 +409,13 @@ class _Attributes(_Part):
 
 
 class _Generator(_Part):
-    """The random generator of an env: eight words of its state, and what is left of its last."""
+    """The random generator of an env: eight words of its state, and its buffered half draw."""
 
     dtype = _FLOAT
     size = 10
     shape = (10,)
 
     def __init__(self, layer: Any) -> None:
-        """Takes the env, whose generator must be NumPy's default one."""
         self._env = layer
         if type(layer.np_random.bit_generator) is not np.random.PCG64:
             raise TypeError(
@@ -430,7 +423,7 @@ class _Generator(_Part):
             )
 
     def get(self, out: Vector) -> None:
-        """Writes words of 32 bits, which floats hold exactly."""
+        # Words of 32 bits, which floats hold exactly.
         state = self._env.np_random.bit_generator.state
         for i, key in enumerate(("state", "inc")):
             number = state["state"][key]
@@ -438,7 +431,6 @@ class _Generator(_Part):
         out[8], out[9] = state["has_uint32"], state["uinteger"]
 
     def set(self, value: Vector) -> None:
-        """Puts the words together again."""
         words = [int(word) for word in value]
         numbers = [
             sum(word << 32 * place for place, word in enumerate(words[begin : begin + 4]))
@@ -452,7 +444,7 @@ class _Generator(_Part):
         }
 
 
-# Gymnasium's envs whose steps look at nothing but joints beforehand.
+# Gymnasium's envs whose steps read nothing but joints from the last one.
 _JOINTS_ONLY = (
     "HalfCheetahEnv",
     "HopperEnv",
@@ -463,16 +455,15 @@ _JOINTS_ONLY = (
 
 
 class _Mujoco(_Part):
-    """The integration state of a MuJoCo simulation, and positions that steps read beforehand.
+    """The integration state of a MuJoCo simulation, and positions that the next step reads.
 
     MuJoCo leaves the Cartesian positions one substep behind the joints; Ant and Humanoid measure
-    their speed from them. So they are part of what must be set.
+    their speed from them. So they are part of the state.
     """
 
     dtype = _FLOAT
 
     def __init__(self, layer: Any) -> None:
-        """Takes the env."""
         import mujoco
 
         self._model, self._data = layer.model, layer.data
@@ -485,11 +476,12 @@ class _Mujoco(_Part):
             self._positions = [self._data.xpos.reshape(-1), self._data.xipos.reshape(-1)]
         self.size = self._count + sum(map(len, self._positions))
         self.shape = (self.size,)
-        self._slice: Vector | None = None  # that was used last, taken apart
+        # The last slice, and its parts: it is the same one nearly always.
+        self._slice: Vector | None = None
         self._joints: Vector = np.zeros(0)
         self._bodies: list[tuple[Vector, Vector]] = []
 
-    def _take_apart(self, state: Vector) -> None:
+    def _split(self, state: Vector) -> None:
         if state is self._slice:
             return
         self._slice, self._joints = state, state[: self._count]
@@ -500,39 +492,35 @@ class _Mujoco(_Part):
             begin = end
 
     def get(self, out: Vector) -> None:
-        """Copies it out of MuJoCo's memory."""
-        self._take_apart(out)
+        self._split(out)
         self._get(self._model, self._data, self._joints, self._kind)
         for mine, positions in self._bodies:
             mine[:] = positions
 
     def set(self, value: Vector) -> None:
-        """Copies it back."""
-        self._take_apart(value)
+        self._split(value)
         self._set(self._model, self._data, self._joints, self._kind)
         for mine, positions in self._bodies:
             positions[:] = mine
 
-    def show(self) -> None:
-        """Moves the geometries to where the joints are."""
-        self._forward(self._model, self._data)
+    def prepare_rendering(self) -> None:
+        self._forward(self._model, self._data)  # moves the geometries to where the joints are
 
 
 class _Ale(_Part):
-    """The state of an Atari emulator, as it serialises it; with or without its dice.
+    """The state of an Atari emulator, as it serialises it, with or without its random generator.
 
-    It lacks the action that the emulator carried out last, which sticky actions
+    It lacks the action that the emulator has carried out last, which sticky actions
     (``repeat_action_probability``) may repeat.
     """
 
     dtype = _BYTE
-    _LENGTH = 8  # bytes before it that say how long it is, which varies by some
+    _LENGTH = 8  # bytes for the length of what follows, which varies
 
     def __init__(self, layer: Any, include_rng: bool) -> None:
-        """Takes the env."""
         self._ale = layer.ale
         self._include_rng = include_rng
-        # The same in every process: random numbers, which are written as texts, differ in length.
+        # The size must be the same in every process, while numbers, written as text, vary.
         longest = re.sub(rb"(?<= )\d+(?= )", b"0" * 10, self._serialised())
         self.size = self._LENGTH + (len(longest) * 17 // 16 + 511) // 512 * 512
         self.shape = (self.size,)
@@ -542,7 +530,6 @@ class _Ale(_Part):
         return bytes(state[0] if isinstance(state, tuple) else state)  # a tuple by ale-py 0.10
 
     def get(self, out: Vector) -> None:
-        """Writes it, and zeros."""
         serialised = self._serialised()
         end = self._LENGTH + len(serialised)
         if end > self.size:
@@ -555,7 +542,6 @@ class _Ale(_Part):
         out[end:] = 0
 
     def set(self, value: Vector) -> None:
-        """Restores it."""
         from ale_py import ALEState
 
         length = int(value[: self._LENGTH].view(np.int64)[0])
@@ -565,19 +551,17 @@ class _Ale(_Part):
 
 
 class _AtariPreprocessing(_Part):
-    """The last two frames, which the next step may look at, and how the game stands."""
+    """The last two frames, which the next step may read, the lives, and whether the game ended."""
 
     dtype = _BYTE
 
     def __init__(self, layer: Any) -> None:
-        """Takes the wrapper."""
         self._layer = layer
         self._frame = layer.obs_buffer[0].size
         self.size = 2 * self._frame + 8
         self.shape = (self.size,)
 
     def get(self, out: Vector) -> None:
-        """Copies the frames out."""
         for i, frame in enumerate(self._layer.obs_buffer):
             out[i * self._frame : (i + 1) * self._frame] = frame.reshape(-1)
         out[-8:] = 0
@@ -585,7 +569,6 @@ class _AtariPreprocessing(_Part):
         out[-4] = self._layer.game_over
 
     def set(self, value: Vector) -> None:
-        """Copies them back."""
         for i, frame in enumerate(self._layer.obs_buffer):
             frame.reshape(-1)[:] = value[i * self._frame : (i + 1) * self._frame]
         self._layer.lives = int(value[-8:-4].view(np.int32)[0])
@@ -598,7 +581,6 @@ class _Frames(_Part):
     dtype = _BYTE
 
     def __init__(self, layer: Any) -> None:
-        """Takes the wrapper."""
         self._layer = layer
         first = np.asarray(layer.obs_queue[0])
         self._dtype, self._frame_shape, self._frame = first.dtype, first.shape, first.nbytes
@@ -607,12 +589,10 @@ class _Frames(_Part):
         self.shape = (self.size,)
 
     def get(self, out: Vector) -> None:
-        """Copies them out."""
         for i, frame in enumerate(self._layer.obs_queue):
             out[i * self._frame : (i + 1) * self._frame].view(self._dtype)[:] = np.ravel(frame)
 
     def set(self, value: Vector) -> None:
-        """Puts copies in their place."""
         queue = self._layer.obs_queue
         for i in range(len(queue)):
             frame = value[i * self._frame : (i + 1) * self._frame].view(self._dtype)
@@ -620,24 +600,23 @@ class _Frames(_Part):
 
 
 def _own(layer: Any) -> _Part:
-    """The state of an env that defines it by ``get_state`` and ``set_state``."""
+    """The part of an env that defines its state by ``get_state`` and ``set_state``."""
     state = layer.get_state()
     fixed = isinstance(state, np.ndarray) and state.dtype.kind in "fiub" and state.size > 0
     return _OwnArray(layer, state) if fixed else _OwnObject(layer)
 
 
 class _OwnArray(_Part):
-    """An env's own ``get_state`` and ``set_state``, of arrays of one shape and dtype."""
+    """The state of an env whose ``get_state`` returns arrays of one shape and dtype."""
 
     def __init__(self, layer: Any, first: Vector) -> None:
-        """Takes the env, and a first state."""
+        """Makes the part of a layer, for arrays like its first state."""
         self._layer = layer
         self.dtype = first.dtype
         self.size = first.size
         self.shape = first.shape
 
     def get(self, out: Vector) -> None:
-        """Asks the env."""
         state = np.asarray(self._layer.get_state())
         if state.shape != self.shape or state.dtype != self.dtype:
             raise RuntimeError(
@@ -648,31 +627,27 @@ class _OwnArray(_Part):
         out[:] = state.reshape(-1)
 
     def set(self, value: Vector) -> None:
-        """Gives the env a copy, which is its to keep."""
-        self._layer.set_state(value.reshape(self.shape).copy())
+        self._layer.set_state(value.reshape(self.shape).copy())  # the env may keep it
 
 
 class _OwnObject(_Part):
-    """An env's own ``get_state`` and ``set_state``, of anything else."""
+    """The state of an env whose ``get_state`` returns anything else."""
 
     def __init__(self, layer: Any) -> None:
-        """Takes the env."""
         self._layer = layer
 
     def get(self, out: Any) -> Any:
-        """Asks the env."""
         return self._layer.get_state()
 
     def set(self, value: Any) -> None:
-        """Passes the state to the env."""
         self._layer.set_state(value)
 
 
 class _Pickled(_Part):
-    """All attributes of layers of unknown classes, pickled in one go.
+    """All attributes of layers of unknown classes, in one pickle.
 
     Layers themselves, spaces that are not sampled from, specs, windows, and simulations that have a
-    part of their own are not copied: where a copy would refer to one, the restored env refers to
+    part of their own are not pickled: where the pickle refers to one, the restored env refers to
     its own.
     """
 
@@ -680,14 +655,14 @@ class _Pickled(_Part):
     _KEPT_MODULES = ("pygame", "glfw")
 
     def __init__(self, env: gym.Env[Any, Any], layers: list[Any], include_rng: bool) -> None:
-        """Takes the whole env, and its layers that are to be pickled."""
+        """Makes the part of ``layers``, which are some of the layers of ``env``."""
         self._layers = layers
         self._include_rng = include_rng
         if not include_rng:
             self._KEPT_NAMES = (*self._KEPT_NAMES, "_np_random")
-        self._every: list[Any] = [env]
-        while isinstance(self._every[-1], gym.Wrapper):
-            self._every.append(self._every[-1].env)
+        self._all_layers: list[Any] = [env]
+        while isinstance(self._all_layers[-1], gym.Wrapper):
+            self._all_layers.append(self._all_layers[-1].env)
 
     def _kept(self, layer: Any, name: str, value: Any) -> bool:
         module = type(value).__module__.partition(".")[0]
@@ -701,8 +676,7 @@ class _Pickled(_Part):
         )
 
     def get(self, out: Any) -> bytes:
-        """Pickles the attributes."""
-        own: dict[int, Any] = {id(layer): i for i, layer in enumerate(self._every)}
+        own: dict[int, Any] = {id(layer): i for i, layer in enumerate(self._all_layers)}
         for i, layer in enumerate(self._layers):
             for name, value in _attributes(layer).items():
                 if self._kept(layer, name, value):
@@ -714,7 +688,7 @@ class _Pickled(_Part):
                 return own.get(id(value)) if value is not None else None
 
             def reducer_override(self, value: Any) -> Any:
-                # By value, a class of a script would become another one in another worker.
+                # Pickled by value, a class of a script would be another one in another worker.
                 if isinstance(value, type) and _is_of_script(value):
                     return NotImplemented
                 return super().reducer_override(value)
@@ -729,7 +703,6 @@ class _Pickled(_Part):
         return file.getvalue()
 
     def set(self, value: bytes) -> None:
-        """Replaces the attributes."""
         if not isinstance(value, bytes):
             raise TypeError(f"a state of this env is bytes, not {type(value).__name__}")
         outer = self
@@ -737,12 +710,13 @@ class _Pickled(_Part):
         class Unpickler(pickle.Unpickler):
             def persistent_load(self, key: Any) -> Any:
                 if isinstance(key, int):
-                    return outer._every[key]
+                    return outer._all_layers[key]
                 return _attributes(outer._layers[key[0]]).get(key[1])
 
             def find_class(self, module: str, name: str) -> Any:
                 first, _, rest = name.partition(".")
-                for layer in outer._every if module == "__main__" else ():  # spawned, maybe
+                # In a spawned worker the script's classes are not in `__main__`.
+                for layer in outer._all_layers if module == "__main__" else ():
                     found = getattr(type(layer).step, "__globals__", {}).get(first)
                     if isinstance(found, type):
                         return operator.attrgetter(rest)(found) if rest else found
@@ -760,7 +734,7 @@ class _Pickled(_Part):
 
 
 def _is_of_script(kind: type) -> bool:
-    """Whether a class is of the main module, and found there by its name."""
+    """Whether a class is in the main module, under its own name."""
     if kind.__module__ != "__main__":
         return False
     try:
@@ -770,7 +744,7 @@ def _is_of_script(kind: type) -> bool:
 
 
 def _slots(layer: Any) -> list[str]:
-    """Names of attributes for which a class of its has a slot."""
+    """Names of attributes for which a class of the layer has a slot."""
     names = []
     for kind in type(layer).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -781,13 +755,13 @@ def _slots(layer: Any) -> list[str]:
 
 
 def _attributes(layer: Any) -> dict[str, Any]:
-    """All attributes of a layer itself."""
+    """All attributes of a layer, without those of its classes."""
     slots = {name: getattr(layer, name) for name in _slots(layer) if hasattr(layer, name)}
     return {**vars(layer), **slots}
 
 
 def _was_sampled(space: gym.Space[Any]) -> bool:
-    """Whether a space has a random generator of its own by now, or a part of it has."""
+    """Whether a space has made its random generator, or a part of it has."""
     parts: Any = getattr(space, "spaces", ())
     parts = parts.values() if isinstance(parts, dict) else parts
     return space._np_random is not None or any(map(_was_sampled, parts))
