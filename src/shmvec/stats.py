@@ -1,4 +1,4 @@
-"""Statistics of a vector env: what it has done, and where its processes spent their time."""
+"""Statistics of a vector env: counts and times of its processes, a verdict on them, and a table."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _T = TypeVar("_T", bound="_Counters")
 
 
 def _attribute(counter: str) -> str:
-    """The name in stats of a counter of csrc/counters.h; times are in seconds here."""
+    """The name in stats of a counter of csrc/counters.h; times are in seconds in stats."""
     return f"{counter.removesuffix('_ns')}_s" if counter.endswith("_ns") else counter
 
 
 def _values(counters: dict[str, int]) -> dict[str, float]:
-    """Counters of csrc/counters.h as stats have them."""
+    """Counters of csrc/counters.h, with the names and units of stats."""
     return {
         _attribute(name): 1e-9 * count if name.endswith("_ns") else count
         for name, count in counters.items()
@@ -52,7 +52,7 @@ _ON_CORES = [_attribute(name) for name, _, _ in COUNTERS["on_cores"]]
 
 @dataclass(frozen=True)
 class _Counters:
-    """Has a field for each counter of some tables of csrc/counters.h: see ``_counting``."""
+    """A dataclass with a field for each counter of some tables; see ``_counting``."""
 
     if TYPE_CHECKING:
 
@@ -60,7 +60,7 @@ class _Counters:
         def __getattr__(self, name: str) -> Any: ...
 
     def __sub__(self: _T, earlier: _T) -> _T:
-        """What came between."""
+        """The counts between two calls of ``stats``."""
         names = [each.name for each in fields(self)]
         return replace(
             self,
@@ -69,29 +69,30 @@ class _Counters:
 
 
 def _less(name: str, now: Any, then: Any) -> Any:
+    """The difference of a counter."""
     if now is None or then is None or name in ("first_env", "num_envs"):
         return now
     if name in _ON_CORES and now < then:
-        return now  # what only the worker's process counts begins anew in its successor
-    # What has not ended is known about: once it has, there may be a little less.
+        return now  # the kernel's counts of a worker begin anew in its successor
+    # The time of an operation under way is estimated, and may be a little too long.
     return max(0, now - then)
 
 
 def _counting(*tables: str) -> Callable[[type[_T]], type[_T]]:
-    """Makes a dataclass with a documented field for each counter of these tables."""
+    """A decorator: makes a dataclass with a documented field for each counter of these tables."""
 
-    def made(kind: type[_T]) -> type[_T]:
+    def decorated(kind: type[_T]) -> type[_T]:
         lines = {_attribute(name): text for table in tables for name, _, text in COUNTERS[table]}
         kind.__annotations__ = dict.fromkeys(lines, "float") | kind.__annotations__
         for name, text in lines.items():
             default = None if name in _ON_CORES else MISSING
             setattr(kind, name, field(default=default, metadata={"help": text}))
         what, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")
-        told = [f"    {name}: {text}" for name, text in lines.items()]
-        kind.__doc__ = "\n".join([what, "", "Attributes:", *told, own])
+        attributes = [f"    {name}: {text}" for name, text in lines.items()]
+        kind.__doc__ = "\n".join([what, "", "Attributes:", *attributes, own])
         return dataclass(frozen=True)(kind)
 
-    return made
+    return decorated
 
 
 @_counting("waits")
@@ -106,7 +107,7 @@ class Waits(_Counters):
 
 @_counting("work", "on_cores")
 class WorkerStats(Waits):
-    """Counts of a worker, its ``Waits`` included. What the system does not report is None.
+    """Counts of a worker, its ``Waits`` included; None where the system does not report one.
 
     Attributes:
         first_env: The first of its envs.
@@ -118,7 +119,7 @@ class WorkerStats(Waits):
 
     @property
     def envs(self) -> range:
-        """Its envs."""
+        """The worker's envs."""
         return range(self.first_env, self.first_env + self.num_envs)
 
     @property
@@ -128,7 +129,7 @@ class WorkerStats(Waits):
 
     @property
     def lacked_s(self) -> float:
-        """Seconds in which it was ready to run and had no core, without having yielded it."""
+        """Seconds in which it was ready to run and had no core, besides those of its yields."""
         return float(max(0.0, (self.starved_s or 0.0) - self.yield_s))
 
 
@@ -139,7 +140,7 @@ class FaultCounts(_Counters):
 
 # ---- how long envs take, and what is being done --------------------------------------------------
 
-_FIRST_S = 512e-9  # where the first bucket ends; each further one is twice as wide: csrc/timings.h
+_FIRST_S = 512e-9  # the end of the first bucket; each end is twice the last one: csrc/timings.h
 
 
 @dataclass(frozen=True)
@@ -147,12 +148,12 @@ class Timing:
     """A histogram of durations.
 
     Attributes:
-        count: How often it was done.
-        total_s: Seconds in all.
-        longest_s: Seconds of the longest. In a difference of two: exact if the longest of all is in
-            it; otherwise the end of the bucket in which it lies.
-        buckets: How often it took less than 512 ns, less than twice that, and so on; the last one
-            counts 137 s and more.
+        count: The number of durations.
+        total_s: Their sum, in seconds.
+        longest_s: The longest, in seconds. In a difference of two Timings it is exact if it is the
+            longest of all; otherwise it is the end of its bucket.
+        buckets: The number of durations below 512 ns, of others below twice that, and so on; the
+            last one counts 137 s and more.
     """
 
     count: int
@@ -168,25 +169,25 @@ class Timing:
 
     @property
     def mean_s(self) -> float:
-        """Seconds on average; 0 if it was never done."""
+        """The mean in seconds; 0 if there is no duration."""
         return self.total_s / self.count if self.count else 0.0
 
     @property
     def bounds(self) -> list[float]:
-        """Where each bucket ends, in seconds; the last one has no end."""
+        """The end of each bucket, in seconds; that of the last one is infinite."""
         return [*(_bounds(bucket)[1] for bucket in range(len(self.buckets) - 1)), math.inf]
 
     def quantile(self, share: float) -> float:
         """A quantile of the durations, in seconds: this share of them took as long, or less.
 
-        The bucket is exact, the place within it a guess: the result is right within a factor of
-        two.
+        The bucket is exact and the place within it an estimate, so the result is right within a
+        factor of two.
 
         Args:
             share: 0.5 for the median, 0.99 for what one in a hundred exceeds.
 
         Returns:
-            Seconds; 0 if it was never done.
+            Seconds; 0 if there is no duration.
         """
         wanted, seen = share * self.count, 0
         for number, count in enumerate(self.buckets):
@@ -207,7 +208,7 @@ class Timing:
         )
 
     def __sub__(self, earlier: Timing) -> Timing:
-        """What came between."""
+        """The durations between two calls of ``stats``."""
         buckets = tuple(now - then for now, then in zip(self.buckets, earlier.buckets, strict=True))
         longest = 0.0
         if any(buckets):
@@ -219,7 +220,7 @@ class Timing:
 
 
 def _bounds(bucket: int) -> tuple[float, float]:
-    """Where a bucket begins and ends, in seconds."""
+    """The begin and end of a bucket, in seconds."""
     return (_FIRST_S * 2 ** (bucket - 1) if bucket else 0.0), _FIRST_S * 2.0**bucket
 
 
@@ -228,25 +229,25 @@ class EnvStats:
     """How long an env's steps and resets took.
 
     Attributes:
-        step: ``env.step``, and taking its results.
-        reset: ``env.reset``.
+        step: Durations of ``env.step``, writing its results included.
+        reset: Durations of ``env.reset``.
     """
 
     step: Timing
     reset: Timing
 
     def __sub__(self, earlier: EnvStats) -> EnvStats:
-        """What came between."""
+        """The durations between two calls of ``stats``."""
         return EnvStats(self.step - earlier.step, self.reset - earlier.reset)
 
 
 @dataclass(frozen=True)
 class Doing:
-    """The operation that a worker is in the middle of.
+    """The operation that a worker is in.
 
     Attributes:
-        env: Which env.
-        operation: "step", "reset", or "call": a method or attribute of it.
+        env: The index of its env.
+        operation: "step", "reset", or "call": of a method or attribute.
         for_s: Seconds since it began.
     """
 
@@ -255,18 +256,18 @@ class Doing:
     for_s: float
 
     def __str__(self) -> str:
-        """In words."""
+        """The operation, env and duration in words."""
         return f"{self.operation} of env {self.env} for {_duration(self.for_s)}"
 
 
 @dataclass(frozen=True)
 class Process:
-    """A worker's process.
+    """A process and its memory; None where the system does not report it.
 
     Attributes:
-        pid: Its id.
-        rss: Bytes that it has in memory; None: the system does not report it.
-        pss: The same, with only its part of what it shares with other processes.
+        pid: The process id.
+        rss: Resident bytes.
+        pss: Resident bytes, where pages shared by n processes count as one nth.
     """
 
     pid: int
@@ -279,7 +280,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts and times since the vector env was made; subtract two to measure what lies between.
+    """Counts and times since the vector env was made; the difference of two measures a part.
 
     ``print(envs.stats())`` shows a table and the verdict.
 
@@ -287,18 +288,18 @@ class Stats:
         parent: The waits of the calling process.
         workers: The counts of each worker.
         faults: The numbers of faults.
-        envs: How long each env took.
+        envs: The durations of each env's steps and resets.
         elapsed_s: Seconds since the vector env was made.
-        num_workers: Worker processes; 0 if the envs live in the calling one.
-        cores: Cores that the program may use.
-        doing: What each worker was doing when ``stats`` was called; None: neither a step nor a
-            reset.
-        waiting_s: Seconds for which the caller had been waiting for answers then; None: it was not.
-        processes: The workers' processes, None for one that is gone; empty in ``stats()``: only
-            ``python -m shmvec top`` fills it.
-        caller: The calling process, likewise.
+        num_workers: Number of worker processes; 0 if the envs live in the calling one.
+        cores: Number of cores that the program may use.
+        doing: The operation that each worker was in when ``stats`` was called; None: none.
+        waiting_s: Seconds for which the caller had waited for answers by then; None: it did not
+            wait.
+        processes: The workers' processes, None for one that is gone. Only ``python -m shmvec top``
+            fills it: it is empty in ``stats()``.
+        caller: The calling process; None in ``stats()``.
         shared: Bytes of the segment, which holds requests, results and counters.
-        wrappers: What of each env's wrappers is compiled, and what stops it, in words, as it was
+        wrappers: Which of each env's wrappers are compiled, and what stops the others, in words,
             when its worker was started; "": it has none. Empty with ``compile_wrappers=False``, and
             in ``top``.
     """
@@ -325,7 +326,7 @@ class Stats:
         processes: Sequence[Process | None] = (),
         caller: Process | None = None,
     ) -> Stats:
-        """Makes Stats from the segment's counters and the system's numbers on the processes."""
+        """Makes Stats from the segment's counters and the kernel's times of the processes."""
         workers, before = insight.workers(), map(_values, insight.on_cores_before())
         now = on_cores or [(None, None)] * len(workers)
         return cls(
@@ -351,7 +352,7 @@ class Stats:
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
-        """What was done between two calls of ``stats``.
+        """The counts and times between two calls of ``stats``.
 
         Raises:
             ValueError: They are of different vector envs.
@@ -373,12 +374,12 @@ class Stats:
 
     @property
     def verdict(self) -> Verdict:
-        """What the time went into, and what to change, judged by these numbers alone."""
+        """The judgement on what limits the speed and what to change, by these numbers alone."""
         return _judged(self)
 
     @property
     def steps_per_s(self) -> float:
-        """Steps of envs a second."""
+        """Env steps a second."""
         steps = sum(worker.steps for worker in self.workers)
         return float(steps / max(self.elapsed_s, 1e-9))
 
@@ -395,7 +396,7 @@ class Stats:
         return busy / (max(1, min(self.cores, len(self.envs))) * max(self.elapsed_s, 1e-9))
 
     def metrics(self) -> dict[str, float]:
-        """The main numbers by name, for logging: times in seconds, shares of all time.
+        """The main numbers by name, for logging: times in seconds, and shares of all time.
 
         Example:
             >>> import shmvec
@@ -427,23 +428,23 @@ class Stats:
 
     @property
     def step(self) -> Timing:
-        """The steps of all envs."""
+        """The durations of all envs' steps."""
         return _together(env.step for env in self.envs)
 
     @property
     def reset(self) -> Timing:
-        """The resets of all envs."""
+        """The durations of all envs' resets."""
         return _together(env.reset for env in self.envs)
 
     def __str__(self) -> str:
-        """A table, and the verdict."""
+        """The table and the verdict."""
         return f"{self.table()}\n{self.verdict}"
 
     def table(self, width: int | None = None) -> str:
         """The counts of each worker as a table.
 
         Args:
-            width: Characters of a line, about: columns that do not fit are left out.
+            width: About how many characters a line may have: columns that do not fit are left out.
         """
         return str(Table.of(self).fitted(width))
 
@@ -453,7 +454,7 @@ def _together(timings: Iterable[Timing]) -> Timing:
 
 
 def _since(spent: tuple[float | None, ...], before: dict[str, float]) -> dict[str, float | None]:
-    """The system's numbers on a process, less those from before it served."""
+    """The kernel's times of a process, less those from before it was a worker."""
     return {
         name: None if now is None else max(0.0, now - before[name])
         for name, now in zip(_ON_CORES, spent, strict=True)
@@ -462,35 +463,36 @@ def _since(spent: tuple[float | None, ...], before: dict[str, float]) -> dict[st
 
 # ---- the verdict ---------------------------------------------------------------------------------
 
-_LATE = 0.05  # messages through sockets, of all steps
-_POLICY = 0.5  # the caller's own time, of all
-_STARVED = 0.25  # time without a core, of that in envs
-_UNEVEN = 1.5  # the busiest worker's time in envs, by the others'
-_RESETS = 0.5  # time in resets, of that in envs
+# Shares and ratios from which a verdict is given.
+_LATE = 0.05  # messages through sockets / all steps
+_POLICY = 0.5  # time in which the caller waits / all time: less is policy-bound
+_STARVED = 0.25  # time without a core / time in envs
+_UNEVEN = 1.5  # time in envs of the busiest worker / of the others
+_RESETS = 0.5  # time in resets / time in envs
 _FEW_RESETS = 0.25  # the same, where workers wait for each other
-_IDLE = 0.7  # workers' time in envs, of that in which they could have been there
-_TAIL = 8  # the slowest hundredth of steps, by the median
-_OWN_S = 30e-6  # of a batch: what a call of step takes itself, and the loop around it
-_SMALL_S = 20e-6  # work of a request that is not worth a worker of its own
-_HANGS_S = 10.0  # in one step or reset,
-_HANGS = 10  # that many times as long as the longest that has ended
-_AWAKE = 0.5  # time on a core, of that in envs
+_IDLE = 0.7  # time in envs / time in which workers could have been in them: less is idle
+_TAIL = 8  # the slowest hundredth of steps / the median
+_OWN_S = 30e-6  # time a batch of a call of step itself, and of the loop around it
+_SMALL_S = 20e-6  # work of a request that is not worth a worker
+_HANGS_S = 10.0  # an operation hangs from so many seconds,
+_HANGS = 10  # if they are so many times the longest that has ended
+_AWAKE = 0.5  # time on a core / time in envs: less is asleep
 _EARLY = 5  # steps and resets of an env, and
 _EARLY_S = 1.0  # seconds, before which a verdict would be a guess
-_OVER = 1.05  # of the limit: what only envs that sleep reach
+_OVER = 1.05  # share of the limit that only envs that sleep exceed
 _IF_IT_HANGS = "step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it"
 _NO_LIMIT = "No time limit ends a call: python -m shmvec stacks says where it is"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement on what the time went into.
+    """The judgement on what limits the speed.
 
     Attributes:
         kind: "env-bound", "policy-bound", "straggler", "reset-bound", "oversubscribed",
             "messages through pipes", "too many workers"; "idle": nothing was stepped; or "too
-            early": too little was, to judge by.
-        reason: The numbers that say so.
+            early": too little was stepped.
+        reason: The numbers that show it.
         advice: What to do about it; empty if there is nothing.
         option: The option of ``ShmVectorEnv`` to change, as it is written; empty: none helps.
     """
@@ -501,12 +503,12 @@ class Verdict:
     option: str = ""
 
     def __str__(self) -> str:
-        """One line."""
+        """The verdict on one line."""
         return f"{self.kind}: {self.reason}." + (f" {self.advice}." if self.advice else "")
 
 
 def _judged(stats: Stats) -> Verdict:
-    """The verdict on what was done."""
+    """The verdict on these numbers: the first kind that applies."""
     workers, parent = stats.workers, stats.parent
     done = sum(worker.steps + worker.resets for worker in workers)
     if done == 0:
@@ -528,7 +530,7 @@ def _judged(stats: Stats) -> Verdict:
         )
     busy = [worker.busy_s for worker in workers]
     waited = sum(busy) if not stats.num_workers else parent.waited_s
-    # How much of the time in which the caller waited the workers were in their envs.
+    # The share of the caller's waiting time that workers were in their envs.
     used = sum(busy) / (len(workers) * max(waited, *busy, 1e-9))
     return (
         _policy(stats, max(busy), waited)
@@ -541,7 +543,7 @@ def _judged(stats: Stats) -> Verdict:
 
 
 def _nothing_done(stats: Stats) -> Verdict:
-    """The verdict where nothing was asked, or no request is finished."""
+    """The verdict where no step or reset has ended."""
     inside = [(now.for_s, index) for index, now in enumerate(stats.doing) if now is not None]
     if not inside:
         return Verdict("idle", "nothing was stepped or reset")
@@ -555,7 +557,7 @@ def _nothing_done(stats: Stats) -> Verdict:
 
 
 def _hanging(stats: Stats) -> Verdict | None:
-    """The verdict where one env does not come back."""
+    """The verdict where an env's step or reset does not return."""
     for worker, now in enumerate(stats.doing):
         if now is None or now.operation == "call" or now.for_s <= _HANGS_S:
             continue
@@ -633,6 +635,7 @@ def _without_cores(stats: Stats, busy: float) -> Verdict | None:
 
 
 def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
+    """The verdict where resets take much of the time."""
     resets = sum(worker.reset_s for worker in stats.workers) / busy if busy else 0.0
     if resets < (_FEW_RESETS if used < _IDLE else _RESETS):
         return None
@@ -653,8 +656,8 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
 
 
 def _in_lockstep(stats: Stats) -> bool:
-    """Whether all envs were asked equally often: else slow ones are not waited for."""
-    # A reset takes the place of a step, or is part of one; and some may be one ahead.
+    """Whether all envs were stepped equally often; if not, slow ones are not waited for."""
+    # A reset replaces a step, or is part of one; and some envs may be one step ahead.
     for resets in (0, 1):
         asked = [env.step.count + resets * env.reset.count for env in stats.envs]
         if max(asked) <= 2 * min(asked) + 2:
@@ -668,7 +671,7 @@ def _half(stats: Stats) -> str:
 
 
 def _straggler(stats: Stats, busy: list[float], used: float) -> Verdict | None:
-    """The verdict where all envs wait for one, or for another one in each batch."""
+    """The verdict where all envs wait for the same slow one, or for another one in each batch."""
     if stats.num_workers < 2 or used >= _IDLE or not _in_lockstep(stats):
         return None
     half = _half(stats)
@@ -701,6 +704,7 @@ def _straggler(stats: Stats, busy: list[float], used: float) -> Verdict | None:
 
 
 def _too_little(stats: Stats, busy: float, used: float) -> Verdict | None:
+    """The verdict where requests are too small to be worth so many workers."""
     requests = sum(worker.requests for worker in stats.workers)
     work = busy / max(1, requests)
     if stats.num_workers == 0 or work > _SMALL_S or used >= _IDLE:
@@ -715,6 +719,7 @@ def _too_little(stats: Stats, busy: float, used: float) -> Verdict | None:
 
 
 def _envs(stats: Stats, busy: float) -> Verdict:
+    """The verdict where the envs themselves limit the speed."""
     most = min(stats.cores, len(stats.envs))
     reason = f"{busy / max(stats.elapsed_s, 1e-9):.2g} workers were in their envs at a time"
     reason += f"; a step takes {1e3 * stats.step.mean_s:.3g} ms"
@@ -741,28 +746,27 @@ def _envs(stats: Stats, busy: float) -> Verdict:
 # ---- the table -----------------------------------------------------------------------------------
 
 _MOST_ROWS = 16
-_MOST_ALIKE = 4  # kinds of envs of whose wrappers something is said
-# Columns by what they matter: where there is no room the last ones go, and before them all others.
+_MOST_ALIKE = 4  # kinds of envs whose wrappers are described
+# Columns by importance: where there is no room, unnamed ones are left out first, then the last.
 _IMPORTANCE = (
     *("worker", "now", "in step", "envs", "steps", "pid", "time", "waiting", "resets", "memory"),
     *("in reset", "CPU", "starved"),
 )
 _LONGEST = len("reset of env 100 for 2.63 ms")
 _SLOWEST = 3  # envs that are named
-_LONG_S = 0.1  # a wait that is worth a word
+_LONG_S = 0.1  # a shorter wait of the caller is not shown
 
 
 @dataclass(frozen=True)
 class Table:
-    """Stats as the parts of a table: ``str`` puts them together as text, ``top`` draws them.
+    """The parts of a table of stats: ``str`` joins them as text, ``top`` draws them.
 
     Attributes:
         sentences: Sentences on all workers together.
-        columns: Cells by name of column, one for each worker; for the first ones, if there are
-            many.
+        columns: Cells by name of column, one for each of the first workers.
         hidden: Text on how many more workers there are; empty: none.
-        timings: Rows on how long steps and resets take, of all envs and of the slowest; headings
-            are the first.
+        timings: Rows on durations of steps and resets, of all envs and of the slowest; the first
+            row has the headings.
         faults: Text on the faults; empty: none.
     """
 
@@ -777,13 +781,13 @@ class Table:
         """The table of these stats."""
         more = len(stats.workers) - _MOST_ROWS
         faults = asdict(stats.faults)
-        told = ", ".join(f"{count} {name}" for name, count in faults.items() if count)
+        counts = ", ".join(f"{count} {name}" for name, count in faults.items() if count)
         return cls(
             tuple(_sentences(stats)),
             _columns(stats),
             f"... and {more} more" if more > 0 else "",
             tuple(_timings(stats)),
-            f"faults: {told}" if told else "",
+            f"faults: {counts}" if counts else "",
         )
 
     @property
@@ -796,15 +800,14 @@ class Table:
         return sum(widths) + 2 * (len(widths) - 1)
 
     def fitted(self, width: int | None) -> Table:
-        """This table without the columns that do not fit into ``width``; None: all fit."""
-        columns = dict(self.columns)
-        fits = self
-        for name in sorted(columns, key=_unimportance, reverse=True)[:-1]:
-            if width is None or fits.width <= width:
+        """This table without the least important columns, so that it fits; None: all of it."""
+        table = self
+        for name in sorted(self.columns, key=_unimportance, reverse=True)[:-1]:
+            if width is None or table.width <= width:
                 break
-            del columns[name]
-            fits = replace(self, columns=dict(columns))
-        return fits
+            columns = {key: cells for key, cells in table.columns.items() if key != name}
+            table = replace(self, columns=columns)
+        return table
 
     def __str__(self) -> str:
         """The table as text."""
@@ -829,8 +832,8 @@ def _sentences(stats: Stats) -> list[str]:
     resets = sum(worker.resets for worker in stats.workers)
     waiting_s = stats.waiting_s or 0.0
     share = stats.share_of_limit
-    limit = f", {share:.0%} of the limit" if share < _OVER else ""  # no limit to envs that sleep
-    said = [
+    limit = f", {share:.0%} of the limit" if share < _OVER else ""  # envs that sleep have none
+    sentences = [
         f"{stats.elapsed_s:.3g} s: {steps:,} steps ({stats.steps_per_s:,.0f} a second{limit}), "
         f"{resets:,} resets; "
         f"{stats.num_workers} workers, {len(stats.envs)} envs, {stats.cores} cores",
@@ -838,17 +841,18 @@ def _sentences(stats: Stats) -> list[str]:
         f"({stats.parent.parks:,} sleeps)"
         + (f", now for {_duration(waiting_s)}" if waiting_s >= _LONG_S else ""),
     ]
-    said += [f"wrappers{whose}: {words}" for whose, words in _alike(stats.wrappers)]
+    sentences += [f"wrappers{whose}: {words}" for whose, words in _alike(stats.wrappers)]
     if stats.caller is not None:
-        of_workers = "".join(f", workers {_bytes(pss)}" for pss in _pss_of_workers(stats))
-        said.append(
+        known = [each.pss for each in stats.processes if each is not None and each.pss is not None]
+        of_workers = f", workers {_bytes(sum(known))}" if known else ""
+        sentences.append(
             f"memory: caller {_memory(stats.caller)}{of_workers}, shared {_bytes(stats.shared)}"
         )
-    return said
+    return sentences
 
 
 def _alike(wrappers: Sequence[str]) -> list[tuple[str, str]]:
-    """What is said of envs' wrappers, once for all that are alike, and of which envs it is."""
+    """Descriptions of envs' wrappers, each with the envs that share it."""
     envs: dict[str, list[int]] = {}
     for env, words in enumerate(wrappers):
         envs.setdefault(words, []).append(env)
@@ -860,7 +864,7 @@ def _alike(wrappers: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _some(envs: list[int]) -> str:
-    """Which envs these are, in few words."""
+    """Envs as a short text."""
     if len(envs) == 1:
         return f" of env {envs[0]}"
     if envs[-1] - envs[0] == len(envs) - 1:
@@ -886,7 +890,7 @@ def _columns(stats: Stats) -> dict[str, list[str]]:
 
 
 def _counted(stats: Stats, table: str) -> dict[str, list[str]]:
-    """Columns of the counters that have a heading: times as shares."""
+    """Columns of the counters that have a heading; times are shares."""
     columns = {}
     for counter, heading, _ in COUNTERS[table]:
         name = _attribute(counter)
@@ -915,21 +919,15 @@ def _duration(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
 
 
-def _pss_of_workers(stats: Stats) -> list[int]:
-    """Bytes that all workers have together, in a list; an empty list where that is not known."""
-    known = [each.pss for each in stats.processes if each is not None and each.pss is not None]
-    return [sum(known)] if known else []
-
-
 def _now(stats: Stats, worker: int) -> str:
-    """What a worker is doing, as text."""
+    """The operation that a worker is in, as text."""
     if stats.processes and stats.processes[worker] is None:
         return "no process"
     return str(stats.doing[worker] or "-") if stats.doing else "-"
 
 
 def _slowest(stats: Stats, name: str) -> list[tuple[str, Timing]]:
-    """The envs whose steps or resets take longest, if there are more than these."""
+    """The envs whose steps or resets take longest, if there are more than so many."""
     if len(stats.envs) <= _SLOWEST:
         return []
     found = [(getattr(env, name), index) for index, env in enumerate(stats.envs)]
