@@ -1,7 +1,7 @@
-"""Faults of workers and envs: errors, the policy for them, and how exceptions travel.
+"""Faults of workers and envs: errors, the policy for them, and exceptions sent between processes.
 
-An exception of an env crosses the process boundary with its type, arguments, traceback and the
-env's index, whatever its constructor looks like and whether or not it can be pickled.
+An exception of an env reaches the caller with its type, arguments, traceback and the env's index,
+whatever its constructor looks like and whether or not it can be pickled.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
 ]
 
 
-_LOGGED = 2  # failing envs whose tracebacks are logged
-_ENOUGH = 8192  # characters of workers' last lines in a message, where many have ended
+_LOGGED = 2  # if no more envs fail, the tracebacks of all are logged
+_ENOUGH = 8192  # characters of last lines in a message, after which no further worker's are added
 
 
 class WorkerCrashError(RuntimeError):
@@ -49,8 +49,8 @@ class WorkerCrashError(RuntimeError):
 
     Attributes:
         workers: Indices of the workers that ended.
-        envs: Their envs.
-        summary: What happened, without advice.
+        envs: Indices of their envs.
+        summary: The message without its advice.
         stderr: The last lines that each of these workers has written to stderr.
     """
 
@@ -62,7 +62,7 @@ class WorkerCrashError(RuntimeError):
 
 
 class TooManyFaultsError(WorkerCrashError):
-    """There were more restarts or resets than the policy allows; the vector env is closed.
+    """A worker needed more restarts or resets than the policy allows; the vector env is closed.
 
     Attributes:
         history: The faults of the worker within the policy's window, oldest first.
@@ -75,11 +75,11 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
     """An env takes longer than ``step_timeout`` or ``reset_timeout`` allows.
 
     Attributes:
-        env: Its index.
+        env: The index of the env.
         operation: "step" or "reset".
         limit: Seconds that it may take.
-        stack: Where in Python its worker was then, most recent call first, as lines; in
-            parentheses, why that could not be read.
+        stack: The Python stack of its worker then, most recent call first, as lines; if it could
+            not be read, the reason in parentheses.
         stderr: The last lines that its worker had written to stderr.
     """
 
@@ -104,13 +104,13 @@ class EnvTimeoutError(multiprocessing.TimeoutError, TimeoutError):
         return type(self), given, {**vars(self), "args": self.args}
 
     def take_last_words(self, stack: str, stderr: str) -> None:
-        """Notes where the worker is, and what it has written to stderr."""
+        """Adds the worker's stack, and its last lines on stderr."""
         self.stack, self.stderr = stack, stderr
-        self.args = (f"{self.args[0]}{told_stack(stack)}{told_last_words({None: stderr})}",)
+        self.args = (f"{self.args[0]}{stack_text(stack)}{stderr_text({None: stderr})}",)
 
     @property
     def summary(self) -> str:
-        """What happened, without advice."""
+        """The message without its advice."""
         return f"env {self.env} was in {self.operation}() for longer than {self.limit:g} s"
 
 
@@ -121,10 +121,10 @@ class FaultPolicy:
     The step in which a fault happens returns for its env the last observation, reward 0 and
     ``truncated=True``, so that no learner bootstraps across the break, and ``infos["fault"]``
     describes it: ``type``, ``message``, ``restarts`` of its worker so far, ``stderr`` (the last
-    lines that a crashed worker has written there) and ``stack`` (the traceback of what an env has
-    raised, or where one was that took too long). The next step goes on as after any truncation in
-    the autoreset mode in force. A worker that is restarted takes its other envs with it: they are
-    truncated as well, in the same step or in their next one.
+    lines that a crashed worker has written there) and ``stack`` (the traceback of an exception, or
+    the stack of an env that took too long). The next step is that after any truncation in the
+    autoreset mode. A restart of a worker ends the episodes of its other envs: they are truncated as
+    well, in the same step or in their next one.
 
     A restarted env is built by its ``env_fn`` and reset with :func:`restart_seed`, so a run with
     the same faults in the same places is the same run.
@@ -133,15 +133,15 @@ class FaultPolicy:
         on_crash: A worker process died. "raise" WorkerCrashError and close, or "restart" it.
         on_error: An env raised in ``step`` or ``reset``. "raise" the exception, "reset" the env, or
             "restart" its worker.
-        on_timeout: An env takes longer than its limit. "raise" EnvTimeoutError, which lets it go
-            on; "reset": raise EnvTimeoutError inside the env's own code (by the signal SIGUSR1) and
-            reset it, and restart its worker if it does not heed that within a second; "restart"
-            its worker at once.
+        on_timeout: An env takes longer than its limit. "raise" EnvTimeoutError, and let the env
+            continue; "reset": raise EnvTimeoutError inside the env's own code (by the signal
+            SIGUSR1) and reset it, and restart its worker if that has no effect within a second;
+            "restart" its worker at once.
         step_timeout: Seconds that a step of one env may take. None: as long as it likes.
         reset_timeout: Seconds that a reset of one env may take.
-        max_restarts: So many restarts and resets of a worker within ``window_s`` are done; one more
-            raises TooManyFaultsError.
-        window_s: Seconds.
+        max_restarts: How many restarts and resets of a worker within ``window_s`` are done; one
+            more raises TooManyFaultsError.
+        window_s: Seconds in which restarts and resets are counted.
         backoff_s: Seconds to wait before a second restart within ``window_s``; twice as long before
             each further one, 30 s at most.
     """
@@ -159,7 +159,7 @@ class FaultPolicy:
         """Checks the values.
 
         Raises:
-            ValueError: A value is out of range, or is none of the words above.
+            ValueError: A value is out of range, or is not one of the words above.
         """
         for name, allowed in (
             ("on_crash", ("raise", "restart")),
@@ -181,7 +181,7 @@ class FaultPolicy:
 
     @property
     def raises(self) -> bool:
-        """Whether the policy does nothing but raise."""
+        """Whether the policy only raises."""
         return self.on_crash == self.on_error == self.on_timeout == "raise"
 
 
@@ -197,14 +197,14 @@ class Fault:
         env: The env that failed, or the first of the worker that did.
         worker: Its worker.
         type: Name of the exception's type.
-        message: What happened.
+        message: The exception's message, or a description of the crash.
         done: "reset" or "restart".
-        at: When, in seconds since the epoch.
+        at: The time, in seconds since the epoch.
         restarts: How often the worker had been restarted by then, this time included.
         stderr: The last lines that the worker had written to stderr, if its process has crashed or
-            was ended because of a time limit. A crash in C says there where in Python it was.
-        stack: Where in Python that was: the traceback of what the env raised; the worker's stack,
-            most recent call first, if its process was ended because of a time limit.
+            was ended because of a time limit. After a crash in C they have its Python stack.
+        stack: The traceback of an env's exception; or the worker's stack, most recent call first,
+            if its process was ended because of a time limit.
     """
 
     env: int
@@ -219,7 +219,7 @@ class Fault:
 
     @property
     def info(self) -> dict[str, Any]:
-        """The dict that ``infos["fault"]`` holds."""
+        """The fault as a dict, for ``infos["fault"]``."""
         return {
             "type": self.type,
             "message": self.message,
@@ -230,7 +230,7 @@ class Fault:
 
 
 def restart_seed(seed: int | None, restarts: int) -> int | None:
-    """The seed with which an env is reset after its worker was restarted.
+    """The seed of an env's reset after its worker was restarted.
 
     Args:
         seed: The last seed that ``reset`` gave to the env; None if it gave none.
@@ -245,14 +245,14 @@ def restart_seed(seed: int | None, restarts: int) -> int | None:
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception in an env, as text: the cause of the one that is raised."""
+    """The traceback of an env's exception as text: the cause of the exception raised here."""
 
     def __init__(self, text: str) -> None:
         """Stores the text."""
         super().__init__(text)
 
     def __str__(self) -> str:
-        """The traceback, set off as multiprocessing.pool does."""
+        """The traceback between quotes, as in multiprocessing.pool."""
         return f'\n"""\n{self.args[0]}"""'
 
 
@@ -263,7 +263,7 @@ class Failure:
     Attributes:
         env: The env's index.
         worker: Its worker's index.
-        operation: What the env was doing: "make", "reset", "step", "call", ...
+        operation: The operation that failed: "make", "reset", "step", "call", ...
         type: Name of the exception's type.
         summary: Type and message, one line.
         text: The formatted traceback.
@@ -287,20 +287,20 @@ class Failure:
         except Exception:
             pickled = None
         try:
-            said = traceback.TracebackException(type(error), error, None)
-            said.__notes__ = None  # which the text has
-            summary = "".join(said.format_exception_only()).strip()
+            formatted = traceback.TracebackException(type(error), error, None)
+            formatted.__notes__ = None  # the text has them
+            summary = "".join(formatted.format_exception_only()).strip()
             if isinstance(error, EnvTimeoutError):
                 summary = error.summary
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            if sys.version_info < (3, 11):  # which prints no notes
+            if sys.version_info < (3, 11):  # these Pythons print no notes
                 text += "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
         except Exception:  # an exception whose __str__ raises
             summary = text = type(error).__name__
         return cls(env, worker, operation, type(error).__name__, summary, text, pickled)
 
     def exception(self) -> BaseException:
-        """The exception to raise in the parent, its cause the worker's traceback."""
+        """The exception to raise in the parent; its cause is the worker's traceback."""
         error: BaseException
         try:
             if self.pickled is None:
@@ -317,7 +317,7 @@ class Failure:
 
 
 def _rebuild(pickled: bytes | None) -> BaseException:
-    """Makes an exception without calling its constructor, which may want other arguments."""
+    """Makes an exception without its constructor, which may need other arguments."""
     kind, args, attributes = loads(pickled or b"")
     error: BaseException = kind.__new__(kind, *args)
     error.args = args
@@ -340,12 +340,12 @@ def raise_failures(failures: Sequence[Failure]) -> None:
 
 
 def note_failures(error: BaseException, others: Sequence[Failure]) -> None:
-    """Adds notes on the other failures to an exception: envs that say the same are named once."""
-    said: dict[str, list[int]] = {}
+    """Adds a note on other failures to an exception; equal messages are written once."""
+    failed: dict[str, list[int]] = {}
     for other in others:
-        said.setdefault(other.summary, []).append(other.env)
-    if said:
-        each = (f"{_named(envs)}: {summary}" for summary, envs in said.items())
+        failed.setdefault(other.summary, []).append(other.env)
+    if failed:
+        each = (f"{_named(envs)}: {summary}" for summary, envs in failed.items())
         add_note(error, f"At the same time: {'; '.join(each)}")
 
 
@@ -359,11 +359,11 @@ def _named(envs: Sequence[int]) -> str:
 
 
 def log_as_gymnasium_does(failures: Sequence[Failure]) -> None:
-    """Logs what AsyncVectorEnv logs, word for word, of up to two envs: code matches on it.
+    """Logs failures word for word as AsyncVectorEnv does, since programs match on it.
 
-    Of more envs the first is named so, and the others in one line; the traceback is that of the
-    exception which is raised. (No worker is shut down here.) Gymnasium logs errors as warnings;
-    where these are errors the env's own exception is still what is raised.
+    If more than two envs have failed, the others are named in one line, without tracebacks. (No
+    worker is shut down here.) Gymnasium logs errors as warnings; where warnings are errors, the
+    env's own exception is raised nevertheless.
     """
     words = "Received the following error from Worker-{} - Shutting it down"
     lines = []
@@ -379,7 +379,7 @@ def log_as_gymnasium_does(failures: Sequence[Failure]) -> None:
 
 
 def describe_exit(code: int | str | None) -> str:
-    """How a process ended, in words."""
+    """The end of a process in words."""
     if isinstance(code, str):
         return code
     if code is None:
@@ -417,37 +417,37 @@ def ends(workers: Iterable[tuple[int, range, int | str | None]]) -> str:
 
 
 def last_words(cause: object, worker: int) -> str:
-    """The last lines of a worker's stderr, if the cause of a restart has them; else empty."""
+    """A worker's last lines on stderr, if the cause of its restart has them; else ""."""
     if isinstance(cause, WorkerCrashError):
         return dict(zip(cause.workers, cause.stderr, strict=False)).get(worker, "")
     return cause.stderr if isinstance(cause, EnvTimeoutError) else ""
 
 
-def told_stack(stack: str) -> str:
-    """The end of a message: where in Python a worker is."""
+def stack_text(stack: str) -> str:
+    """The end of a message: the Python stack of a worker."""
     if not stack:
         return ""
     return f"\nThe Python stack of its worker, most recent call first:\n{indent(stack, '    ')}"
 
 
-def told_last_words(stderr: Mapping[Any, str]) -> str:
-    """The end of an error's message: the last lines of workers."""
-    told = ""
+def stderr_text(stderr: Mapping[Any, str]) -> str:
+    """The end of a message: the last lines of workers on stderr, by worker."""
+    shown = ""
     for worker, text in stderr.items():
-        if text and len(told) < _ENOUGH:
+        if text and len(shown) < _ENOUGH:
             who = "its worker" if worker is None else f"worker {worker}"
-            told += f"\nThe last lines of {who} on stderr:\n{indent(text, '    ')}"
-    return told
+            shown += f"\nThe last lines of {who} on stderr:\n{indent(text, '    ')}"
+    return shown
 
 
 def crash(
     workers: Sequence[tuple[int, range, int | str | None, str]], doing: str
 ) -> WorkerCrashError:
-    """The error for workers that ended on their own.
+    """Makes the error for workers that ended on their own.
 
     Args:
-        workers: Index, envs (a range) and exit code of each, or words for another fate, and the
-            last lines that it has written to stderr.
+        workers: Index, envs (a range), exit code (or how it ended, in words) and last lines on
+            stderr of each.
         doing: The last command.
     """
     fates = ends((index, envs, code) for index, envs, code, _ in workers)
@@ -462,7 +462,7 @@ def crash(
         f"{fates}. The vector env "
         f"is closed. {silent}num_workers=0 runs the envs in this process, for a debugger; "
         "faults=FaultPolicy(on_crash='restart') goes on without this one."
-        f"{told_last_words(stderr)}"
+        f"{stderr_text(stderr)}"
     )
     error.summary = f"{fates}, in {doing!r}"
     error.each = {

@@ -31,8 +31,8 @@ from shmvec.faults import (
     WorkerCrashError,
     last_words,
     restart_seed,
-    told_last_words,
-    told_stack,
+    stack_text,
+    stderr_text,
 )
 
 __all__ = ["Recovery"]
@@ -182,7 +182,7 @@ class Recovery:
         if self.policy.on_timeout == "reset":
             began, until = self._interrupted.get(worker, (None, 0.0))
             if began != error.began:
-                told = told_stack(self._workers.stack(worker))
+                told = stack_text(self._workers.stack(worker))
                 log.warning("%s; it is interrupted%s", error.summary, told)
                 self._interrupted[worker] = error.began, time.monotonic() + _HEED_S
                 self._workers.interrupt(worker)
@@ -372,7 +372,7 @@ class Recovery:
         words = last_words(cause, worker)
         stack, told = "", ""
         if isinstance(cause, EnvTimeoutError):
-            stack, told = cause.stack, told_stack(cause.stack)
+            stack, told = cause.stack, stack_text(cause.stack)
         elif isinstance(cause, Failure):
             stack = cause.text
             told = "\n" + indent(cause.text.rstrip(), "    ")
@@ -407,7 +407,7 @@ class Recovery:
             f"{len(recent)} faults of worker {worker} within {self.policy.window_s:g} s, and "
             f"max_restarts={self.policy.max_restarts}. The vector env is closed. They were:\n"
             + "\n".join(lines)
-            + told_last_words({worker: recent[-1].stderr})
+            + stderr_text({worker: recent[-1].stderr})
         )
         error.history = tuple(recent)
         error.workers = (worker,)

@@ -36,7 +36,7 @@ from shmvec._processes.descendants import end_families, new_mark
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.output import WorkerStderr, copy_stderr
 from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of
-from shmvec.faults import Failure, crash, ends, note_failures, told_last_words, told_stack
+from shmvec.faults import Failure, crash, ends, note_failures, stack_text, stderr_text
 
 __all__ = [
     "Supervisor",
@@ -433,7 +433,7 @@ class Supervisor:
         self._hangs.tell(hanging, self.doing, self._where)
 
     def _where(self, index: int) -> str:
-        return told_stack(self.stack(index)) + told_last_words({None: self.last_words(index)})
+        return stack_text(self.stack(index)) + stderr_text({None: self.last_words(index)})
 
     def interrupt(self, index: int) -> None:
         """Raises EnvTimeoutError in a worker's env that takes too long, if signals reach it."""
@@ -583,7 +583,7 @@ class Supervisor:
                 if remind is not None:
                     remind()
         finally:
-            said = told_last_words({index: self.last_words(index) for index in sorted(died)})
+            said = stderr_text({index: self.last_words(index) for index in sorted(died)})
             others = self._end(range(len(self.processes)))
             if died:
                 log.warning("before all envs were closed: %s%s", self._fates(sorted(died)), said)
