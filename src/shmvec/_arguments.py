@@ -1,6 +1,6 @@
-"""Arguments of calls, checked before anything is sent: envs, seeds and options, values, actions.
+"""Checks arguments of calls before anything is sent: envs, seeds, options of resets, actions.
 
-Options of a vector env are checked by their table, ``_options``.
+Options of a vector env are checked by their table, in ``_options``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
     "reset_arguments",
 ]
 
-Envs: TypeAlias = npt.NDArray[np.intp]  # which envs
+Envs: TypeAlias = npt.NDArray[np.intp]  # indices of envs
 # Options of a reset: the same for all envs, or one for each.
 Options: TypeAlias = dict[str, Any] | Sequence[dict[str, Any] | None] | None
 
 
 def checked_env_fns(env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> list[Any]:
-    """The functions as a list; at least one, all callable."""
+    """Checks that there is at least one env_fn and all are callable; returns a list."""
     if isinstance(env_fns, str):
         raise TypeError(
             f"env_fns must be a list of functions, one for each env, got {env_fns!r}. Of an env's "
@@ -62,7 +62,7 @@ def checked_env_fns(env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> list[
 
 
 def checked_count(name: str, count: Any) -> int:
-    """A positive integer."""
+    """Checks a positive integer; ``name`` is the argument's."""
     try:
         checked = operator.index(count)
     except TypeError:
@@ -76,11 +76,11 @@ def checked_count(name: str, count: Any) -> int:
 
 
 def checked_env_ids(env_id: Any, num_envs: int) -> Envs:
-    """Indices of envs, as an array; None means all.
+    """Checks indices of envs, and returns them as an array; None means all.
 
     Raises:
-        TypeError: They are no integers.
-        ValueError: There are none, or they are not in one row.
+        TypeError: They are not integers.
+        ValueError: There are none, or they have not one dimension.
     """
     if env_id is None:
         return np.arange(num_envs, dtype=np.intp)
@@ -95,10 +95,10 @@ def checked_env_ids(env_id: Any, num_envs: int) -> Envs:
 
 
 def existing_env_ids(env_id: Any, num_envs: int) -> Envs:
-    """Indices of envs that there are, each once; None means all.
+    """Checks that indices are those of existing envs, each once; None means all.
 
     Raises:
-        TypeError: They are no integers.
+        TypeError: They are not integers.
         ValueError: There is no such env, or it is named twice.
     """
     envs = checked_env_ids(env_id, num_envs)
@@ -110,7 +110,7 @@ def existing_env_ids(env_id: Any, num_envs: int) -> Envs:
 
 
 def masked_env_ids(mask: Any, num_envs: int, name: str = "`options['reset_mask']`") -> Envs:
-    """Indices of the envs of a mask; ``name`` is what messages call it."""
+    """Checks a mask, and returns the indices of its envs; ``name`` is its name in messages."""
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
     if mask.shape != (num_envs,):
@@ -129,7 +129,7 @@ def masked_env_ids(mask: Any, num_envs: int, name: str = "`options['reset_mask']
 
 
 def checked_seeds(seed: Any, num_envs: int) -> list[int | None] | None:
-    """One seed for each env, or None for none at all. Any integer type will do."""
+    """One seed for each env, or None for none at all. Any integer type is accepted."""
     if seed is None:
         return None
     try:
@@ -181,7 +181,8 @@ def reset_arguments(
 ) -> tuple[Envs, list[Any] | None, list[Any] | None]:
     """The envs to reset, and the seed and options of each of them.
 
-    A list has one for each env in ``env_id``; without that, and with a mask, one for each env.
+    A list of seeds or options has one for each env in ``env_id``; without ``env_id``, also with a
+    mask, it has one for each env of the vector env.
     """
     if env_id is not None:
         envs = existing_env_ids(env_id, num_envs)
@@ -204,10 +205,10 @@ def reset_arguments(
 
 
 def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
-    """The value for each env: one of a list or tuple, or the same for all.
+    """The value for each env: from a list or tuple of them, or the same for all.
 
     Raises:
-        ValueError: There are more or fewer.
+        ValueError: There are more or fewer values than envs.
     """
     if not isinstance(values, (list, tuple)):
         values = [values] * len(envs)
@@ -220,11 +221,11 @@ def one_each(values: Any, envs: Sequence[int]) -> dict[int, Any]:
 
 
 def actions_of(envs: Envs, space: gym.Space[Any], actions: Any, num_envs: int) -> Any:
-    """The actions of some envs, selected from those of all ``num_envs``.
+    """Selects the actions of some envs from those of all ``num_envs``.
 
     Raises:
-        ValueError: There are more or fewer than envs.
-        TypeError: They are not one for each env.
+        ValueError: There are more or fewer actions than envs.
+        TypeError: They are not a list, tuple or array.
     """
 
     def chosen(part: Any) -> Any:

@@ -1,11 +1,11 @@
 """Counts usable cores, splits envs among workers, and sets how long each side may wait.
 
-csrc/wait.h explains the phases of a wait and why they are safe.
+csrc/wait.h explains the phases of a wait and why they are safe. What cores and processes there are
+is read from /proc and /sys.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
@@ -38,29 +38,29 @@ ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-# How long a wait may pause, yield, linger and stay awake around its foreseen end, in ns; see
+# How long a wait may pause, yield, linger and stay awake around its expected end, in ns; see
 # csrc/wait.h.
 Budget: TypeAlias = tuple[int, int, int, int]
 
 WAIT_POLICIES = ("adaptive", "spin", "park")
 
 _US = 1_000
-# Less than the slice of 50 ms after which a waiter looks at signals and at the other side; a park
-# at its end does not make so long a wait worse. An idle vector env sleeps in any case.
+# Less than the slice of 50 ms after which a waiter checks for signals and the other side; after so
+# long a wait, a park costs little. An idle vector env sleeps in any case.
 _SPIN = 40_000 * _US
-# How long a worker yields: the time between steps of a parent that runs a small network.
+# How long a worker yields: about as long as a parent runs a small network between steps.
 _PATIENCE = 600 * _US
 
 
 def usable_cores(processes: Iterable[Any] = ()) -> int:
-    """Cores that this process may use: its affinity, limited by the cgroup's CPU quota.
+    """The number of cores that this process may use: its affinity, limited by the cgroup's quota.
 
-    Fewer where this is one of several processes that share them: the CPUs of a Slurm task
-    (``SLURM_CPUS_PER_TASK``) and of an actor or task of Ray (``num_cpus``, if it has any), and the
-    host's by the number of ranks that torchrun has started there (``LOCAL_WORLD_SIZE``).
+    It is less where several processes share the cores: at most the CPUs of a Slurm task
+    (``SLURM_CPUS_PER_TASK``) and of an actor or task of Ray (``num_cpus``, if it has any), and this
+    rank's share of the host's, if torchrun has started several ranks (``LOCAL_WORLD_SIZE``).
 
     Args:
-        processes: Other processes: the cores that one of them may use count too.
+        processes: Other processes, whose allowed cores count, too.
     """
     cores = _host_share(len(allowed_cores(processes)), cgroup_quota())
     given = _count_in("SLURM_CPUS_PER_TASK"), _ray_cpus()
@@ -72,9 +72,9 @@ def _host_share(cores: int, quota: float | None) -> int:
     ranks = _count_in("LOCAL_WORLD_SIZE") or 1
     together = cores
     if ranks > 1:
-        # Ranks may be bound, each to its own cores or some to the same: the process that started
-        # them has all.
-        with contextlib.suppress(OSError):
+        # Ranks may be bound, each to its own cores or some to the same; the process that has
+        # started them has the cores of all.
+        with suppress(OSError):
             together = max(cores, len(os.sched_getaffinity(os.getppid())))
     most = min(cores, together // ranks)
     if quota is not None:
@@ -83,16 +83,16 @@ def _host_share(cores: int, quota: float | None) -> int:
 
 
 def _count_in(variable: str) -> int | None:
-    """The positive number in an environment variable, if there is one."""
+    """The positive number in an environment variable; None if there is none."""
     value = os.environ.get(variable, "")
     return int(value) if value.isdecimal() and int(value) > 0 else None
 
 
 def _ray_cpus() -> float | None:
-    """CPUs of the actor or task of Ray that this is; None if it is none, or has none."""
+    """CPUs of this actor or task of Ray; None if this process is none, or none was assigned."""
     ray = sys.modules.get("ray")
     # Ray may fail in many ways: another version, no connection, a driver, a fork.
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         if ray is not None and ray.is_initialized():
             cpus = float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0))
             return cpus if cpus > 0 else None
@@ -100,45 +100,46 @@ def _ray_cpus() -> float | None:
 
 
 def allowed_cores(processes: Iterable[Any] = ()) -> set[int]:
-    """The cores in the affinity of this process or of one of those processes."""
+    """The cores in the affinity of this process or of one of ``processes``."""
     cores = os.sched_getaffinity(0)
     for process in processes:
-        with contextlib.suppress(OSError):  # it has ended
+        with suppress(OSError):  # it has ended
             cores |= os.sched_getaffinity(process.pid)
     return cores
 
 
 def cgroup_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """The tightest CPU quota that holds here, in cores; None without a quota."""
+    """The lowest CPU quota of this process's cgroups, in cores; None without a quota."""
     quotas = []
     for folder in own_cgroups("cpu", root, membership):
-        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        with suppress(OSError, ValueError, ZeroDivisionError):
             limit, period = (folder / "cpu.max").read_text("utf-8").split()
             quotas.append(int(limit) / int(period))
-        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        with suppress(OSError, ValueError, ZeroDivisionError):
             limit = (folder / "cpu.cfs_quota_us").read_text("utf-8")
             period = (folder / "cpu.cfs_period_us").read_text("utf-8")
             quotas.append(int(limit) / int(period))
-    # "max" is no number, and -1 no quota.
+    # Without a quota v2 has "max" and v1 has -1.
     return min((quota for quota in quotas if quota > 0), default=None)
 
 
 def time_on_cores(pid: int | None) -> tuple[float | None, float | None]:
-    """Seconds that a process's first thread has run, and could have while others had the cores.
+    """Seconds that a process's first thread has run, and has waited for a core.
 
-    (None, None) where the system does not report it, and of a process that is gone.
+    (None, None) where the system does not report it, and for a process that is gone.
     """
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text("utf-8").split()
         return 1e-9 * int(ran), 1e-9 * int(waited)
     return None, None
 
 
 def split_evenly(num_envs: int, num_workers: int, pinned: bool = False) -> list[range]:
-    """The envs of each worker: neighbours, and no two workers differ by more than one.
+    """The envs of each worker: neighbours, and their numbers differ by one at most.
 
-    Where workers are bound to cores, in rotation, that holds for the cores, and for the workers
-    that share one: three workers on two cores get a quarter, a half and a quarter of the envs.
+    With ``pinned``, workers are bound to cores in rotation: then the envs are split evenly among
+    the cores, and those of a core among its workers. Of three workers on two cores, the second has
+    a core of its own and gets half of the envs.
 
     >>> split_evenly(7, 2)
     [range(0, 4), range(4, 7)]
@@ -154,21 +155,21 @@ def split_evenly(num_envs: int, num_workers: int, pinned: bool = False) -> list[
 
 
 def _shares(total: int, parts: int) -> list[int]:
-    """Parts of a number that differ by one at most."""
+    """Splits a number into parts that differ by one at most."""
     small, larger = divmod(total, parts)
     return [small + (part < larger) for part in range(parts)]
 
 
 @dataclass(frozen=True)
 class WaitBudgets:
-    """How long each side may (pause, yield, linger, ...) when it waits, in ns; see ``Budget``.
+    """How long each side may wait in each phase.
 
     Attributes:
-        parent: The parent, which waits for a batch step.
-        worker: A worker, which waits for a request.
+        parent: The budget of the parent, which waits for a batch step.
+        worker: The budget of a worker, which waits for a request.
         homing: Whether each worker sleeps bound to a core of its own.
         cores: How many workers may linger.
-        usable: The usable cores.
+        usable: The number of usable cores.
     """
 
     parent: Budget
@@ -185,7 +186,7 @@ def current_budgets(policy: str, num_workers: int, processes: Iterable[Any]) -> 
 
 
 def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> WaitBudgets:
-    """Budgets for so many workers, their parent and so many usable cores.
+    """Budgets for workers and their parent, by the number of usable cores.
 
     Args:
         num_workers: Number of worker processes.
@@ -193,11 +194,12 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
         policy: "adaptive", as follows; "spin": all pause, for up to 40 ms, even if other
             processes want the core; "park": all sleep at once.
 
-    With a core for each worker and the parent, all may pause, and the parent for long: it takes a
-    core that no worker wants. Workers stop after about what a park costs and yield: while they wait
-    the parent may be computing, with as many threads as there are cores. With as many workers as
-    cores, or more, a pause would take a core from a process that has work: all yield instead. With
-    more, only the last to finish in a batch step yield, as many as there are cores: others park.
+    If each worker and the parent has a core, all may pause, and the parent for long, on a core that
+    no worker wants. Workers pause for about the cost of a park, and then yield: while they wait the
+    parent may be computing, with as many threads as there are cores. With as many workers as cores,
+    or more, a pause would take a core from a process that has work: all yield instead. With more
+    workers than cores, only the last to finish in a batch step yield, as many as there are cores;
+    the others park.
     """
     if policy == "spin":
         return WaitBudgets(parent=(_SPIN, 0, 0, 0), worker=(_SPIN, 0, 0, 0), homing=False)
@@ -215,7 +217,7 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
         return WaitBudgets(
             parent=(8 * pause, pause, 0, window), worker=(pause, _PATIENCE, 0, window), homing=False
         )
-    # Under a quota there are more cores than workers, and other processes use the first of them.
+    # Not under a quota: then there are more cores than workers, and others use the first of them.
     homing = num_workers == len(allowed_cores())
     return WaitBudgets(
         parent=(0, 50 * _US, linger if num_workers > 1 else 0, window),
@@ -227,8 +229,8 @@ def wait_budgets(num_workers: int, cores: int, policy: str = "adaptive") -> Wait
 def own_cgroups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
     """The folders of this process's cgroups and of all that contain them, of v2 and v1.
 
-    The limits of all of them hold. A container usually sees its own cgroup as the root, and may see
-    the path that it has outside as its membership: not every folder exists.
+    The limits of all of them apply. Not every folder exists: a container usually sees its own
+    cgroup as the root, while its membership may be the path outside.
 
     Args:
         controller: Which of v1's hierarchies, for example "cpu".
@@ -236,7 +238,7 @@ def own_cgroups(controller: str, root: Path = ROOT, membership: Path = MEMBERSHI
         membership: The file that names the process's cgroups.
     """
     owns = {root: Path(), root / controller: Path()}
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for line in membership.read_text("utf-8", "surrogateescape").splitlines():
             _, controllers, path = line.split(":", 2)
             own = Path(path.removeprefix("/"))
@@ -253,7 +255,7 @@ def processes() -> Iterator[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have started, and so on."""
+    """The ids of all processes below a process: its children, their children, and so on."""
     children: dict[int, list[int]] = {}
     for each in processes():
         with suppress(OSError, IndexError, ValueError):  # it has ended
@@ -270,7 +272,7 @@ def descendants(pid: int) -> list[int]:
 def identity(pid: int) -> tuple[str, int] | None:
     """A process's namespace of ids (its container's), and its id there.
 
-    None: the process is gone, or the system does not report it.
+    None if the process is gone, or the system does not report it.
     """
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():

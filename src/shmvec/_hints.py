@@ -1,4 +1,4 @@
-"""Hints: what a note adds to an exception that alone does not say what to do."""
+"""Hints: notes on exceptions that do not say by themselves what to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NAMESPACES = {"ALE": ("ale_py", "ale-py")}
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a note, if there is one, as ``add_note`` of exceptions does from Python 3.11 on."""
+    """Adds a note unless it is empty, as ``add_note`` of exceptions does from Python 3.11 on."""
     if note:
         error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
@@ -88,7 +88,7 @@ def _plain(name: str) -> str:
 
 @contextlib.contextmanager
 def naming_limits() -> Iterator[None]:
-    """A context in which processes and threads are started: an error names the limit of them."""
+    """A context for starting processes and threads: adds the limits to an error."""
     try:
         yield
     except (BlockingIOError, RuntimeError) as error:
@@ -96,7 +96,7 @@ def naming_limits() -> Iterator[None]:
             limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
             add_note(
                 error,
-                "No more processes and threads may be started. The limit of this user's is "
+                "No more processes and threads may be started. This user's limit is "
                 f"{'none' if limit == resource.RLIM_INFINITY else limit} "
                 "(RLIMIT_NPROC, `ulimit -u`), and a container has one of its own; `python -m "
                 "shmvec doctor` says how many are left. A worker needs two, besides those that "
@@ -116,7 +116,7 @@ def found_spec(id: str) -> EnvSpec:
 
 
 def of_id(error: BaseException) -> str:
-    """For an id that is not registered because the module that does so was not imported."""
+    """The hint for an id whose module was not imported; "" if that is not the cause."""
     if isinstance(error, (gym.error.NamespaceNotFound, gym.error.NameNotFound)):
         for namespace, (module, package) in _NAMESPACES.items():
             if namespace in str(error).replace(".", " ").split() and module not in sys.modules:
@@ -129,7 +129,7 @@ def of_id(error: BaseException) -> str:
 
 
 def of_env_fn(index: int, env_fn: Callable[[], Any], error: BaseException) -> str:
-    """For an env_fn that cannot be called without arguments."""
+    """The hint for an env_fn that cannot be called without arguments, else that of its id."""
     if not isinstance(error, TypeError) or takes(env_fn):
         return of_id(error)
     name = getattr(env_fn, "__name__", type(env_fn).__name__)
@@ -141,24 +141,24 @@ def of_env_fn(index: int, env_fn: Callable[[], Any], error: BaseException) -> st
 
 
 def of_action(index: int, env: Any, action: Any) -> str:
-    """For an env that raised in a step: its action, if that is not in its action space."""
+    """The hint for an env that raised in a step; "" if the action is in its action space."""
     space = env.action_space
     if space.contains(action):
         return ""
-    said = f"Env {index} was given the action {action!r}, which is not in its space, {space}"
+    hint = f"Env {index} was given the action {action!r}, which is not in its space, {space}"
     shape = getattr(action, "shape", None)
     if shape is not None and space.shape is not None and shape != space.shape:
-        said += (
+        hint += (
             f": it has shape {shape}, and needs {space.shape}. The actions of all envs need shape "
             f"(num_envs{''.join(f', {axis}' for axis in space.shape) or ','})"
         )
         if shape == (*space.shape, 1):
-            said += ": give actions.squeeze(-1)"
-    return f"{said}."
+            hint += ": give actions.squeeze(-1)"
+    return f"{hint}."
 
 
 def of_reset(index: int, env: Any, error: BaseException) -> str:
-    """For a reset that does not take Gymnasium's arguments."""
+    """The hint for a reset that does not take Gymnasium's arguments; "" if it does."""
     if isinstance(error, TypeError):
         for each in (env, env.unwrapped):
             if not takes(each.reset, seed=None, options=None):
@@ -173,7 +173,7 @@ def of_reset(index: int, env: Any, error: BaseException) -> str:
 
 
 def takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
-    """Whether a function can be called with these arguments; True if it does not say."""
+    """Whether a function can be called with these arguments; True if it has no signature."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -1,16 +1,17 @@
-"""Pickles by value, with one identity in all processes for classes that cannot be imported.
+"""Pickles values; a class that cannot be imported is the same class in all processes.
 
-Classes of ``__main__``, of notebooks and of functions travel by value, with an id by which
-cloudpickle finds the class in a process that has it. A class gets its id when it is first
-pickled: two forked workers that do so each invent one, and the parent finds neither. So it gets one
-before the forks, by ``share_classes``.
+Classes of ``__main__``, of notebooks and inside functions are pickled by value, with an id by which
+cloudpickle finds the class in a process that has it. A class gets its id when it is first pickled:
+two forked workers would each make one, and the parent would find neither. So ``share_classes``
+gives classes their ids before the forks.
 
-What comes back is then the parent's own class, unchanged: cloudpickle would set all attributes of
-the sender's class on it, such as counters as they are in the worker, and methods that see copies of
-the module's globals. With ``dumps`` they are set only where the class is new.
+An object that comes back then has the parent's own class, unchanged: cloudpickle would set all
+attributes of the sender's class on it, such as the worker's counters, and methods with copies of
+the module's globals. ``dumps`` has them set only where the class is new.
 
-A fresh interpreter's ``__main__`` is not the program's. What travels there by value is put into it
-by its name as well (``dumps_for_main``), so that an env can pickle it in the usual way.
+The ``__main__`` of a fresh interpreter is not the program's. Its functions and classes that are
+sent there by value are also put into it by name (``dumps_for_main``), so that an env can pickle
+them in the usual way.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID, _get_or_create
 
 __all__ = ["Pickler", "dumps", "dumps_for_main", "loads_in_main", "share_classes"]
 
-_unfilled: weakref.WeakSet[type] = weakref.WeakSet()  # made here, not filled in yet
+_unfilled: weakref.WeakSet[type] = weakref.WeakSet()  # classes that are made, without attributes
 
-# Attributes of the class itself, not through its metaclass.
+# Attributes of a class as the interpreter has them, whatever its metaclass returns.
 _module_of = type.__dict__["__module__"].__get__
 _qualname_of = type.__dict__["__qualname__"].__get__
 _attributes_of = type.__dict__["__dict__"].__get__
 _flags_of = type.__dict__["__flags__"].__get__
 _content_of = vars(ModuleType)["__dict__"].__get__
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: only such classes can be made by Python code
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: all classes that Python code makes have it
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's pickler, but it does not change a class that the other side has.
+    """cloudpickle's pickler; but a class that the receiver has is not changed.
 
     Attributes:
         of_main: Collects, by name, pickled objects of the program's main module, unless None.
@@ -50,7 +51,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     of_main: dict[str, Any] | None = None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduces an object that is not pickled as usual."""
+        """Reduces an object that cannot be pickled in the usual way."""
         if self.of_main is not None:
             self._note(obj, self.of_main)
         reduced = super().reducer_override(obj)
@@ -100,7 +101,7 @@ def dumps(
 def dumps_for_main(value: Any, kind: type[Pickler] = Pickler) -> bytes:
     """Pickles a value for :func:`loads_in_main`; the arguments are those of :func:`dumps`."""
     of_main: dict[str, Any] = {}
-    # Behind the value: by then the dict is complete, and what is in it is pickled already.
+    # After the value, so that the dict is complete, and its objects refer to the value's.
     return dumps((value, of_main), kind=kind, of_main=of_main)
 
 
@@ -109,12 +110,12 @@ def loads_in_main(packed: bytes) -> Any:
     value, of_main = loads(packed)
     namespace = vars(sys.modules["__main__"])
     for name, found in of_main.items():
-        namespace.setdefault(name, found)  # a function known to earlier classes stays
+        namespace.setdefault(name, found)  # earlier classes refer to the one that is there
     return value
 
 
 def _found_or_made(make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """Finds the class in this process, or makes an empty one."""
+    """Finds the class of this id in this process, or makes an empty one."""
     found: type | None = _DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
     if found is None:
         found = make(*arguments)
@@ -130,9 +131,9 @@ def _fill_if_made(kind: type, content: tuple[Callable[[type, Any], object], Any]
 
 
 def share_classes() -> None:
-    """Gives each class that cannot be imported its id, for processes that are forked from now on.
+    """Gives each class that cannot be imported its id, for processes that are forked later.
 
-    All classes are looked at, since an env may put any of them into its infos; that takes some
+    All classes are examined, since an env may put any of them into its infos; that takes some
     30 ms with torch loaded. None of their code is called.
     """
     by_value: set[str] = cloudpickle.list_registry_pickle_by_value()
@@ -143,7 +144,7 @@ def share_classes() -> None:
 
 
 def _goes_by_value(kind: type, by_value: set[str]) -> bool:
-    """Whether a class has another name in its module than it says, or none, or is meant to."""
+    """Whether cloudpickle pickles a class by value: its module lacks it, or is registered so."""
     if not _flags_of(kind) & _HEAP_TYPE:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Calls a policy with batches of observations, checks its answer, and steps the envs with it."""
+"""Calls a policy with batches of observations, checks its answers, and steps envs with them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from shmvec.exchange import Exchange
 from shmvec.faults import RemoteTraceback, add_note
 from shmvec.spaces import mapped
 
-__all__ = ["NOBODY", "Policy", "PolicyCaller", "check_policy", "chosen"]
+__all__ = ["PADDING", "Policy", "PolicyCaller", "check_policy", "chosen"]
 
 Policy = Callable[[Any, npt.NDArray[np.int64]], Any]
 Rows = npt.NDArray[np.intp]
 
 _OF_ARRAYS = gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiBinary, gym.spaces.MultiDiscrete
 
-NOBODY = -1  # the env of a row that only fills a batch
+PADDING = -1  # the env id of a row that only fills a batch
 
 
 def check_policy(policy: Any, batch: str) -> None:
-    """Raises unless a policy can be called and ``batch`` is "ready" or "fixed"."""
+    """Checks that a policy can be called, and that ``batch`` is "ready" or "fixed"."""
     if batch not in ("ready", "fixed"):
         raise ValueError(f"batch must be 'ready' or 'fixed', got {batch!r}")
     if not callable(policy):
@@ -41,7 +41,13 @@ def check_policy(policy: Any, batch: str) -> None:
 
 
 class PolicyCaller:
-    """Asks a policy about batches, and asks the envs to step with the actions it returns."""
+    """Calls a policy with batches, and asks the envs to step with its actions.
+
+    Attributes:
+        has_reset: Whether the policy has a ``reset``.
+        batches: Number of batches so far.
+        seconds: Time that the policy has taken, without its ``reset``.
+    """
 
     def __init__(
         self,
@@ -51,25 +57,25 @@ class PolicyCaller:
         read: Callable[[Any], Any] = np.asarray,
         keep: Callable[[Any], Any] = np.asarray,
     ) -> None:
-        """Takes a policy.
+        """Prepares to call a policy.
 
         Args:
             exchange: The envs.
             policy: Called with observations and their envs; before that its ``reset``, if it has
                 one, is called with the envs in which episodes begin.
-            size: Rows of every batch; missing rows are filled up. None: as many rows as envs.
-            read: Makes an array of actions.
-            keep: Makes an array or tensor of each extra, to be kept.
+            size: Rows of every batch, padding included. None: as many rows as envs.
+            read: Converts actions to an array.
+            keep: Converts an extra to an array or tensor.
         """
         self._exchange = exchange
         self._policy = policy
         reset = getattr(policy, "reset", None)
         self._reset = reset if callable(reset) else None
-        self.has_reset = self._reset is not None  # then it is called when episodes begin
+        self.has_reset = self._reset is not None
         self._size = size
         self._read, self._keep = read, keep
         self.batches = 0
-        self.seconds = 0.0  # time that the policy has taken
+        self.seconds = 0.0
         self._space: gym.Space[Any] = exchange.single_action_space
         self._plain = isinstance(self._space, _OF_ARRAYS)
 
@@ -82,12 +88,12 @@ class PolicyCaller:
         *,
         ask: Callable[[Rows, Any, dict[str, Any]], Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Asks the policy about a batch, and its envs to step.
+        """Calls the policy with a batch, and asks its envs to step.
 
         Args:
             envs: The envs of the batch, int ``(n,)``.
             observations: Their observations.
-            rows: Rows of these envs to ask the policy about, int ``(m,)``. None: all.
+            rows: Rows of the batch that the policy gets, int ``(m,)``. None: all.
             begun: Envs among these in which an episode begins.
             ask: Asks envs to step; called with envs, actions and extras. None: the exchange's.
 
@@ -97,8 +103,8 @@ class PolicyCaller:
         Raises:
             ValueError: The number or shape of the actions is wrong, or an extra does not have a row
                 for each env. No env was stepped.
-            TypeError: Their dtype is, or they are no arrays that NumPy can read. Likewise.
-            Exception: What the policy raises; and as ``ask``.
+            TypeError: The dtype is wrong, or NumPy cannot read the arrays. No env was stepped.
+            Exception: The exceptions of the policy, and of ``ask``.
         """
         asked = envs if rows is None else envs[rows]
         ids = asked.astype(np.int64)
@@ -106,7 +112,7 @@ class PolicyCaller:
         if missing:
             rows = np.arange(len(envs)) if rows is None else rows
             rows = np.append(rows, np.repeat(rows[:1], missing))
-            ids = np.append(ids, np.repeat(NOBODY, missing))
+            ids = np.append(ids, np.repeat(PADDING, missing))
         if rows is not None and (len(rows) != len(envs) or missing):
             observations = mapped(
                 self._exchange.single_observation_space,
@@ -137,7 +143,7 @@ class PolicyCaller:
             else:
                 ask(asked, given, besides)
         except (TypeError, ValueError, LookupError) as error:
-            if isinstance(error.__cause__, RemoteTraceback):  # an env has raised it: `ask` waits
+            if isinstance(error.__cause__, RemoteTraceback):  # of an env: `ask` may wait for it
                 raise
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"the policy's actions for {self._named(asked)}: {error}") from error
@@ -145,7 +151,7 @@ class PolicyCaller:
         return given, besides
 
     def _parted(self, answer: Any) -> tuple[Any, Mapping[str, Any]]:
-        """The actions, and the dict of extras that may come with them."""
+        """Splits a policy's answer into the actions, and the dict of extras, if there is one."""
         if not isinstance(answer, tuple) or len(answer) != 2:
             return answer, {}
         if type(answer[1]) is dict or isinstance(answer[1], Mapping):  # the latter is slow
@@ -189,16 +195,16 @@ def _rows_of(key: str, values: Any, size: int, count: int, keep: Callable[[Any],
 
 
 def chosen(part: Any, rows: Rows) -> Any:
-    """Rows of a batch, or of a part of one."""
+    """Selects rows of a batch, or of a part of one."""
     if hasattr(part, "shape"):  # an array, or a tensor
         return part[rows]
-    return tuple(part[row] for row in rows)  # the space is batched as a tuple
+    return tuple(part[row] for row in rows)  # Gymnasium batches this space as a tuple
 
 
 def _checked(
     size: int, count: int, read: Callable[[Any], Any], space: gym.Space[Any], actions: Any
 ) -> Any:
-    """The actions of the first ``count`` of ``size`` rows; the others are padding."""
+    """Checks the actions of ``size`` rows; returns the first ``count``, without the padding."""
     if isinstance(space, _OF_ARRAYS):
         try:
             actions = read(actions)

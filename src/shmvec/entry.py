@@ -22,7 +22,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import gymnasium as gym
@@ -55,12 +54,12 @@ def make_vec(
     Args:
         id: The env's id, "module:Env-v0" to import a module first, or a spec.
         num_envs: Number of envs.
-        vector_kwargs: Options of :class:`ShmVectorEnv`, as a dict: for one that the env has as an
-            argument, too.
+        vector_kwargs: Options of :class:`ShmVectorEnv`, as a dict: for those that the env also has
+            as arguments.
         wrappers: Functions that wrap each env.
         **kwargs: Options of :class:`ShmVectorEnv`, ``num_workers`` for example, and arguments of
-            the env, as for :func:`gymnasium.make`. What is in ``vector_kwargs`` as well is the
-            env's.
+            the env, as for :func:`gymnasium.make`. A name that is also in ``vector_kwargs`` is an
+            argument of the env.
 
     Returns:
         The vector env. Its ``spec`` says how it was made.
@@ -82,7 +81,7 @@ def make_vec(
     else:
         hint = " For an env of your own: ShmVectorEnv([make_env] * 8)" if callable(id) else ""
         raise gym.error.Error(f"Invalid id type: {type(id)}. Expected `str` or `EnvSpec`.{hint}")
-    # A spec that a vector env was made from carries these arguments.
+    # The spec of a vector env, as this function makes it, has these arguments.
     made_with, spec.kwargs = spec.kwargs, {}
     num_envs = made_with.pop("num_envs", num_envs)
     vector_kwargs = {**(made_with.pop("vector_kwargs", vector_kwargs) or {})}
@@ -126,7 +125,7 @@ def make_vec(
 
 
 def __getattr__(name: str) -> Callable[..., ShmVectorEnv]:
-    """The entry point for an env id."""
+    """The entry point for the env id ``name``."""
     if name not in gym.registry and not _VERSIONED.fullmatch(name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return partial(_make, name)
@@ -145,34 +144,29 @@ class Installation:
     """A call of :func:`install`, as a context manager that ends it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Takes the options that the call has installed."""
+        """Remembers the options that the call has installed."""
         self._options = options
 
     def __enter__(self) -> Installation:
         """Returns the installation, which is already in force."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Ends this installation and later ones; with the first one, uninstalls."""
         if end_installed(self._options):
             _rebind(ShmVectorEnv, _ORIGINAL)
 
 
 def install(**options: Any) -> Installation:
-    """Lets ``gymnasium.vector.AsyncVectorEnv`` mean :class:`ShmVectorEnv`, everywhere.
+    """Replaces ``gymnasium.vector.AsyncVectorEnv`` by :class:`ShmVectorEnv`, everywhere.
 
     The name is bound anew in ``gymnasium.vector`` and in every module that has imported it by this
-    name before. Vector envs that exist, and classes derived from the original, stay what they are.
+    name before. Existing vector envs, and classes derived from the original, stay as they are.
     Installing twice has the effect of installing once.
 
     Args:
-        **options: Options of :class:`ShmVectorEnv`, for all vector envs made from now on that are
-            not given them, or given None. ``num_workers`` is then at most the number of envs.
+        **options: Options of :class:`ShmVectorEnv`, for vector envs made from now on where a call
+            does not give them, or gives None. ``num_workers`` is then at most the number of envs.
             docs/settings.md lists environment variables that do the same.
 
     Returns:
@@ -207,7 +201,7 @@ def uninstall() -> None:
 def _rebind(old: type[Any], new: type[Any]) -> None:
     """Replaces the class in every module that has it under its name."""
     for name, module in list(sys.modules.items()):
-        try:  # without asking the module: one that is loaded lazily would load
+        try:  # not by getattr: a module that is loaded lazily would load
             namespace = object.__getattribute__(module, "__dict__")
         except AttributeError:
             continue

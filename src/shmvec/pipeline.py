@@ -22,7 +22,7 @@ from shmvec._core import Batch
 from shmvec._cores import split_evenly
 from shmvec._hints import refusing_unknown
 from shmvec._memory.rollout import Rollout
-from shmvec._policy import NOBODY, Policy, PolicyCaller, check_policy, chosen
+from shmvec._policy import PADDING, Policy, PolicyCaller, check_policy, chosen
 from shmvec.exchange import Answers, Exchange, Options
 from shmvec.faults import EnvTimeoutError
 from shmvec.spaces import mapped
@@ -447,7 +447,7 @@ class Pipeline:
             results = tuple(each[rows] for each in results)
             valid, env_ids = valid[rows], env_ids[rows]
             if missing:
-                valid[-missing:], env_ids[-missing:] = False, NOBODY
+                valid[-missing:], env_ids[-missing:] = False, PADDING
         index = {env: row for row, env in enumerate(env_ids.tolist())}
         if self._tensors is not None:
             results = tuple(map(self._tensors.small, results))

@@ -1,7 +1,7 @@
-"""Frames of many envs in one picture, and a window that shows it.
+"""Tiles frames of many envs into one picture, and shows pictures in a window.
 
-Adapters to systems that render vector envs share it. The window needs pygame, which Gymnasium's own
-envs render with; it is imported when a window is opened, and not before.
+Adapters to systems that render vector envs use it. The window needs pygame, with which Gymnasium's
+own envs render; it is imported only when a :class:`Viewer` is made.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 __all__ = ["Viewer", "checked_frames", "tile_images"]
 
-_SHARE_OF_DESKTOP = 0.9  # that a window takes at most, in each direction
+_MOST_OF_DESKTOP = 0.9  # the largest share that a window takes, in each direction
 
 
 def checked_frames(rendered: Sequence[Any]) -> list[npt.NDArray[Any]]:
-    """The frames in the results of each env's ``render()``.
+    """Checks the results of each env's ``render()``, and returns one frame for each.
 
     Args:
         rendered: One value for each env: a frame, or a list of frames, of which the last is taken
@@ -57,7 +57,7 @@ def checked_frames(rendered: Sequence[Any]) -> list[npt.NDArray[Any]]:
 
 
 def tile_images(frames: Sequence[Any]) -> npt.NDArray[Any]:
-    """One picture of many frames, on a grid that is as close to a square as can be.
+    """Makes one picture of many frames, on a grid that is close to a square.
 
     Args:
         frames: An array ``(n, height, width, channels)``, or a sequence of frames, whose sizes may
@@ -66,11 +66,11 @@ def tile_images(frames: Sequence[Any]) -> npt.NDArray[Any]:
 
     Returns:
         The picture, ``(rows * height, columns * width, 3)``, in the frames' dtype. There are
-        ``ceil(sqrt(n))`` rows; frames follow each other row by row. Tiles are as large as the
-        highest and the widest frame; what no frame covers is black.
+        ``ceil(sqrt(n))`` rows, filled one after the other. Tiles are as large as the highest and
+        the widest frame; where there is no frame the picture is black.
 
     Raises:
-        ValueError: There is no frame, or something else among them.
+        ValueError: There is no frame, or a value is not a frame.
 
     Example:
         >>> import numpy as np
@@ -94,17 +94,17 @@ def tile_images(frames: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 class Viewer:
-    """A window that shows pictures, one after the other; it opens with the first.
+    """A window that shows one picture after another; the first one opens it.
 
     pygame has one window a process: several viewers share it.
 
     Attributes:
         isopen: Whether the window is open. It is not before the first picture, after
-            :meth:`close`, and after the user has closed it; the next picture opens it again.
+            :meth:`close`, and after the user has closed it; the next picture reopens it.
     """
 
     def __init__(self, title: str = "shmvec") -> None:
-        """Prepares for a window.
+        """Imports pygame; no window is opened yet.
 
         Args:
             title: The window's title.
@@ -119,17 +119,17 @@ class Viewer:
     @property
     def isopen(self) -> bool:
         """Whether the window is open."""
-        self._look()
+        self._update()
         return self._window is not None
 
     def imshow(self, picture: npt.NDArray[Any]) -> None:
-        """Shows a picture, scaled to the window, whose size the first one sets.
+        """Shows a picture, scaled to the window; the first picture sets the window's size.
 
         Args:
             picture: uint8 ``(height, width)`` or ``(height, width, 1, 3 or 4)``.
 
         Raises:
-            ValueError: The picture is no such array.
+            ValueError: The picture is not such an array.
         """
         frame = np.asarray(picture)
         if frame.dtype != np.uint8:
@@ -147,9 +147,9 @@ class Viewer:
     def close(self) -> None:
         """Closes the window, if it is open; a second call is harmless."""
         if self._window is not None:
-            mine = self._pygame.display.get_surface() is self._window
+            is_current = self._pygame.display.get_surface() is self._window
             self._window = None
-            if mine:  # else another viewer, or an env that renders in this process, has it
+            if is_current:  # else another viewer, or an env that renders here, uses the window
                 self._pygame.display.quit()
 
     def _open(self, width: int, height: int) -> None:
@@ -157,20 +157,19 @@ class Viewer:
         pygame.display.init()
         desktop = pygame.display.get_desktop_sizes()[0]
         scale = min(
-            1.0, _SHARE_OF_DESKTOP * desktop[0] / width, _SHARE_OF_DESKTOP * desktop[1] / height
+            1.0, _MOST_OF_DESKTOP * desktop[0] / width, _MOST_OF_DESKTOP * desktop[1] / height
         )
         size = max(1, int(width * scale)), max(1, int(height * scale))
         self._window = pygame.display.set_mode(size, pygame.RESIZABLE)
         pygame.display.set_caption(self._title)
 
-    def _look(self) -> None:
-        """Takes the window's events; notices that it has been closed or resized."""
+    def _update(self) -> None:
+        """Handles the window's events: the user may have closed or resized it."""
         if self._window is None:
             return
         pygame = self._pygame
-        # None: an env that renders in this process has ended pygame's display.
         current = pygame.display.get_surface() if pygame.display.get_init() else None
-        if current is None:
+        if current is None:  # an env that renders in this process has ended pygame's display
             self._window = None
         elif pygame.event.get(pygame.QUIT):
             self.close()

@@ -1,4 +1,4 @@
-"""A space for anything, and values taken apart as their space says."""
+"""A space for anything, and functions on values that are nested as their space."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Space = gym.Space[Any]
 
 
 class Anything(gym.Space[Any]):
-    """The space of any object that can be pickled: its values travel as messages."""
+    """The space of any object that can be pickled: its values are sent as messages."""
 
     def __init__(self) -> None:
         """Makes the space; it has no shape and no dtype."""
         super().__init__()
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
-        """Nothing can be sampled."""
-        raise NotImplementedError("what may be anything cannot be sampled")
+        """Raises NotImplementedError."""
+        raise NotImplementedError("the space of anything cannot be sampled")
 
     def contains(self, x: Any) -> bool:
-        """Anything will do."""
+        """Returns True."""
         return True
 
     def __eq__(self, other: object) -> bool:
-        """All are equal."""
+        """Whether the other is such a space, too."""
         return isinstance(other, Anything)
 
     __hash__ = None  # type: ignore[assignment]
@@ -37,15 +37,15 @@ class Anything(gym.Space[Any]):
 
 @create_shared_memory.register(Anything)
 def _in_messages(space: Anything, n: int = 1, ctx: Any = None) -> None:
-    """Such values travel as messages: they need no shared array."""
+    """Makes no shared array: such values are sent as messages."""
 
 
 def mapped(space: Space, leaf: Callable[..., Any], *values: Any) -> Any:
     """Applies a function to the parts of nested values; the results are nested likewise.
 
     Args:
-        space: The space, whose Dicts and Tuples the values follow.
-        leaf: The function: called once for each part, with that part of every value.
+        space: The space; values are nested as its Dicts and Tuples.
+        leaf: The function, called once for each part, with that part of every value.
         *values: Values of this space, or batches of it.
 
     Example:
@@ -67,22 +67,22 @@ def mapped(space: Space, leaf: Callable[..., Any], *values: Any) -> Any:
 
 
 def one_of(space: Space, batch: Any, index: int) -> Any:
-    """One value of a batch; its parts are views."""
+    """Returns one value of a batch; its arrays are views."""
     return mapped(space, lambda values: values[index], batch)
 
 
 def batched(space: Any, actions: Sequence[Any]) -> Any:
-    """Turns a list of actions into the dict or tuple that a Dict or Tuple space batches them to.
+    """Converts a list of actions to a batch of a Dict or Tuple space: a dict or tuple of lists.
 
     Args:
         space: Action space of one env.
-        actions: One for each env, each as the space says.
+        actions: One action for each env.
 
     Returns:
-        The same values by key or place, each in a list; the list itself for all other spaces.
+        The same values by key or place, each in a list; for all other spaces the list itself.
 
     Raises:
-        ValueError: One of them lacks a key or has another number of parts.
+        ValueError: An action lacks a key or has another number of parts.
 
     Example:
         >>> from gymnasium.spaces import Dict, Discrete

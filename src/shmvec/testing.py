@@ -1,10 +1,10 @@
-"""Gymnasium's ``VectorEnv`` contract as a pytest class; and a check of envs.
+"""Tests for users: whether an env may run in parallel, and Gymnasium's ``VectorEnv`` contract.
 
-:func:`check_env_fn` looks for what goes wrong when an env that runs alone runs beside others.
+:func:`check_env_fn` finds what goes wrong when an env that runs alone runs beside others.
 
-Derive from :class:`VectorEnvContract` in a test module, say how your vector env is made, and pytest
-runs the contract on it. The contract holds what both ``SyncVectorEnv`` and ``AsyncVectorEnv`` of
-Gymnasium keep, and nothing that only one of them does. (The idea is dm_env's
+Derive from :class:`VectorEnvContract` in a test module, define how your vector env is made, and
+pytest runs the contract on it. The contract is what both ``SyncVectorEnv`` and ``AsyncVectorEnv``
+of Gymnasium keep, and nothing that only one of them does. (The idea is dm_env's
 ``EnvironmentTestMixin``.) This module needs pytest.
 
 Example:
@@ -66,19 +66,19 @@ def check_env_fn(
     """Checks whether an env may run in parallel: ``python -m shmvec check`` in code.
 
     Envs are made and stepped in workers, with the same seeds and actions: alone, two and four in
-    one process, two processes at once, and under each start method. What they return is compared
-    bit for bit. An env that crashes or hangs is a finding, too.
+    one process, two processes at once, and under each start method. Their results are compared bit
+    for bit. An env that crashes or hangs is a finding, too.
 
     Args:
-        env_fn: Makes one env. With a ``render_mode`` of frames, these are compared, too.
-        contexts: Start methods to try; the first is the one that you mean to use, and what fails
-            under another is a note. None: all, and the program's default first.
-        steps: How many steps each env makes, at most; those of an env alone end after a second.
+        env_fn: Makes one env. If its ``render_mode`` is one of frames, these are compared, too.
+        contexts: Start methods to try; the first is the one that you mean to use, and a failure
+            under another is a note. None: all, the program's default first.
+        steps: How many steps each env makes, at most; an env alone stops after a second.
         time_limit: Seconds that envs get each time they are made and stepped.
 
     Returns:
-        The report. ``report.ok`` says whether nothing is wrong, ``report.wrong`` has what is, and
-        ``print(report)`` shows the table.
+        The report. ``report.ok`` is whether nothing is wrong, ``report.wrong`` has the findings
+        that are, and ``print(report)`` shows the table.
 
     Raises:
         ValueError: There is no such start method.
@@ -97,9 +97,9 @@ class ContractEnv(gym.Env[Any, Any]):
     """An env of sampled observations, deterministic given the seed; it records its inputs.
 
     Attributes:
-        actions: The actions that ``step`` was given.
-        options: The options that ``reset`` was given.
-        value: Free to set.
+        actions: The actions that ``step`` has got.
+        options: The options that ``reset`` has got.
+        value: An attribute to set.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
@@ -115,10 +115,10 @@ class ContractEnv(gym.Env[Any, Any]):
         """Makes the env.
 
         Args:
-            observation_space: Copied, and sampled from.
-            action_space: Its action space.
+            observation_space: The observation space; a copy of it is sampled.
+            action_space: The action space.
             length: Steps of an episode; odd episodes are terminated, even ones truncated.
-            infos: Returned in turn.
+            infos: The infos that are returned one after the other.
             fails_at: The step at which it raises LookupError.
         """
         self.observation_space = copy.deepcopy(observation_space)
@@ -127,13 +127,13 @@ class ContractEnv(gym.Env[Any, Any]):
         self.infos = infos
         self.fails_at = fails_at
         self.render_mode = "rgb_array"
-        self.episode = self.count = self.turn = self.value = 0
+        self.episode = self.count = self.num_infos = self.value = 0
         self.actions: list[Any] = []
         self.options: list[Any] = []
 
     def _info(self) -> dict[str, Any]:
-        self.turn += 1
-        return dict(self.infos[self.turn % len(self.infos)])
+        self.num_infos += 1
+        return dict(self.infos[self.num_infos % len(self.infos)])
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -242,7 +242,7 @@ def _check(mine: Any, reference: Any, when: str) -> None:
 
 
 class VectorEnvContract:
-    """The contract. Derive a class whose name begins with "Test" and say how yours is made."""
+    """The contract. Derive a class whose name begins with "Test", with a ``make_vector_env``."""
 
     def make_vector_env(self, env_fns: _EnvFns, **kwargs: Any) -> VectorEnv[Any, Any, Any]:
         """Makes the vector env under test.
@@ -252,11 +252,11 @@ class VectorEnvContract:
             **kwargs: ``copy``, ``observation_mode`` and ``autoreset_mode``, as for Gymnasium's
                 ``SyncVectorEnv``.
         """
-        raise NotImplementedError("say how your vector env is made")
+        raise NotImplementedError("define make_vector_env, which makes your vector env")
 
     @contextmanager
     def _made(self, env_fns: _EnvFns, **kwargs: Any) -> Iterator[Any]:
-        """A vector env that is closed in the end."""
+        """A vector env that is closed at the end of the block."""
         envs = self.make_vector_env(env_fns, **kwargs)
         try:
             yield envs
@@ -276,12 +276,12 @@ class VectorEnvContract:
                 _check(mine, expected, f"step {step}")
                 over = expected[2] | expected[3]
                 if over.any() and not Autoreset.of(mode).by_worker:
-                    again = envs.reset(options={"reset_mask": over.copy()})
-                    _check(again, reference.reset(mask=over, options={}), "the masked reset")
+                    mine = envs.reset(options={"reset_mask": over.copy()})
+                    _check(mine, reference.reset(mask=over, options={}), "the masked reset")
             actions_seen = [env.get_wrapper_attr("actions") for env in reference.envs]
             assert _equal(list(envs.get_attr("actions")), actions_seen), "actions differ"
 
-    # ---- what it says of itself --------------------------------------------------------------
+    # ---- attributes --------------------------------------------------------------------------
 
     def test_spaces(self) -> None:
         """Single spaces are the env's, batched ones as ``batch_space`` makes them."""
@@ -317,7 +317,7 @@ class VectorEnvContract:
     # ---- reset and step ----------------------------------------------------------------------
 
     def test_results(self) -> None:
-        """Shapes and dtypes."""
+        """Results have the right shapes and dtypes."""
         with self._made([ContractEnv] * 3) as envs:
             observations, infos = envs.reset(seed=0)
             assert observations in envs.observation_space and type(infos) is dict
@@ -356,7 +356,7 @@ class VectorEnvContract:
 
     @pytest.mark.parametrize("seed", [7, [7, None, 9], [1, 1, 1]], ids=str)
     def test_seeds(self, seed: Any) -> None:
-        """An int seeds env i with seed + i; a list names them."""
+        """An int seeds env i with seed + i; a list has a seed for each env."""
         with self._made([ContractEnv] * 3) as envs:
             observations, _ = envs.reset(seed=seed)
             seeds = [seed + i for i in range(3)] if isinstance(seed, int) else seed
@@ -371,7 +371,7 @@ class VectorEnvContract:
                 envs.reset(seed=[1, 2])
 
     def test_options_reach_the_envs(self) -> None:
-        """Without the mask."""
+        """Envs get the options without the reset mask."""
         with self._made([ContractEnv] * 2) as envs:
             envs.reset(options={"level": 3})
             mask = np.array([False, True])
@@ -379,7 +379,7 @@ class VectorEnvContract:
             assert envs.get_attr("options") == ([{"level": 3}], [{"level": 3}, {"level": 4}])
 
     def test_bad_reset_masks(self) -> None:
-        """Wrong type or dtype: TypeError. Wrong shape, nothing marked: ValueError."""
+        """A wrong type or dtype raises TypeError; a wrong shape, or no True value, ValueError."""
         with self._made([ContractEnv] * 2) as envs:
             envs.reset()
             for mask, error in (
@@ -400,7 +400,7 @@ class VectorEnvContract:
             assert envs.get_attr("actions") == ([0], [1], [2])
 
     def test_results_are_fresh(self) -> None:
-        """With ``copy=True`` nothing that was returned changes later, nor can it be harmed."""
+        """With ``copy=True`` results never change, and changing them harms nothing."""
         with self._made([partial(ContractEnv, infos=[{"a": 1}])] * 2) as envs:
             results = [envs.reset(seed=0)]
             copies = [copy.deepcopy(results[0])]
@@ -414,7 +414,7 @@ class VectorEnvContract:
             assert envs.step([0, 0])[0].any()
 
     def test_without_copies(self) -> None:
-        """With ``copy=False`` the values are the same, when they are read at once."""
+        """With ``copy=False`` the values are the same, if they are read at once."""
         self._run([partial(ContractEnv, length=n) for n in (2, 3)], copy=False)
 
     # ---- infos -------------------------------------------------------------------------------
@@ -432,14 +432,14 @@ class VectorEnvContract:
         ids=["numbers", "NumPy numbers", "texts", "objects", "arrays", "nested"],
     )
     def test_infos(self, infos: list[dict[str, Any]]) -> None:
-        """A dict of arrays with masks, as ``VectorEnv._add_info`` makes it."""
-        turned = [infos, infos[1:] + infos[:1], infos[2:] + infos[:2]]
-        self._run([partial(ContractEnv, infos=i) for i in turned])
+        """Infos are a dict of arrays with masks, as ``VectorEnv._add_info`` makes it."""
+        rotated = [infos, infos[1:] + infos[:1], infos[2:] + infos[:2]]
+        self._run([partial(ContractEnv, infos=i) for i in rotated])
 
     # ---- calls -------------------------------------------------------------------------------
 
     def test_call(self) -> None:
-        """Methods with arguments, attributes; a tuple with one result for each env."""
+        """Calls of methods, and attributes, return a tuple with one result for each env."""
         with self._made([ContractEnv] * 2) as envs:
             envs.reset()
             envs.set_attr("value", [10, 20])
@@ -451,7 +451,7 @@ class VectorEnvContract:
                 envs.set_attr("value", [1, 2, 3])
 
     def test_render(self) -> None:
-        """A tuple of frames."""
+        """``render`` returns a tuple of frames."""
         with self._made([ContractEnv] * 2) as envs:
             envs.reset()
             envs.step([0, 0])
@@ -476,7 +476,7 @@ class VectorEnvContract:
 
     @pytest.mark.filterwarnings("ignore:.*(Received the following error|Traceback|Raising the)")
     def test_an_exception_of_an_env_arrives(self) -> None:
-        """With its type and message."""
+        """An env's exception is raised with its type and message."""
         with self._made([ContractEnv, partial(ContractEnv, fails_at=2)]) as envs:
             envs.reset()
             envs.step([0, 0])
