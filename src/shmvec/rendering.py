@@ -112,7 +112,13 @@ class Viewer:
         Raises:
             ImportError: pygame is not installed.
         """
-        self._pygame = _pygame()
+        try:
+            import pygame
+        except ImportError as error:
+            raise ImportError(
+                'a window needs pygame: pip install pygame. render(mode="rgb_array") needs nothing'
+            ) from error
+        self._pygame: Any = pygame
         self._title = title
         self._window: Any = None
 
@@ -175,13 +181,3 @@ class Viewer:
             self.close()
         else:
             self._window = current
-
-
-def _pygame() -> Any:
-    try:
-        import pygame
-    except ImportError as error:
-        raise ImportError(
-            'a window needs pygame: pip install pygame. render(mode="rgb_array") needs nothing'
-        ) from error
-    return pygame

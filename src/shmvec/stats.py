@@ -357,11 +357,11 @@ class Stats:
         Raises:
             ValueError: They are of different vector envs.
         """
-        shapes = [(len(each.workers), len(each.envs)) for each in (self, earlier)]
-        if shapes[0] != shapes[1]:
+        mine, theirs = ((len(each.workers), len(each.envs)) for each in (self, earlier))
+        if mine != theirs:
             raise ValueError(
-                "stats of one vector env are to be subtracted from those of the same; these have "
-                "{0[0]} workers and {0[1]} envs, and {1[0]} and {1[1]}".format(*shapes)
+                "stats of one vector env can only be subtracted from those of the same; these have "
+                f"{mine[0]} workers and {mine[1]} envs, and {theirs[0]} and {theirs[1]}"
             )
         return replace(
             self,
