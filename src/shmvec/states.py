@@ -55,7 +55,7 @@ class _Part:
 
 _FLOAT = np.dtype(np.float64)
 _BYTE = np.dtype(np.uint8)
-_LARGE = 8192  # bytes; from there slices are made anew rather than the state copied
+_LARGE = 8192  # bytes; a larger state is set from its own slices, without a copy
 
 
 class StateAccess:

@@ -129,7 +129,7 @@ class WorkerStats(Waits):
 
     @property
     def lacked_s(self) -> float:
-        """Seconds in which it was ready to run and had no core, besides those of its yields."""
+        """Seconds in which it was ready to run and had no core, less those of its yields."""
         return float(max(0.0, (self.starved_s or 0.0) - self.yield_s))
 
 
@@ -226,7 +226,7 @@ def _bounds(bucket: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class EnvStats:
-    """How long an env's steps and resets took.
+    """The durations of an env's steps and resets.
 
     Attributes:
         step: Durations of ``env.step``, writing its results included.

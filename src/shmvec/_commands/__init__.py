@@ -1,1 +1,1 @@
-"""What ``python -m shmvec`` does, and how it measures."""
+"""The commands of ``python -m shmvec``, and how they measure."""

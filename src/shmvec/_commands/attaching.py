@@ -3,20 +3,17 @@
 The segment of a vector env has no name: the process that steps it has it open, as ``/proc/PID/fd``
 shows, and its workers have it mapped, as ``/proc/PID/maps`` does. The kernel decides which
 processes may look there, as for ptrace: those of the same user. The file is opened read-only. It
-may be damaged, or not be a segment at all, so it is checked as the parent checks it; and it is
-mapped only if nobody can shorten it.
+may be damaged, or not be a segment at all, so it is checked as the parent checks it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import mmap
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -53,27 +50,19 @@ class _View:
             OSError: The file is gone, or may not be read.
         """
         # O_NONBLOCK: a pipe of that name must not block the reader that opens it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(self._descriptor)
+        self._nbytes = status.st_size
+        if not stat.S_ISREG(status.st_mode) or 512 * status.st_blocks < self._nbytes:
+            raise UnfitError("its memory is not all there")
         try:
-            status = os.fstat(descriptor)
-            self._nbytes = status.st_size
-            if not stat.S_ISREG(status.st_mode) or 512 * status.st_blocks < self._nbytes:
-                raise UnfitError("its memory is not all there")
-            try:
-                front = Segment.look(os.pread(descriptor, _HEAD_BYTES, 0), self._nbytes).front
-            except ValueError as error:
-                raise UnfitError(str(error)) from None
-            self._read: Callable[[], mmap.mmap | bytes]
-            if _is_sealed(descriptor):
-                mapped = mmap.mmap(descriptor, front, prot=mmap.PROT_READ)
-                self._read = lambda: mapped
-                os.close(descriptor)
-            else:  # mapped, a file that is shortened would end this process by SIGBUS
-                self._read = lambda: os.pread(descriptor, front, 0)
-                self._descriptor = descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
+            self._front = self._read(_HEAD_BYTES).front
+        except ValueError as error:
+            raise UnfitError(str(error)) from None
+
+    def _read(self, nbytes: int) -> Segment:
+        # Not mapped: a file that is shortened would end this process by SIGBUS.
+        return Segment.look(os.pread(self._descriptor, nbytes, 0), self._nbytes)
 
     def insight(self) -> Insight:
         """The segment's present contents.
@@ -82,7 +71,7 @@ class _View:
             UnfitError: The segment has been damaged.
         """
         try:
-            return Insight(Segment.look(self._read(), self._nbytes))
+            return Insight(self._read(self._front))
         except ValueError as error:
             raise UnfitError(str(error)) from None
 
@@ -90,13 +79,6 @@ class _View:
         """Closes the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
-
-
-def _is_sealed(descriptor: int) -> bool:
-    """Whether the kernel lets no process shorten the file."""
-    with contextlib.suppress(OSError):
-        return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
-    return False
 
 
 class Seen:

@@ -468,7 +468,7 @@ def _buffers(everywhere: Sequence[Facts]) -> Finding:
 
 
 def _difference(reference: dict[int, list[Event]], run: _Run, unstable: set[str]) -> str:
-    """How envs beside others differ from those alone; "" if they do not."""
+    """The first difference of envs beside others from those alone; "" if there is none."""
     if run.trouble:
         return run.trouble
     for number, events in run.events.items():

@@ -129,7 +129,7 @@ def line(*cells: object) -> str:
 
 
 def spread(values: Sequence[float]) -> float:
-    """How far values lie apart: (largest - smallest) / median."""
+    """The spread of values: (largest - smallest) / median."""
     return (max(values) - min(values)) / statistics.median(values)
 
 

@@ -158,7 +158,7 @@ class _Pen:
 
 
 def _verdict(verdict: Verdict) -> Text:
-    """What limits a vector env, in a colour for how bad that is."""
+    """A verdict as text, its kind in a colour for how bad it is."""
     kind, text = verdict.kind, str(verdict)
     if kind == "idle":
         style = "bold"

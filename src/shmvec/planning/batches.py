@@ -231,7 +231,7 @@ class Batch:
 
 
 def checked_dt(dt: Any, count: int) -> npt.NDArray[np.int64]:
-    """How often each action is repeated, checked, as an array."""
+    """Checks how often each action is repeated; returns an array."""
     times = np.asarray(dt)
     if times.size == 0:  # an empty list, too
         times = times.astype(np.int64)
