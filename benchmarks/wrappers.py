@@ -46,9 +46,22 @@ def with_statistics(name: str) -> gym.Env[Any, Any]:
     return wrappers.RecordEpisodeStatistics(gym.make(name))
 
 
+def stable_baselines(name: str) -> gym.Env[Any, Any]:
+    """An Atari env as Stable-Baselines3 wraps it."""
+    import ale_py
+    from stable_baselines3.common.atari_wrappers import AtariWrapper
+    from stable_baselines3.common.monitor import Monitor
+
+    gym.register_envs(ale_py)
+    env = gym.make(name, frameskip=1, repeat_action_probability=0)
+    # An AtariWrapper that is reset goes on with its episode, and at some time that is over.
+    return wrappers.Autoreset(AtariWrapper(Monitor(env)))
+
+
 CHAINS: dict[str, Callable[[], Any]] = {
     "HalfCheetah-v5, CleanRL's chain": partial(cleanrl, "HalfCheetah-v5"),
     "HalfCheetah-v5, gym.make": partial(gym.make, "HalfCheetah-v5"),
+    "Pong, Stable-Baselines3's chain": partial(stable_baselines, "ALE/Pong-v5"),
     "CartPole-v1, gym.make": partial(gym.make, "CartPole-v1"),
     "CartPole-v1, with statistics": partial(with_statistics, "CartPole-v1"),
 }

@@ -21,25 +21,36 @@ import numpy as np
 from shmvec._wrappers.chain import Chain, Python, Twin, has_version
 from shmvec._wrappers.sources import is_known
 
-__all__ = ["TWINS", "code_of", "compiled", "notes_of", "summary_of", "wrapper_of"]
+__all__ = ["HOMES", "TWINS", "code_of", "compiled", "notes_of", "summary_of", "wrapper_of"]
 
 # Twins, by the compiled file that has them.
 _FILES = {
-    "checks": "PassiveEnvChecker OrderEnforcing TimeLimit",
+    "atari": "StickyActionEnv EpisodicLifeEnv MaxAndSkipEnv Monitor",
+    "checks": "PassiveEnvChecker OrderEnforcing TimeLimit Autoreset TimeAwareObservation",
     "normalising": "NormalizeObservation NormalizeReward",
+    "rescaling": "RescaleAction RescaleObservation",
     "statistics": "RecordEpisodeStatistics",
     "transforms": "TransformObservation FlattenObservation TransformAction ClipAction "
     "TransformReward ClipReward",
 }
 TWINS = {name: file for file, names in _FILES.items() for name in names.split()}
-_HOMES = ("gymnasium.wrappers",)  # modules that have their wrappers
+HOMES = (  # modules that have their wrappers
+    "gymnasium.wrappers",
+    "stable_baselines3.common.atari_wrappers",
+    "stable_baselines3.common.monitor",
+)
+# Classes of which other wrappers inherit their step: each has a twin that serves all of these.
+_BASES = (gym.Wrapper, gym.ObservationWrapper, gym.ActionWrapper, gym.RewardWrapper)
 # A frame of Python costs as little as a twin does: only with one of these a chain is compiled.
 _PAYING = {
     "FlattenObservation",
     "ClipAction",
     "ClipReward",
+    "MaxAndSkipEnv",
     "NormalizeObservation",
     "NormalizeReward",
+    "RescaleAction",
+    "RescaleObservation",
 }
 _METHODS = ("observation", "action", "reward")  # which a step calls on its wrapper
 _LOOKED_AT = ("step", *_METHODS, "action_space", "observation_space")
@@ -49,6 +60,7 @@ _ALSO_LOOKED_AT = {
     "ClipAction": ("__init__",),
     "ClipReward": ("__init__",),
 }
+_RESCALED_BY = {"RescaleAction": "backward", "RescaleObservation": "forward"}
 
 _DEPTH_MOST = 1000  # of wrappers; an env may wrap itself
 _AS_FAST = "Python is as fast"
@@ -161,22 +173,40 @@ def _twin_of(wrapper: Any) -> tuple[type[Twin] | None, str]:
     kind = type(wrapper)
     name = kind.__name__
     if name not in TWINS or wrapper_of(name) is not kind:
-        return None, "it has no twin"
+        return _twin_by_base(wrapper)
     for attribute in vars(wrapper):
         if _of_class(kind, attribute) is not None:
             return None, f"its {attribute} has been replaced"
     difference = _difference(kind)
     if difference:
         return None, difference
-    if "__init__" in _ALSO_LOOKED_AT.get(name, ()) and not _is_made_by(kind, wrapper):
+    if not _has_own_func(wrapper):
         name = next(each.__name__ for each in kind.__mro__ if each.__name__.startswith("Transform"))
     twin: type[Twin] = getattr(import_module(f"{__name__}.{TWINS[name]}"), name)
     return twin, ""
 
 
+def _twin_by_base(wrapper: Any) -> tuple[type[Twin] | None, str]:
+    """The twin of a wrapper whose class inherits its step, and the reason why there is none."""
+    kind = type(wrapper)
+    base = next(each for each in kind.__mro__ if "step" in vars(each))
+    if base not in _BASES:
+        return None, "it has no twin"
+    for attribute in ("env", "step", *_METHODS):
+        if attribute in vars(wrapper) and _of_class(kind, attribute) is not None:
+            return None, f"its {attribute} has been replaced"
+    if not is_known(vars(base)["step"], f"{base.__name__}.step"):
+        return None, f"{base.__name__}.step is not the one that its twin is for"
+    why = _unseen(kind)
+    if why:
+        return None, why
+    twin: type[Twin] = getattr(import_module(f"{__name__}.inherited"), base.__name__)
+    return twin, ""
+
+
 def wrapper_of(name: str) -> type[Any] | None:
     """The class of wrappers that a twin of this name is for; None: its library is not imported."""
-    homes = (sys.modules.get(home) for home in _HOMES)
+    homes = (sys.modules.get(home) for home in HOMES)
     return next((vars(home)[name] for home in homes if home and name in vars(home)), None)
 
 
@@ -196,6 +226,8 @@ def code_of(kind: type) -> Iterator[tuple[str, Any]]:
             yield f"RunningMeanStd.{method}", vars(utils.RunningMeanStd)[method]
         helper = utils.update_mean_var_count_from_moments
         yield "update_mean_var_count_from_moments", helper
+    elif name in _RESCALED_BY:
+        yield "rescale_box", gym.wrappers.utils.rescale_box
     elif name == "FlattenObservation":
         yield "_flatten_box_multibinary", gym.spaces.utils.flatten.dispatch(gym.spaces.Box)
 
@@ -205,21 +237,15 @@ def _difference(kind: type) -> str:
     for name, function in code_of(kind):
         if not is_known(function, name):
             return f"{name} is not the one that its twin is for"
-    for method in ("__getattribute__", "__setattr__"):
-        if _of_class(kind, method) is not vars(object)[method]:
-            return f"it has a {method}"
+    if _of_class(kind, "__setattr__") is not vars(object)["__setattr__"]:
+        return "it has a __setattr__"
     if _of_class(kind, "__getattr__") is not None:
         return "it has a __getattr__"
-    classes = [kind]
     if kind.__name__.startswith("Normalize"):
         from gymnasium.wrappers.utils import RunningMeanStd
 
-        classes.append(RunningMeanStd)
-    for each in classes:
-        hasattr(each, "step")  # so that it has a version
-        if not has_version(each):
-            return f"changes of {each.__name__} would not be noticed"
-    return ""
+        return _unseen(kind) or _unseen(RunningMeanStd)
+    return _unseen(kind)
 
 
 def _of_class(kind: type, name: str) -> Any:
@@ -227,12 +253,29 @@ def _of_class(kind: type, name: str) -> Any:
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
-def _is_made_by(kind: type, wrapper: Any) -> bool:
-    """Whether a wrapper's function is the one that its class makes, whatever it holds."""
+def _unseen(kind: type) -> str:
+    """Why a twin would not see what a class does; empty: it does."""
+    if _of_class(kind, "__getattribute__") is not vars(object)["__getattribute__"]:
+        return "it has a __getattribute__"
+    hasattr(kind, "step")  # so that it has a version
+    return "" if has_version(kind) else f"changes of {kind.__name__} would not be noticed"
+
+
+def _has_own_func(wrapper: Any) -> bool:
+    """Whether a wrapper's func, if its twin knows that, is the one that its class makes."""
+    kind = type(wrapper)
+    name = kind.__name__
+    if name in _RESCALED_BY:
+        maker = gym.wrappers.utils.rescale_box
+    elif "__init__" in _ALSO_LOOKED_AT.get(name, ()):
+        maker = _of_class(kind, "__init__")
+    else:
+        return True
     func = getattr(wrapper, "func", None)
     return (
         type(func) is FunctionType
-        and func.__code__ in _of_class(kind, "__init__").__code__.co_consts
+        and func.__code__ in maker.__code__.co_consts
+        and _RESCALED_BY.get(name, func.__code__.co_name) == func.__code__.co_name
         and not func.__defaults__
         and not func.__kwdefaults__
         and func.__globals__.get("np", np) is np

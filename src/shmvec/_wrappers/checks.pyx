@@ -1,4 +1,4 @@
-"""Twins of the wrappers that ``gym.make`` adds: PassiveEnvChecker, OrderEnforcing, TimeLimit."""
+"""Twins of wrappers about an episode's course: those that ``gym.make`` adds, and their kin."""
 
 cimport cython
 
@@ -37,4 +37,27 @@ cdef class TimeLimit(Twin):
         own["_elapsed_steps"] = elapsed
         if elapsed >= self.get(own, "_max_episode_steps"):
             step.truncated = True
+        return 0
+
+
+@cython.final
+cdef class Autoreset(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        if self.get(own, "autoreset"):
+            return self.by_python(action, step)
+        self.inner.step(action, step)
+        step.unpack()
+        own["autoreset"] = step.terminated or step.truncated
+        return 0
+
+
+@cython.final
+cdef class TimeAwareObservation(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        steps = self.get(own, "timesteps")
+        steps += 1
+        own["timesteps"] = steps
+        self.inner.step(action, step)
+        step.unpack()
+        step.observation = self.wrapper.observation(step.observation)
         return 0

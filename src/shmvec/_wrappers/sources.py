@@ -23,9 +23,16 @@ __all__ = ["KNOWN", "fingerprint", "is_known"]
 KNOWN: dict[str, dict[str, str]] = {
     "ActionWrapper.action": {"7e1a0123e1f7b4e6": "1.0 to 1.4"},
     "ActionWrapper.step": {"267b3d232fa4f360": "1.0 to 1.4"},
+    "Autoreset.step": {"ee4918cba203e5e4": "1.0 to 1.4"},
     "ClipAction.__init__": {"f4d92b1624057463": "1.0 to 1.3", "ea790539e76ee69b": "1.4"},
     "ClipReward.__init__": {"70541cc04e78a4c2": "1.0 to 1.3", "96e60789ad9ba0b7": "1.4"},
+    "EpisodicLifeEnv.step": {"5d3eb63bfe89e686": "Stable-Baselines3 2.3 to 2.9"},
     "FlattenObservation.__init__": {"6d0978055bbec239": "1.0 to 1.4"},
+    "MaxAndSkipEnv.step": {"47ca11d6392d6915": "Stable-Baselines3 2.3 to 2.9"},
+    "Monitor.step": {
+        "c34191ee71ef732c": "Stable-Baselines3 2.3 and 2.4",
+        "8ba4a2409c56f3b6": "Stable-Baselines3 2.5 to 2.9",
+    },
     "NormalizeObservation.observation": {"187a253ea015f2e4": "1.0 to 1.4"},
     "NormalizeReward.step": {"2ccd784bbf74713d": "1.0 to 1.4"},
     "ObservationWrapper.observation": {"e65d31e8b3955e43": "1.0 to 1.4"},
@@ -37,6 +44,9 @@ KNOWN: dict[str, dict[str, str]] = {
     "RewardWrapper.step": {"05f490f537e99dd0": "1.0 to 1.4"},
     "RunningMeanStd.update": {"4a8afc7f230b5c78": "1.0 to 1.4"},
     "RunningMeanStd.update_from_moments": {"2b44be3c1214f650": "1.0 to 1.4"},
+    "StickyActionEnv.step": {"e9bf154576fa44f0": "Stable-Baselines3 2.3 to 2.9"},
+    "TimeAwareObservation.observation": {"224b9907b1071fdf": "1.0 to 1.4"},
+    "TimeAwareObservation.step": {"fff84ecb5075c895": "1.0 to 1.4"},
     "TimeLimit.step": {"4ee4723aecbd4517": "1.0 to 1.4"},
     "TransformAction.action": {"e6476daa7626e366": "1.0 to 1.4"},
     "TransformObservation.observation": {"04e09509b1d13df2": "1.0 to 1.4"},
@@ -45,6 +55,11 @@ KNOWN: dict[str, dict[str, str]] = {
     "Wrapper.observation_space": {"943faf7d41eb4b72": "1.0 to 1.4"},
     "Wrapper.step": {"d13cef66740c7c38": "1.0 to 1.4"},
     "_flatten_box_multibinary": {"015393fa52751856": "1.0 to 1.4"},
+    "rescale_box": {
+        "2e15fe039f1b12e3": "1.0 to 1.2",
+        "e2f1e427cd5531c5": "1.3",
+        "8b0e3148e305ae80": "1.4",
+    },
     "update_mean_var_count_from_moments": {"bf579c4ed35fa99b": "1.0 to 1.4"},
 }
 

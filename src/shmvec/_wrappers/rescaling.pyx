@@ -1,0 +1,95 @@
+"""Twins of RescaleAction and RescaleObservation.
+
+Both call one of the functions that ``rescale_box`` makes, which hold a gradient and an intercept.
+"""
+
+from libc.math cimport isfinite
+
+from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, new_like, size_of
+from shmvec._wrappers.chain cimport Chain, Stepper
+from shmvec._wrappers.numbers cimport (
+    clear_flags,
+    float32,
+    float64,
+    is_plain,
+    raised_flags,
+    same_shape,
+)
+from shmvec._wrappers.transforms cimport TransformAction, TransformObservation
+
+ctypedef fused real:
+    float
+    double
+
+
+cdef class RescaleAction(TransformAction):
+    cdef object func  # which Gymnasium has made,
+    cdef object gradient   # and where it finds
+    cdef object intercept  # these arrays
+
+    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
+        TransformAction.__init__(self, wrapper, owner, below, inner, method)
+        self.func = wrapper.func
+        self.gradient, self.intercept = self.func.__closure__  # as their names are sorted
+
+    cdef object transformed(self, object func, object action):
+        cdef object rescaled = None
+        if func is self.func:
+            rescaled = _rescaled(
+                action, self.gradient.cell_contents, self.intercept.cell_contents, True)
+        return func(action) if rescaled is None else rescaled
+
+
+cdef class RescaleObservation(TransformObservation):
+    cdef object func
+    cdef object gradient
+    cdef object intercept
+
+    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
+        TransformObservation.__init__(self, wrapper, owner, below, inner, method)
+        self.func = wrapper.func
+        self.gradient, self.intercept = self.func.__closure__
+
+    cdef object transformed(self, object func, object observation):
+        cdef object rescaled = None
+        if func is self.func:
+            rescaled = _rescaled(
+                observation, self.gradient.cell_contents, self.intercept.cell_contents, False)
+        return func(observation) if rescaled is None else rescaled
+
+
+cdef object _rescaled(object array, object gradient, object intercept, bint back):
+    """A new array; None: NumPy must make it."""
+    if not (is_plain(array) and is_plain(gradient) and is_plain(intercept) and ndim_of(array)
+            and same_shape(array, gradient) and same_shape(array, intercept)):
+        return None
+    cdef bint single = has_dtype(array, float32)
+    cdef object dtype = float32 if single else float64
+    if not (has_dtype(array, dtype) and has_dtype(gradient, dtype) and has_dtype(intercept, dtype)):
+        return None
+    rescaled = new_like(array)
+    cdef bint exact
+    clear_flags()
+    if single:
+        exact = _rescale[float](
+            <float *>data_of(array), <float *>data_of(gradient), <float *>data_of(intercept),
+            back, <float *>data_of(rescaled), size_of(array))
+    else:
+        exact = _rescale[double](
+            <double *>data_of(array), <double *>data_of(gradient), <double *>data_of(intercept),
+            back, <double *>data_of(rescaled), size_of(array))
+    return None if not exact or raised_flags() else rescaled
+
+
+cdef bint _rescale(const real *values, const real *gradients, const real *intercepts, bint back,
+                   real *rescaled, Py_ssize_t count) noexcept:
+    """Rescales, forward or back; False: a number is not finite."""
+    cdef Py_ssize_t i
+    cdef bint finite = True
+    for i in range(count):
+        if back:
+            rescaled[i] = (values[i] - intercepts[i]) / gradients[i]
+        else:
+            rescaled[i] = gradients[i] * values[i] + intercepts[i]
+        finite = finite and isfinite(rescaled[i])
+    return finite

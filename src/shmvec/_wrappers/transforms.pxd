@@ -1,0 +1,9 @@
+from shmvec._wrappers.chain cimport Twin
+
+
+cdef class TransformObservation(Twin):
+    cdef object transformed(self, object func, object observation)
+
+
+cdef class TransformAction(Twin):
+    cdef object transformed(self, object func, object action)

@@ -1,0 +1,173 @@
+"""Compiled wrappers of Stable-Baselines3 do as its Python ones, bit for bit."""
+
+from contextlib import closing
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import wrappers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_compiled_wrappers import Told, attributes, check_sources, compiled, follow, names_of, seen
+
+from shmvec import ShmVectorEnv
+from shmvec._wrappers import notes_of
+
+atari = pytest.importorskip("stable_baselines3.common.atari_wrappers")
+monitor = pytest.importorskip("stable_baselines3.common.monitor")
+
+
+class Arcade(Told):
+    """An env that looks like ALE's, with lives."""
+
+    def __init__(self, dtype="uint8", shape=(6, 5, 3), **arguments):
+        super().__init__(dtype, shape, **arguments)
+        self.action_space = gym.spaces.Discrete(4)
+        self.left = 3
+
+    @property
+    def ale(self):
+        return self
+
+    def lives(self):
+        return self.left
+
+    def get_action_meanings(self):
+        return ["NOOP", "FIRE", "LEFT", "RIGHT"]
+
+    def reset(self, **arguments):
+        self.left = 3
+        return super().reset(**arguments)
+
+    def step(self, action):
+        self.left = max(0, self.left + int(self.draw.choice([0, 0, 0, -1, -1, 1])))
+        return super().step(int(np.ravel(action)[0]) if np.isfinite(np.ravel(action)[0]) else 0)
+
+
+WRAPPERS = {
+    "sticky": partial(atari.StickyActionEnv, action_repeat_probability=0.4),
+    "no-ops": partial(atari.NoopResetEnv, noop_max=3),
+    "fire": atari.FireResetEnv,
+    "lives": atari.EpisodicLifeEnv,
+    "skip": atari.MaxAndSkipEnv,
+    "skip 1": partial(atari.MaxAndSkipEnv, skip=1),
+    "skip 2": partial(atari.MaxAndSkipEnv, skip=2),
+    "signs": atari.ClipRewardEnv,
+    "monitor": monitor.Monitor,
+    "monitor of counts": partial(monitor.Monitor, info_keywords=("count",)),
+    "statistics": wrappers.RecordEpisodeStatistics,
+    "normal": wrappers.NormalizeReward,
+    "limit": partial(wrappers.TimeLimit, max_episode_steps=4),
+}
+CHANGES = [
+    None,
+    None,
+    None,
+    ("reset",),
+    ("_skip", 3),
+    ("_skip", np.int64(2)),
+    ("_skip", 0),
+    ("_obs_buffer", np.zeros((2, 6, 5, 3), np.float32)),
+    ("_obs_buffer", np.zeros((3, 6, 5, 3), np.uint8)),
+    ("_obs_buffer", np.asfortranarray(np.zeros((2, 6, 5, 3), np.uint8))),
+    ("lives", 9),
+    ("needs_reset", True),
+    ("rewards", [1]),
+    ("info_keywords", ("count", "missing")),
+    ("current_reset_info", {"a": 1}),
+    ("total_steps", 2.5),
+    ("action_repeat_probability", 1.0),
+    ("_sticky_action", 3),
+    ("deleted", "_sticky_action"),
+    ("shorter", None),
+]
+
+
+def wrapped(names, **arguments):
+    env = Arcade(**arguments)
+    for name in names:
+        env = WRAPPERS[name](env)
+    return env
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    names=st.lists(st.sampled_from(sorted(WRAPPERS)), max_size=6),
+    dtype=st.sampled_from(["uint8", "uint8", "float32", "int16"]),
+    oddness=st.sampled_from([0.0, 0.0, 0.1]),
+    script=st.integers(0, 1000),
+    length=st.sampled_from([3, 9]),
+    steps=st.lists(
+        st.tuples(st.sampled_from(CHANGES), st.sampled_from([[0], [3]])), min_size=1, max_size=15
+    ),
+)
+def test_any_chain(names, dtype, oddness, script, length, steps):
+    make = partial(wrapped, names, dtype=dtype, oddness=oddness, script=script, length=length)
+    follow(make, [(("reset",), [0]), *steps])
+
+
+@pytest.mark.parametrize("name", ["sticky", "lives", "skip", "monitor"])
+def test_another_source_makes_the_twin_step_aside(name, monkeypatch, tmp_path):
+    make = partial(wrapped, [name])
+    check_sources(type(make()).__name__, make, monkeypatch, tmp_path)
+
+
+def cleanrl(screen):
+    """An Atari env as CleanRL's ppo_atari wraps it."""
+    env = wrappers.RecordEpisodeStatistics(screen)
+    env = atari.EpisodicLifeEnv(atari.MaxAndSkipEnv(atari.NoopResetEnv(env, 3)))
+    return atari.ClipRewardEnv(atari.FireResetEnv(env))
+
+
+def test_a_whole_chain_is_compiled():
+    def make():
+        return cleanrl(monitor.Monitor(Arcade(length=12)))
+
+    script = [(("reset",) if i % 9 == 0 else None, [i % 4]) for i in range(60)]
+    stepper = follow(make, script)
+    assert len(names_of(stepper)) == 7
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_vector_env_is_equal_to_gymnasiums(num_workers):
+    makes = [lambda i=i: cleanrl(Arcade(script=i, length=12)) for i in range(2)]
+    with (
+        closing(ShmVectorEnv(makes, num_workers=num_workers)) as mine,
+        closing(gym.vector.SyncVectorEnv(makes)) as python,
+    ):
+        assert seen(mine.reset(seed=1)) == seen(python.reset(seed=1))
+        for i in range(40):
+            actions = np.full(2, i % 4)
+            found, expected = mine.step(actions), python.step(actions)
+            assert seen(found[:4]) == seen(expected[:4])
+            assert sorted(found[4]) == sorted(expected[4])
+            if i == 20:
+                mine.set_attr("lives", 9)
+                python.set_attr("lives", [9, 9])
+        for name in ("lives", "was_real_done", "_obs_buffer", "episode_count"):
+            assert seen(mine.get_attr(name)) == seen(python.get_attr(name))
+
+
+def test_breakout_as_stable_baselines_wraps_it():
+    ale_py = pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    gym.register_envs(ale_py)
+
+    def make():
+        env = gym.make("ALE/Breakout-v5", frameskip=1, repeat_action_probability=0.0)
+        env = atari.AtariWrapper(monitor.Monitor(env), action_repeat_probability=0.25)
+        return wrappers.NormalizeReward(env)
+
+    python, env = make(), make()
+    stepper = compiled(env)
+    assert all(not why for _, why in notes_of(stepper))
+    draw = np.random.default_rng(1)
+    assert seen(env.reset(seed=1)) == seen(python.reset(seed=1))
+    for _ in range(150):
+        action = int(draw.integers(4))
+        found, expected = stepper.step(action), python.step(action)
+        assert seen(found) == seen(expected)
+        if expected[2] or expected[3]:
+            assert seen(env.reset()) == seen(python.reset())
+    assert attributes(env)[:-1] == attributes(python)[:-1]
