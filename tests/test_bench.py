@@ -58,6 +58,7 @@ def test_what_is_said_of_a_result():
     said = bench.table(results)
     assert "Mine, 8 envs: 5.1 × AsyncVectorEnv, 1.4 × SyncVectorEnv, 0.84 of the limit." in said
     assert "The machine was busy (spread 90%): repeat this" in said
+    assert "medians of the rounds' ratios, not quotients of medians" in said
     row |= {"times_sync": 0.5, "spread": 0.1}
     assert "num_workers=0" in bench.table(results) and "busy" not in bench.table(results)
     row |= {"times_sync": 2.0, "share_of_limit": 5.0}

@@ -246,6 +246,7 @@ def _lines(results: dict[str, Any]) -> Iterator[str]:
             shown += ["" if slowdown is None else f"{slowdown:+.1%}"]
         yield line(*shown)
     yield ""
+    yield "Of the limit and × Async: medians of the rounds' ratios, not quotients of medians."
     for row in results["rows"]:
         if row["system"] == _SHM:
             yield _sentence(row)
