@@ -411,7 +411,7 @@ def test_a_policy_that_uses_some_envs_while_others_step_into_a_rollout(workers, 
         pipeline = Pipeline(envs, policy, groups=2, deterministic=True)
         pipeline.reset(seed=0)
         taking = use == "take"
-        error, match = RuntimeError, "others have" if taking else "to a rollout"
+        error, match = RuntimeError, "other code has" if taking else "to a rollout"
         if use not in ("take", "ask"):  # of the vector env, which is lent
             error, match = AlreadyPendingCallError, "pending call to `Pipeline`"
         with pytest.raises(error, match=match):

@@ -480,11 +480,11 @@ def _close(vector: ShmVectorEnv, timeout: float | None, reason: BaseException | 
     except Exception as error:
         if not isinstance(error.__cause__, RemoteTraceback):  # a signal's handler has raised it
             raise
-        told = f"as it was closed, an env has raised {type(error).__name__}: {error}"
+        failure = f"as it was closed, an env has raised {type(error).__name__}: {error}"
         if reason is None:
-            logger.warn(f"the results of evaluate() are whole, but {told}")
+            logger.warn(f"the results of evaluate() are whole, but {failure}")
         else:
-            add_note(reason, told)
+            add_note(reason, failure)
 
 
 def _progress(

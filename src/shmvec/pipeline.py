@@ -177,7 +177,7 @@ class Pipeline:
         # what the policy remembers of it does not hold then.
         self._begun = np.ones(envs.num_envs, np.bool_)
         self._moves = exchange.moves()  # as they were when this pipeline used the envs last
-        self._out: deque[_Group] = deque()  # groups in flight, in the order of their requests
+        self._in_flight: deque[_Group] = deque()  # groups in flight, in the order of their requests
         self._held: deque[_Group] = deque()  # groups that were taken, until their next request
         self._asking = False  # whether envs may be in flight for this pipeline
         # Whether a call is under way, or was interrupted as it cleared up after an error.
@@ -214,7 +214,7 @@ class Pipeline:
             Exception: As ``ShmVectorEnv.step``.
         """
         if self._asking:
-            self._break_off()
+            self._abandon()
 
     # ---- rollouts ----------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Pipeline:
                 self._moves = exchange.moves()
         except BaseException as error:
             rollout.release()  # code that keeps the error keeps this Python frame, not the memory
-            self._break_off(error)
+            self._abandon(error)
             raise
         self._asking = self._midway = False
         return rollout
@@ -280,7 +280,7 @@ class Pipeline:
         for group in self._groups:
             group.steps = begin
             ask(group)
-        while self._out:
+        while self._in_flight:
             group = self._next()
             self._take_into(rollout, group)
             if group.steps == begin + 1:
@@ -354,13 +354,13 @@ class Pipeline:
             try:
                 return self._next_transitions()
             except BaseException as error:
-                self._break_off(error)
+                self._abandon(error)
                 raise
 
     def _next_transitions(self) -> Transitions:
         if self._midway:
-            self._break_off()
-        if not self._out:
+            self._abandon()
+        if not self._in_flight:
             self._settle()
             self._start()
         self._midway = True
@@ -371,7 +371,7 @@ class Pipeline:
             try:
                 answers = self._take(group)
             except _TakenError:
-                self._break_off()
+                self._abandon()
                 self._start()
                 self._midway = True
                 continue
@@ -466,7 +466,7 @@ class Pipeline:
 
     def __del__(self) -> None:
         """Abandons what is in flight: the next call of the envs discards it."""
-        if getattr(self, "_out", None):
+        if getattr(self, "_in_flight", None):
             self._exchange.discard(timeout=0)
 
     # ---- groups ------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ class Pipeline:
         """Asks the policy for actions, and the group to step; returns the policy's answer."""
         begun = group.envs[self._begun[group.part]].tolist() if self._caller.has_reset else []
         answer = self._caller.step(group.envs, observations, None, begun, ask=step)
-        self._out.append(group)
+        self._in_flight.append(group)
         return answer
 
     def _ask_together(self, envs: npt.NDArray[np.intp], actions: Any, said: Any) -> None:
@@ -488,10 +488,10 @@ class Pipeline:
 
     def _next(self) -> _Group:
         """The group to take: the one that was asked first, or that is ready first."""
-        if not self._in_turn and len(self._out) > 1:
-            ready = self._exchange.first_ready([group.envs for group in self._out])
-            self._out.rotate(-ready)
-        return self._out.popleft()
+        if not self._in_turn and len(self._in_flight) > 1:
+            ready = self._exchange.first_ready([group.envs for group in self._in_flight])
+            self._in_flight.rotate(-ready)
+        return self._in_flight.popleft()
 
     def _take(self, group: _Group, arrays: bool = True) -> Answers:
         """Waits for a group.
@@ -504,7 +504,7 @@ class Pipeline:
         if answers.failures:
             exchange.raise_failures(answers.failures)
         if len(answers.envs) < len(group.envs):
-            raise _TakenError("others have taken what a Pipeline had asked envs for")
+            raise _TakenError("other code has taken the results of a Pipeline")
         return answers
 
     def _note(self, part: Any, over: npt.NDArray[np.bool_]) -> None:
@@ -514,7 +514,7 @@ class Pipeline:
 
     def _go_on(self, ask: Callable[[_Group], None]) -> None:
         """Asks the groups that were taken to step; first recycles workers that are due."""
-        worn = self._exchange.recycle(() if self._out else None)
+        worn = self._exchange.recycle(() if self._in_flight else None)
         if any(env in worn for group in self._held for env in group.firsts):
             return
         while self._held:
@@ -528,32 +528,32 @@ class Pipeline:
         """Takes answers in flight for a loop that was left; discards an interrupted call's."""
         if not self._asking:
             return
-        if self._midway or not self._out:
-            self._break_off()
+        if self._midway or not self._in_flight:
+            self._abandon()
             return
         try:
-            while self._out:
+            while self._in_flight:
                 group = self._next()
                 answers = self._take(group)
                 self._note(group.part, answers.terminations | answers.truncations)
             self._held.clear()
             self._moves = self._exchange.moves()
         except _TakenError:
-            self._break_off()
+            self._abandon()
             return
         except BaseException as error:
-            self._break_off(error)
+            self._abandon(error)
             raise
         self._asking = False
 
-    def _break_off(self, error: BaseException | None = None) -> None:
+    def _abandon(self, error: BaseException | None = None) -> None:
         """Discards what is in flight: now, or, after an interruption, in the envs' next call.
 
         Args:
             error: The reason. After Ctrl-C or a time limit this call does not wait.
         """
         waits = error is None or isinstance(error, Exception)
-        self._out.clear()
+        self._in_flight.clear()
         self._held.clear()
         self._begun[:] = True
         if self._asking and not self._exchange.closed:

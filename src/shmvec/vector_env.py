@@ -265,8 +265,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         if self._overrides("reset_async", "reset_wait"):
             if not (isinstance(options, dict) and "reset_mask" in options):
                 begin = partial(self.reset_async, seed, options)
-                halves: tuple[Any, dict[str, Any]] = self._both(begin, self.reset_wait)
-                return halves
+                results: tuple[Any, dict[str, Any]] = self._both(begin, self.reset_wait)
+                return results
         arguments = reset_arguments(self.num_envs, seed, options)
         return self.exchange.reset(*arguments, gather=self)
 

@@ -250,7 +250,7 @@ def test_a_fragment_that_is_broken_off_is_lost_with_its_runner(caplog):
             next(made)
         fragments = [next(made) for _ in range(2)]
     assert [(each.runner, each.index) for each in fragments] == [(1, 0), (1, 1)]
-    assert "Ctrl-C has broken off" in caplog.text
+    assert "Ctrl-C has interrupted" in caplog.text
 
 
 def test_a_node_where_no_runner_lives_ends_what_is_ordered(monkeypatch):

@@ -478,7 +478,7 @@ class Case:
         if self.rollout is not None:
             actions = self.actions(self.scenario.num_envs)
             if self.around(kind, int, lambda: self.rollout.step(actions)) is None:
-                self.rollout = None  # it cannot be gone on with
+                self.rollout = None  # it cannot be continued
 
     def actions(self, count):
         space = gym.vector.utils.batch_space(self.scenario.actions, count)

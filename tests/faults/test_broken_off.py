@@ -91,7 +91,7 @@ def test_a_rollout_is_not_gone_on_with_after_another_that_was_broken_off(monkeyp
             patch.setattr(envs.exchange, "share_rollouts", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 envs.rollout(4)  # the workers have its memory by now
-        with pytest.raises(RuntimeError, match="cannot be gone on with"):
+        with pytest.raises(RuntimeError, match="cannot be continued"):
             rollout.step([1] * 3)
         assert envs.step([1] * 3)[0][:, 0].tolist() == [2] * 3
     finally:

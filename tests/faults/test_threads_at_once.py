@@ -195,7 +195,7 @@ def test_one_vector_env():
                 try:
                     calls[name](chosen.randrange(1_000_000))
                 except Exception as error:
-                    if not is_refusal(error) and "cannot be gone on with" not in str(error):
+                    if not is_refusal(error) and "cannot be continued" not in str(error):
                         raise
                     time.sleep(0)
                 else:

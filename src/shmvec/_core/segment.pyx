@@ -284,10 +284,10 @@ cdef class Insight:
                    | _counted(sv_work_lines, self.of(worker)))
             found.append({name: count + before[name] for name, count in now.items()})
         for worker, (first, count) in enumerate(self.ranges()):
-            self.add_request_in_hand(worker, first, count, found[worker])
+            self.add_request_in_progress(worker, first, count, found[worker])
         return found
 
-    cdef int add_request_in_hand(self, uint32_t worker, uint32_t first, uint32_t count,
+    cdef int add_request_in_progress(self, uint32_t worker, uint32_t first, uint32_t count,
                                  dict found) except -1:
         """Adds a worker's request in progress to its counts, by the histograms of its envs.
 
@@ -318,13 +318,13 @@ cdef class Insight:
         return 0
 
     def ranges(self):
-        cdef sv_counters *told
+        cdef sv_counters *past
         cdef uint32_t worker
         cdef uint64_t end = 0, first, count, num_envs = self.segment.plan.sizes.num_envs
         cdef list found = []
         for worker in range(self.segment.plan.sizes.num_workers):
-            told = sv_segment_past(self.segment.base, &self.segment.plan, worker)
-            first, count = sv_counter_get(&told.first_env), sv_counter_get(&told.num_envs)
+            past = sv_segment_past(self.segment.base, &self.segment.plan, worker)
+            first, count = sv_counter_get(&past.first_env), sv_counter_get(&past.num_envs)
             if not end <= first <= num_envs or count > num_envs - first:
                 first, count = end, 0  # damaged
             end = first + count

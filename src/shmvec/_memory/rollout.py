@@ -81,7 +81,7 @@ class Rollout:
             or not self._first + first <= frames.away <= self._first + last
         ):
             raise RuntimeError(
-                "this rollout cannot be gone on with: another one was begun, the envs were stepped "
+                "this rollout cannot be continued: another one was begun, the envs were stepped "
                 "or reset without it, or its last step failed. Begin another one with rollout()"
             )
 
@@ -194,7 +194,7 @@ class Rollouts:
         self._layout = exchange.layout
         self._action_space = exchange.single_action_space
         self._made: tuple[int, bool] | None = None
-        self._half = 1
+        self._part = 1
 
     def begin(self, length: Any, pin: bool) -> Rollout:
         """A rollout whose index 0 holds the last results.
@@ -231,24 +231,24 @@ class Rollouts:
         results = frames.rollouts
         assert results is not None
         count = (length + 1) * self._layout.num_envs
-        self._half = self._free_half(results, count)
-        lease = results.lease(self._half * count, count)
-        first = self._half * (length + 1)
+        self._part = self._free_part(results, count)
+        lease = results.lease(self._part * count, count)
+        first = self._part * (length + 1)
         frames.start_rollout(first)
         offset = self._layout.results_nbytes(2 * (length + 1))
-        offset += self._half * self._actions_nbytes(length)
+        offset += self._part * self._actions_nbytes(length)
         actions = self._actions(length, placing_in(lease, offset))
         return Rollout(self._exchange, self._gather, results, first, length, lease, actions)
 
-    def _free_half(self, results: Results, count: int) -> int:
-        """The half of the memory that is free; the one not used last time, if both are."""
-        halves = 1 - self._half, self._half
+    def _free_part(self, results: Results, count: int) -> int:
+        """The part of the memory that is free; the one not used last time, if both are."""
+        parts = 1 - self._part, self._part
         for generation in (None, 0, 1, 2):
             if generation is not None:  # only a cycle, mostly a young one, may keep the arrays
                 gc.collect(generation)
-            for half in halves:
-                if not results.leased(half * count, count):
-                    return half
+            for part in parts:
+                if not results.leased(part * count, count):
+                    return part
         raise BufferError(
             "two rollouts are still in use: drop the arrays and tensors of the older one (or copy "
             "what you keep), or call its release(), before a third is begun"
@@ -277,7 +277,7 @@ class Rollouts:
             os.close(descriptor)
         self._exchange.frames.take_rollouts(self._layout.results_in(memory, num_frames))
         self._made = length, pin
-        self._half = 1
+        self._part = 1
 
     def _actions(self, length: int, place: Place) -> Any:
         """Arrays for the actions of a rollout."""

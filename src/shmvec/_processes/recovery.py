@@ -182,8 +182,8 @@ class Recovery:
         if self.policy.on_timeout == "reset":
             began, until = self._interrupted.get(worker, (None, 0.0))
             if began != error.began:
-                told = stack_text(self._workers.stack(worker))
-                log.warning("%s; it is interrupted%s", error.summary, told)
+                stack = stack_text(self._workers.stack(worker))
+                log.warning("%s; it is interrupted%s", error.summary, stack)
                 self._interrupted[worker] = error.began, time.monotonic() + _HEED_S
                 self._workers.interrupt(worker)
                 return
@@ -370,12 +370,12 @@ class Recovery:
             if isinstance(cause, WorkerCrashError):
                 why = cause.each.get(worker, why)
         words = last_words(cause, worker)
-        stack, told = "", ""
+        stack = details = ""
         if isinstance(cause, EnvTimeoutError):
-            stack, told = cause.stack, stack_text(cause.stack)
+            stack, details = cause.stack, stack_text(cause.stack)
         elif isinstance(cause, Failure):
             stack = cause.text
-            told = "\n" + indent(cause.text.rstrip(), "    ")
+            details = "\n" + indent(cause.text.rstrip(), "    ")
         count = self._restarts[worker]
         fault = Fault(env, worker, kind, why, done, time.time(), count, words, stack)
         if self.heard is not None:
@@ -385,7 +385,8 @@ class Recovery:
         # A restart that the user or the policy has asked for is no reason to warn.
         level = logging.INFO if isinstance(cause, str) else logging.WARNING
         if not logged:
-            log.log(level, "env %d of worker %d: %s: %s; %s%s", env, worker, kind, why, done, told)
+            message = "env %d of worker %d: %s: %s; %s%s"
+            log.log(level, message, env, worker, kind, why, done, details)
         if isinstance(cause, str):
             return fault
         recent = self._recent[worker]

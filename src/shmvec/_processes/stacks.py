@@ -308,7 +308,7 @@ def _excerpt(written: str, whole: bool) -> str:
 
 log = logging.getLogger("shmvec")
 
-_MOST_TOLD = 4  # number of workers whose stacks are logged; the others are only named
+_MOST_LOGGED = 4  # number of workers whose stacks are logged; the others are only named
 
 # A worker; its env and operation ("step", "reset" or "call"), or None; and for how many seconds.
 Busy = tuple[int, tuple[int, str] | None, float]
@@ -349,16 +349,16 @@ class Hangs:
 
     def say(self, hanging: Sequence[tuple[int, str, float]], where: Where) -> None:
         """Logs what workers are doing, for how many seconds, and where."""
-        told = [
+        lines = [
             f"{what} for {seconds:.3g} s.{where(worker)}\n"
-            for worker, what, seconds in hanging[:_MOST_TOLD]
+            for worker, what, seconds in hanging[:_MOST_LOGGED]
         ]
-        others = ", ".join(str(worker) for worker, *_ in hanging[_MOST_TOLD:])
+        others = ", ".join(str(worker) for worker, *_ in hanging[_MOST_LOGGED:])
         if others:
-            told.append(f"Workers {others} as well: python -m shmvec stacks PID says where.\n")
+            lines.append(f"Workers {others} as well: python -m shmvec stacks PID says where.\n")
         log.warning(
-            "%sThe wait goes on. hang_warning_s=%g says when to tell of it; 0: never.",
-            "".join(told),
+            "%sThe wait goes on. hang_warning_s=%g sets when this is logged; 0: never.",
+            "".join(lines),
             self.after_s,
         )
 

@@ -368,29 +368,29 @@ class ParallelVectorEnv(OwnsProcesses):
 
     def _taken_apart(self, results: Any, mask: Any) -> StepResults:
         """The core's results by agent; envs that were not asked keep their state."""
-        told, _, over, broken, infos = results
+        observations, _, over, broken, infos = results
         if isinstance(infos.get("final_obs"), dict):  # taken apart, by Gymnasium 1.0 alone
             infos["final_obs"] = [_row_of(infos["final_obs"], row) for row in range(len(over))]
         envs, finals = infos.get("env_id"), infos.get("final_obs")
         rows = slice(None) if envs is None else envs
         by_agent = self._infos_by_agent(infos, self._alive[:, rows])
-        rewards, flags = self._agents_told(told, over, broken, finals, rows, mask)
+        rewards, flags = self._agents_results(observations, over, broken, finals, rows, mask)
         agents = self.possible_agents
         return (
-            {agent: told[AGENTS][key] for agent, key in self._keys.items()},
+            {agent: observations[AGENTS][key] for agent, key in self._keys.items()},
             dict(zip(agents, rewards, strict=True)),
             dict(zip(agents, flags[TERMINATED], strict=True)),
             dict(zip(agents, flags[TRUNCATED], strict=True)),
             by_agent,
         )
 
-    def _agents_told(
-        self, told: Any, over: Any, broken: Any, finals: Any, rows: Any, mask: Any
+    def _agents_results(
+        self, observations: Any, over: Any, broken: Any, finals: Any, rows: Any, mask: Any
     ) -> tuple[Array, Array]:
         """Rewards ``(agents, n)`` and flags ``(3, agents, n)``; notes which agents are alive."""
         before = self._alive[:, rows]
-        rewards = np.ascontiguousarray(told[REWARDS].T)
-        flags = np.ascontiguousarray(told[FLAGS].transpose(1, 2, 0))
+        rewards = np.ascontiguousarray(observations[REWARDS].T)
+        flags = np.ascontiguousarray(observations[FLAGS].transpose(1, 2, 0))
         if mask is not None:
             left_out = ~np.asarray(mask, np.bool_)
             rewards[:, left_out] = 0.0
@@ -558,8 +558,9 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         answers = self._finish_step()
         over, broken = answers.terminations, answers.truncations
         finals = [info.get("final_obs") for info in answers.infos] if over.any() else None
-        told = answers.observations
-        rewards, flags = self.parallel._agents_told(told, over, broken, finals, slice(None), None)
+        rewards, flags = self.parallel._agents_results(
+            answers.observations, over, broken, finals, slice(None), None
+        )
         self._ended |= flags[: TRUNCATED + 1]
         ends = self._ended & (over | broken)
         ends[TERMINATED] |= (over | broken) & ~ends.any(0)
@@ -591,8 +592,9 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         parallel.async_reset(seed, options)
         answers = delivered(self._exchange, self._exchange.take(everyone=True))
         nothing = np.zeros(parallel.num_envs, np.bool_)
-        told = answers.observations
-        rewards, _ = parallel._agents_told(told, nothing, nothing, None, slice(None), reset)
+        rewards, _ = parallel._agents_results(
+            answers.observations, nothing, nothing, None, slice(None), reset
+        )
         self._ended[:, :, reset] = False
         return self._answers(answers, rewards, np.zeros_like(self._ended))
 
@@ -766,7 +768,7 @@ class Team(HostedEnv):
     def reset(self, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
         """Resets the env."""
         observations, infos = self.env.reset(seed=seed, options=options)
-        return self._told(observations, {}, {}, {}), self._infos(infos)
+        return self._merged(observations, {}, {}, {}), self._infos(infos)
 
     def step(self, actions: dict[str, Any]) -> Any:
         """Steps the env, with the actions of the agents that are alive."""
@@ -777,15 +779,15 @@ class Team(HostedEnv):
                 f"step() returned {len(results) + 1} values; expected (observations, rewards, "
                 "terminations, truncations, infos)"
             )
-        told = self._told(*results)
-        return told, 0.0, not self._acting, False, self._infos(infos)
+        merged = self._merged(*results)
+        return merged, 0.0, not self._acting, False, self._infos(infos)
 
     def close(self) -> None:
         """Closes the env, if it has a method ``close``."""
         if hasattr(self.env, "close"):
             super().close()
 
-    def _told(
+    def _merged(
         self,
         observations: Mapping[Any, Any],
         rewards: Mapping[Any, Any],
@@ -794,12 +796,12 @@ class Team(HostedEnv):
     ) -> dict[str, Any]:
         """The results of all agents as one observation; notes which agents act next."""
         keys, indices, count = self._keys, self._indices, len(self.agents)
-        told = self._nothing.copy()
+        seen = self._nothing.copy()
         pay = [0.0] * count
         terminated, truncated, alive = [False] * count, [False] * count, [False] * count
         try:
             for agent, observation in observations.items():
-                told[keys[agent]] = observation
+                seen[keys[agent]] = observation
             for agent, reward in rewards.items():
                 pay[indices[agent]] = reward
             for agent, flag in terminations.items():
@@ -820,7 +822,7 @@ class Team(HostedEnv):
             raise self._stranger(agent) from error
         self._acting = acting
         return {
-            AGENTS: told,
+            AGENTS: seen,
             REWARDS: np.array(pay, np.float64),
             FLAGS: np.array((terminated, truncated, alive)),
         }
@@ -836,7 +838,7 @@ class Team(HostedEnv):
 
     def _stranger(self, agent: Any) -> ValueError:
         return ValueError(
-            f"the env tells of an agent {agent!r} that is not in possible_agents, {self.agents}"
+            f"the env returned something for agent {agent!r}, which is not in possible_agents, {self.agents}"
         )
 
     def get_wrapper_attr(self, name: str) -> Any:

@@ -511,7 +511,7 @@ class Collector:
                 return None
             fragment: Fragment = runner.asked[0].result()
             if fragment.index != runner.fragments:
-                raise Lost("Ctrl-C has broken off what it was asked before")
+                raise Lost("Ctrl-C has interrupted an earlier request to it")
         except Lost as error:
             self._lose(runner, error)
             return None

@@ -176,7 +176,7 @@ class RayTicket(Ticket):
         try:
             place, value, failed = self._ray.get(self.ref)
         except errors.RayTaskError as error:  # the result cannot be pickled
-            raise _told(error, self._member) from None
+            raise _cause_of(error, self._member) from None
         except errors.RayError as error:
             raise Lost(_in_one_line(error)) from error
         if place is not None:
@@ -193,7 +193,7 @@ def _in_one_line(error: Exception) -> str:
     return "; ".join(said) or type(error).__name__
 
 
-def _told(error: Any, member: RayMember) -> BaseException:
+def _cause_of(error: Any, member: RayMember) -> BaseException:
     cause: BaseException = error.cause if isinstance(error.cause, BaseException) else error
     cause.__cause__ = RemoteTraceback(f"On node {member.where()}:\n{error}")
     return cause

@@ -195,8 +195,8 @@ class ParallelEnv(OwnsProcesses):
         *news, observations, rewards, ends, truncateds, infos = planning.step_batch(
             {"action": actions, "how": how}, states, return_state=returned
         )
-        told = rewards.tolist(), ends.tolist(), truncateds.tolist(), infos
-        return *map(self._states, news), list(observations), *told
+        rest = rewards.tolist(), ends.tolist(), truncateds.tolist(), infos
+        return *map(self._states, news), list(observations), *rest
 
     def sync_states(self, state: Any = None) -> None:
         """Sets one state in all workers.
