@@ -19,10 +19,13 @@ __all__ = [
     "Envs",
     "Options",
     "actions_of",
+    "checked_batch_size",
     "checked_count",
     "checked_env_fns",
     "checked_env_ids",
+    "checked_int",
     "checked_options",
+    "checked_seconds",
     "checked_seeds",
     "existing_env_ids",
     "masked_env_ids",
@@ -61,15 +64,47 @@ def checked_env_fns(env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> list[
     return functions
 
 
+def checked_int(name: str, value: Any, kind: str = "an int") -> int:
+    """Checks a value of any integer type; ``kind`` is what the TypeError for others asks for."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be {kind}, got {value!r}") from None
+
+
 def checked_count(name: str, count: Any) -> int:
     """Checks a positive integer; ``name`` is the argument's."""
-    try:
-        checked = operator.index(count)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {count!r}") from None
+    checked = checked_int(name, count)
     if checked < 1:
         raise ValueError(f"{name} must be at least 1, got {checked}")
     return checked
+
+
+def checked_seconds(name: str, value: Any, *, or_zero: bool = False) -> float | None:
+    """Checks a positive number of seconds, or None; with ``or_zero`` also 0."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be seconds or None, got {value!r}") from None
+    if or_zero and not seconds >= 0:
+        raise ValueError(f"{name} must not be negative, got {seconds}")
+    if not or_zero and not seconds > 0:
+        raise ValueError(f"{name} must be positive, got {seconds}")
+    return seconds
+
+
+def checked_batch_size(batch_size: Any, num_envs: int) -> int | None:
+    """Checks the number of envs that ``recv`` returns; None: all."""
+    if batch_size is None:
+        return None
+    size = checked_int("batch_size", batch_size, "an int or None")
+    if not 1 <= size <= num_envs:
+        raise ValueError(
+            f"batch_size must be between 1 and the number of envs ({num_envs}), got {size}"
+        )
+    return size
 
 
 # ---- which envs ----------------------------------------------------------------------------------

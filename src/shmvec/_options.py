@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
-import operator
 import os
 import sys
 import textwrap
@@ -28,7 +27,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.async_vector_env import _async_worker
 
-from shmvec._arguments import checked_count, checked_env_fns
+from shmvec._arguments import (
+    checked_batch_size,
+    checked_count,
+    checked_env_fns,
+    checked_int,
+    checked_seconds,
+)
 from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._cores import WAIT_POLICIES, usable_cores
 from shmvec._hints import did_you_mean, refuse_unknown
@@ -94,10 +99,9 @@ class AtMost(int):
 
     def __new__(cls, count: Any) -> AtMost:
         """Takes an integer, or its text."""
-        try:
-            most = super().__new__(cls, count if isinstance(count, str) else operator.index(count))
-        except TypeError:
-            raise TypeError(f"num_workers must be an int or None, got {count!r}") from None
+        if not isinstance(count, str):
+            count = checked_int("num_workers", count, "an int or None")
+        most = super().__new__(cls, count)
         if most < 0:
             raise ValueError(f"num_workers must not be negative, got {count}")
         return most
@@ -209,10 +213,7 @@ def _checked_num_workers(num_workers: Any, settings: Settings) -> int:
     if num_workers is None or isinstance(num_workers, AtMost):
         most = usable_cores() if num_workers is None else int(num_workers)
         return min(most, num_envs if limit is None else min(num_envs, limit))
-    try:
-        count = operator.index(num_workers)
-    except TypeError:
-        raise TypeError(f"num_workers must be an int or None, got {num_workers!r}") from None
+    count = checked_int("num_workers", num_workers, "an int or None")
     if isinstance(num_workers, bool) or not 0 <= count <= num_envs:
         raise ValueError(
             f"num_workers must be between 0 (the calling process) and the number of envs "
@@ -238,12 +239,7 @@ def _checked_threads(threads_per_worker: Any, settings: Settings) -> int:
     if threads_per_worker is None:
         num_workers: int = settings.num_workers
         return max(1, usable_cores() // max(1, num_workers))
-    try:
-        threads = operator.index(threads_per_worker)
-    except TypeError:
-        raise TypeError(
-            f"threads_per_worker must be an int or None, got {threads_per_worker!r}"
-        ) from None
+    threads = checked_int("threads_per_worker", threads_per_worker, "an int or None")
     if threads < 0:
         raise ValueError(f"threads_per_worker must not be negative, got {threads}")
     return threads
@@ -255,21 +251,8 @@ def _checked_faults(faults: Any, _: Settings) -> FaultPolicy:
     if not isinstance(faults, FaultPolicy):
         raise TypeError(f"faults must be a shmvec.FaultPolicy, got {faults!r}")
     for name in _LIMITS:
-        _seconds(name, getattr(faults, name))
+        checked_seconds(name, getattr(faults, name))
     return faults
-
-
-def _seconds(name: str, value: Any) -> float | None:
-    """A positive number of seconds, or None."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be seconds or None, got {value!r}") from None
-    if not seconds > 0:
-        raise ValueError(f"{name} must be positive, got {seconds}")
-    return seconds
 
 
 def given_once(name: str, limit: float | None, other: float | None) -> float | None:
@@ -283,13 +266,13 @@ def _time_limit(name: str) -> Check:
     """Checks seconds that may be given as an option or in the FaultPolicy."""
 
     def check(value: Any, settings: Settings) -> float | None:
-        limit = _seconds(name, given_once(name, value, getattr(settings.faults, name)))
+        limit = checked_seconds(name, given_once(name, value, getattr(settings.faults, name)))
         if limit is None:
             return None
         if settings.num_workers == 0:
             raise ValueError(
                 f"{name} needs worker processes: with num_workers=0 the env runs in this one, "
-                "and nobody is left to look at the clock"
+                "and nothing is left to look at the clock"
             )
         return limit if limit <= _FOR_EVER else None
 
@@ -297,16 +280,9 @@ def _time_limit(name: str) -> Check:
 
 
 def _checked_hang_warning(value: Any, settings: Settings) -> float | None:
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"hang_warning_s must be seconds or None, got {value!r}") from None
-    if not seconds >= 0:
-        raise ValueError(f"hang_warning_s must not be negative, got {seconds}")
+    seconds = checked_seconds("hang_warning_s", value, or_zero=True)
     # With the envs in the calling process, nothing is left to write the warning.
-    return seconds if settings.num_workers and 0 < seconds <= _FOR_EVER else None
+    return seconds if seconds and settings.num_workers and seconds <= _FOR_EVER else None
 
 
 def _checked_preload(preload: Any, _: Settings) -> list[str]:
@@ -349,20 +325,6 @@ def _checked_worker_init(init: Any, settings: Settings) -> Any:
     if init is not None and settings.num_workers == 0:
         raise ValueError("worker_init is for worker processes, and num_workers=0 has none")
     return init
-
-
-def _checked_batch_size(batch_size: Any, settings: Settings) -> int | None:
-    if batch_size is None:
-        return None
-    try:
-        size = operator.index(batch_size)
-    except TypeError:
-        raise TypeError(f"batch_size must be an int or None, got {batch_size!r}") from None
-    if not 1 <= size <= settings.num_envs:
-        raise ValueError(
-            f"batch_size must be between 1 and the number of envs ({settings.num_envs}), got {size}"
-        )
-    return size
 
 
 def _positive(name: str, optional: bool = True) -> Check:
@@ -611,7 +573,7 @@ class VectorEnvOptions:
         None,
         """``recv`` returns so many envs, those that are ready first; ``step`` and ``reset``, too.
         None: all.""",
-        check=_checked_batch_size,
+        check=lambda batch_size, settings: checked_batch_size(batch_size, settings.num_envs),
         scope=Scope.VECTOR_ENV,
     )
     num_buffers: int = _option(

@@ -6,7 +6,6 @@ import copy
 import inspect
 import itertools
 import multiprocessing
-import operator
 import os
 import time
 import warnings
@@ -25,7 +24,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import RecordVideo
 
-from shmvec._arguments import checked_count
+from shmvec._arguments import checked_count, checked_int, checked_seconds
 from shmvec._cores import usable_cores
 from shmvec._hints import found_spec, refuse_unknown
 from shmvec._options import OPTIONS, AtMost, with_faults
@@ -278,8 +277,7 @@ def evaluate(
     played = _episodes(checked_count("episodes", episodes), seeds, options)
     limits = {"time_limit": time_limit, "hard_time_limit": hard_time_limit}
     for name, limit in limits.items():
-        if limit is not None and not limit > 0:
-            raise ValueError(f"{name} must be positive, got {limit}")
+        checked_seconds(name, limit)
     check_policy(policy, batch)
     if not cluster:
         known = [*inspect.signature(evaluate).parameters, *OPTIONS]
@@ -425,10 +423,7 @@ def _episodes(count: int, seeds: Any, options: Any) -> list[Episode]:
 
 
 def _seed(value: Any) -> int:
-    try:
-        seed = operator.index(value)
-    except TypeError:
-        raise TypeError(f"a seed must be an int, got {value!r}") from None
+    seed = checked_int("a seed", value)
     if seed < 0:
         raise ValueError(f"a seed must not be negative, got {seed}")
     if seed > np.iinfo(np.int64).max:

@@ -997,6 +997,18 @@ class Exchange(OwnsProcesses):
         self.log_failures(failures)
         raise_failures(failures)
 
+    def delivered(self, answers: Answers) -> Answers:
+        """Answers with one info dict an env, to which the faults of its worker are added.
+
+        Raises:
+            Exception: As :meth:`raise_failures`.
+        """
+        if answers.failures:
+            self.raise_failures(answers.failures)
+        for env, report in answers.reports.items():
+            answers.infos[answers.envs.tolist().index(env)].update(report.info)
+        return answers
+
     # ---- rollouts ----------------------------------------------------------------------------
 
     @property

@@ -306,7 +306,7 @@ def test_launch_that_fails_can_be_repeated():
         ({0: {}, 1: {}, 7: {}, 3: {}}, ValueError, "no env 7"),
         ([{}, {}], TypeError, "dict"),
         ({0: {}, 1: 3, 2: {}, 3: {}}, TypeError, "env 1 must be a dict"),
-        ({"a": {}}, TypeError, "ints"),
+        ({"a": {}}, TypeError, "an env id must be an int"),
     ],
 )
 def test_bad_reset_params_are_refused_before_anything_is_sent(call, param, error, message):
@@ -616,7 +616,7 @@ def test_envs_of_di_engine_get_numbers_as_they_were_given(shared_memory):
         ({0: [1, [2]]}, ValueError, "Nothing was sent"),
         ({0: 0.5}, TypeError, "Nothing was sent"),
         ({0: "x"}, (TypeError, ValueError), "sent"),
-        ({"0": 1}, TypeError, "ints"),
+        ({"0": 1}, TypeError, "an env id must be an int"),
     ],
 )
 def test_only_envs_in_run_are_stepped_and_bad_actions_are_refused(actions, error, message):

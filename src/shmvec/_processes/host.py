@@ -436,7 +436,8 @@ class HostedEnv:
 
     def get_wrapper_attr(self, name: str) -> Any:
         """The method or attribute for ``call`` and ``get_attr``."""
-        return self.env.get_wrapper_attr(name)
+        find = getattr(self.env, "get_wrapper_attr", None)
+        return getattr(self.env, name) if find is None else find(name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> Any:
         """Sets an attribute for ``set_attr``."""

@@ -1,4 +1,4 @@
-"""Helpers of several adapters: forwarded attributes, infos with faults, steps in two calls."""
+"""Helpers of several adapters: forwarded attributes, ends of episodes, steps in two calls."""
 
 from __future__ import annotations
 
@@ -12,25 +12,6 @@ from shmvec.exchange import Answers, Exchange, OwnsProcesses
 def forwarded(to: str, name: str) -> Any:
     """A property that returns the attribute or method ``name`` of the attribute ``to``."""
     return property(lambda self: getattr(getattr(self, to), name), doc=f"``{to}.{name}``.")
-
-
-def attribute(env: Any, name: str) -> Any:
-    """An attribute of an env or of one of its wrappers."""
-    find = getattr(env, "get_wrapper_attr", None)
-    return getattr(env, name) if find is None else find(name)
-
-
-def delivered(exchange: Exchange, answers: Answers) -> Answers:
-    """Answers with one info dict an env, to which the faults of its worker are added.
-
-    Raises:
-        Exception: Whatever an env has raised, with the worker's traceback as its cause.
-    """
-    if answers.failures:
-        exchange.raise_failures(answers.failures)
-    for env, report in answers.reports.items():
-        answers.infos[answers.envs.tolist().index(env)].update(report.info)
-    return answers
 
 
 def split_end(infos: list[Any], env: int) -> tuple[Any, dict[str, Any]]:
@@ -83,7 +64,7 @@ class TwoCallSteps(OwnsProcesses):
         if not (self.waiting or self._exchange.closed):
             raise NoAsyncCallError("Calling `step_wait` without any prior `step_async`.", "step")
         self.waiting = False
-        return delivered(self._exchange, self._exchange.take())
+        return self._exchange.delivered(self._exchange.take())
 
     def _reset_envs(self, seeds: Any, options: Any, envs: Any = None) -> Answers:
         """Resets all envs or some, with a seed and options each; discards a step in flight.
@@ -93,4 +74,4 @@ class TwoCallSteps(OwnsProcesses):
         self.waiting = False
         self._exchange.discard()
         self._exchange.ask_reset(envs, seeds, options)
-        return delivered(self._exchange, self._exchange.take(envs, everyone=True))
+        return self._exchange.delivered(self._exchange.take(envs, everyone=True))

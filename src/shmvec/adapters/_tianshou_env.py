@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from shmvec.adapters._shared import attribute
 from shmvec.exchange import HostedEnv
 from shmvec.spaces import Anything
 
@@ -49,7 +48,7 @@ class TianshouEnv(HostedEnv):
         """One of the methods below, or an attribute of the env, which a worker calls."""
         if name.startswith("shmvec_"):
             return getattr(self, name)
-        return attribute(self.env, name)
+        return super().get_wrapper_attr(name)
 
     def shmvec_describe(self) -> dict[str, Any]:
         """The env's spaces, and whether it has a method ``seed``."""
@@ -58,7 +57,7 @@ class TianshouEnv(HostedEnv):
 
     def shmvec_get(self, name: str) -> Any:
         """An attribute of the env; a method is returned, not called."""
-        return attribute(self.env, name)
+        return super().get_wrapper_attr(name)
 
     def shmvec_set(self, name: str, value: Any) -> None:
         """Sets an attribute of the env itself."""

@@ -238,10 +238,8 @@ class SubprocVecEnv(TwoCallSteps):
 
         Raises:
             NotSteppingError: No step was started.
-            ClosedEnvironmentError: After ``close``.
             EnvTimeoutError: An env takes longer than its time limit.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause.
+            Exception: As :meth:`reset`.
         """
         self._assert_open("step_wait")
         if not self.waiting:
@@ -264,9 +262,8 @@ class SubprocVecEnv(TwoCallSteps):
 
         Raises:
             AlreadySteppingError: A step is running.
-            ClosedEnvironmentError: After ``close``.
             ValueError: An env returns no frame: make the envs with ``render_mode="rgb_array"``.
-            Exception: Whatever an env raises.
+            Exception: As :meth:`reset`.
         """
         self._idle("get_images")
         return checked_frames(self.vector_env.render())

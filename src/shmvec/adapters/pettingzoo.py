@@ -14,7 +14,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import batch_space, create_empty_array
 
 from shmvec._arguments import checked_env_fns, checked_options, checked_seeds, existing_env_ids
-from shmvec.adapters._shared import TwoCallSteps, delivered, forwarded
+from shmvec.adapters._shared import TwoCallSteps, forwarded
 from shmvec.exchange import (
     Answers,
     Autoreset,
@@ -590,7 +590,7 @@ class AgentRows(TwoCallSteps, gym.vector.VectorEnv[Any, Any, Any]):
         self.waiting = False
         self._exchange.discard()
         parallel.async_reset(seed, options)
-        answers = delivered(self._exchange, self._exchange.take(everyone=True))
+        answers = self._exchange.delivered(self._exchange.take(everyone=True))
         nothing = np.zeros(parallel.num_envs, np.bool_)
         rewards, _ = parallel._agents_results(
             answers.observations, nothing, nothing, None, slice(None), reset
@@ -838,12 +838,13 @@ class Team(HostedEnv):
 
     def _stranger(self, agent: Any) -> ValueError:
         return ValueError(
-            f"the env returned something for agent {agent!r}, which is not in possible_agents, {self.agents}"
+            f"the env returned results of an agent {agent!r} that is not in possible_agents, "
+            f"{self.agents}"
         )
 
     def get_wrapper_attr(self, name: str) -> Any:
         """An attribute of the env; ``shmvec_agents`` is the list of all its agents."""
-        return self.agents if name == "shmvec_agents" else getattr(self.env, name)
+        return self.agents if name == "shmvec_agents" else super().get_wrapper_attr(name)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """Sets an attribute of the env, or of the wrapper that has it."""

@@ -83,12 +83,9 @@ class _RowsVecEnv(VecEnv):
             ``terminal_observation``.
 
         Raises:
-            ClosedEnvironmentError: After ``close``.
             NoAsyncCallError: No step was begun.
-            EnvTimeoutError: An env takes longer than its time limit.
-            WorkerCrashError: A worker process died.
-            Exception: Whatever an env raises, with the worker's traceback as its cause. The other
-                envs have made their step; ``reset`` and ``close`` are possible.
+            Exception: As :meth:`reset`. The other envs have made their step; ``reset`` and
+                ``close`` are possible.
         """
         answers = self._answers_of_step()
         infos, dones = answers.infos, answers.terminations | answers.truncations
@@ -314,9 +311,7 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
             indices: As for :meth:`get_attr`.
 
         Raises:
-            ClosedEnvironmentError: After ``close``.
-            AlreadyPendingCallError: A step was begun and not waited for.
-            IndexError: There is no such env.
+            Exception: As :meth:`get_attr`.
         """
         envs = self._existing(indices)
         self._idle("set_attr").set_attr(attr_name, dict.fromkeys(envs, value))
@@ -340,11 +335,8 @@ class ShmVecEnv(TwoCallSteps, _RowsVecEnv):
             One result for each of these envs, in this order.
 
         Raises:
-            ClosedEnvironmentError: After ``close``.
-            AlreadyPendingCallError: A step was begun and not waited for.
-            IndexError: There is no such env.
-            AttributeError: There is no such method.
-            Exception: Whatever the method raises, with the worker's traceback as its cause.
+            Exception: As :meth:`get_attr`; and whatever the method raises, with the worker's
+                traceback as its cause.
         """
         return self._ask(indices, "env_method", method_name, method_args, method_kwargs)
 

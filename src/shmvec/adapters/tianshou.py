@@ -15,7 +15,6 @@ from gymnasium import spaces
 
 from shmvec._arguments import Envs, checked_seeds, existing_env_ids
 from shmvec._options import takes_options
-from shmvec.adapters._shared import delivered
 from shmvec.adapters._tianshou_env import KWARGS, REWARD, SPACES, TianshouEnv
 from shmvec.exchange import Answers, AutoresetMode, OwnsProcesses
 from shmvec.faults import EnvTimeoutError, add_note
@@ -199,9 +198,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
             id: Which envs; None: all.
 
         Raises:
-            AssertionError: After ``close``, or one of these envs is stepping.
-            ValueError: There is no such env, or it is named twice.
-            TypeError: ``id`` is not of integers.
+            Exception: As :meth:`get_env_attr`.
         """
         self._check_open()
         envs = self._ids(id)
@@ -409,7 +406,7 @@ class TianshouVectorEnv(OwnsProcesses, BaseVectorEnv):
         if self.waiting_id:
             answered = {*answers.envs.tolist(), *(failure.env for failure in answers.failures)}
             self.waiting_id = [env for env in self.waiting_id if env not in answered]
-        delivered(self._exchange, answers)
+        self._exchange.delivered(answers)
         observations, rewards, infos = answers.observations, answers.rewards, answers.infos
         given = [info.pop(REWARD, None) for info in infos]
         arrays = [reward for reward in given if reward is not None]

@@ -94,24 +94,18 @@ class Host:
         self.begin(asks)
         exchange, space = self._envs.exchange, self._envs.single_observation_space
         exchange.recycle()
-        taken = exchange.take(count=self._envs.num_envs, least=least)
-        if taken.failures:
-            exchange.raise_failures(taken.failures)
-        answers = []
-        for row, env in enumerate(taken.envs.tolist()):
-            if env in taken.reports:
-                taken.infos[row].update(taken.reports[env].info)
-            answers.append(
-                Answer(
-                    env + self._first,
-                    one_of(space, taken.observations, row),
-                    float(taken.rewards[row]),
-                    bool(taken.terminations[row]),
-                    bool(taken.truncations[row]),
-                    taken.infos[row],
-                )
+        taken = exchange.delivered(exchange.take(count=self._envs.num_envs, least=least))
+        return [
+            Answer(
+                env + self._first,
+                one_of(space, taken.observations, row),
+                float(taken.rewards[row]),
+                bool(taken.terminations[row]),
+                bool(taken.truncations[row]),
+                taken.infos[row],
             )
-        return answers
+            for row, env in enumerate(taken.envs.tolist())
+        ]
 
     def call(self, name: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of each env, or gets an attribute."""

@@ -18,11 +18,12 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from shmvec._arguments import (
+    checked_batch_size,
     checked_count,
     checked_env_fns,
-    checked_options,
-    checked_seeds,
     existing_env_ids,
+    one_each,
+    reset_arguments,
 )
 from shmvec._options import takes_options
 from shmvec.cluster.crew import (
@@ -158,12 +159,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._autoreset = Autoreset.of(autoreset_mode)
         if self._autoreset.in_step:
             raise ValueError("on a cluster, episodes begin with the next step: use NEXT_STEP")
-        self.batch_size = batch_size
-        if batch_size is not None and not 1 <= batch_size <= self.num_envs:
-            raise ValueError(
-                f"batch_size must be between 1 and the number of envs ({self.num_envs}), got "
-                f"{batch_size}"
-            )
+        self.batch_size = checked_batch_size(batch_size, self.num_envs)
         self.faults = faults or FaultPolicy()
         if num_hosts is not None:
             num_hosts = checked_count("num_hosts", num_hosts)
@@ -326,20 +322,11 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _resets(self, seed: int | Sequence[int | None] | None, options: Options) -> int:
         """Queues resets, which a wait or ``_begin`` sends; returns how many."""
         self._check_idle()
-        envs = np.arange(self.num_envs)
-        seeds = checked_seeds(seed, self.num_envs)
-        if isinstance(options, dict) and "reset_mask" in options:
-            options = dict(options)
-            mask = np.asarray(options.pop("reset_mask"))
-            if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
-                raise ValueError(f"reset_mask must be ({self.num_envs},) bools, one of them true")
-            envs = np.flatnonzero(mask)
-        each = checked_options(options, self.num_envs)
+        envs, seeds, each = reset_arguments(self.num_envs, seed, options)
+        none = [None] * len(envs)
         with self._whole():
-            for env in envs.tolist():
-                self._reset_env(
-                    env, None if seeds is None else seeds[env], None if each is None else each[env]
-                )
+            for arguments in zip(envs.tolist(), seeds or none, each or none, strict=True):
+                self._reset_env(*arguments)
         return len(envs)
 
     def step(self, actions: Any, env_id: npt.ArrayLike | None = None) -> StepResults:
@@ -412,10 +399,8 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def set_attr(self, name: str, values: Any) -> None:
         """Sets an attribute of every env: a list or tuple has one value for each."""
-        each = values if isinstance(values, (list, tuple)) else [values] * self.num_envs
-        if len(each) != self.num_envs:
-            raise ValueError(f"there are {len(each)} values for {self.num_envs} envs")
-        parts = [(name, list(each[hand.envs.start : hand.envs.stop])) for hand in self._hands]
+        each = one_each(values, range(self.num_envs))
+        parts = [(name, [each[env] for env in hand.envs]) for hand in self._hands]
         self._command("set_attr", parts)
 
     def render(self) -> tuple[Any, ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
-import operator
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
 
+from shmvec._arguments import checked_int, checked_seconds
 from shmvec._hints import did_you_mean
 from shmvec.faults import FaultPolicy
 
@@ -83,11 +83,11 @@ class EnvManagerConfig(MutableMapping[str, Any]):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be a bool, got {getattr(self, name)!r}")
         for name in ("step_timeout", "reset_timeout", "connect_timeout"):
-            _check_seconds(name, getattr(self, name), above_zero=True)
-        _check_seconds("step_wait_timeout", self.step_wait_timeout)
+            checked_seconds(name, getattr(self, name))
+        checked_seconds("step_wait_timeout", self.step_wait_timeout, or_zero=True)
         if self.retry_waiting_time is None:
             raise TypeError("retry_waiting_time must be seconds, got None")
-        _check_seconds("retry_waiting_time", self.retry_waiting_time)
+        checked_seconds("retry_waiting_time", self.retry_waiting_time, or_zero=True)
         _check_number("wait_num", self.wait_num, least=1)
         if self.context is not None:
             _check_word("context", self.context, multiprocessing.get_all_start_methods())
@@ -162,19 +162,11 @@ def config_of(kind: type[_Config], cfg: Any) -> _Config:
 def _check_number(name: str, number: Any, least: int) -> None:
     """Raises unless a number is an integer, or infinite, and at least ``least``."""
     if number != math.inf:
-        integer(f"{name} must be an int", number)
+        checked_int(name, number)
     elif name == "max_retry":
         raise ValueError("max_retry must be finite: a reset that always fails must end")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
-
-
-def integer(what: str, value: Any) -> int:
-    """A value of any integer type as an int; the TypeError for others names it ``what``."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what}, got {value!r}") from None
 
 
 def _check_word(name: str, word: Any, words: Any) -> None:
@@ -183,24 +175,11 @@ def _check_word(name: str, word: Any, words: Any) -> None:
         raise ValueError(f"{name} must be {allowed}, got {word!r}")
 
 
-def _check_seconds(name: str, seconds: Any, above_zero: bool = False) -> None:
-    """Raises unless a value is None or a number of seconds, int or float."""
-    if seconds is None:
-        return
-    try:
-        value = float(seconds)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be seconds or None, got {seconds!r}") from None
-    if not (value > 0 if above_zero else value >= 0):
-        least = "positive" if above_zero else "not negative"
-        raise ValueError(f"{name} must be {least}, got {seconds}")
-
-
 # ---- arguments of calls -------------------------------------------------------------------------
 
 
 def checked_env(env: Any, num_envs: int) -> int:
-    index = integer("env ids are ints", env)
+    index = checked_int("an env id", env)
     if not 0 <= index < num_envs:
         raise ValueError(f"there is no env {env}: there are {num_envs}")
     return index
@@ -242,11 +221,11 @@ def checked_seeds(seed: Any, num_envs: int) -> dict[int, int | None]:
             raise ValueError(f"there are {len(seed)} seeds for {num_envs} envs")
         seeds = dict(enumerate(seed))
     else:
-        first = integer("seed must be an int, a list or a dict", seed)
+        first = checked_int("seed", seed, "an int, a list or a dict")
         seeds = {env: first + env for env in range(num_envs)}
     for env, value in seeds.items():
         if value is not None:
-            seeds[env] = integer(f"the seed of env {env} must be an int", value)
+            seeds[env] = checked_int(f"the seed of env {env}", value)
             if value < 0:
                 raise ValueError(f"the seed of env {env} must not be negative, got {value}")
     return seeds

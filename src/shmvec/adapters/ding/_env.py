@@ -27,7 +27,6 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from shmvec.adapters._shared import attribute
 from shmvec.exchange import HostedEnv
 from shmvec.faults import Failure
 
@@ -154,7 +153,7 @@ class ManagedEnv(HostedEnv):
         """One of the methods below, which a manager calls in a worker."""
         if name in ("read_attribute", "call_method", "picture"):
             return getattr(self, name)
-        return attribute(self.env, name)
+        return super().get_wrapper_attr(name)
 
     def close(self) -> None:
         """Closes the env."""
@@ -165,14 +164,14 @@ class ManagedEnv(HostedEnv):
 
     def read_attribute(self, name: str) -> tuple[bool, Any]:
         """Whether an attribute is a method, and if not, its value."""
-        value = attribute(self.env, name)
+        value = super().get_wrapper_attr(name)
         if isinstance(value, (MethodType, BuiltinMethodType)):
             return True, None
         return False, value
 
     def call_method(self, name: str, args: Any, kwargs: Any) -> Any:
         """Calls a method of the env."""
-        return attribute(self.env, name)(*args, **kwargs)
+        return super().get_wrapper_attr(name)(*args, **kwargs)
 
     def picture(self, mode: str) -> Any:
         """The env's frame.
@@ -195,7 +194,7 @@ class ManagedEnv(HostedEnv):
         if orders.replay_path is not None and orders.replay_path != self._recording:
             self._record(orders.replay_path, orders.replay_name)
         if self._given is not None:
-            own = _method(self.env, "seed")
+            own = self._method("seed")
             if own is None:
                 self._seeds = _seeds(self._given, orders.dynamic_seed)
             else:  # the env's own method derives the seeds of later resets
@@ -219,7 +218,7 @@ class ManagedEnv(HostedEnv):
 
     def _record(self, path: str, name: str) -> None:
         """Has the env save replays from now on."""
-        own = _method(self.env, "enable_save_replay")
+        own = self._method("enable_save_replay")
         if own is not None:
             own(path)
         else:
@@ -229,6 +228,14 @@ class ManagedEnv(HostedEnv):
                     self.env, path, episode_trigger=lambda episode: True, name_prefix=name
                 )
         self._recording = path
+
+    def _method(self, name: str) -> Any:
+        """A method of the env or of one of its wrappers, or None."""
+        try:
+            found = super().get_wrapper_attr(name)
+        except AttributeError:
+            return None
+        return found if callable(found) else None
 
     def _failure(self, error: BaseException, operation: str) -> Failure:
         return Failure.of(error, self._index, -1, operation)
@@ -249,15 +256,6 @@ def _seeds(seed: int, dynamic: bool | None) -> Iterator[int | None]:
             yield seed + 100 * int(draws.randint(1, 1000))
     yield seed
     yield from itertools.repeat(None)
-
-
-def _method(env: Any, name: str) -> Any:
-    """A method of an env or of one of its wrappers, or None."""
-    try:
-        found = attribute(env, name)
-    except AttributeError:
-        return None
-    return found if callable(found) else None
 
 
 # ---- spaces ------------------------------------------------------------------------------------

@@ -363,10 +363,6 @@ class HostedPlanEnv(HostedEnv):
         self._state, self._was_reset = None, False
         self.env.set_state(state[0] if isinstance(state, tuple) else state)
 
-    def get_wrapper_attr(self, name: str) -> Any:
-        """The attribute or method for ``call``."""
-        return getattr(self.env, name)
-
 
 def _is_numbers(state: Any) -> bool:
     return isinstance(state, np.ndarray) and state.dtype.kind in "fiub" and state.size > 0
