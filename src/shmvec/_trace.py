@@ -31,8 +31,8 @@ from shmvec._core import (
     trace_bytes,
 )
 from shmvec._memory.segment import reserve_memory
+from shmvec._processes.inline import Workers
 from shmvec._processes.recovery import Recovery
-from shmvec._processes.supervisor import Workers
 from shmvec.faults import Fault
 
 __all__ = ["Recorded", "Trace", "Tracing", "write"]

@@ -55,8 +55,8 @@ from shmvec._options import Settings, described, exchange_settings
 from shmvec._processes.assembly import agree, assemble, workers_for
 from shmvec._processes.commands import packed_command, packed_reset
 from shmvec._processes.host import EnvFn, HostedEnv
+from shmvec._processes.inline import Workers
 from shmvec._processes.recovery import Recovery
-from shmvec._processes.supervisor import Workers
 from shmvec._trace import Tracing
 from shmvec.faults import (
     EnvTimeoutError,
@@ -363,10 +363,7 @@ class Exchange(OwnsProcesses):
                 options. False: it is repeated with neither, so that the caller sees its loss.
 
         Raises:
-            ClosedEnvironmentError: It is closed.
-            AlreadyPendingCallError: Another call is under way.
-            ValueError: There is no such env, it is named twice, or is in flight. Nothing was sent.
-            TypeError: ``envs`` is not of integers. Nothing was sent.
+            Exception: As :meth:`ask`. Nothing was sent.
         """
         self._settled()
         self._ask_reset(envs, seeds, options, repeat)
@@ -683,12 +680,9 @@ class Exchange(OwnsProcesses):
             timeout: Seconds to wait. None: as long as it takes.
 
         Raises:
-            ClosedEnvironmentError: It is closed.
-            AlreadyPendingCallError: Another call is under way.
-            ValueError: There is no such env, it is named twice, or is in flight. Nothing was sent.
             multiprocessing.TimeoutError: The time is up. What is in flight is abandoned.
             WorkerCrashError: A worker died; if it was restarted, the exchange can still be used.
-            Exception: Whatever an env raises; or the arguments cannot be pickled.
+            Exception: As :meth:`ask`; whatever an env raises; or the arguments cannot be pickled.
         """
         self._settled()
         self._command("call", (name, args, dict(kwargs or {})), envs)

@@ -27,9 +27,9 @@ from shmvec._memory.segment import reserve_segment
 from shmvec._options import Settings
 from shmvec._processes.control import Attachment, Report
 from shmvec._processes.host import EnvFn
-from shmvec._processes.inline import InlineWorker
+from shmvec._processes.inline import InlineWorker, Workers
 from shmvec._processes.launcher import Launcher
-from shmvec._processes.supervisor import Supervisor, Workers
+from shmvec._processes.supervisor import Supervisor
 from shmvec.faults import Failure, raise_failures
 
 __all__ = ["Agreement", "Assembly", "agree", "agreed_spaces", "assemble", "workers_for"]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from shmvec._processes.control import Late
-from shmvec._processes.supervisor import Workers
+from shmvec._processes.inline import Workers
 from shmvec.faults import Failure
 
 __all__ = ["Unreadable", "packed_command", "packed_reset", "read_late"]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from gymnasium.error import ClosedEnvironmentError
 
@@ -15,9 +15,10 @@ from shmvec._core import Alarms, Segment, WorkerLoop
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Report, Resets
 from shmvec._processes.host import EnvFn, EnvHost
+from shmvec._processes.supervisor import Supervisor
 from shmvec.faults import Failure
 
-__all__ = ["InlineWorker"]
+__all__ = ["InlineWorker", "Workers"]
 
 
 @dataclass
@@ -106,7 +107,11 @@ class _InlineChannel:
 
 
 class InlineWorker:
-    """The one worker of a vector env without processes; it implements ``Workers``."""
+    """The one worker of a vector env without processes, with the interface of ``Supervisor``.
+
+    Attributes:
+        generation: A new object after each replacement.
+    """
 
     def __init__(self, env_fns: Sequence[EnvFn]) -> None:
         """Prepares for the envs; ``reports`` builds them."""
@@ -229,3 +234,7 @@ class InlineWorker:
         if descriptor >= 0:
             os.close(descriptor)
         self.kept.clear()
+
+
+# The workers of one vector env: processes, or a stand-in in this process.
+Workers: TypeAlias = Supervisor | InlineWorker

@@ -21,7 +21,7 @@ from gymnasium.error import ClosedEnvironmentError
 from shmvec._arguments import Envs
 from shmvec._core import DONE, TIME_UP, Ledger
 from shmvec._processes.commands import Unreadable, read_late
-from shmvec._processes.supervisor import Workers
+from shmvec._processes.inline import Workers
 from shmvec.faults import (
     EnvTimeoutError,
     Failure,

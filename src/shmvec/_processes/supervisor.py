@@ -16,12 +16,11 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing import process as mp_process
 from pickle import loads
 from threading import RLock
-from typing import Any, Protocol
+from typing import Any
 
 from gymnasium.error import ClosedEnvironmentError
 
@@ -38,10 +37,7 @@ from shmvec._processes.output import WorkerStderr, copy_stderr
 from shmvec._processes.stacks import Busy, Hangs, Watch, stack_of
 from shmvec.faults import Failure, crash, ends, note_failures, stack_text, stderr_text
 
-__all__ = [
-    "Supervisor",
-    "Workers",
-]
+__all__ = ["Supervisor"]
 
 log = logging.getLogger("shmvec")
 
@@ -57,8 +53,8 @@ _CLOSED = "The vector env was closed during this call."
 _CHANGING_S = 10.0  # for a thread that replaces workers to notice that they are being ended
 
 
-class Workers(Protocol):
-    """The workers of one vector env: processes, or a stand-in in this process.
+class Supervisor:
+    """The worker processes of one vector env.
 
     Attributes:
         ranges: The envs of each worker.
@@ -67,97 +63,13 @@ class Workers(Protocol):
         doing: The last command, for messages.
         stopped: Whether the workers were stopped, or are about to be.
         ended: Whether nothing of them is left.
-        inline: Serves requests where there is no process; None where there are processes.
+        changing: The lock held while workers are replaced.
         kept: Memory, besides the segment, that workers which are started later also need.
         alarms: Descriptors that wake workers which doze.
-        generation: Without processes: a new object after each replacement.
         wrappers: What of the wrappers of each worker's envs is compiled, in words.
     """
 
-    ranges: list[range]
-    processes: list[Any]
-    channels: list[Any]
-    doing: str
-    stopped: bool
-    ended: bool
-    kept: Kept
-    alarms: Alarms
-    generation: Any
-
-    @property
-    def wrappers(self) -> Sequence[Sequence[str]]: ...
-
-    @property
-    def changing(self) -> AbstractContextManager[Any]:
-        """The lock held while workers are replaced."""
-
-    @property
-    def inline(self) -> Callable[[], None] | None: ...
-
-    def pack(self, message: Any) -> Any:
-        """Makes a message ready to send; raises if it cannot be pickled."""
-
-    def unpack(self, packed: Any) -> Any:
-        """Returns the message that was packed."""
-
-    def start(self) -> None:
-        """Starts the workers."""
-
-    def reports(self) -> list[Report | Failure]:
-        """Waits until every worker has built its envs; one report a worker."""
-
-    def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
-        """Hands the segment to the workers and waits until all have attached."""
-
-    def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
-        """Takes a worker's results (None: there is none) into the parent's own memory."""
-
-    def end(self, index: int) -> None:
-        """Ends a worker, whatever it is doing, and confirms its death."""
-
-    def begin(self, index: int) -> None:
-        """Starts a worker in place of an ended one."""
-
-    def finish(self, index: int, resets: Resets) -> Failure | None:
-        """Waits until the worker is built and attached; returns what building its envs raised."""
-
-    def is_up(self, index: int) -> bool:
-        """Whether the worker is attached, and was not ended."""
-
-    def last_words(self, index: int) -> str:
-        """The last lines that a worker has written to stderr."""
-
-    def stack(self, index: int) -> str:
-        """The Python stack of a worker; see ``stack_of``."""
-
-    def hung(self, hanging: Sequence[Busy]) -> None:
-        """Logs where workers are that take long to answer."""
-
-    def interrupt(self, index: int) -> None:
-        """Raises EnvTimeoutError in a worker's env that takes too long, if signals reach it."""
-
-    def look(self) -> None:
-        """Raises WorkerCrashError if a worker has ended."""
-
-    def listen(self, indices: Sequence[int], timeout: float) -> None:
-        """Waits for something to read from one of these workers."""
-
-    def dismiss(self) -> None:
-        """Lets workers that wait for the segment know that there will be none."""
-
-    def stop(
-        self, timeout: float | None, remind: Callable[[], object] | None = None
-    ) -> list[Failure]:
-        """Ends all workers, already asked to close; returns what closing their envs raised."""
-
-    def disown(self) -> None:
-        """Gives up the workers, in a process that is a fork of their owner."""
-
-
-class Supervisor:
-    """The worker processes of one vector env; see ``Workers``."""
-
-    inline = None
+    inline: None = None  # see InlineWorker
     generation: Any = None
     # Bound here, because other code may patch the modules.
     pack = staticmethod(_classes.dumps)

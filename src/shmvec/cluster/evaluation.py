@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shmvec.cluster.crew import SLICE_S, TRIES, Crew, Lost, Member, Node, Ticket, dismiss
@@ -49,15 +50,15 @@ class Player:
         self._envs.close()
 
 
-class _Hand:
+@dataclass(eq=False)
+class _Hired:
     """The caller's record of a player on a node."""
 
-    def __init__(self, node: Node, member: Member, starting: Ticket) -> None:
-        self.node = node
-        self.member = member
-        self.awaited: Ticket | None = starting
-        self.num_envs = 0  # 0 until it has started
-        self.playing: Sequence[Any] = ()
+    node: Node
+    member: Member
+    awaited: Ticket | None  # first the one for its start
+    num_envs: int = 0  # 0 until it has started
+    playing: Sequence[Any] = ()
 
 
 def play_on_nodes(
@@ -97,35 +98,35 @@ def play_on_nodes(
     )
     crew = RayCrew(actor_options)
     made = tuple(map(crew.put, content))
-    hands: list[_Hand] = []
+    players: list[_Hired] = []
     tried: Counter[Node] = Counter()
 
     def hire() -> None:
         """Begins to start a player on each node that has none, unless too many were lost there."""
         for node in crew.nodes():
-            cpus, taken = math.floor(node.cpus), any(hand.node == node for hand in hands)
+            cpus, taken = math.floor(node.cpus), any(player.node == node for player in players)
             if cpus and not taken and tried[node] < TRIES:
                 tried[node] += 1
                 name = f"evaluation on {node.name}"
                 begun = crew.start(name, Player, *made, node=node, cpus=cpus, gpus=0.0)
-                hands.append(_Hand(node, *begun))
+                players.append(_Hired(node, *begun))
 
     try:
         hire()
-        return _play(crew, hands, hire, deque(episodes), how, finished)
+        return _play(crew, players, hire, deque(episodes), how, finished)
     finally:
         dismiss(
             crew,
             [
                 (each.member, ([each.awaited] if each.awaited else []) if each.num_envs else None)
-                for each in hands
+                for each in players
             ],
         )
 
 
 def _play(
     crew: Crew,
-    hands: list[_Hand],
+    players: list[_Hired],
     hire: Callable[[], None],
     waiting: deque[Any],
     how: Mapping[str, Any],
@@ -134,44 +135,43 @@ def _play(
     steps = 0
     lost = ""
     deadline = time.monotonic() + _ROOM_S
-    while waiting or any(hand.playing for hand in hands):
-        awaited = {id(hand.awaited): hand for hand in hands if hand.awaited is not None}
+    while waiting or any(player.playing for player in players):
+        awaited = {player.awaited: player for player in players if player.awaited is not None}
         if not awaited:
             raise RuntimeError(
                 f"the cluster has no node left to play episodes on: there is {crew.room()}{lost}"
             )
-        if time.monotonic() > deadline and not any(hand.num_envs for hand in hands):
+        if time.monotonic() > deadline and not any(player.num_envs for player in players):
             raise RuntimeError(
                 f"an evaluation needs all CPUs of a node, or num_cpus of actor_options, and none "
                 f"has had these free within {_ROOM_S:g} s: there is {crew.room()}{lost}"
             )
-        tickets = [hand.awaited for hand in hands if hand.awaited is not None]
-        for ticket in crew.ready(tickets, SLICE_S):
-            hand = awaited[id(ticket)]
-            hand.awaited = None
+        for ticket in crew.ready(list(awaited), SLICE_S):
+            player = awaited[ticket]
+            player.awaited = None
             try:
                 result = ticket.result()
             except Lost as error:
-                lost = f"; the player on {hand.member.where()} was lost: {error}"
-                for episode in reversed(hand.playing):
+                lost = f"; the player on {player.member.where()} was lost: {error}"
+                for episode in reversed(player.playing):
                     episode.repeats += 1
                     waiting.appendleft(episode)
-                hands.remove(hand)
-                hand.member.end()
+                players.remove(player)
+                player.member.end()
                 hire()
                 deadline = time.monotonic() + _ROOM_S
                 continue
-            if hand.num_envs:
+            if player.num_envs:
                 steps += result[1]
-                for episode, played in zip(hand.playing, result[0], strict=True):
+                for episode, played in zip(player.playing, result[0], strict=True):
                     _note(episode, played)
                     finished(episode)
             else:
-                hand.num_envs = result
-            _give(hand, hands, waiting, how)
-        for hand in hands:  # idle players play the episodes that were lost with another one
-            if hand.awaited is None and waiting:
-                _give(hand, hands, waiting, how)
+                player.num_envs = result
+            _give(player, players, waiting, how)
+        for player in players:  # idle players play the episodes that were lost with another one
+            if player.awaited is None and waiting:
+                _give(player, players, waiting, how)
     return steps
 
 
@@ -181,11 +181,13 @@ def _note(episode: Any, played: Any) -> None:
     episode.repeats += played.repeats
 
 
-def _give(hand: _Hand, hands: Sequence[_Hand], waiting: deque[Any], how: Mapping[str, Any]) -> None:
+def _give(
+    player: _Hired, players: Sequence[_Hired], waiting: deque[Any], how: Mapping[str, Any]
+) -> None:
     """Gives a node its share of half of the episodes left, at least as many as it has envs."""
-    size = max(hand.num_envs, len(waiting) // (2 * len(hands)))
-    hand.playing = [waiting.popleft() for _ in range(min(size, len(waiting)))]
-    if hand.playing:
-        seeds = [episode.seed for episode in hand.playing]
-        options = [episode.options for episode in hand.playing]
-        hand.awaited = hand.member.ask("play", seeds, options, dict(how))
+    size = max(player.num_envs, len(waiting) // (2 * len(players)))
+    player.playing = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+    if player.playing:
+        seeds = [episode.seed for episode in player.playing]
+        options = [episode.options for episode in player.playing]
+        player.awaited = player.member.ask("play", seeds, options, dict(how))

@@ -56,7 +56,7 @@ __all__ = ["ClusterVectorEnv"]
 
 
 @dataclass(eq=False)
-class _Hand:
+class _Hired:
     """The vector env's record of a host."""
 
     envs: range
@@ -104,7 +104,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         >>> envs.close()
     """
 
-    _hands: list[_Hand] = []  # close() finds none where an option was refused
+    _hosts: list[_Hired] = []  # close() finds none where an option was refused
 
     @takes_options(
         "autoreset_mode",
@@ -152,7 +152,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             Exception: Whatever an env_fn raises; the cause names the node.
         """
         super().__init__()
-        self._hands = []
+        self._hosts = []
         self.env_fns = checked_env_fns(env_fns)
         self.num_envs = len(self.env_fns)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -217,7 +217,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         for (node, cpus), first, end in zip(places, bounds, bounds[1:], strict=False):
             if end > first:
                 envs = range(first, end)
-                self._hands.append(_Hand(envs, node, cpus, *self._hire(envs, node, cpus)))
+                self._hosts.append(_Hired(envs, node, cpus, *self._hire(envs, node, cpus)))
 
     def _hire(self, envs: range, node: Node | None, cpus: float) -> tuple[Member, Ticket]:
         return self._crew.start(
@@ -229,25 +229,25 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             gpus=0.0,
         )
 
-    def _lost_as_it_starts(self, deadline: float) -> _Hand | None:
+    def _lost_as_it_starts(self, deadline: float) -> _Hired | None:
         """Waits for the hosts, whose envs must have the same spaces; returns one that is lost."""
         first: Hosted | None = None
-        waiting = {hand.starting: hand for hand in self._hands if hand.starting is not None}
+        waiting = {host.starting: host for host in self._hosts if host.starting is not None}
         for ticket in coming(self._crew, list(waiting), deadline - time.monotonic()):
-            hand = waiting.pop(ticket)
+            host = waiting.pop(ticket)
             try:
                 hosted: Hosted = ticket.result()
             except Lost as error:
                 self._loss = (
-                    f"; the host of envs {hand.envs.start} to {hand.envs.stop - 1}, on "
-                    f"{hand.member.where()}, was lost as it started: {error}"
+                    f"; the host of envs {host.envs.start} to {host.envs.stop - 1}, on "
+                    f"{host.member.where()}, was lost as it started: {error}"
                 )
-                return hand
-            hand.starting = None
+                return host
+            host.starting = None
             first = first or hosted
             if hosted.spaces != first.spaces:
                 raise RuntimeError(
-                    f"the envs on {hand.member.where()} have the spaces {hosted.spaces}, and "
+                    f"the envs on {host.member.where()} have the spaces {hosted.spaces}, and "
                     f"others {first.spaces}"
                 )
         if waiting:
@@ -261,11 +261,11 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._actions = ActionRows(self.single_action_space, self.num_envs)
         return None
 
-    def _no_room(self, waiting: Sequence[_Hand]) -> RuntimeError:
-        needed = max(hand.cpus for hand in waiting)
+    def _no_room(self, waiting: Sequence[_Hired]) -> RuntimeError:
+        needed = max(host.cpus for host in waiting)
         return RuntimeError(
             f"the cluster has no room, or takes longer than {self._timeout:g} s (start_timeout), "
-            f"for {len(waiting)} of {len(self._hands)} hosts, each of which needs {needed:g} CPUs: "
+            f"for {len(waiting)} of {len(self._hosts)} hosts, each of which needs {needed:g} CPUs: "
             f"there is {self._crew.room()}{self._loss}"
         )
 
@@ -273,8 +273,8 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def nodes(self) -> dict[str, list[int]]:
         """The envs of each node, by the node's name."""
         found: dict[str, list[int]] = {}
-        for hand in self._hands:
-            found.setdefault(hand.member.where(), []).extend(hand.envs)
+        for host in self._hosts:
+            found.setdefault(host.member.where(), []).extend(host.envs)
         return found
 
     # ---- Gymnasium's contract ----------------------------------------------------------------
@@ -390,7 +390,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every env, in parallel, or gets an attribute."""
-        results = self._command("call", [(name, args, kwargs)] * len(self._hands))
+        results = self._command("call", [(name, args, kwargs)] * len(self._hosts))
         return tuple(value for part in results for value in part)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -400,7 +400,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def set_attr(self, name: str, values: Any) -> None:
         """Sets an attribute of every env: a list or tuple has one value for each."""
         each = one_each(values, range(self.num_envs))
-        parts = [(name, [each[env] for env in hand.envs]) for hand in self._hands]
+        parts = [(name, [each[env] for env in host.envs]) for host in self._hosts]
         self._command("set_attr", parts)
 
     def render(self) -> tuple[Any, ...]:
@@ -421,8 +421,8 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 "recv",
             )
 
-    def _hand_of(self, env: int) -> _Hand:
-        return next(hand for hand in self._hands if env in hand.envs)
+    def _host_of(self, env: int) -> _Hired:
+        return next(host for host in self._hosts if env in host.envs)
 
     def _num_asked(self) -> int:
         return sum(env.asked is not None for env in self._envs)
@@ -436,28 +436,28 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _ask(self, ask: Ask) -> None:
         self._envs[ask.env].asked = ask
-        self._hand_of(ask.env).asks.append(ask)
+        self._host_of(ask.env).asks.append(ask)
 
     def _begin(self) -> None:
         """Sends queued requests to hosts that are not busy; others get theirs when they answer."""
         with self._whole():
-            for hand in self._hands:
-                if hand.asks and hand.starting is None and hand.awaited is None:
-                    hand.begun.append(hand.member.ask("begin", self._sent(hand)))
+            for host in self._hosts:
+                if host.asks and host.starting is None and host.awaited is None:
+                    host.begun.append(host.member.ask("begin", self._sent(host)))
 
-    def _send(self, hand: _Hand, least: int) -> None:
+    def _send(self, host: _Hired, least: int) -> None:
         """Sends a host, unless it is busy, all queued requests for its envs, in one message."""
-        if hand.starting is not None or hand.awaited is not None:
+        if host.starting is not None or host.awaited is not None:
             return
-        if not hand.asks and not hand.in_flight:
+        if not host.asks and not host.in_flight:
             return
-        asks = self._sent(hand)
-        hand.awaited = hand.member.ask("turn", asks, min(least, hand.in_flight))
+        asks = self._sent(host)
+        host.awaited = host.member.ask("turn", asks, min(least, host.in_flight))
 
-    def _sent(self, hand: _Hand) -> list[Ask]:
+    def _sent(self, host: _Hired) -> list[Ask]:
         """Takes the queued requests of a host."""
-        hand.in_flight += len(hand.asks)
-        asks, hand.asks = hand.asks, []
+        host.in_flight += len(host.asks)
+        asks, host.asks = host.asks, []
         return asks
 
     @contextmanager
@@ -487,16 +487,16 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
     def _wait(self, least: int) -> None:
         """Waits for a slice of time for answers; Ctrl-C meanwhile loses nothing."""
         with self._whole():
-            for hand in self._hands:
-                self._send(hand, least)
-        busy = {ticket: hand for hand in self._hands if (ticket := hand.starting or hand.awaited)}
+            for host in self._hosts:
+                self._send(host, least)
+        busy = {ticket: host for host in self._hosts if (ticket := host.starting or host.awaited)}
         try:
             answered = self._crew.ready(list(busy), SLICE_S)
         except Exception:
             self._end()
             raise
         with self._whole():
-            if answered or any(hand.starting is None for hand in busy.values()):
+            if answered or any(host.starting is None for host in busy.values()):
                 self._in_vain = 0.0
             else:
                 self._in_vain += SLICE_S
@@ -505,21 +505,21 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             for ticket in answered:
                 self._note(busy[ticket], ticket)
 
-    def _note(self, hand: _Hand, ticket: Ticket) -> None:
+    def _note(self, host: _Hired, ticket: Ticket) -> None:
         """Receives a host's answers, or notes that it has started."""
         try:
-            for begun in hand.begun:
+            for begun in host.begun:
                 begun.result()
             answers: list[Answer] = ticket.result()
         except Lost as error:
-            self._lose(hand, error)
+            self._lose(host, error)
             return
-        hand.begun.clear()
-        if hand.starting is not None:
-            hand.starting = None
+        host.begun.clear()
+        if host.starting is not None:
+            host.starting = None
             return
-        hand.awaited = None
-        hand.in_flight -= len(answers)
+        host.awaited = None
+        host.in_flight -= len(answers)
         for answer in answers:
             env = self._envs[answer.env]
             if env.asked is not None and env.asked.is_reset:
@@ -530,34 +530,34 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _command(self, method: str, arguments: Sequence[Iterable[Any]]) -> list[Any]:
         self._check_idle()
-        while any(hand.starting is not None for hand in self._hands):
+        while any(host.starting is not None for host in self._hosts):
             self._wait(1)  # until lost hosts are replaced
         tickets = [
-            hand.member.ask(method, *args)
-            for hand, args in zip(self._hands, arguments, strict=True)
+            host.member.ask(method, *args)
+            for host, args in zip(self._hosts, arguments, strict=True)
         ]
         deque(coming(self._crew, tickets), maxlen=0)
         results = []
-        for hand, ticket in zip(self._hands, tickets, strict=True):
+        for host, ticket in zip(self._hosts, tickets, strict=True):
             try:
                 results.append(ticket.result())
             except Lost as error:
                 with self._whole():
-                    self._lose(hand, error)
+                    self._lose(host, error)
                 raise WorkerCrashError(
-                    f"the node of envs {hand.envs.start} to {hand.envs.stop - 1} was lost in "
+                    f"the node of envs {host.envs.start} to {host.envs.stop - 1} was lost in "
                     f"{method!r}: {error}"
                 ) from error
         return results
 
     # ---- losses ------------------------------------------------------------------------------
 
-    def _lose(self, hand: _Hand, why: Exception) -> None:
+    def _lose(self, host: _Hired, why: Exception) -> None:
         """Handles the loss of a host: replaces it, and truncates the episodes of its envs."""
-        where = hand.member.where()
-        hand.member.end()
-        index = self._hands.index(hand)
-        del self._hands[index]  # if an error follows, `_end` leaves out the lost member
+        where = host.member.where()
+        host.member.end()
+        index = self._hosts.index(host)
+        del self._hosts[index]  # if an error follows, `_end` leaves out the lost member
         message = f"node {where} was lost: {why}"
         if self.faults.on_crash != "restart":
             raise WorkerCrashError(
@@ -569,15 +569,15 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
                 f"{message}; that was once more than the {self.faults.max_restarts} times that the "
                 "FaultPolicy allows"
             ) from why
-        hand.node = None
-        hand.member, hand.starting = self._hire(hand.envs, None, hand.cpus)
-        hand.awaited, hand.in_flight = None, 0
-        hand.begun.clear()
-        self._hands.insert(index, hand)
-        unsent = {ask.env for ask in hand.asks}
-        hand.asks.clear()
+        host.node = None
+        host.member, host.starting = self._hire(host.envs, None, host.cpus)
+        host.awaited, host.in_flight = None, 0
+        host.begun.clear()
+        self._hosts.insert(index, host)
+        unsent = {ask.env for ask in host.asks}
+        host.asks.clear()
         info = {"type": "NodeLost", "message": message, "restarts": self.restarts, "stderr": ""}
-        for number in hand.envs:
+        for number in host.envs:
             env = self._envs[number]
             had_begun = not env.fresh and env.observation is not None
             env.fresh = True
@@ -618,13 +618,13 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _dismiss(self) -> list[Exception]:
         """Ends the hosts; returns what those raised that closed their envs in time."""
-        hands, self._hands = self._hands, []
-        if not hands:  # then the crew may not have been made
+        hosts, self._hosts = self._hosts, []
+        if not hosts:  # then the crew may not have been made
             return []
         return dismiss(
             self._crew,
             [
                 (each.member, None if each.starting else [each.awaited] if each.awaited else [])
-                for each in hands
+                for each in hosts
             ],
         )
