@@ -132,7 +132,7 @@ class Trace:
             self._pids = [[pid] for pid in tracing.pids()]
             self._events: list[tuple[int, str, dict[str, Any]]] = []
             tracing.current = self
-            tracing.recovery.heard = partial(_note, self._events, self._pids, workers)
+            tracing.recovery.on_fault = partial(_note, self._events, self._pids, workers)
             size = nbytes, rings, self.size
             workers.kept.put("trace", size, memory.descriptor)
             up = [index for index in range(rings - 1) if workers.is_up(index)]
@@ -169,7 +169,7 @@ class Trace:
         if tracing.current is self:
             tracing.links.record(None)
             tracing.workers.kept.drop("trace")
-            tracing.recovery.heard = None
+            tracing.recovery.on_fault = None
             tracing.current = None
         self._memory = self._switch = None
 

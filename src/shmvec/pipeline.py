@@ -315,10 +315,10 @@ class Pipeline:
         self._choose(group, observations, partial(rollout.ask, group.part, group.steps))
 
     def _take_into(self, rollout: Collected, group: _Group) -> None:
-        said = said_in(self._take(group, arrays=False))
+        row_infos = row_infos_of(self._take(group, arrays=False))
         group.steps += 1
-        if said:
-            rollout.said[group.steps].update(said)
+        if row_infos:
+            rollout.row_infos[group.steps].update(row_infos)
         index = group.steps, group.part
         self._note(group.part, rollout.terminations[index] | rollout.truncations[index])
 
@@ -422,7 +422,7 @@ class Pipeline:
             before: The observations, actions and extras of the request that they have answered.
             begins: Which of these envs had ended before: in NEXT_STEP their step was a reset.
         """
-        said = said_in(answers)
+        row_infos = row_infos_of(answers)
         rows = np.arange(len(answers.envs))
         valid = np.ones(len(rows), np.bool_) if self._same_step else ~begins
         if self._same_step:
@@ -430,7 +430,9 @@ class Pipeline:
             if len(over):
                 final = mapped(self._seen, copy.copy, answers.observations)
                 for row in over.tolist():
-                    infos = [info for info in said[int(answers.envs[row])] if "final_obs" in info]
+                    infos = [
+                        info for info in row_infos[int(answers.envs[row])] if "final_obs" in info
+                    ]
                     final = with_row(self._seen, final, row, infos[-1]["final_obs"])
                 after = self._moved(final)
         env_ids = answers.envs.astype(np.int64)
@@ -461,7 +463,7 @@ class Pipeline:
             env_ids=env_ids,
             extras=extras,
             valid=valid,
-            said={index[env]: each for env, each in said.items() if env in index},
+            row_infos={index[env]: each for env, each in row_infos.items() if env in index},
         )
 
     def __del__(self) -> None:
@@ -483,7 +485,7 @@ class Pipeline:
         self._in_flight.append(group)
         return answer
 
-    def _ask_together(self, envs: npt.NDArray[np.intp], actions: Any, said: Any) -> None:
+    def _ask_together(self, envs: npt.NDArray[np.intp], actions: Any, extras: Any) -> None:
         self._exchange.ask(envs, actions, together=True)
 
     def _next(self) -> _Group:
@@ -685,18 +687,18 @@ class Faster:
                 self._steps = int(_SLICE * max(_AGAIN, loss / _COST))
 
 
-Said = dict[int, list[dict[str, Any]]]  # infos, by row
+RowInfos = dict[int, list[dict[str, Any]]]  # infos, by row
 
 
-def said_in(answers: Answers) -> Said:
+def row_infos_of(answers: Answers) -> RowInfos:
     """The infos of envs, and of their workers' faults, by row; empty ones are left out."""
-    said: Said = {}
+    row_infos: RowInfos = {}
     if any(answers.infos):
         each = zip(answers.envs.tolist(), answers.infos, strict=True)
-        said = {env: [info] for env, info in each if info}
+        row_infos = {env: [info] for env, info in each if info}
     for env, report in answers.reports.items():
-        said.setdefault(env, []).append(report.info)
-    return said
+        row_infos.setdefault(env, []).append(report.info)
+    return row_infos
 
 
 class Infos(Sequence[dict[str, Any]]):
@@ -705,15 +707,15 @@ class Infos(Sequence[dict[str, Any]]):
     ``infos[t]`` is made into arrays each time it is read: infos that are not read cost little.
     """
 
-    def __init__(self, num_rows: int, said: list[Said]) -> None:
+    def __init__(self, num_rows: int, row_infos: list[RowInfos]) -> None:
         """Takes the infos of each step, by row."""
         self._gatherer = Batch(num_rows)
-        self._said = said
+        self._row_infos = row_infos
         self.gathered: dict[int, dict[str, Any]] = {}  # dicts of arrays, by step
 
     def __len__(self) -> int:
         """The number of steps."""
-        return len(self._said)
+        return len(self._row_infos)
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -725,12 +727,12 @@ class Infos(Sequence[dict[str, Any]]):
         """A step's infos: Gymnasium's dict of arrays."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        said, infos = self._said[index], self.gathered.get(range(len(self))[index])
+        row_infos, infos = self._row_infos[index], self.gathered.get(range(len(self))[index])
         if infos is not None:
             return infos
         infos = {}
-        for row in sorted(said):
-            for info in said[row]:
+        for row in sorted(row_infos):
+            for info in row_infos[row]:
                 infos = self._gatherer._add_info(infos, info, row)
         return infos
 
@@ -768,8 +770,8 @@ class Collected:
         self.extras: dict[str, Any] = {}
         self._named = False  # whether the first batch has fixed the names of the extras
         self.num_envs = rollout.rewards.shape[1]
-        self.said: list[Said] = [{} for _ in range(self.length + 1)]
-        self.infos = Infos(self.num_envs, self.said)
+        self.row_infos: list[RowInfos] = [{} for _ in range(self.length + 1)]
+        self.infos = Infos(self.num_envs, self.row_infos)
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
@@ -875,12 +877,12 @@ class Transitions:
     env_ids: npt.NDArray[np.int64]
     extras: dict[str, Any]
     valid: Any
-    said: Said
+    row_infos: RowInfos
 
     @property
     def infos(self) -> dict[str, Any]:
         """Gymnasium's dict of arrays, gathered when it is asked for."""
-        return Infos(len(self.env_ids), [self.said])[0]
+        return Infos(len(self.env_ids), [self.row_infos])[0]
 
     def __len__(self) -> int:
         """The number of rows."""

@@ -298,9 +298,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             As :meth:`reset`.
 
         Raises:
-            NoAsyncCallError: Nothing was started.
-            multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
-                the next call waits for them first.
+            Exception: As :meth:`step_wait`.
         """
         results: tuple[Any, dict[str, Any]] = self.exchange.finish(_RESET, timeout, self)
         return results
@@ -378,8 +376,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Raises:
             NoAsyncCallError: Nothing was started.
-            multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
-                the next call waits for them first.
+            multiprocessing.TimeoutError: The time is up. The results, when they come, are
+                discarded; the next call waits for them first.
         """
         results: StepResults = self.exchange.finish(_STEP, timeout, self)
         return results
@@ -436,9 +434,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             One result for each env.
 
         Raises:
-            NoAsyncCallError: Nothing was started.
-            multiprocessing.TimeoutError: The time is up. The results, when they come, are dropped;
-                the next call waits for them first.
+            Exception: As :meth:`step_wait`.
         """
         return tuple(self.exchange.finish(_CALL, timeout))
 

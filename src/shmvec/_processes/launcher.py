@@ -149,7 +149,7 @@ class Launcher:
             else:
                 task.environ = _changes(self._serve(process, theirs.fileno()), environ)
             if self._method != "fork":
-                self._tell(channel, process, task)
+                self._send_start(channel, process, task)
             self._starts[index] += 1
         except BaseException:
             channel.close()
@@ -166,7 +166,7 @@ class Launcher:
         }
         return {**thread_variables(self._settings.threads_per_worker), **mine}
 
-    def _tell(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
+    def _send_start(self, channel: Channel, process: WorkerProcess, task: Task) -> None:
         """Sends a new process what it needs to become a worker."""
         start = Start(
             task=task,

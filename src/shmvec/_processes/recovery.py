@@ -78,7 +78,7 @@ class Recovery:
         self.down: dict[int, Fault] = {}  # workers that are being replaced
         self._replaced: dict[int, Any] = {}  # worker: the process that is replaced
         self._interrupted: dict[int, tuple[int, float]] = {}  # worker: (call began, deadline)
-        self.heard: Callable[[Fault], object] | None = None  # called with each fault
+        self.on_fault: Callable[[Fault], object] | None = None  # called with each fault
 
     # ---- questions ---------------------------------------------------------------------------
 
@@ -378,8 +378,8 @@ class Recovery:
             details = "\n" + indent(cause.text.rstrip(), "    ")
         count = self._restarts[worker]
         fault = Fault(env, worker, kind, why, done, time.time(), count, words, stack)
-        if self.heard is not None:
-            self.heard(fault)
+        if self.on_fault is not None:
+            self.on_fault(fault)
         if done == "reset":
             self._counted("resets")
         # A restart that the user or the policy has asked for is no reason to warn.

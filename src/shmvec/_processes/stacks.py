@@ -54,7 +54,7 @@ _MOST_BYTES = 1 << 20
 CRASHES = (3, 13, 0)  # where faulthandler may crash as a function returns: CPython issue 123967
 _UNREADY = b"\1"  # csrc/handler.h
 _CUT = b"<invalid frame>\n"  # Python 3.14 writes it for a frame in no line of code
-_TOLD = b"(what called this, Python does not show)\n"
+_CUT_SHOWN = b"(what called this, Python does not show)\n"
 _TRIES = 20
 _MOST_STATUS = 1 << 14
 _MOST_LINES = 20
@@ -203,7 +203,7 @@ def _written(pid: int, deadline: float) -> str:
                     raise _NoStackError("something in the process has it written elsewhere")
                 if answer == _UNREADY:
                     raise _NoStackError("Python is about to change it, whenever it is read")
-                return _printable(answer.replace(_CUT, _TOLD).decode(errors="replace"))
+                return _printable(answer.replace(_CUT, _CUT_SHOWN).decode(errors="replace"))
     except Exception as error:
         if _has_ended(process, pid):
             raise ProcessLookupError from error
@@ -329,7 +329,7 @@ class Hangs:
         self.after_s = after_s
         self._ranges = ranges
 
-    def tell(self, hanging: Sequence[Busy], doing: str, where: Where) -> None:
+    def log_busy(self, hanging: Sequence[Busy], doing: str, where: Where) -> None:
         """Logs where workers are that take too long to answer this command."""
         whats = []
         for worker, at, seconds in hanging:
@@ -339,7 +339,7 @@ class Hangs:
                 env, operation = at
                 what = f"env {env} of worker {worker} has been in {operation}()"
             whats.append((worker, what, seconds))
-        self.say(whats, where)
+        self.log_hangs(whats, where)
 
     def named(self, worker: int) -> str:
         """A worker and its envs, in words."""
@@ -347,7 +347,7 @@ class Hangs:
         which = f"env {envs[0]}" if len(envs) == 1 else f"envs {envs[0]} to {envs[-1]}"
         return f"worker {worker} ({which})"
 
-    def say(self, hanging: Sequence[tuple[int, str, float]], where: Where) -> None:
+    def log_hangs(self, hanging: Sequence[tuple[int, str, float]], where: Where) -> None:
         """Logs what workers are doing, for how many seconds, and where."""
         lines = [
             f"{what} for {seconds:.3g} s.{where(worker)}\n"
@@ -380,4 +380,4 @@ class Watch:
             self._after_s = None
             named = self._hangs.named
             whats = [(each, f"{named(each)} {self._doing}", seconds) for each in waiting]
-            self._hangs.say(whats, where)
+            self._hangs.log_hangs(whats, where)

@@ -139,9 +139,9 @@ class Supervisor:
                 look = now + _LOOK_S
             self.listen([0], _SLICE_S)
         message = channel.find(0)
-        if message is not None and isinstance(said := self.unpack(message.content), Imported):
+        if message is not None and isinstance(content := self.unpack(message.content), Imported):
             channel.take(0)
-            self._launcher.learn(said.modules)
+            self._launcher.learn(content.modules)
 
     def reports(self) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker.
@@ -163,13 +163,13 @@ class Supervisor:
                 self.listen(waiting, _SLICE_S)
                 building.look(waiting, self._where)
                 for index in list(waiting):
-                    message, lost = self._heard(index)
+                    message, lost = self._next_message(index)
                     if message is not None:
-                        said = self.unpack(message.content)
-                        if isinstance(said, Imported):
-                            self._launcher.learn(said.modules)
+                        content = self.unpack(message.content)
+                        if isinstance(content, Imported):
+                            self._launcher.learn(content.modules)
                             continue
-                        reports[index] = said
+                        reports[index] = content
                     elif lost:
                         dead.append(index)
                     else:
@@ -264,7 +264,7 @@ class Supervisor:
         while True:
             if self.stopped:
                 raise ClosedEnvironmentError(_CLOSED)
-            message, lost = self._heard(index)
+            message, lost = self._next_message(index)
             if message is not None:
                 return self.unpack(message.content)
             if lost:
@@ -272,7 +272,7 @@ class Supervisor:
             self.listen([index], _SLICE_S)
             starting.look([index], self._where)
 
-    def _heard(self, index: int) -> tuple[Any, bool]:
+    def _next_message(self, index: int) -> tuple[Any, bool]:
         """The message of a worker that starts, or None; and whether no more can come."""
         # The check comes first, so that messages that were sent before a death are read.
         dead: bool = self.processes[index].has_ended()
@@ -342,7 +342,7 @@ class Supervisor:
 
     def hung(self, hanging: Sequence[Busy]) -> None:
         """Logs where workers are that take long to answer."""
-        self._hangs.tell(hanging, self.doing, self._where)
+        self._hangs.log_busy(hanging, self.doing, self._where)
 
     def _where(self, index: int) -> str:
         return stack_text(self.stack(index)) + stderr_text({None: self.last_words(index)})

@@ -66,12 +66,9 @@ class TwoCallSteps(OwnsProcesses):
         self.waiting = False
         return self._exchange.delivered(self._exchange.take())
 
-    def _reset_envs(self, seeds: Any, options: Any, envs: Any = None) -> Answers:
-        """Resets all envs or some, with a seed and options each; discards a step in flight.
-
-        The result has observations of all envs: of those that are not reset, their last ones.
-        """
+    def _reset_envs(self, seeds: Any, options: Any) -> Answers:
+        """Resets all envs, with a seed and options each; discards a step in flight."""
         self.waiting = False
         self._exchange.discard()
-        self._exchange.ask_reset(envs, seeds, options)
-        return self._exchange.delivered(self._exchange.take(envs, everyone=True))
+        self._exchange.ask_reset(None, seeds, options)
+        return self._exchange.delivered(self._exchange.take(everyone=True))

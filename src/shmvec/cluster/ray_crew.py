@@ -189,8 +189,8 @@ class RayTicket(Ticket):
 def _in_one_line(error: Exception) -> str:
     """What an error of Ray's says, without its lines of ids and names."""
     lines = (line.strip() for line in str(error).splitlines())
-    said = [line for line in lines if line and not re.match(r"\w+: ", line)]
-    return "; ".join(said) or type(error).__name__
+    kept = [line for line in lines if line and not re.match(r"\w+: ", line)]
+    return "; ".join(kept) or type(error).__name__
 
 
 def _cause_of(error: Any, member: RayMember) -> BaseException:

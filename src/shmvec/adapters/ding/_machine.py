@@ -479,8 +479,8 @@ def _raise_first(errors: dict[int, BaseException], timesteps: dict[int, Any]) ->
     first, *others = sorted(errors)
     error = errors[first]
     if others:
-        said = "; ".join(f"env {env}: {errors[env]!r}" for env in others)
-        add_note(error, f"At the same time: {said}")
+        others_raised = "; ".join(f"env {env}: {errors[env]!r}" for env in others)
+        add_note(error, f"At the same time: {others_raised}")
     try:
         error.timesteps = timesteps  # type: ignore[attr-defined]
     except AttributeError:
