@@ -66,6 +66,7 @@ from shmvec.faults import (
     log_as_gymnasium_does,
     raise_failures,
 )
+from shmvec.spaces import one_of
 from shmvec.stats import Stats
 
 __all__ = [
@@ -1118,7 +1119,7 @@ class Exchange(OwnsProcesses):
         gone: Any = _Gone()
         self._links = self._frames = self._recovery = self.tracing = gone
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """Lets go of the workers, in a fork of the process that owns them."""
         self.guard.disown()
         self._let_go()
@@ -1213,6 +1214,17 @@ class Answers:
     reports: dict[int, Report] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
+    def by_env(self, space: Any) -> Iterator[tuple[int, Any, float, bool, bool, Any]]:
+        """Each env with its observation, reward, termination, truncation and info.
+
+        Args:
+            space: Observation space of one env.
+        """
+        for row, env in enumerate(self.envs.tolist()):
+            ends = bool(self.terminations[row]), bool(self.truncations[row])
+            observation, reward = one_of(space, self.observations, row), float(self.rewards[row])
+            yield env, observation, reward, *ends, self.infos[row]
+
 
 # The open exchanges of this process; a fork of it must not touch their workers.
 _owned: weakref.WeakSet[Exchange] = weakref.WeakSet()
@@ -1220,7 +1232,7 @@ _owned: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
 def _disown_all() -> None:
     for exchange in list(_owned):
-        exchange.disown()
+        exchange._disown()
     _owned.clear()
 
 

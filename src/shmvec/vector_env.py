@@ -388,9 +388,9 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Calls a method of every env, in parallel, or gets an attribute.
 
         Args:
-            name: Of the method or attribute, of the env or one of its wrappers.
-            *args: For the method.
-            **kwargs: For the method.
+            name: Name of the method or attribute, of the env or one of its wrappers.
+            *args: Positional arguments of the method.
+            **kwargs: Keyword arguments of the method.
 
         Returns:
             One result for each env.
@@ -445,9 +445,9 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Args:
             env_id: Indices of the envs, int ``(n,)``.
-            name: Of the method or attribute, of the env or one of its wrappers.
-            *args: For the method.
-            **kwargs: For the method.
+            name: Name of the method or attribute, of the env or one of its wrappers.
+            *args: Positional arguments of the method.
+            **kwargs: Keyword arguments of the method.
 
         Returns:
             One result for each of these envs, in this order.
@@ -468,7 +468,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         """Sets an attribute of every env.
 
         Args:
-            name: Of the attribute.
+            name: Name of the attribute.
             values: A list or tuple: one value for each env. Anything else: the value for all.
             env_id: Indices of the envs, int ``(n,)``. None: all.
 
@@ -735,7 +735,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         what is in flight at the block's end.
 
         Args:
-            name: Of the loop, for messages.
+            name: Name of the loop, for messages.
 
         Raises:
             ClosedEnvironmentError: After ``close``.

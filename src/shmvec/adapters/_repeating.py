@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shmvec.exchange import AutoresetMode, EnvFn, Exchange, HostedEnv
 from shmvec.faults import Failure, FaultPolicy, WorkerCrashError
-from shmvec.spaces import batched, one_of
+from shmvec.spaces import batched
 
 
 class Episodes(HostedEnv):
@@ -182,18 +182,15 @@ class RepeatingEnvs:
             self.exchange.log_failures(taken.failures)
         answers: dict[int, Answer] = {failure.env: failure for failure in taken.failures}
         self._faults.update({env: report.fault.info for env, report in taken.reports.items()})
-        for row, env in enumerate(taken.envs.tolist()):
-            observation, info = one_of(space, taken.observations, row), taken.infos[row]
+        for env, observation, reward, terminated, truncated, info in taken.by_env(space):
             if isinstance(requests[env], Reset):
                 self.over[env] = False
                 answers[env] = observation, info
             elif env not in taken.reports or not taken.reports[env].cut_off:
                 if "reset_info" in info:
                     self._options[env] = None
-                reward = float(taken.rewards[row])
-                ends = bool(taken.terminations[row]), bool(taken.truncations[row])
-                self.over[env] = any(ends)
-                answers[env] = observation, reward, *ends, info
+                self.over[env] = terminated or truncated
+                answers[env] = observation, reward, terminated, truncated, info
         return answers
 
     # ---- calls -------------------------------------------------------------------------------

@@ -797,13 +797,13 @@ class Team(HostedEnv):
         """The results of all agents as one observation; notes which agents act next."""
         keys, indices, count = self._keys, self._indices, len(self.agents)
         seen = self._nothing.copy()
-        pay = [0.0] * count
+        earned = [0.0] * count
         terminated, truncated, alive = [False] * count, [False] * count, [False] * count
         try:
             for agent, observation in observations.items():
                 seen[keys[agent]] = observation
             for agent, reward in rewards.items():
-                pay[indices[agent]] = reward
+                earned[indices[agent]] = reward
             for agent, flag in terminations.items():
                 terminated[indices[agent]] = bool(flag)
             for agent, flag in truncations.items():
@@ -819,11 +819,11 @@ class Team(HostedEnv):
                 alive[index] = True
                 acting.append((agent, keys[agent]))
         except KeyError as error:
-            raise self._stranger(agent) from error
+            raise self._unknown_agent(agent) from error
         self._acting = acting
         return {
             AGENTS: seen,
-            REWARDS: np.array(pay, np.float64),
+            REWARDS: np.array(earned, np.float64),
             FLAGS: np.array((terminated, truncated, alive)),
         }
 
@@ -831,12 +831,12 @@ class Team(HostedEnv):
         found = {}
         for agent, info in (infos or {}).items():
             if agent not in self._keys:
-                raise self._stranger(agent)
+                raise self._unknown_agent(agent)
             if info:
                 found[OF_AGENT + self._keys[agent]] = info
         return found
 
-    def _stranger(self, agent: Any) -> ValueError:
+    def _unknown_agent(self, agent: Any) -> ValueError:
         return ValueError(
             f"the env returned results of an agent {agent!r} that is not in possible_agents, "
             f"{self.agents}"

@@ -111,7 +111,7 @@ class _Place:
     cpus: float
     share: int = 0  # index among the node's shares
     runner: _Hired | None = None
-    stillborn: int = 0  # runners lost here since the last fragment that came from here
+    early_losses: int = 0  # runners lost here since the last fragment that came from here
 
 
 @dataclass(eq=False)
@@ -257,7 +257,7 @@ class Collector:
         self._weights: Any = None
         self._agreed: tuple[Report, str] | None = None
         self._served: _Hired | None = None
-        self._in_vain = 0.0  # seconds of waiting since a runner was last up
+        self._waited_s = 0.0  # seconds of waiting since a runner was last up
         self._loss = ""  # how the last runner was lost
         self._fixed = False  # whether each place has its part in each round
         self._avoided: set[Node] = set()  # nodes on which runners are lost before any fragment
@@ -385,13 +385,13 @@ class Collector:
         lost = f"runner {runner.number}, on {where}, is lost"
         self._loss = f"; {lost}: {why}"
         _log.warning("%s, with %d fragments under way: %s", lost, len(runner.asked), why)
-        place.stillborn += not runner.fragments
+        place.early_losses += not runner.fragments
         if place.node is not None and place.node not in self._crew.nodes():
             if not self._fixed:
                 self._places.remove(place)  # its node is gone; another one may join
                 return
             place.node = None
-        elif place.stillborn >= TRIES:
+        elif place.early_losses >= TRIES:
             if place.node is None or self._fixed or len(self._places) == 1:
                 raise RuntimeError(
                     f"{TRIES} runners were lost one after the other before they had made a "
@@ -491,10 +491,10 @@ class Collector:
             time.sleep(SLICE_S)
             answered = []
         if answered or any(runner.starting is None for runner in runners):
-            self._in_vain = 0.0
+            self._waited_s = 0.0
             return answered
-        self._in_vain += SLICE_S
-        if self._in_vain > self._timeout:
+        self._waited_s += SLICE_S
+        if self._waited_s > self._timeout:
             raise self._no_room(
                 f"had no room for {self._timeout:g} s for any runner, each of which"
             )
@@ -519,7 +519,7 @@ class Collector:
         if self._turn:
             self._turn.popleft()
         self._served = runner
-        runner.place.stillborn = 0
+        runner.place.early_losses = 0
         lag = self.version - fragment.version
         runner.fragments += 1
         runner.steps += fragment.steps

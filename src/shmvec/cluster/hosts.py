@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shmvec.cluster.fragments import opened
-from shmvec.spaces import batched, one_of
+from shmvec.spaces import batched
 from shmvec.vector_env import ShmVectorEnv, StepResults
 
 __all__ = ["Answer", "Ask", "Host", "Hosted", "together"]
@@ -95,17 +95,7 @@ class Host:
         exchange, space = self._envs.exchange, self._envs.single_observation_space
         exchange.recycle()
         taken = exchange.delivered(exchange.take(count=self._envs.num_envs, least=least))
-        return [
-            Answer(
-                env + self._first,
-                one_of(space, taken.observations, row),
-                float(taken.rewards[row]),
-                bool(taken.terminations[row]),
-                bool(taken.truncations[row]),
-                taken.infos[row],
-            )
-            for row, env in enumerate(taken.envs.tolist())
-        ]
+        return [Answer(env + self._first, *results) for env, *results in taken.by_env(space)]
 
     def call(self, name: str, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of each env, or gets an attribute."""

@@ -170,7 +170,7 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self._timeout = start_timeout
         self.restarts = 0
         self._loss = ""  # how the last host was lost as it started
-        self._in_vain = 0.0  # seconds of waiting for nothing but the restart of lost hosts
+        self._waited_s = 0.0  # seconds of waiting for nothing but the restart of lost hosts
         self._envs = [_Env() for _ in range(self.num_envs)]
         self._answers: deque[Answer] = deque()  # answers that were received and not yet taken
         self._crew: Crew = LocalCrew() if local else RayCrew(actor_options or {})
@@ -497,10 +497,10 @@ class ClusterVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             raise
         with self._whole():
             if answered or any(host.starting is None for host in busy.values()):
-                self._in_vain = 0.0
+                self._waited_s = 0.0
             else:
-                self._in_vain += SLICE_S
-                if self._in_vain > self._timeout:
+                self._waited_s += SLICE_S
+                if self._waited_s > self._timeout:
                     raise self._no_room(list(busy.values()))
             for ticket in answered:
                 self._note(busy[ticket], ticket)
