@@ -278,7 +278,7 @@ def test_what_install_is_given_goes_before_the_environment(environment, given):
         ("CONTEXT", "forks", "cannot find context"),
         ("PIN_WORKERS", "yes", "0 or 1"),
         ("FAULTS", "on_crash=explode", "one of 'raise', 'restart'"),
-        ("FAULTS", "on_cash=restart", "unexpected .* 'on_cash'"),
+        ("FAULTS", "on_cash=restart", "no option 'on_cash'\\. Did you mean 'on_crash'"),
         ("FAULTS", "max_restarts=3x", "invalid literal"),
         ("FAULTS", "max_restarts=-1", "must not be negative"),
         ("FAULTS", "on_timeout=restart,step_timeout=-.5", "must be positive"),
