@@ -10,7 +10,7 @@
  * errors, infos that did not fit), which the worker sends after the answer.  Every message has the
  * sequence number of its request.  The parent keeps what the socket does not take (channel.pyx),
  * and reads and writes all channels whenever it waits (links.pyx).  A worker waits for the message
- * of the request in hand, and until all of its own has been written.
+ * of the request that it works on, and until all of its own has been written.
  *
  * The parent makes CALLS calls, one after the other, and then closes.  A call first drops what
  * calls before have left, then asks each unit something and takes all answers (ledger.pyx); with
@@ -171,7 +171,7 @@ bool helper[WORKERS];
 
 /* ---- a worker ----------------------------------------------------------------------------- */
 
-/* Waits for the message of the request in hand, which is the next one that is not older. */
+/* Waits for the message of the request that it works on, which is the next one that is not older. */
 inline receive()
 {
     do

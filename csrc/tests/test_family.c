@@ -13,18 +13,18 @@
 #define OTHER (MARK + 1)
 
 /* What members tell.  The test is the subreaper of them all, so it sees how they end. */
-struct told {
+struct family {
     _Atomic int count;
     _Atomic int members[64];
     _Atomic bool go;
 };
 
-static struct told *told;
+static struct family *shared;
 
 static void be_a_member(void)
 {
     start_deadline();
-    atomic_store(&told->members[atomic_fetch_add(&told->count, 1)], getpid());
+    atomic_store(&shared->members[atomic_fetch_add(&shared->count, 1)], getpid());
     for (;;)
         pause();
 }
@@ -73,7 +73,7 @@ static void deaf(void)
 static void stopped(void)
 {
     start_deadline();
-    atomic_store(&told->members[atomic_fetch_add(&told->count, 1)], getpid());
+    atomic_store(&shared->members[atomic_fetch_add(&shared->count, 1)], getpid());
     raise(SIGSTOP);
     for (;;)
         pause();
@@ -84,7 +84,7 @@ static void executed(void)
 {
     char *nothing[] = {NULL};
     CHECK(setsid() == getpid());
-    atomic_store(&told->members[atomic_fetch_add(&told->count, 1)], getpid());
+    atomic_store(&shared->members[atomic_fetch_add(&shared->count, 1)], getpid());
     execle("/bin/sleep", "sleep", "60", (char *)NULL, nothing);
     CHECK(false);
 }
@@ -98,7 +98,7 @@ static void daemonised(void)
 
 static void wait_for(int members)
 {
-    while (atomic_load(&told->count) < members)
+    while (atomic_load(&shared->count) < members)
         sv_yield();
 }
 
@@ -125,7 +125,7 @@ static void lead_and_kill(void)
 static void lead_and_die(void)
 {
     start_family();
-    atomic_store(&told->go, true);
+    atomic_store(&shared->go, true);
     be_a_member();
 }
 
@@ -165,14 +165,14 @@ static void breed(void)
 static void lead_a_breed(void)
 {
     CHECK(sv_family_lead(MARK) == 0);
-    atomic_store(&told->go, true);
+    atomic_store(&shared->go, true);
     breed();
     be_a_member();
 }
 
 static void reset(void)
 {
-    memset(told, 0, sizeof *told);
+    memset(shared, 0, sizeof *shared);
 }
 
 /* Reaps what was handed to us, which must have ended by SIGKILL. */
@@ -239,7 +239,7 @@ static void test_those_who_multiply(uint32_t rounds)
     for (uint32_t round = 0; round < rounds; round++) {
         reset();
         pid_t leader = forked(lead_a_breed);
-        while (!atomic_load(&told->go))
+        while (!atomic_load(&shared->go))
             sv_yield();
         end_all(MARK);
         end_by(leader, SIGKILL);
@@ -274,7 +274,7 @@ static void lead_and_let_go(void)
 int main(int argc, char **argv)
 {
     start_deadline();
-    told = shared_memory(sizeof *told);
+    shared = shared_memory(sizeof *shared);
     CHECK(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
     test_a_leader_kills_its_family();
     test_a_family_is_ended_after_its_leader();
