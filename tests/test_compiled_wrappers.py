@@ -496,6 +496,16 @@ def test_a_wrapper_that_inherits_its_step_breaks_no_chain():
     assert len(names_of(stepper)) == len(names)
 
 
+def test_a_space_of_a_wrappers_own_class_is_asked():
+    class Narrow(gym.Wrapper):
+        @property
+        def action_space(self):
+            return gym.spaces.Box(-0.25, 0.25, (2,), np.float32)
+
+    stepper = follow(lambda: wrappers.ClipAction(Narrow(Told())), [(None, [9, -9])])
+    assert names_of(stepper) == ["ClipAction", "Narrow"]
+
+
 @pytest.mark.parametrize("name", ["__getattribute__", "env", "step"])
 def test_a_wrapper_of_which_not_all_can_be_seen_stays_python(name):
     odd = {

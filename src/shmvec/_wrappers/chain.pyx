@@ -10,6 +10,8 @@ Only ``step`` is compiled: ``reset``, which is rare, stays Python.
 cimport cython
 from cpython.object cimport PyObject
 
+import gymnasium as gym
+
 from shmvec._wrappers.results import unpacked
 
 cdef extern from "Python.h":
@@ -23,6 +25,7 @@ cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object mapping, object key) except? NULL
 
 BUILDS_MOST = 100  # a chain that changes more often is left to Python
+cdef object _wrapper = gym.Wrapper
 
 
 cdef unsigned int version_of(object kind) noexcept:
@@ -184,7 +187,7 @@ cdef class Twin(Stepper):
 
     cdef object space(self, str name, str own):
         cdef dict attributes = self.attributes()
-        if attributes is None:
+        if attributes is None or getattr(self.kind, name) is not getattr(_wrapper, name):
             return getattr(self.wrapper, name)
         space = self.get(attributes, own)
         return self.inner.space(name, own) if space is None else space
