@@ -40,6 +40,8 @@ class Broken(Exception):
 class Told(gym.Env):
     """An env whose observations and rewards are drawn from a seed; now and then odd ones."""
 
+    scale = 3
+
     def __init__(self, dtype="float32", shape=(3,), oddness=0.0, length=5, script=0):
         low, high = (-np.inf, np.inf) if np.dtype(dtype).kind == "f" else (0, 9)
         box = gym.spaces.Box(low, high, shape or (3,), dtype)
@@ -51,7 +53,7 @@ class Told(gym.Env):
         self.count = 0
 
     def observed(self):
-        values = self.draw.normal(size=self.shape or (3,)) * 3
+        values = self.draw.normal(size=self.shape or (3,)) * self.scale
         if self.draw.random() < self.oddness:
             values.flat[0] = self.draw.choice(ODD)
         with warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -9,40 +9,14 @@ import pytest
 from gymnasium import wrappers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_compiled_wrappers import Told, attributes, check_sources, compiled, follow, names_of, seen
+from test_compiled_pictures import Arcade
+from test_compiled_wrappers import attributes, check_sources, compiled, follow, names_of, seen
 
 from shmvec import ShmVectorEnv
 from shmvec._wrappers import notes_of
 
 atari = pytest.importorskip("stable_baselines3.common.atari_wrappers")
 monitor = pytest.importorskip("stable_baselines3.common.monitor")
-
-
-class Arcade(Told):
-    """An env that looks like ALE's, with lives."""
-
-    def __init__(self, dtype="uint8", shape=(6, 5, 3), **arguments):
-        super().__init__(dtype, shape, **arguments)
-        self.action_space = gym.spaces.Discrete(4)
-        self.left = 3
-
-    @property
-    def ale(self):
-        return self
-
-    def lives(self):
-        return self.left
-
-    def get_action_meanings(self):
-        return ["NOOP", "FIRE", "LEFT", "RIGHT"]
-
-    def reset(self, **arguments):
-        self.left = 3
-        return super().reset(**arguments)
-
-    def step(self, action):
-        self.left = max(0, self.left + int(self.draw.choice([0, 0, 0, -1, -1, 1])))
-        return super().step(int(np.ravel(action)[0]) if np.isfinite(np.ravel(action)[0]) else 0)
 
 
 WRAPPERS = {

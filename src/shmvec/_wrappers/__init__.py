@@ -28,6 +28,7 @@ _FILES = {
     "atari": "StickyActionEnv EpisodicLifeEnv MaxAndSkipEnv Monitor",
     "checks": "PassiveEnvChecker OrderEnforcing TimeLimit Autoreset TimeAwareObservation",
     "normalising": "NormalizeObservation NormalizeReward",
+    "pictures": "GrayscaleObservation FrameStackObservation",
     "rescaling": "RescaleAction RescaleObservation",
     "statistics": "RecordEpisodeStatistics",
     "transforms": "TransformObservation FlattenObservation TransformAction ClipAction "
@@ -46,6 +47,8 @@ _PAYING = {
     "FlattenObservation",
     "ClipAction",
     "ClipReward",
+    "FrameStackObservation",
+    "GrayscaleObservation",
     "MaxAndSkipEnv",
     "NormalizeObservation",
     "NormalizeReward",
@@ -59,6 +62,7 @@ _ALSO_LOOKED_AT = {
     "FlattenObservation": ("__init__",),
     "ClipAction": ("__init__",),
     "ClipReward": ("__init__",),
+    "GrayscaleObservation": ("__init__",),
 }
 _RESCALED_BY = {"RescaleAction": "backward", "RescaleObservation": "forward"}
 
@@ -230,6 +234,8 @@ def code_of(kind: type) -> Iterator[tuple[str, Any]]:
         yield "rescale_box", gym.wrappers.utils.rescale_box
     elif name == "FlattenObservation":
         yield "_flatten_box_multibinary", gym.spaces.utils.flatten.dispatch(gym.spaces.Box)
+    elif name == "FrameStackObservation":
+        yield "_concatenate_base", gym.vector.utils.concatenate.dispatch(gym.spaces.Box)
 
 
 def _difference(kind: type) -> str:

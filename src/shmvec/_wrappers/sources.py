@@ -28,6 +28,8 @@ KNOWN: dict[str, dict[str, str]] = {
     "ClipReward.__init__": {"70541cc04e78a4c2": "1.0 to 1.3", "96e60789ad9ba0b7": "1.4"},
     "EpisodicLifeEnv.step": {"5d3eb63bfe89e686": "Stable-Baselines3 2.3 to 2.9"},
     "FlattenObservation.__init__": {"6d0978055bbec239": "1.0 to 1.4"},
+    "FrameStackObservation.step": {"dcea161911034268": "1.0 to 1.4"},
+    "GrayscaleObservation.__init__": {"6a9ad63cd06c823e": "1.0 to 1.3", "7c239b774e4fe032": "1.4"},
     "MaxAndSkipEnv.step": {"47ca11d6392d6915": "Stable-Baselines3 2.3 to 2.9"},
     "Monitor.step": {
         "c34191ee71ef732c": "Stable-Baselines3 2.3 and 2.4",
@@ -54,6 +56,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "Wrapper.action_space": {"686f68faa272b625": "1.0 to 1.4"},
     "Wrapper.observation_space": {"943faf7d41eb4b72": "1.0 to 1.4"},
     "Wrapper.step": {"d13cef66740c7c38": "1.0 to 1.4"},
+    "_concatenate_base": {"e0f84bb7c4f567d7": "1.0 to 1.3", "e406494b29f1e2cf": "1.4"},
     "_flatten_box_multibinary": {"015393fa52751856": "1.0 to 1.4"},
     "rescale_box": {
         "2e15fe039f1b12e3": "1.0 to 1.2",
