@@ -135,7 +135,7 @@ import shmvec.exchange
 import time
 
 step = shmvec.exchange.Exchange.step
-shmvec.exchange.Exchange.step = lambda *args, **kwargs: (time.sleep(0.02), step(*args, **kwargs))[1]
+shmvec.exchange.Exchange.step = lambda *args, **kwargs: (time.sleep(0.1), step(*args, **kwargs))[1]
 """
 
 
