@@ -6,8 +6,8 @@
         --num-envs 16 --num-steps 512 --total-timesteps 16384
 
 The script's text is run as it is in the checkout, but for what Gymnasium 1 has changed (CHANGES).
-Each contender is a process of its own, in turns: SyncVectorEnv, AsyncVectorEnv, AsyncVectorEnv after
-``shmvec.install()``, and that without compiled wrappers. Printed are, for each, the seconds of the
+Each contender is a process of its own, in turns: SyncVectorEnv, AsyncVectorEnv, the latter after
+``shmvec.install()``, and that without compiled wrappers. For each are printed the seconds of the
 training loop and their ratio to SyncVectorEnv's of the same turn, as medians of the turns, and a
 digest of all that it logs and of the weights. Other digests than SyncVectorEnv's fail.
 """
