@@ -7,7 +7,8 @@
 PPO in the shape of CleanRL's single-file scripts, on envs wrapped as those do it: collect with all
 envs, then learn, by turns. DQN and SAC have one env and a learner that computes between its steps.
 The contenders are SyncVectorEnv, AsyncVectorEnv, ShmVectorEnv, ShmVectorEnv with rollouts (workers
-write where the learner reads) and EnvPool's C++ envs, bare, where it has the env. DQN and SAC begin
+write where the learner reads) and EnvPool's C++ envs, where it has the env: bare, and for HalfCheetah
+also with Gymnasium's vector wrappers in place of the envs' own. DQN and SAC begin
 a step, learn, and take its results then; "waits" means that they call step() before they learn
 instead. What they learn from is the same.
 
@@ -146,12 +147,15 @@ NAMES = {
     "ours-waits": "ShmVectorEnv, waits",
     "rollout": "ShmVectorEnv, rollouts",
     "envpool": "EnvPool (C++)",
+    "envpool-normalised": "EnvPool (C++), normalised",
 }
 
 
 def systems(run: Run) -> Iterator[str]:
     """Those that have such a run."""
     for name in NAMES:
+        if name == "envpool-normalised" and run.make is not cheetah:
+            continue
         if not (name == "rollout" and not run.ppo or name.endswith("-waits") and run.ppo):
             yield name
 
@@ -159,10 +163,11 @@ def systems(run: Run) -> Iterator[str]:
 def vector_env(system: str, run: Run, options: dict[str, Any]) -> Any:
     """Makes the envs."""
     fns = [run.make] * run.num_envs
-    if system == "envpool":
+    if system.startswith("envpool"):
         import envpool
 
-        return _EnvPool(envpool.make_gymnasium(run.task, num_envs=run.num_envs, seed=1))
+        envs = _EnvPool(envpool.make_gymnasium(run.task, num_envs=run.num_envs, seed=1))
+        return normalised(envs) if system == "envpool-normalised" else envs
     if system == "sync":
         return gym.vector.SyncVectorEnv(fns)
     if system.startswith("async"):
@@ -170,19 +175,33 @@ def vector_env(system: str, run: Run, options: dict[str, Any]) -> Any:
     return shmvec.ShmVectorEnv(fns, **options)
 
 
-class _EnvPool:
+def normalised(envs: Any) -> Any:
+    """What ``cheetah`` does to an env, done to a vector env by Gymnasium's wrappers of those."""
+    from gymnasium.wrappers import vector
+
+    envs = vector.NormalizeObservation(vector.ClipAction(vector.RecordEpisodeStatistics(envs)))
+    envs = vector.TransformObservation(envs, _clipped)
+    return vector.TransformReward(vector.NormalizeReward(envs), _clipped)
+
+
+class _EnvPool(gym.vector.VectorEnv[Any, Any, Any]):
     """EnvPool with what Gymnasium's vector envs have besides."""
+
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
 
     def __init__(self, envs: Any) -> None:
         self._envs = envs
         self.num_envs = envs.config["num_envs"]
         self.single_observation_space = envs.observation_space
         self.single_action_space = envs.action_space
+        batch = partial(gym.vector.utils.batch_space, n=self.num_envs)
+        self.observation_space = batch(envs.observation_space)
+        self.action_space = batch(envs.action_space)
         self._kind = envs.action_space.dtype
 
-    def reset(self, seed: int) -> Any:
+    def reset(self, **_: Any) -> Any:
         """Resets all; seeds are given when it is made."""
-        return self._envs.reset()
+        return self._envs.reset()[0], {}
 
     def step(self, actions: Any) -> Any:
         """Steps all, with actions of the dtype that it wants."""
@@ -191,14 +210,14 @@ class _EnvPool:
         )
         return observations, rewards, terminations, truncations, {}
 
-    def close(self) -> None:
+    def close_extras(self, **_: Any) -> None:
         """Ends it."""
         self._envs.close()
 
 
 def trained(envs: Any, run: Run, system: str, threads: Threads, steps: int) -> dict[str, Any]:
     """One training run."""
-    waits = system.endswith("-waits") or system in ("sync", "envpool")
+    waits = system.endswith("-waits") or system.startswith(("sync", "envpool"))
     training: Training | OffPolicy
     if run.ppo:
         training = Training(envs, run.recipe, rollouts=system == "rollout", threads=threads)
@@ -331,7 +350,7 @@ def disagreements(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Runs from the same seed that did not learn the same, turn by turn."""
     cells: dict[Any, dict[str, tuple[str, ...]]] = {}
     for row in rows:
-        if row["system"] != NAMES["envpool"]:
+        if not row["system"].startswith(NAMES["envpool"]):
             name = f"{row['system']} {row['options']}".strip()
             cells.setdefault((row["run"], row["threads"]), {})[name] = tuple(row["curves"])
     for (run, threads), curves in cells.items():
