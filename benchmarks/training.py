@@ -7,10 +7,10 @@
 PPO in the shape of CleanRL's single-file scripts, on envs wrapped as those do it: collect with all
 envs, then learn, by turns. DQN and SAC have one env and a learner that computes between its steps.
 The contenders are SyncVectorEnv, AsyncVectorEnv, ShmVectorEnv, ShmVectorEnv with rollouts (workers
-write where the learner reads) and EnvPool's C++ envs, where it has the env: bare, and for HalfCheetah
-also with Gymnasium's vector wrappers in place of the envs' own. DQN and SAC begin
-a step, learn, and take its results then; "waits" means that they call step() before they learn
-instead. What they learn from is the same.
+write where the learner reads) and EnvPool's C++ envs, where it has the env: bare, and HalfCheetah
+also with Gymnasium's vector wrappers in place of the envs' own. DQN and SAC begin a step, learn,
+and take its results then; "waits" means that they call step() before they learn instead. What
+they learn from is the same.
 
 Each contender is a process of its own, with torch and its envs loaded. They take turns; a turn is
 a whole training run, from the same seed. The clock starts after the first reset: what starting
