@@ -1,5 +1,6 @@
 """Compiled wrappers of pictures do as Gymnasium's, bit for bit."""
 
+import sys
 from collections import deque
 from contextlib import closing
 from functools import partial
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from test_compiled_wrappers import (
     Mine,
     Told,
+    altered,
     attributes,
     check_sources,
     compiled,
@@ -24,7 +26,7 @@ from test_compiled_wrappers import (
 )
 
 from shmvec import ShmVectorEnv
-from shmvec._wrappers import notes_of
+from shmvec._wrappers import code_of, notes_of
 
 SCREEN = (6, 5, 3)
 
@@ -72,6 +74,9 @@ WRAPPERS = {
     "stack of one": partial(wrappers.FrameStackObservation, stack_size=1),
     "stack on zeros": partial(wrappers.FrameStackObservation, stack_size=2, padding_type="zero"),
     "stack on ones": stacked_on_ones,
+    "skip": wrappers.MaxAndSkipObservation,
+    "skip 2": partial(wrappers.MaxAndSkipObservation, skip=2),
+    "skip 7": partial(wrappers.MaxAndSkipObservation, skip=7),
     "flatten": wrappers.FlattenObservation,
     "statistics": wrappers.RecordEpisodeStatistics,
     "limit": partial(wrappers.TimeLimit, max_episode_steps=4),
@@ -93,6 +98,12 @@ CHANGES = [
     ("stacked_obs", np.zeros((4, 6, 5), np.float32)),
     ("stacked_obs", np.zeros((4, 6, 5), object)),
     ("stacked_obs", None),
+    ("_skip", 3),
+    ("_skip", np.int64(2)),
+    ("_skip", 0),
+    ("_obs_buffer", np.zeros((2, *SCREEN), np.float32)),
+    ("_obs_buffer", np.zeros((3, *SCREEN), np.uint8)),
+    ("_obs_buffer", [np.zeros(SCREEN, np.uint8)] * 2),
     ("observation_space", gym.spaces.Discrete(3)),
     ("observation_space", gym.spaces.Dict(a=gym.spaces.Discrete(3))),
     ("deleted", "obs_queue"),
@@ -154,7 +165,7 @@ def test_each_colour_becomes_the_same_gray(reds):
         assert seen(stepper.step(1)) == seen(python.step(1))
 
 
-@pytest.mark.parametrize("name", ["gray", "gray with an axis", "stack"])
+@pytest.mark.parametrize("name", ["gray", "gray with an axis", "stack", "skip"])
 def test_another_source_makes_the_twin_step_aside(name, monkeypatch, tmp_path):
     make = partial(wrapped, [name])
     check_sources(type(make()).__name__, make, monkeypatch, tmp_path)
@@ -185,6 +196,39 @@ def test_what_the_env_changes_in_its_step_counts_in_this_step(what):
         stepper = stepped_by(env)
         env.reset()
         found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(5)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("skip", [1, 2, 3, 5, 1.0, None])
+def test_frames_to_skip_that_the_env_changes_while_they_are_skipped(skip):
+    class Changing(Arcade):
+        def step(self, action):
+            if self.count == 5:
+                vars(self.outer)["_skip"] = skip
+            return super().step(action)
+
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        base = Changing(length=19)
+        env = base.outer = wrappers.MaxAndSkipObservation(wrappers.OrderEnforcing(base), 4)
+        stepper = stepped_by(env)
+        env.reset()
+        found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(7)])
+    assert found[0] == found[1]
+
+
+def test_what_has_no_truth_value_is_asked_for_it_when_python_asks():
+    class Many(Arcade):
+        def step(self, action):
+            observation, reward, _, truncated, info = super().step(action)
+            return observation, reward, np.zeros(2, bool), truncated, info
+
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        env = wrappers.MaxAndSkipObservation(Many(), 2)
+        stepper = stepped_by(env)
+        env.reset()
+        found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(3)])
     assert found[0] == found[1]
 
 
@@ -231,3 +275,199 @@ def test_a_vector_env_is_equal_to_gymnasiums(num_workers):
             assert seen(found[:4]) == seen(expected[:4])
         for name in ("obs_queue", "stacked_obs", "episode_count"):
             assert seen(mine.get_attr(name)) == seen(python.get_attr(name))
+
+
+class Counted:
+    """ALE's emulator, of which each call is counted."""
+
+    def __init__(self, ale, calls):
+        self.ale, self.calls = ale, calls
+
+    def __getattr__(self, name):
+        self.calls.append(name)
+        return getattr(self.ale, name)
+
+
+def counted(env, calls):
+    env.ale = Counted(env.ale, calls)
+
+
+def set_to(name, value):
+    return lambda env: setattr(env, name, value)
+
+
+ALE_CHANGES = {
+    "obs": set_to("_get_obs", lambda: np.full((210, 160, 3), 7, np.uint8)),
+    "info": set_to("_get_info", lambda: {"mine": 1}),
+    "frames": set_to("_frameskip", 3),
+    "frames by chance": set_to("_frameskip", (2, 5)),
+    "no frames": set_to("_frameskip", None),
+    "kind": set_to("_obs_type", "ram"),
+    "no kind": set_to("_obs_type", "none"),
+    "actions": lambda env: vars(env)["_action_set"].reverse(),
+    "a tuple of actions": lambda env: vars(env).update(_action_set=(0, 1, 3)),
+    "no actions": lambda env: vars(env).pop("_action_set"),
+    "continuous": set_to("continuous", True),
+    "sound": set_to("sound_obs", True),
+    "calls": lambda env: counted(env, env.calls),
+    "no emulator": lambda env: delattr(env, "ale"),
+}
+ALE_WRAPPERS = {
+    **{name: WRAPPERS[name] for name in ("skip", "skip 2", "skip 7", "statistics", "mine")},
+    "checker": wrappers.PassiveEnvChecker,
+    "order": wrappers.OrderEnforcing,
+    "limit": partial(wrappers.TimeLimit, max_episode_steps=9),
+    "reward": partial(wrappers.TransformReward, func=double),
+    "normal": wrappers.NormalizeReward,
+}
+
+
+def arcade(names, game="pong", **arguments):
+    """ALE's env, as it is registered, in these wrappers."""
+    env = pytest.importorskip("ale_py.env").AtariEnv(
+        game, **{"frameskip": 1, "repeat_action_probability": 0.0, **arguments}
+    )
+    env.calls = []
+    for name in names:
+        env = ALE_WRAPPERS[name](env)
+    return env
+
+
+def state_of(env):
+    """All that can be seen of an env of ALE and its wrappers."""
+    *outer, inner = attributes(env)
+    ale = inner.pop("ale", None) and getattr(env.unwrapped.ale, "ale", env.unwrapped.ale)
+    return outer, inner, ale and (seen(ale.getRAM()), ale.getFrameNumber(), ale.lives())
+
+
+def follow_ale(make, script):
+    """Steps an env of ALE in Python and compiled, and compares all that can be seen."""
+    python, env = make(), make()
+    stepper = compiled(env)
+    assert seen(env.reset(seed=1)) == seen(python.reset(seed=1))
+    for what, action in script:
+        for each in (env, python) if what in ALE_CHANGES else ():
+            happens(partial(ALE_CHANGES[what], each.unwrapped))
+        if what == "reset":
+            assert happens(partial(env.reset, seed=2)) == happens(partial(python.reset, seed=2))
+        mine, expected = (happens(partial(each.step, action)) for each in (stepper, python))
+        assert mine == expected
+        assert state_of(env) == state_of(python)
+    return stepper
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    names=st.lists(st.sampled_from(sorted(ALE_WRAPPERS)), max_size=5, unique=True),
+    arguments=st.fixed_dictionaries(
+        {"game": st.sampled_from(["pong", "breakout"])},
+        optional={
+            "obs_type": st.sampled_from(["rgb", "grayscale", "ram"]),
+            "frameskip": st.sampled_from([1, 2, (2, 4)]),
+            "repeat_action_probability": st.just(0.25),
+            "max_num_frames_per_episode": st.sampled_from([1, 5, 18]),
+            "render_mode": st.just("rgb_array"),
+        },
+    ),
+    script=st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.none(), st.sampled_from(["reset", *ALE_CHANGES])),
+            st.sampled_from([0, 1, 2, 3, np.int64(1), -1, 9, "a", np.zeros(3, np.float32)]),
+        ),
+        min_size=1,
+        max_size=10,
+    ),
+)
+def test_any_game_of_ale(names, arguments, script):
+    follow_ale(partial(arcade, names, **arguments), script)
+
+
+GAME = [(None, each % 4) for each in range(12)]
+
+
+@pytest.mark.parametrize("what", ALE_CHANGES)
+def test_what_is_changed_of_ale_is_obeyed(what):
+    names = ["checker", "order", "statistics", "skip"]
+    follow_ale(partial(arcade, names, "breakout"), [*GAME, (what, 1), *GAME])
+
+
+@pytest.mark.parametrize("arguments", [{"continuous": True}, {"sound_obs": True}])
+def test_ale_with_another_space(arguments):
+    try:
+        arcade([], **arguments)
+    except TypeError:
+        pytest.skip("this ale-py does not know it")
+    action = np.ones(3, np.float32) if "continuous" in arguments else 1
+    follow_ale(partial(arcade, ["statistics", "normal"], **arguments), [(None, action)] * 4)
+    if "continuous" in arguments:
+        follow_ale(partial(arcade, ["skip"], **arguments), [(None, action)] * 4)
+
+
+@pytest.mark.parametrize("skip", ["skip", "skip 7"])
+def test_a_game_that_ends_while_frames_are_skipped(skip):
+    python, env = (arcade(["statistics", skip]) for _ in range(2))
+    stepper = compiled(env)
+    assert seen(env.reset(seed=1)) == seen(python.reset(seed=1))
+    ended = False
+    while not ended:
+        expected = python.step(0)
+        assert seen(stepper.step(0)) == seen(expected)
+        ended = expected[2]
+    assert state_of(env) == state_of(python)
+    assert env.get_wrapper_attr("episode_count") == 1
+
+
+def fetched(stepper, action=0):
+    """How many screens a step fetches by the env's method."""
+    names = []
+    sys.setprofile(lambda frame, event, _: event == "call" and names.append(frame.f_code.co_name))
+    try:
+        stepper.step(action)
+    finally:
+        sys.setprofile(None)
+    return names.count("_get_obs")
+
+
+@pytest.mark.parametrize(
+    ("names", "screens"),
+    [
+        (["skip"], 2),
+        (["skip 7"], 2),
+        (["checker", "order", "limit", "statistics", "skip", "reward"], 2),
+        (["mine", "skip"], 4),
+        (["reward", "skip"], 4),
+        (["skip 2", "skip"], 8),
+        (["skip", "skip 2"], 4),
+    ],
+)
+def test_a_screen_that_nobody_looks_at_is_not_fetched(names, screens):
+    env = arcade(names)
+    stepper = compiled(env)
+    env.reset(seed=1)
+    stepper.step(0)  # the checker looks
+    assert fetched(stepper) == screens
+
+
+@pytest.mark.parametrize("name", ["_get_obs", "step", "emulator"])
+def test_a_patch_of_ale_is_noticed(name, monkeypatch):
+    env = arcade(["skip"])
+    kind = type(env.unwrapped)
+    stepper = compiled(env)
+    env.reset(seed=1)
+    assert fetched(stepper) == 2
+    if name == "emulator":
+        monkeypatch.setattr(type(env.unwrapped.ale), "mine", 1, raising=False)
+    else:
+        method = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given: method(*given))
+    assert fetched(stepper) == 4
+
+
+def test_another_source_of_ale_is_noticed(monkeypatch, tmp_path):
+    for name, function in code_of(type(arcade([]))):
+        with monkeypatch.context() as patch:
+            patch.setattr(function, "__code__", altered(function, tmp_path))
+            env = arcade(["skip"])
+            stepper = compiled(env)
+            env.reset(seed=1)
+            assert fetched(stepper) == 4, name

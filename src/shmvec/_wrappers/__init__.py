@@ -25,17 +25,20 @@ __all__ = ["HOMES", "TWINS", "code_of", "compiled", "notes_of", "summary_of", "w
 
 # Twins, by the compiled file that has them.
 _FILES = {
-    "atari": "StickyActionEnv EpisodicLifeEnv MaxAndSkipEnv Monitor",
+    "ale": "AtariEnv",  # which is an env
+    "atari": "StickyActionEnv EpisodicLifeEnv Monitor",
     "checks": "PassiveEnvChecker OrderEnforcing TimeLimit Autoreset TimeAwareObservation",
     "normalising": "NormalizeObservation NormalizeReward",
     "pictures": "GrayscaleObservation FrameStackObservation",
     "rescaling": "RescaleAction RescaleObservation",
+    "skipping": "MaxAndSkipEnv MaxAndSkipObservation",
     "statistics": "RecordEpisodeStatistics",
     "transforms": "TransformObservation FlattenObservation TransformAction ClipAction "
     "TransformReward ClipReward",
 }
 TWINS = {name: file for file, names in _FILES.items() for name in names.split()}
-HOMES = (  # modules that have their wrappers
+HOMES = (  # modules that have what they are for
+    "ale_py.env",
     "gymnasium.wrappers",
     "stable_baselines3.common.atari_wrappers",
     "stable_baselines3.common.monitor",
@@ -50,6 +53,7 @@ _PAYING = {
     "FrameStackObservation",
     "GrayscaleObservation",
     "MaxAndSkipEnv",
+    "MaxAndSkipObservation",
     "NormalizeObservation",
     "NormalizeReward",
     "RescaleAction",
@@ -59,6 +63,7 @@ _METHODS = ("observation", "action", "reward")  # which a step calls on its wrap
 _LOOKED_AT = ("step", *_METHODS, "action_space", "observation_space")
 # Further methods that a twin knows; an __init__ makes the wrapper's func, which it knows, too.
 _ALSO_LOOKED_AT = {
+    "AtariEnv": ("_get_obs",),
     "FlattenObservation": ("__init__",),
     "ClipAction": ("__init__",),
     "ClipReward": ("__init__",),
@@ -146,7 +151,7 @@ def _built(env: Any, chain: Chain) -> tuple[Any, list[Note]]:
 def _looked_through(env: Any, chain: Chain) -> tuple[Any, list[Note]]:
     below = _below(env)
     if below is None:
-        return Python(env, chain), []
+        return _innermost(env, chain), []
     inner, notes = _built(below, chain)
     twin, why = _twin_of(env)
     notes = [(type(env).__name__, why), *notes]
@@ -159,6 +164,16 @@ def _looked_through(env: Any, chain: Chain) -> tuple[Any, list[Note]]:
     if _pays(beneath):
         return Python(env, chain, below, beneath), notes
     return Python(env, chain), notes
+
+
+def _innermost(env: Any, chain: Chain) -> Python:
+    """What steps an env that wraps nothing."""
+    kind = type(env)
+    name = kind.__name__
+    if name != "AtariEnv" or wrapper_of(name) is not kind or _difference(kind):
+        return Python(env, chain)
+    twin: type[Python] = getattr(import_module(f"{__name__}.{TWINS[name]}"), name)
+    return twin(env, chain)
 
 
 def _below(env: Any) -> Any:
@@ -209,14 +224,15 @@ def _twin_by_base(wrapper: Any) -> tuple[type[Twin] | None, str]:
 
 
 def wrapper_of(name: str) -> type[Any] | None:
-    """The class of wrappers that a twin of this name is for; None: its library is not imported."""
+    """The class that a twin of this name is for; None: its library is not imported."""
     homes = (sys.modules.get(home) for home in HOMES)
     return next((vars(home)[name] for home in homes if home and name in vars(home)), None)
 
 
 def code_of(kind: type) -> Iterator[tuple[str, Any]]:
     """The functions and properties that the twin of a class knows, each with its name."""
-    for each in kind.__mro__[: kind.__mro__.index(gym.Wrapper) + 1]:
+    outermost = gym.Wrapper if issubclass(kind, gym.Wrapper) else kind
+    for each in kind.__mro__[: kind.__mro__.index(outermost) + 1]:
         for method in _LOOKED_AT:
             if method in vars(each):
                 yield f"{each.__name__}.{method}", vars(each)[method]

@@ -8,6 +8,7 @@ cdef class Step:
     cdef object terminated
     cdef object truncated
     cdef object info
+    cdef bint unseen      # the observation is not looked at: who makes it may leave it out
     cdef bint is_unusual  # it is not a tuple of five, but
     cdef object unusual   # this, as it was returned
 
@@ -48,6 +49,7 @@ cdef class Twin(Stepper):
     cdef object kind       # the wrapper's class,
     cdef unsigned int tag  # and its version
     cdef str method        # what its step calls on itself; None: nothing
+    cdef bint looks        # whether it looks at observations
 
     cdef dict attributes(self)
     cdef dict after_inner(self, object action, Step step)

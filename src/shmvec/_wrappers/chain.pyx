@@ -26,6 +26,10 @@ cdef extern from "Python.h":
 
 BUILDS_MOST = 100  # a chain that changes more often is left to Python
 cdef object _wrapper = gym.Wrapper
+# Twins that pass observations on unseen, and call no code of a user's that could look.
+cdef frozenset _BLIND = frozenset({
+    "EpisodicLifeEnv", "Monitor", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics",
+    "StickyActionEnv", "TimeLimit", "Wrapper"})
 
 
 cdef unsigned int version_of(object kind) noexcept:
@@ -82,7 +86,6 @@ cdef class Owner:
                 and PyMethod_GET_SELF(<object>step) == <PyObject *>env)
 
 
-@cython.final
 cdef class Python(Stepper):
     def __init__(self, env, Chain owner, below=None, Chain chain=None):
         self.env = env
@@ -132,6 +135,7 @@ cdef class Twin(Stepper):
         self.method = method
         self.kind = type(wrapper)
         self.tag = version_of(self.kind)
+        self.looks = type(self).__name__ not in _BLIND
 
     cdef dict attributes(self):
         """The wrapper's attributes; None if it is not as it was."""
@@ -154,6 +158,8 @@ cdef class Twin(Stepper):
         if own is None:
             self.owner.changed = True
             return self.by_python(action, step)
+        if self.looks:
+            step.unseen = False
         return self.step_with(own, action, step)
 
     cdef dict after_inner(self, object action, Step step):

@@ -23,6 +23,15 @@ __all__ = ["KNOWN", "fingerprint", "is_known"]
 KNOWN: dict[str, dict[str, str]] = {
     "ActionWrapper.action": {"7e1a0123e1f7b4e6": "1.0 to 1.4"},
     "ActionWrapper.step": {"267b3d232fa4f360": "1.0 to 1.4"},
+    "AtariEnv._get_obs": {
+        "6cf72ff1e473e0c5": "ale-py 0.10.1",
+        "eda3c990829de254": "ale-py 0.10.2 to 0.12",
+    },
+    "AtariEnv.step": {
+        "3fa21d197d7a07a1": "ale-py 0.10.1 to 0.11.0",
+        "1c465a613ae7a516": "ale-py 0.11.1 and 0.11.2",
+        "407e5460a2a42e43": "ale-py 0.12",
+    },
     "Autoreset.step": {"ee4918cba203e5e4": "1.0 to 1.4"},
     "ClipAction.__init__": {"f4d92b1624057463": "1.0 to 1.3", "ea790539e76ee69b": "1.4"},
     "ClipReward.__init__": {"70541cc04e78a4c2": "1.0 to 1.3", "96e60789ad9ba0b7": "1.4"},
@@ -31,6 +40,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "FrameStackObservation.step": {"dcea161911034268": "1.0 to 1.4"},
     "GrayscaleObservation.__init__": {"6a9ad63cd06c823e": "1.0 to 1.3", "7c239b774e4fe032": "1.4"},
     "MaxAndSkipEnv.step": {"47ca11d6392d6915": "Stable-Baselines3 2.3 to 2.9"},
+    "MaxAndSkipObservation.step": {"5a10b61013cf5b5a": "1.0 to 1.4"},
     "Monitor.step": {
         "c34191ee71ef732c": "Stable-Baselines3 2.3 and 2.4",
         "8ba4a2409c56f3b6": "Stable-Baselines3 2.5 to 2.9",

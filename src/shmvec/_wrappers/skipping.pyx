@@ -1,0 +1,77 @@
+"""Twins of wrappers that take several frames a step: MaxAndSkipEnv and MaxAndSkipObservation.
+
+They look at the last two frames only, and say so of the others, of which an env need not make an
+observation. An episode that ends within those leaves the frames of the step before.
+"""
+
+cimport cython
+
+import numpy as np
+
+from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, shape_of, size_of
+from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin
+from shmvec._wrappers.numbers cimport is_plain
+
+cdef object _uint8 = np.dtype(np.uint8)
+
+
+cdef class MaxAndSkipEnv(Twin):
+    cdef bint is_gymnasiums  # it is a MaxAndSkipObservation
+
+    def __init__(self, wrapper, Chain owner, below, Stepper inner, method):
+        Twin.__init__(self, wrapper, owner, below, inner, method)
+        self.is_gymnasiums = type(wrapper).__name__ == "MaxAndSkipObservation"
+
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        cdef object total = 0.0
+        cdef Py_ssize_t i
+        skip = self.get(own, "_skip")
+        if type(skip) is not int or not 0 < skip < 1 << 30:
+            return self.by_python(action, step)
+        last = skip - 1
+        for i in range(skip):
+            step.unseen = i < last - 1
+            own = self.after_inner(action, step)
+            if not self.is_gymnasiums:
+                ended = step.terminated or step.truncated
+            last = self.get(own, "_skip") - 1
+            if i == last - 1:
+                self.get(own, "_obs_buffer")[0] = step.observation
+            if i == last:
+                self.get(own, "_obs_buffer")[1] = step.observation
+            total = total + float(step.reward)
+            if self.is_gymnasiums:
+                ended = step.terminated or step.truncated
+            if ended:
+                break
+        step.unseen = False
+        frames = self.get(own, "_obs_buffer")
+        step.observation = _maximum(frames)
+        if step.observation is None:
+            step.observation = np.max(frames, axis=0) if self.is_gymnasiums else frames.max(axis=0)
+        step.reward = total
+        return 0
+
+
+@cython.final
+cdef class MaxAndSkipObservation(MaxAndSkipEnv):
+    pass
+
+
+cdef object _maximum(object frames):
+    """The larger of two frames, byte by byte, as a new array; None: NumPy must make it."""
+    if not (is_plain(frames) and has_dtype(frames, _uint8) and ndim_of(frames) > 1
+            and shape_of(frames)[0] == 2):
+        return None
+    largest = np.empty(frames.shape[1:], _uint8)
+    cdef Py_ssize_t size = size_of(largest)
+    cdef const unsigned char *first = <unsigned char *>data_of(frames)
+    _larger(first, first + size, <unsigned char *>data_of(largest), size)
+    return largest
+
+
+cdef void _larger(const unsigned char *first, const unsigned char *second,
+                  unsigned char *largest, Py_ssize_t size) noexcept:
+    cdef Py_ssize_t i
+    for i in range(size):
+        largest[i] = first[i] if first[i] > second[i] else second[i]
