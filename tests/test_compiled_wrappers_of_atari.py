@@ -1,7 +1,9 @@
 """Compiled wrappers of Stable-Baselines3 do as its Python ones, bit for bit."""
 
+import sys
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +12,15 @@ from gymnasium import wrappers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_compiled_pictures import Arcade
-from test_compiled_wrappers import attributes, check_sources, compiled, follow, names_of, seen
+from test_compiled_wrappers import (
+    attributes,
+    check_sources,
+    compiled,
+    follow,
+    module_of,
+    names_of,
+    seen,
+)
 
 from shmvec import ShmVectorEnv
 from shmvec._wrappers import notes_of
@@ -145,3 +155,13 @@ def test_breakout_as_stable_baselines_wraps_it():
         if expected[2] or expected[3]:
             assert seen(env.reset()) == seen(python.reset())
     assert attributes(env)[:-1] == attributes(python)[:-1]
+
+
+def test_a_copy_in_cleanrl_is_recognised(monkeypatch, tmp_path):
+    # Whose text differs from the original's in annotations.
+    source = Path(atari.__file__).read_text().replace(" -> AtariStepReturn", "")
+    copied = module_of(source, tmp_path)
+    wrap = copied.MaxAndSkipEnv(copied.EpisodicLifeEnv(copied.StickyActionEnv(Arcade(), 0.5)))
+    assert {why for _, why in notes_of(compiled(wrap))} != {""}  # it is not where CleanRL has it
+    monkeypatch.setitem(sys.modules, "cleanrl_utils.atari_wrappers", copied)
+    assert {why for _, why in notes_of(compiled(wrap))} == {""}

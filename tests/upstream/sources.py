@@ -12,20 +12,21 @@ from importlib import import_module
 
 import gymnasium
 
-from shmvec._wrappers import HOMES, TWINS, code_of, wrapper_of
+from shmvec._wrappers import HOMES, TWINS, code_of, kinds_of
 from shmvec._wrappers.sources import KNOWN, fingerprint
 
 
-def rows() -> dict[str, str]:
+def rows() -> set[tuple[str, str]]:
     """The functions that twins know, and their fingerprints."""
-    found = {}
     for home in HOMES:
         with suppress(ImportError):
             import_module(home)
-    for kind in filter(None, map(wrapper_of, TWINS)):
-        for name, function in code_of(kind):
-            found[name] = fingerprint(getattr(function, "fget", function))
-    return found
+    return {
+        (name, fingerprint(getattr(function, "fget", function)))
+        for twin in TWINS
+        for kind in kinds_of(twin)
+        for name, function in code_of(kind)
+    }
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="those that the table has, too")
     everything = parser.parse_args().all
     version = gymnasium.__version__
-    for name, found in sorted(rows().items()):
+    for name, found in sorted(rows()):
         if everything or found not in KNOWN.get(name, {}):
             print(f'    "{name}": {{"{found}": "{version}"}},')
 

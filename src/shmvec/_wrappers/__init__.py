@@ -21,7 +21,7 @@ import numpy as np
 from shmvec._wrappers.chain import Chain, Python, Twin, has_version
 from shmvec._wrappers.sources import is_known
 
-__all__ = ["HOMES", "TWINS", "code_of", "compiled", "notes_of", "summary_of", "wrapper_of"]
+__all__ = ["HOMES", "TWINS", "code_of", "compiled", "kinds_of", "notes_of", "summary_of"]
 
 # Twins, by the compiled file that has them.
 _FILES = {
@@ -39,6 +39,7 @@ _FILES = {
 TWINS = {name: file for file, names in _FILES.items() for name in names.split()}
 HOMES = (  # modules that have what they are for
     "ale_py.env",
+    "cleanrl_utils.atari_wrappers",  # Stable-Baselines3's, copied
     "gymnasium.wrappers",
     "stable_baselines3.common.atari_wrappers",
     "stable_baselines3.common.monitor",
@@ -170,7 +171,7 @@ def _innermost(env: Any, chain: Chain) -> Python:
     """What steps an env that wraps nothing."""
     kind = type(env)
     name = kind.__name__
-    if name != "AtariEnv" or wrapper_of(name) is not kind or _difference(kind):
+    if name != "AtariEnv" or kind not in kinds_of(name) or _difference(kind):
         return Python(env, chain)
     twin: type[Python] = getattr(import_module(f"{__name__}.{TWINS[name]}"), name)
     return twin(env, chain)
@@ -191,7 +192,7 @@ def _twin_of(wrapper: Any) -> tuple[type[Twin] | None, str]:
     """The twin that can take a wrapper's place; None, and the reason why there is none."""
     kind = type(wrapper)
     name = kind.__name__
-    if name not in TWINS or wrapper_of(name) is not kind:
+    if name not in TWINS or kind not in kinds_of(name):
         return _twin_by_base(wrapper)
     for attribute in vars(wrapper):
         if _of_class(kind, attribute) is not None:
@@ -223,10 +224,10 @@ def _twin_by_base(wrapper: Any) -> tuple[type[Twin] | None, str]:
     return twin, ""
 
 
-def wrapper_of(name: str) -> type[Any] | None:
-    """The class that a twin of this name is for; None: its library is not imported."""
-    homes = (sys.modules.get(home) for home in HOMES)
-    return next((vars(home)[name] for home in homes if home and name in vars(home)), None)
+def kinds_of(name: str) -> list[type[Any]]:
+    """The classes that a twin of this name is for, of the libraries that are imported."""
+    homes = (vars(sys.modules[home]) for home in HOMES if sys.modules.get(home))
+    return [home[name] for home in homes if name in home]
 
 
 def code_of(kind: type) -> Iterator[tuple[str, Any]]:

@@ -35,11 +35,17 @@ KNOWN: dict[str, dict[str, str]] = {
     "Autoreset.step": {"ee4918cba203e5e4": "1.0 to 1.4"},
     "ClipAction.__init__": {"f4d92b1624057463": "1.0 to 1.3", "ea790539e76ee69b": "1.4"},
     "ClipReward.__init__": {"70541cc04e78a4c2": "1.0 to 1.3", "96e60789ad9ba0b7": "1.4"},
-    "EpisodicLifeEnv.step": {"5d3eb63bfe89e686": "Stable-Baselines3 2.3 to 2.9"},
+    "EpisodicLifeEnv.step": {
+        "5d3eb63bfe89e686": "Stable-Baselines3 2.3 to 2.9",
+        "dd7bcd2f6688dcbf": "CleanRL",
+    },
     "FlattenObservation.__init__": {"6d0978055bbec239": "1.0 to 1.4"},
     "FrameStackObservation.step": {"dcea161911034268": "1.0 to 1.4"},
     "GrayscaleObservation.__init__": {"6a9ad63cd06c823e": "1.0 to 1.3", "7c239b774e4fe032": "1.4"},
-    "MaxAndSkipEnv.step": {"47ca11d6392d6915": "Stable-Baselines3 2.3 to 2.9"},
+    "MaxAndSkipEnv.step": {
+        "47ca11d6392d6915": "Stable-Baselines3 2.3 to 2.9",
+        "e74222d8542b504d": "CleanRL",
+    },
     "MaxAndSkipObservation.step": {"5a10b61013cf5b5a": "1.0 to 1.4"},
     "Monitor.step": {
         "c34191ee71ef732c": "Stable-Baselines3 2.3 and 2.4",
@@ -56,7 +62,10 @@ KNOWN: dict[str, dict[str, str]] = {
     "RewardWrapper.step": {"05f490f537e99dd0": "1.0 to 1.4"},
     "RunningMeanStd.update": {"4a8afc7f230b5c78": "1.0 to 1.4"},
     "RunningMeanStd.update_from_moments": {"2b44be3c1214f650": "1.0 to 1.4"},
-    "StickyActionEnv.step": {"e9bf154576fa44f0": "Stable-Baselines3 2.3 to 2.9"},
+    "StickyActionEnv.step": {
+        "e9bf154576fa44f0": "Stable-Baselines3 2.3 to 2.9",
+        "5064e8956103e65d": "CleanRL",
+    },
     "TimeAwareObservation.observation": {"224b9907b1071fdf": "1.0 to 1.4"},
     "TimeAwareObservation.step": {"fff84ecb5075c895": "1.0 to 1.4"},
     "TimeLimit.step": {"4ee4723aecbd4517": "1.0 to 1.4"},
