@@ -61,6 +61,7 @@ def stable_baselines(name: str) -> gym.Env[Any, Any]:
 CHAINS: dict[str, Callable[[], Any]] = {
     "HalfCheetah-v5, CleanRL's chain": partial(cleanrl, "HalfCheetah-v5"),
     "HalfCheetah-v5, gym.make": partial(gym.make, "HalfCheetah-v5"),
+    "Hopper-v5, gym.make": partial(gym.make, "Hopper-v5"),
     "Pong, Stable-Baselines3's chain": partial(stable_baselines, "ALE/Pong-v5"),
     "CartPole-v1, gym.make": partial(gym.make, "CartPole-v1"),
     "CartPole-v1, with statistics": partial(with_statistics, "CartPole-v1"),

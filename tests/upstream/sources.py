@@ -11,8 +11,9 @@ from contextlib import suppress
 from importlib import import_module
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
-from shmvec._wrappers import HOMES, TWINS, code_of, kinds_of
+from shmvec._wrappers import HOMES, TWINS, code_of, code_of_env, kinds_of
 from shmvec._wrappers.sources import KNOWN, fingerprint
 
 
@@ -21,12 +22,14 @@ def rows() -> set[tuple[str, str]]:
     for home in HOMES:
         with suppress(ImportError):
             import_module(home)
-    return {
-        (name, fingerprint(getattr(function, "fget", function)))
-        for twin in TWINS
-        for kind in kinds_of(twin)
-        for name, function in code_of(kind)
-    }
+    envs = [
+        load_env_creator(spec.entry_point)
+        for spec in gymnasium.registry.values()
+        if str(spec.entry_point).startswith("gymnasium.envs.mujoco") and spec.version in (4, 5)
+    ]
+    code = [each for twin in TWINS for kind in kinds_of(twin) for each in code_of(kind)]
+    code += [each for kind in envs for each in code_of_env(kind)]
+    return {(name, fingerprint(getattr(found, "fget", found))) for name, found in code}
 
 
 def main() -> None:

@@ -21,7 +21,16 @@ import numpy as np
 from shmvec._wrappers.chain import Chain, Python, Twin, has_version
 from shmvec._wrappers.sources import is_known
 
-__all__ = ["HOMES", "TWINS", "code_of", "compiled", "kinds_of", "notes_of", "summary_of"]
+__all__ = [
+    "HOMES",
+    "TWINS",
+    "code_of",
+    "code_of_env",
+    "compiled",
+    "kinds_of",
+    "notes_of",
+    "summary_of",
+]
 
 # Twins, by the compiled file that has them.
 _FILES = {
@@ -31,12 +40,14 @@ _FILES = {
     "normalising": "NormalizeObservation NormalizeReward",
     "pictures": "GrayscaleObservation FrameStackObservation",
     "rescaling": "RescaleAction RescaleObservation",
-    "skipping": "MaxAndSkipEnv MaxAndSkipObservation AtariPreprocessing",
+    "skipping": "MaxAndSkipEnv MaxAndSkipObservation",
     "statistics": "RecordEpisodeStatistics",
     "transforms": "TransformObservation FlattenObservation TransformAction ClipAction "
     "TransformReward ClipReward",
 }
 TWINS = {name: file for file, names in _FILES.items() for name in names.split()}
+# Envs that wrap nothing, by their classes' names: several versions have the same.
+_ENVS = {"HalfCheetahEnv": "mujoco", "HopperEnv": "mujoco", "Walker2dEnv": "mujoco"}
 HOMES = (  # modules that have what they are for
     "ale_py.env",
     "cleanrl_utils.atari_wrappers",  # Stable-Baselines3's, copied
@@ -48,7 +59,6 @@ HOMES = (  # modules that have what they are for
 _BASES = (gym.Wrapper, gym.ObservationWrapper, gym.ActionWrapper, gym.RewardWrapper)
 # A frame of Python costs as little as a twin does: only with one of these a chain is compiled.
 _PAYING = {
-    "AtariPreprocessing",
     "FlattenObservation",
     "ClipAction",
     "ClipReward",
@@ -71,6 +81,19 @@ _ALSO_LOOKED_AT = {
     "ClipReward": ("__init__",),
     "GrayscaleObservation": ("__init__",),
 }
+# Methods and properties of MuJoCo envs that a twin need not ask for, if it knows them.
+_OF_MUJOCO = (
+    "do_simulation",
+    "_step_mujoco_simulation",
+    "dt",
+    "state_vector",
+    "_get_obs",
+    "_get_rew",
+    "control_cost",
+    "is_healthy",
+    "healthy_reward",
+    "terminated",
+)
 _RESCALED_BY = {"RescaleAction": "backward", "RescaleObservation": "forward"}
 
 _DEPTH_MOST = 1000  # of wrappers; an env may wrap itself
@@ -85,24 +108,31 @@ def compiled(env: Any, always: bool = False) -> Any:
         env: The env with its wrappers. It is left as it is.
         always: Whether it is compiled even where Python is as fast.
     """
-    if not always and _PAYING.isdisjoint(_names(env)):
+    if not always and not _may_pay(env):
         return env  # not looked at any closer, which takes milliseconds
     chain = Chain(env, _built)
     return chain if always or _pays(chain) else env
 
 
-def _names(env: Any) -> list[str]:
-    """The classes of an env's wrappers, the outermost first."""
-    names: list[str] = []
+def _classes(env: Any) -> list[type]:
+    """The classes of an env's wrappers, the outermost first, and that of what they wrap."""
+    classes = [type(env)]
     with contextlib.suppress(Exception):  # of an env that answers oddly when it is looked at
-        while (below := _below(env)) is not None and len(names) < _DEPTH_MOST:
-            names.append(type(env).__name__)
-            env = below
-    return names
+        while (env := _below(env)) is not None and len(classes) < _DEPTH_MOST:
+            classes.append(type(env))
+    return classes
+
+
+def _may_pay(env: Any) -> bool:
+    *wrappers, innermost = _classes(env)
+    names = {each.__name__ for each in wrappers}
+    return not _PAYING.isdisjoint(names) or any(
+        each.__name__ in _ENVS for each in innermost.__mro__
+    )
 
 
 def _pays(chain: Chain) -> bool:
-    return any(name in _PAYING and not why for name, why in chain.notes)
+    return chain.steps_env or any(name in _PAYING and not why for name, why in chain.notes)
 
 
 def notes_of(stepper: Any) -> list[Note]:
@@ -113,9 +143,8 @@ def notes_of(stepper: Any) -> list[Note]:
     """
     if isinstance(stepper, Chain):
         return list(stepper.notes)
-    names = _names(stepper)
-    if _PAYING.isdisjoint(names):
-        return [(name, _AS_FAST) for name in names]
+    if not _may_pay(stepper):
+        return [(each.__name__, _AS_FAST) for each in _classes(stepper)[:-1]]
     return [(name, why or _AS_FAST) for name, why in Chain(stepper, _built).notes]
 
 
@@ -168,14 +197,20 @@ def _looked_through(env: Any, chain: Chain) -> tuple[Any, list[Note]]:
     return Python(env, chain), notes
 
 
-def _innermost(env: Any, chain: Chain) -> Python:
+def _innermost(env: Any, chain: Chain) -> Any:
     """What steps an env that wraps nothing."""
     kind = type(env)
     name = kind.__name__
-    if name != "AtariEnv" or kind not in kinds_of(name) or _difference(kind):
+    if name == "AtariEnv" and kind in kinds_of(name) and not _difference(kind):
+        return getattr(import_module(f"{__name__}.{TWINS[name]}"), name)(env, chain)
+    code = list(code_of_env(kind))
+    names = [name.split(".") for name, function in code if is_known(function, name)]
+    known = frozenset(method for _, method in names)
+    chain.steps_env = "step" in known and known.isdisjoint(vars(env)) and not _unseen(kind)
+    if not chain.steps_env:
         return Python(env, chain)
-    twin: type[Python] = getattr(import_module(f"{__name__}.{TWINS[name]}"), name)
-    return twin(env, chain)
+    name = names[0][0]  # of the class that defines the step
+    return getattr(import_module(f"{__name__}.{_ENVS[name]}"), name)(env, chain, known)
 
 
 def _below(env: Any) -> Any:
@@ -256,6 +291,16 @@ def code_of(kind: type) -> Iterator[tuple[str, Any]]:
         yield "_concatenate_base", gym.vector.utils.concatenate.dispatch(gym.spaces.Box)
 
 
+def code_of_env(kind: type) -> Iterator[tuple[str, Any]]:
+    """The functions and properties of an env's class that its twin may know, each with its name."""
+    base = _definer(kind, "step")
+    if base is not None and base.__name__ in _ENVS:
+        for name in ("step", *_OF_MUJOCO):
+            definer = _definer(kind, name)
+            if definer is not None and (definer is base or definer.__name__ == "MujocoEnv"):
+                yield f"{definer.__name__}.{name}", vars(definer)[name]
+
+
 def _difference(kind: type) -> str:
     """How a class of wrappers differs from the one that its twin is for; empty if it does not."""
     for name, function in code_of(kind):
@@ -274,7 +319,13 @@ def _difference(kind: type) -> str:
 
 def _of_class(kind: type, name: str) -> Any:
     """An attribute of a class or its bases, as it is defined; None: there is none."""
-    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
+    definer = _definer(kind, name)
+    return None if definer is None else vars(definer)[name]
+
+
+def _definer(kind: type, name: str) -> type | None:
+    """The class that defines an attribute, a class itself or one of its bases."""
+    return next((each for each in kind.__mro__ if name in vars(each)), None)
 
 
 def _unseen(kind: type) -> str:

@@ -65,6 +65,7 @@ cdef class Chain:
     cdef Stepper first
     cdef readonly list notes  # (name of a class, why it is not compiled; "": it is), outermost first
     cdef Owner owner
+    cdef public bint steps_env  # whether the env beneath all wrappers has a twin
     cdef int builds
 
     cdef object stepped(self, object action)

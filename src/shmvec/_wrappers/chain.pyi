@@ -24,6 +24,7 @@ class Twin(Stepper):
 class Chain:
     env: Any
     notes: list[tuple[str, str]]
+    steps_env: bool
     @property
     def __name__(self) -> str: ...
     def __init__(

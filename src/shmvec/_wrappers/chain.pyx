@@ -144,7 +144,8 @@ cdef class Twin(Stepper):
         if type(self.wrapper) is not self.kind or version_of(self.kind) != self.tag:
             return None
         own = attributes_of(self.wrapper)
-        if PyDict_GetItemWithError(own, "env") != <PyObject *>self.below:
+        if (self.below is not None
+                and PyDict_GetItemWithError(own, "env") != <PyObject *>self.below):
             return None
         found = PyDict_GetItemWithError(own, "step")
         if found is not NULL and not self.owner.has_set(self.wrapper, found):

@@ -1,0 +1,373 @@
+"""Twins of Gymnasium's MuJoCo envs, v4 and v5, which wrap nothing.
+
+MuJoCo is called as these envs call it, and so is a method that a subclass overrides. The rest of a
+step is computed from MuJoCo's arrays; rewards are computed by NumPy's scalars, which warn as ever.
+"""
+
+cimport cython
+from libc.math cimport isfinite
+from libc.string cimport memcpy
+
+import numpy as np
+
+from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, new_like, size_of
+from shmvec._wrappers.chain cimport Chain, Step, Twin
+from shmvec._wrappers.numbers cimport (
+    clear_flags,
+    float32,
+    float64,
+    inside,
+    is_plain,
+    new_float64,
+    raised_flags,
+)
+
+ctypedef fused real:
+    float
+    double
+
+cdef Py_ssize_t _BLOCK = 128  # so many numbers NumPy adds up in one go
+cdef object _float32 = np.float32
+cdef object _bool = np.bool_
+
+
+cdef class MujocoEnv(Twin):
+    """What the steps of these envs have in common."""
+    cdef object mujoco      # the module
+    cdef tuple known        # names of methods and properties that are as Gymnasium has them
+    cdef bint is_v5
+    cdef bint simulates     # do_simulation is known,
+    cdef bint knows_dt
+    cdef bint observes      # _get_obs,
+    cdef bint rewards       # _get_rew,
+    cdef bint costs         # control_cost,
+    cdef bint judges        # is_healthy
+    cdef bint survives      # and healthy_reward,
+    cdef bint forgives      # which is for the unhealthy, too, where they do not go on
+    cdef Py_ssize_t hidden  # positions that an observation may leave out
+    cdef bint clips         # whether its velocities are clipped
+    cdef object observation  # one of the last size
+
+    def __init__(self, env, Chain owner, frozenset known):
+        """Makes a twin.
+
+        Args:
+            env: The env.
+            owner: The chain.
+            known: Names of its class's methods and properties that are as Gymnasium has them.
+        """
+        Twin.__init__(self, env, owner, None, None, None)
+        kind = type(env)
+        self.mujoco = kind._step_mujoco_simulation.__globals__["mujoco"]
+        self.known = tuple(known)
+        self.is_v5 = "_get_rew" in kind.step.__code__.co_names
+        self.simulates = {"do_simulation", "_step_mujoco_simulation"} <= known
+        self.knows_dt = "dt" in known
+        self.observes = "_get_obs" in known
+        self.rewards = "_get_rew" in known
+        self.costs = "control_cost" in known
+        self.judges = {"is_healthy", "state_vector"} <= known
+        self.survives = "healthy_reward" in known
+        self.forgives = self.survives and (
+            "_terminate_when_unhealthy" in kind.healthy_reward.fget.__code__.co_names)
+        self.hidden = 1
+        self.observation = np.empty(0)
+
+    cdef dict attributes(self):
+        cdef dict own = Twin.attributes(self)
+        if own is not None:
+            for name in self.known:
+                if name in own:
+                    return None
+        return own
+
+    cdef object space(self, str name, str own):
+        return getattr(self.wrapper, name)
+
+    cdef int simulate(self, object action) except -1:
+        """What ``do_simulation`` does."""
+        env = self.wrapper
+        frames = env.frame_skip
+        if self.simulates and is_plain(action) and ndim_of(action) == 1:
+            model, data = env.model, env.data
+            control = data.ctrl
+            if (_is_numbers(control) and size_of(action) == size_of(control) == model.nu
+                    and _copy(action, control)):
+                self.mujoco.mj_step(model, data, nstep=frames)
+                self.mujoco.mj_rnePostConstraint(model, data)
+                return 0
+        env.do_simulation(action, frames)
+        return 0
+
+    cdef object dt(self):
+        env = self.wrapper
+        return env.model.opt.timestep * env.frame_skip if self.knows_dt else env.dt
+
+    cdef object observed(self):
+        """What ``_get_obs`` returns."""
+        cdef Py_ssize_t skipped, kept, speeds, i
+        cdef double *made
+        env = self.wrapper
+        data = env.data
+        positions, velocities = data.qpos, data.qvel
+        if not (self.observes and _is_numbers(positions) and _is_numbers(velocities)):
+            return env._get_obs()
+        skipped = 0
+        if env._exclude_current_positions_from_observation:
+            skipped = min(self.hidden, size_of(positions))
+        kept, speeds = size_of(positions) - skipped, size_of(velocities)
+        if size_of(self.observation) != kept + speeds:
+            self.observation = np.empty(kept + speeds)
+        observation = new_like(self.observation)
+        made = <double *>data_of(observation)
+        memcpy(made, <double *>data_of(positions) + skipped, kept * sizeof(double))
+        memcpy(made + kept, data_of(velocities), speeds * sizeof(double))
+        if self.clips:
+            _clip(made + kept, speeds, -10, 10)
+        return observation
+
+    cdef object control_cost(self, object action):
+        env = self.wrapper
+        total = _sum_of_squares(action) if self.costs else None
+        return env.control_cost(action) if total is None else env._ctrl_cost_weight * total
+
+    cdef object judged(self):
+        """Whether the env is healthy; None: its own ``is_healthy`` must say it."""
+        return None
+
+    cdef object is_healthy(self):
+        healthy = self.judged() if self.judges else None
+        return self.wrapper.is_healthy if healthy is None else healthy
+
+    cdef object healthy_reward(self):
+        env = self.wrapper
+        if not self.survives:
+            return env.healthy_reward
+        if self.forgives:
+            return float(self.is_healthy() or env._terminate_when_unhealthy) * env._healthy_reward
+        return self.is_healthy() * env._healthy_reward
+
+    cdef object terminated(self):
+        env = self.wrapper
+        if self.is_v5:
+            return not self.is_healthy() and env._terminate_when_unhealthy
+        if "terminated" not in self.known:
+            return env.terminated
+        return not self.is_healthy() if env._terminate_when_unhealthy else False
+
+    cdef int end(self, Step step, object terminated) except -1:
+        """Ends a step."""
+        env = self.wrapper
+        if env.render_mode == "human":
+            env.render()
+        step.terminated, step.truncated, step.is_unusual = terminated, False, False
+        return 0
+
+
+@cython.final
+cdef class HalfCheetahEnv(MujocoEnv):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        env = self.wrapper
+        before = env.data.qpos[0]
+        self.simulate(action)
+        after = env.data.qpos[0]
+        velocity = (after - before) / self.dt()
+        if self.is_v5:
+            step.observation = self.observed()
+            step.reward, rewards = self.rewarded(velocity, action)
+            step.info = {"x_position": after, "x_velocity": velocity, **rewards}
+        else:
+            cost = self.control_cost(action)
+            forward = env._forward_reward_weight * velocity
+            step.observation = self.observed()
+            step.reward = forward - cost
+            step.info = {"x_position": after, "x_velocity": velocity, "reward_run": forward,
+                         "reward_ctrl": -cost}
+        return self.end(step, False)
+
+    cdef tuple rewarded(self, object velocity, object action):
+        """What ``_get_rew`` returns."""
+        env = self.wrapper
+        if not self.rewards:
+            return env._get_rew(velocity, action)
+        forward = env._forward_reward_weight * velocity
+        cost = self.control_cost(action)
+        return forward - cost, {"reward_forward": forward, "reward_ctrl": -cost}
+
+
+cdef class _Walker(MujocoEnv):
+    """HopperEnv and Walker2dEnv, which are healthy within ranges of height and angle."""
+
+    def __init__(self, env, Chain owner, frozenset known):
+        MujocoEnv.__init__(self, env, owner, known)
+        self.clips = True
+
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        env = self.wrapper
+        before = env.data.qpos[0]
+        self.simulate(action)
+        after = env.data.qpos[0]
+        velocity = (after - before) / self.dt()
+        if self.is_v5:
+            step.observation = self.observed()
+            step.reward, rewards = self.rewarded(velocity, action)
+            terminated = self.terminated()
+            height = env.data.qpos[1] - env.init_qpos[1]
+            step.info = {"x_position": after, "z_distance_from_origin": height,
+                         "x_velocity": velocity, **rewards}
+        else:
+            cost = self.control_cost(action)
+            forward = env._forward_reward_weight * velocity
+            total = forward + self.healthy_reward()
+            step.observation = self.observed()
+            step.reward = total - cost
+            terminated = self.terminated()
+            step.info = {"x_position": after, "x_velocity": velocity}
+        return self.end(step, terminated)
+
+    cdef tuple rewarded(self, object velocity, object action):
+        """What ``_get_rew`` returns."""
+        env = self.wrapper
+        if not self.rewards:
+            return env._get_rew(velocity, action)
+        forward = env._forward_reward_weight * velocity
+        healthy = self.healthy_reward()
+        total = forward + healthy
+        cost = self.control_cost(action)
+        return total - cost, {"reward_forward": forward, "reward_ctrl": -cost,
+                              "reward_survive": healthy}
+
+    cdef int upright(self) except -1:
+        """Whether height and angle are in their ranges; 2: not known."""
+        cdef double low, high, least, most
+        env = self.wrapper
+        positions = env.data.qpos
+        if not (_is_numbers(positions) and size_of(positions) > 2
+                and _is_range(env._healthy_z_range, &low, &high)
+                and _is_range(env._healthy_angle_range, &least, &most)):
+            return 2
+        cdef const double *numbers = <double *>data_of(positions)
+        return low < numbers[1] < high and least < numbers[2] < most
+
+
+@cython.final
+cdef class HopperEnv(_Walker):
+    cdef object judged(self):
+        cdef double low, high
+        cdef Py_ssize_t i
+        cdef const double *numbers
+        cdef int upright = self.upright()
+        env = self.wrapper
+        velocities = env.data.qvel
+        if (upright == 2 or not _is_numbers(velocities)
+                or not _is_range(env._healthy_state_range, &low, &high)):
+            return None
+        positions = env.data.qpos
+        numbers = <double *>data_of(positions)
+        for i in range(2, size_of(positions)):
+            if not low < numbers[i] < high:
+                return False
+        numbers = <double *>data_of(velocities)
+        for i in range(size_of(velocities)):
+            if not low < numbers[i] < high:
+                return False
+        return upright == 1
+
+
+@cython.final
+cdef class Walker2dEnv(_Walker):
+    cdef object judged(self):
+        cdef int upright = self.upright()
+        return None if upright == 2 else _bool(upright)
+
+
+cdef bint _is_numbers(object array) noexcept:
+    """Whether it is an axis of float64 that C may read."""
+    return is_plain(array) and ndim_of(array) == 1 and has_dtype(array, float64)
+
+
+cdef bint _is_range(object given, double *low, double *high) except -1:
+    """Whether it is a tuple of two floats, which are written to ``low`` and ``high``."""
+    if type(given) is not tuple or len(<tuple>given) != 2:
+        return False
+    least, most = <tuple>given
+    if type(least) is not float or type(most) is not float:
+        return False
+    low[0], high[0] = least, most
+    return True
+
+
+cdef bint _copy(object action, object control) noexcept:
+    """Copies an action to the array of controls, of the same size; False: it is of another type."""
+    cdef double *controls = <double *>data_of(control)
+    cdef Py_ssize_t i
+    if has_dtype(action, float32):
+        for i in range(size_of(action)):
+            controls[i] = (<float *>data_of(action))[i]
+    elif has_dtype(action, float64):
+        for i in range(size_of(action)):
+            controls[i] = (<double *>data_of(action))[i]
+    else:
+        return False
+    return True
+
+
+cdef void _clip(double *numbers, Py_ssize_t count, double low, double high) noexcept:
+    cdef Py_ssize_t i
+    for i in range(count):
+        if numbers[i] < low:
+            numbers[i] = low
+        elif numbers[i] > high:
+            numbers[i] = high
+
+
+cdef object _sum_of_squares(object array):
+    """``np.sum(np.square(array))``; None: NumPy must compute it."""
+    if not is_plain(array) or size_of(array) > _BLOCK:
+        return None
+    cdef bint single = has_dtype(array, float32)
+    if not single and not has_dtype(array, float64):
+        return None
+    total = new_float64(0)
+    clear_flags()
+    if single:
+        _add_squares[float](<float *>data_of(array), size_of(array), inside(total))
+    else:
+        _add_squares[double](<double *>data_of(array), size_of(array), inside(total))
+    if raised_flags() or not isfinite(inside(total)[0]):
+        return None
+    return _float32(total) if single else total
+
+
+cdef void _add_squares(const real *numbers, Py_ssize_t count, double *total) noexcept:
+    """Adds squares in NumPy's order: eight sums, which are added in pairs, then the others."""
+    cdef real sums[8]
+    cdef real added = 0
+    cdef Py_ssize_t i = 0
+    cdef Py_ssize_t k
+    if count >= 8:
+        for k in range(8):
+            sums[k] = numbers[k] * numbers[k]
+        for i in range(8, count - count % 8, 8):
+            for k in range(8):
+                sums[k] += numbers[i + k] * numbers[i + k]
+        added = (((sums[0] + sums[1]) + (sums[2] + sums[3]))
+                 + ((sums[4] + sums[5]) + (sums[6] + sums[7])))
+        i = count - count % 8
+    for k in range(i, count):
+        added += numbers[k] * numbers[k]
+    total[0] = added
+
+
+def _adds_alike():
+    """Whether NumPy adds in this order."""
+    for count in range(_BLOCK + 1):
+        for dtype in (float32, float64):
+            numbers = (np.cos(np.arange(count)) * 3).astype(dtype)
+            if _sum_of_squares(numbers) != np.sum(np.square(numbers)):
+                return False
+    return True
+
+
+if not _adds_alike():
+    _BLOCK = -1

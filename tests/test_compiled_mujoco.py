@@ -1,0 +1,340 @@
+"""Compiled MuJoCo envs do as Gymnasium's: results, states, errors, warnings, bit for bit."""
+
+import pickle
+import re
+import warnings
+from contextlib import closing
+from functools import cache, partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import wrappers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_compiled_wrappers import altered, function_of, happens, names_of, seen
+
+from shmvec import ShmVectorEnv
+from shmvec._wrappers import code_of_env, compiled, summary_of
+
+pytest.importorskip("mujoco")
+pytestmark = pytest.mark.filterwarnings("ignore:.*out of date", "ignore:.*settotalmass")
+
+NAMES = [f"{name}-v{n}" for name in ("HalfCheetah", "Hopper", "Walker2d") for n in (4, 5)]
+NAN, INF = float("nan"), float("inf")
+
+
+@cache
+def pair(name):
+    """Two envs that are alike, which are used again and again: to make one takes long."""
+    return gym.make(name, disable_env_checker=True), gym.make(name, disable_env_checker=True)
+
+
+def state(env):
+    """The state of an env's simulation, and its attributes."""
+    env = env.unwrapped
+    names = ("qpos", "qvel", "ctrl", "qacc", "cfrc_ext", "time")
+    own = {name: each for name, each in vars(env).items() if name not in ("model", "data")}
+    return [seen(getattr(env.data, name)) for name in names], sorted(own)
+
+
+def same(python, env, stepper, action):
+    """Steps both, and compares all that can be seen."""
+    mine, expected = happens(lambda: stepper.step(action)), happens(lambda: python.step(action))
+    assert re.sub("0x[0-9a-f]+", "", str(mine)) == re.sub("0x[0-9a-f]+", "", str(expected))
+    assert state(env) == state(python)
+    return expected
+
+
+def action_of(draw, size, kind):
+    action = draw.normal(size=size) * draw.choice([0.1, 1, 1e3])
+    if kind == "list":
+        return action.tolist()
+    if kind == "longer":
+        return np.zeros(size + 1)
+    if kind == "flat":
+        return np.zeros((1, size), np.float32)
+    if kind == "odd":
+        action[draw.integers(size)] = draw.choice([NAN, INF, 1e200, 1e-200, -0.0])
+        return action
+    if kind == "strided":
+        return np.repeat(action, 2)[::2]
+    return action.astype(kind)
+
+
+def velocities(value):
+    def change(env):
+        env = env.unwrapped
+        env.set_state(env.init_qpos, np.full_like(env.init_qvel, value))
+
+    return change
+
+
+def at(value):
+    """A position in which no simulation leaves an env."""
+
+    def change(env):
+        env.unwrapped.data.qpos[:3] = value
+
+    return change
+
+
+def replaced_data(env):
+    import mujoco
+
+    env.unwrapped.data = mujoco.MjData(env.unwrapped.model)
+
+
+def replaced(name):
+    """One more method of this name, of the env itself, which does the same."""
+
+    def change(env):
+        own = getattr(env.unwrapped, name)
+        setattr(env.unwrapped, name, lambda *arguments: own(*arguments))
+
+    return change
+
+
+SETTINGS = {
+    "_exclude_current_positions_from_observation": [False, True, 2, []],
+    "_forward_reward_weight": [1.0, 2, np.float32(0.5), 1e308, NAN],
+    "_ctrl_cost_weight": [0.1, 1e-3, 3, np.float64(0.3), np.float32(0.7)],
+    "_reset_noise_scale": [0.5, 0.1],
+    "_healthy_reward": [1.0, 2, np.float32(1)],
+    "_healthy_z_range": [(0.8, 2.0), (1, 2), (0.0, INF), [0.8, 2.0], (NAN, 3.0)],
+    "_healthy_angle_range": [(-1.0, 1.0), (-INF, INF), (-0.1, 0.1)],
+    "_healthy_state_range": [(-100.0, 100.0), (-1.0, 1.0), (-10, 10)],
+    "_terminate_when_unhealthy": [True, False, 0],
+    "frame_skip": [1, 4, 5, 2.5, 0],
+    "render_mode": ["human", None],
+}
+CHANGES = [
+    lambda env: env.reset(seed=3),
+    velocities(0.5),
+    velocities(1e12),
+    velocities(NAN),
+    at(1e200),
+    at(-INF),
+    at([1.0, 1.0, 0.0]),
+    replaced_data,
+    *map(replaced, ["do_simulation", "_get_obs", "control_cost", "step"]),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    seed=st.integers(0, 1000),
+    steps=st.lists(
+        st.tuples(
+            st.one_of(
+                st.none(),
+                st.none(),
+                st.none(),
+                st.sampled_from(CHANGES),
+                st.sampled_from([(key, each) for key in SETTINGS for each in SETTINGS[key]]),
+            ),
+            st.sampled_from(
+                ["float32", "float32", "float64", "int64", "list", "longer", "flat", "odd",
+                 "strided"]
+            ),
+        ),
+        max_size=25,
+    ),
+)  # fmt: skip
+def test_any_step(name, seed, steps):
+    envs = pair(name)
+    before = [(vars(each.unwrapped).copy(), vars(each).copy()) for each in envs]
+    for each in envs:
+        each.unwrapped.render = lambda: warnings.warn("rendered", stacklevel=1)
+    python, env = envs
+    stepper = compiled(env)
+    draw = np.random.default_rng(seed)
+    try:
+        assert seen(env.reset(seed=seed)) == seen(python.reset(seed=seed))
+        for change, kind in steps:
+            for each in envs:
+                if callable(change):
+                    happens(partial(change, each))
+                elif change and change[0] in vars(each.unwrapped):
+                    setattr(each.unwrapped, *change)
+            same(python, env, stepper, action_of(draw, env.action_space.shape[0], kind))
+    finally:
+        for each, (inner, outer) in zip(envs, before, strict=True):
+            vars(each.unwrapped).clear()
+            vars(each.unwrapped).update(inner)
+            vars(each).update(outer)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_steps(name):
+    python, env = pair(name)
+    stepper = compiled(env)
+    assert stepper is not env
+    draw = np.random.default_rng(1)
+    ended = 0
+    for episode in range(20):
+        assert seen(env.reset(seed=episode)) == seen(python.reset(seed=episode))
+        for _ in range(50):
+            action = draw.uniform(-1, 1, env.action_space.shape)
+            _, result = same(python, env, stepper, action.astype(np.float32))[0]
+            ended += result[2] != seen(False)
+    assert bool(ended) is not name.startswith("HalfCheetah")
+
+
+@pytest.mark.parametrize("kind", ["warn", "raise", "ignore"])
+@pytest.mark.parametrize("name", NAMES)
+def test_floating_point_errors_are_numpys(name, kind):
+    python, env = pair(name)
+    stepper = compiled(env)
+    size = env.action_space.shape[0]
+    with np.errstate(all=kind):
+        for value in (1e200, 1e-200, 1e-30, INF, -INF, NAN, 3e38, -0.0, 1.0):
+            for dtype in (np.float32, np.float64):
+                for each in (python, env):
+                    each.reset(seed=1)
+                with np.errstate(all="ignore"):
+                    action = np.full(size, value).astype(dtype)
+                same(python, env, stepper, action)
+            for change in (velocities(value), at(value)):
+                for each in (python, env):
+                    with np.errstate(all="ignore"):
+                        happens(partial(change, each))
+                same(python, env, stepper, np.zeros(size, np.float32))
+
+
+def made(name, **own):
+    """An env; if anything of it is its own, it is of a subclass that has this."""
+    base = type(pair(name)[0].unwrapped)
+    kind = type("Own", (base,), {}) if own else base
+    env = kind()
+    for attribute, value in own.items():
+        setattr(kind, attribute, value)
+    return env
+
+
+def own_reward(self, velocity, action):
+    return 2 * velocity, {"own": len(action)}
+
+
+def own_observation(self):
+    return self.data.qpos[:3] * 2
+
+
+OWN = {
+    "_get_rew": own_reward,
+    "_get_obs": own_observation,
+    "control_cost": lambda self, action: 0.5,
+    "is_healthy": property(lambda self: self.data.qpos[1] > 1),
+    "healthy_reward": property(lambda self: 3),
+    "terminated": property(lambda self: self.data.qpos[1] < 1),
+    "dt": property(lambda self: 0.1),
+    "do_simulation": lambda self, action, frames: self._step_mujoco_simulation(action, 1),
+    "_step_mujoco_simulation": lambda self, action, frames: None,
+    "state_vector": lambda self: np.zeros(5),
+}
+
+
+@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_subclass_overrides_is_called(name, own):
+    python, env = (made(name, **{own: OWN[own]}) for _ in range(2))
+    stepper = compiled(env)
+    assert stepper is not env
+    for each in (python, env):
+        each.reset(seed=1)
+    for _ in range(5):
+        same(python, env, stepper, np.full(env.action_space.shape, 0.3, np.float32))
+
+
+@pytest.mark.parametrize("own", ["step", "__getattribute__"])
+def test_a_subclass_with_a_step_of_its_own_stays_python(own):
+    def step(self, action):
+        return (*super(type(self), self).step(action)[:4], {"mine": True})
+
+    odd = {"step": step, "__getattribute__": lambda self, name: object.__getattribute__(self, name)}
+    env = made("HalfCheetah-v5", **{own: odd[own]})
+    assert compiled(env) is env
+
+
+def test_an_env_as_it_is_made_is_compiled():
+    env = gym.make("HalfCheetah-v5")
+    assert names_of(compiled(env)) == ["TimeLimit", "OrderEnforcing", "PassiveEnvChecker"]
+    assert summary_of(compiled(env)) == "3 of 3 compiled"
+    assert summary_of(compiled(env.unwrapped)) == ""
+
+
+class Mine(gym.Wrapper):
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        return observation, reward + 1, *rest
+
+
+@pytest.mark.parametrize("wrap", [Mine, lambda env: wrappers.ClipAction(Mine(env))])
+def test_an_env_beneath_a_wrapper_of_ones_own(wrap):
+    python, env = (wrap(made("Hopper-v5")) for _ in range(2))
+    stepper = compiled(env)
+    for each in (python, env):
+        each.reset(seed=1)
+    for _ in range(5):
+        same(python, env, stepper, np.full(3, 0.3, np.float32))
+    assert "step" not in vars(env.unwrapped)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_installed_source_is_recognised_and_another_is_not(name, monkeypatch, tmp_path):
+    env = made(name)
+    kind = type(env)
+    assert compiled(env) is not env
+    for called, found in code_of_env(kind):
+        function = function_of(found)
+        with monkeypatch.context() as patch:
+            patch.setattr(function, "__code__", altered(function, tmp_path))
+            stepper = compiled(env)
+            assert (stepper is env) == called.endswith(".step")
+
+
+def test_a_class_that_is_changed_afterwards_is_obeyed(monkeypatch):
+    env = made("HalfCheetah-v5")
+    stepper = compiled(env)
+    env.reset(seed=1)
+    action = np.zeros(6, np.float32)
+    assert len(stepper.step(action)[0]) == 17
+    monkeypatch.setattr(type(env), "control_cost", lambda self, action: 2.0)
+    assert stepper.step(action)[4]["reward_ctrl"] == -2
+    monkeypatch.setattr(type(env), "step", lambda self, action: "patched")
+    assert stepper.step(action) == "patched"
+
+
+def test_an_env_that_is_copied_or_pickled_between_steps_is_whole():
+    env = made("Walker2d-v5")
+    stepper = compiled(env)
+    env.reset(seed=1)
+    before = set(vars(env))
+    stepper.step(np.zeros(6))
+    assert set(vars(env)) == before
+    other = pickle.loads(pickle.dumps(env))  # Gymnasium's own: it is made anew
+    assert seen(other.reset(seed=1)) == seen(env.reset(seed=1))
+    same(other, env, stepper, np.full(6, 0.3))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_vector_envs_are_equal_with_it_and_without(num_workers):
+    def build(on):
+        makes = [partial(gym.make, name, max_episode_steps=15) for name in NAMES[3::2]]
+        makes = [makes[0]] * 2
+        return ShmVectorEnv(makes, num_workers=num_workers, compile_wrappers=on)
+
+    with closing(build(True)) as mine, closing(build(False)) as python:
+        assert seen(mine.reset(seed=1)) == seen(python.reset(seed=1))
+        assert str(mine.stats()).count("3 of 3 compiled") == 1
+        actions = np.random.default_rng(1).normal(size=(60, *mine.action_space.shape))
+        for i, each in enumerate(actions.astype(np.float32)):
+            found, expected = mine.step(each), python.step(each)
+            assert seen(found[:4]) == seen(expected[:4])
+            assert {key: seen(value) for key, value in found[4].items()} == {
+                key: seen(value) for key, value in expected[4].items()
+            }
+            if i == 20:
+                for envs in (mine, python):
+                    envs.set_attr("frame_skip", 3)
