@@ -40,7 +40,7 @@ _FILES = {
     "normalising": "NormalizeObservation NormalizeReward",
     "pictures": "GrayscaleObservation FrameStackObservation",
     "rescaling": "RescaleAction RescaleObservation",
-    "skipping": "MaxAndSkipEnv MaxAndSkipObservation",
+    "skipping": "MaxAndSkipEnv MaxAndSkipObservation AtariPreprocessing",
     "statistics": "RecordEpisodeStatistics",
     "transforms": "TransformObservation FlattenObservation TransformAction ClipAction "
     "TransformReward ClipReward",
@@ -59,6 +59,7 @@ HOMES = (  # modules that have what they are for
 _BASES = (gym.Wrapper, gym.ObservationWrapper, gym.ActionWrapper, gym.RewardWrapper)
 # A frame of Python costs as little as a twin does: only with one of these a chain is compiled.
 _PAYING = {
+    "AtariPreprocessing",
     "FlattenObservation",
     "ClipAction",
     "ClipReward",

@@ -1,7 +1,8 @@
-"""Twins of wrappers that take several frames a step: MaxAndSkipEnv and MaxAndSkipObservation.
+"""Twins of wrappers that take several frames a step: MaxAndSkipEnv and its kin.
 
-They look at the last two frames only, and say so of the others, of which an env need not make an
-observation. An episode that ends within those leaves the frames of the step before.
+MaxAndSkipEnv and MaxAndSkipObservation look at the last two frames only, and say so of the others, of
+which an env need not make an observation. An episode that ends within those leaves the frames of the
+step before. AtariPreprocessing looks at none: it asks the emulator for its screen.
 """
 
 cimport cython
@@ -22,6 +23,7 @@ cdef class MaxAndSkipEnv(Twin):
         Twin.__init__(self, wrapper, owner, below, inner, method)
         self.is_gymnasiums = type(wrapper).__name__ == "MaxAndSkipObservation"
 
+    @cython.boundscheck(True)  # of buffers, which anybody may have set
     cdef int step_with(self, dict own, object action, Step step) except -1:
         cdef object total = 0.0
         cdef Py_ssize_t i
@@ -56,6 +58,46 @@ cdef class MaxAndSkipEnv(Twin):
 @cython.final
 cdef class MaxAndSkipObservation(MaxAndSkipEnv):
     pass
+
+
+@cython.final
+cdef class AtariPreprocessing(Twin):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        cdef object total = 0.0
+        cdef Py_ssize_t i
+        skip = self.get(own, "frame_skip")
+        if type(skip) is not int or not 0 < skip < 1 << 30:
+            return self.by_python(action, step)
+        for i in range(skip):
+            step.unseen = True
+            own = self.after_inner(action, step)
+            total += step.reward
+            own["game_over"] = step.terminated
+            if self.get(own, "terminal_on_life_loss"):
+                lives = self.wrapper.ale.lives()
+                step.terminated = step.terminated or lives < self.get(own, "lives")
+                own["game_over"] = step.terminated
+                own["lives"] = lives
+            if step.terminated or step.truncated:
+                break
+            last = self.get(own, "frame_skip") - 1
+            if i == last - 1:
+                self.fetch(own, 1)
+            elif i == last:
+                self.fetch(own, 0)
+        step.unseen = False
+        step.observation = self.wrapper._get_obs()
+        step.reward = total
+        return 0
+
+    @cython.boundscheck(True)
+    cdef int fetch(self, dict own, Py_ssize_t place) except -1:
+        """Has the emulator write its screen into a buffer."""
+        if self.get(own, "grayscale_obs"):
+            self.wrapper.ale.getScreenGrayscale(self.get(own, "obs_buffer")[place])
+        else:
+            self.wrapper.ale.getScreenRGB(self.get(own, "obs_buffer")[place])
+        return 0
 
 
 cdef object _maximum(object frames):

@@ -32,6 +32,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "1c465a613ae7a516": "ale-py 0.11.1 and 0.11.2",
         "407e5460a2a42e43": "ale-py 0.12",
     },
+    "AtariPreprocessing.step": {"aeefc7337e060784": "1.0 to 1.4"},
     "Autoreset.step": {"ee4918cba203e5e4": "1.0 to 1.4"},
     "ClipAction.__init__": {"f4d92b1624057463": "1.0 to 1.3", "ea790539e76ee69b": "1.4"},
     "ClipReward.__init__": {"70541cc04e78a4c2": "1.0 to 1.3", "96e60789ad9ba0b7": "1.4"},
