@@ -9,7 +9,8 @@ times: (largest - smallest) / median. With --compute, "parent slowed by" compare
 parent's computation with that beside SyncVectorEnv, which has no workers.
 
 The limit is what free-running loops reach, one env and one process a core, without any
-communication. A vector env cannot be faster on these cores.
+communication, their wrappers compiled as workers compile them. A vector env of Python envs cannot
+be faster on these cores.
 """
 
 from __future__ import annotations
