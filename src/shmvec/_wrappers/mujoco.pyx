@@ -26,26 +26,25 @@ ctypedef fused real:
     float
     double
 
-cdef Py_ssize_t _BLOCK = 128  # so many numbers NumPy adds up in one go
+cdef Py_ssize_t _most = 128  # so many numbers NumPy adds up in one go; -1: it adds otherwise
 cdef object _float32 = np.float32
 cdef object _bool = np.bool_
 
 
 cdef class MujocoEnv(Twin):
     """What the steps of these envs have in common."""
-    cdef object mujoco      # the module
-    cdef tuple known        # names of methods and properties that are as Gymnasium has them
+    cdef tuple known         # names of methods and properties that are as Gymnasium has them,
+    cdef bint simulates      # whether do_simulation is among them,
+    cdef bint knows_dt       # dt,
+    cdef bint observes       # _get_obs,
+    cdef bint rewards        # _get_rew,
+    cdef bint costs          # control_cost,
+    cdef bint judges         # is_healthy
+    cdef bint survives       # and healthy_reward,
+    cdef bint forgives       # and whether the unhealthy get it, too, if they are terminated
     cdef bint is_v5
-    cdef bint simulates     # do_simulation is known,
-    cdef bint knows_dt
-    cdef bint observes      # _get_obs,
-    cdef bint rewards       # _get_rew,
-    cdef bint costs         # control_cost,
-    cdef bint judges        # is_healthy
-    cdef bint survives      # and healthy_reward,
-    cdef bint forgives      # which is for the unhealthy, too, where they do not go on
-    cdef Py_ssize_t hidden  # positions that an observation may leave out
-    cdef bint clips         # whether its velocities are clipped
+    cdef bint clips          # whether observations' velocities are clipped
+    cdef object mujoco       # the module
     cdef object observation  # one of the last size
 
     def __init__(self, env, Chain owner, frozenset known):
@@ -58,10 +57,11 @@ cdef class MujocoEnv(Twin):
         """
         Twin.__init__(self, env, owner, None, None, None)
         kind = type(env)
-        self.mujoco = kind._step_mujoco_simulation.__globals__["mujoco"]
         self.known = tuple(known)
         self.is_v5 = "_get_rew" in kind.step.__code__.co_names
         self.simulates = {"do_simulation", "_step_mujoco_simulation"} <= known
+        if self.simulates:
+            self.mujoco = kind._step_mujoco_simulation.__globals__["mujoco"]
         self.knows_dt = "dt" in known
         self.observes = "_get_obs" in known
         self.rewards = "_get_rew" in known
@@ -70,7 +70,6 @@ cdef class MujocoEnv(Twin):
         self.survives = "healthy_reward" in known
         self.forgives = self.survives and (
             "_terminate_when_unhealthy" in kind.healthy_reward.fget.__code__.co_names)
-        self.hidden = 1
         self.observation = np.empty(0)
 
     cdef dict attributes(self):
@@ -99,9 +98,14 @@ cdef class MujocoEnv(Twin):
         env.do_simulation(action, frames)
         return 0
 
-    cdef object dt(self):
+    cdef tuple moved(self, object action):
+        """Simulates: where the env is then, on its first axis, and how fast it came there."""
         env = self.wrapper
-        return env.model.opt.timestep * env.frame_skip if self.knows_dt else env.dt
+        before = env.data.qpos[0]
+        self.simulate(action)
+        after = env.data.qpos[0]
+        dt = env.model.opt.timestep * env.frame_skip if self.knows_dt else env.dt
+        return after, (after - before) / dt
 
     cdef object observed(self):
         """What ``_get_obs`` returns."""
@@ -114,7 +118,7 @@ cdef class MujocoEnv(Twin):
             return env._get_obs()
         skipped = 0
         if env._exclude_current_positions_from_observation:
-            skipped = min(self.hidden, size_of(positions))
+            skipped = min(1, size_of(positions))
         kept, speeds = size_of(positions) - skipped, size_of(velocities)
         if size_of(self.observation) != kept + speeds:
             self.observation = np.empty(kept + speeds)
@@ -168,10 +172,7 @@ cdef class MujocoEnv(Twin):
 cdef class HalfCheetahEnv(MujocoEnv):
     cdef int step_with(self, dict own, object action, Step step) except -1:
         env = self.wrapper
-        before = env.data.qpos[0]
-        self.simulate(action)
-        after = env.data.qpos[0]
-        velocity = (after - before) / self.dt()
+        after, velocity = self.moved(action)
         if self.is_v5:
             step.observation = self.observed()
             step.reward, rewards = self.rewarded(velocity, action)
@@ -204,10 +205,7 @@ cdef class _Walker(MujocoEnv):
 
     cdef int step_with(self, dict own, object action, Step step) except -1:
         env = self.wrapper
-        before = env.data.qpos[0]
-        self.simulate(action)
-        after = env.data.qpos[0]
-        velocity = (after - before) / self.dt()
+        after, velocity = self.moved(action)
         if self.is_v5:
             step.observation = self.observed()
             step.reward, rewards = self.rewarded(velocity, action)
@@ -323,7 +321,7 @@ cdef void _clip(double *numbers, Py_ssize_t count, double low, double high) noex
 
 cdef object _sum_of_squares(object array):
     """``np.sum(np.square(array))``; None: NumPy must compute it."""
-    if not is_plain(array) or size_of(array) > _BLOCK:
+    if not is_plain(array) or size_of(array) > _most:
         return None
     cdef bint single = has_dtype(array, float32)
     if not single and not has_dtype(array, float64):
@@ -361,7 +359,7 @@ cdef void _add_squares(const real *numbers, Py_ssize_t count, double *total) noe
 
 def _adds_alike():
     """Whether NumPy adds in this order."""
-    for count in range(_BLOCK + 1):
+    for count in range(_most + 1):
         for dtype in (float32, float64):
             numbers = (np.cos(np.arange(count)) * 3).astype(dtype)
             if _sum_of_squares(numbers) != np.sum(np.square(numbers)):
@@ -370,4 +368,4 @@ def _adds_alike():
 
 
 if not _adds_alike():
-    _BLOCK = -1
+    _most = -1
