@@ -1,9 +1,10 @@
 """What wrappers cost a step: in Python, and compiled.
 
 One env in this process: its bare step, that of its wrappers, and that of their compiled twins, in
-short blocks one after the other; the table has the medians of their times, in µs a step. Then 32
-envs in workers, with `compile_wrappers` off and on, in thousands of steps a second; chains where
-Python is as fast are not compiled there.
+short blocks one after the other; the table has the medians of their times, in µs a step. The floor
+of an Atari chain is what no wrapper saves: four frames, two screens, and to resize one, with the
+same actions after the same resets. Then 32 envs in workers, with `compile_wrappers` off and on, in
+thousands of steps a second; chains where Python is as fast are not compiled there.
 """
 
 from __future__ import annotations
@@ -48,35 +49,88 @@ def with_statistics(name: str) -> gym.Env[Any, Any]:
 
 def stable_baselines(name: str) -> gym.Env[Any, Any]:
     """An Atari env as Stable-Baselines3 wraps it."""
-    import ale_py
     from stable_baselines3.common.atari_wrappers import AtariWrapper
     from stable_baselines3.common.monitor import Monitor
 
-    gym.register_envs(ale_py)
-    env = gym.make(name, frameskip=1, repeat_action_probability=0)
+    env = one_frame(name)
     # An AtariWrapper that is reset goes on with its episode, and at some time that is over.
     return wrappers.Autoreset(AtariWrapper(Monitor(env)))
 
 
+def cleanrl_atari(name: str) -> gym.Env[Any, Any]:
+    """An Atari env as CleanRL's ppo_atari wraps it, with the wrappers of Gymnasium 1."""
+    from stable_baselines3.common import atari_wrappers as atari
+
+    env: Any = wrappers.RecordEpisodeStatistics(one_frame(name))
+    env = atari.MaxAndSkipEnv(atari.NoopResetEnv(env, noop_max=30), skip=4)
+    env = atari.EpisodicLifeEnv(env)
+    if "FIRE" in env.unwrapped.get_action_meanings():
+        env = atari.FireResetEnv(env)
+    env = wrappers.ResizeObservation(atari.ClipRewardEnv(env), (84, 84))
+    return wrappers.FrameStackObservation(wrappers.GrayscaleObservation(env), 4)
+
+
+def preprocessed(name: str) -> gym.Env[Any, Any]:
+    """An Atari env as Gymnasium wraps it."""
+    return wrappers.FrameStackObservation(wrappers.AtariPreprocessing(one_frame(name)), 4)
+
+
+def one_frame(name: str) -> gym.Env[Any, Any]:
+    """An Atari env of which each step is a frame, and OpenCV with one thread, as in a worker."""
+    import ale_py
+    import cv2
+
+    cv2.setNumThreads(1)
+    gym.register_envs(ale_py)
+    return gym.make(name, frameskip=1, repeat_action_probability=0)
+
+
+def floor_of(env: Any, colours: bool) -> Callable[[int], Any]:
+    """What a step of an Atari chain cannot do without: a function that does it."""
+    import cv2
+
+    ale = env.unwrapped.ale
+    actions = ale.getMinimalActionSet()
+    screens = [np.zeros((210, 160, 3) if colours else (210, 160), np.uint8) for _ in range(2)]
+    fetch = ale.getScreenRGB if colours else ale.getScreenGrayscale
+
+    def step(action: int) -> Any:
+        for _ in range(4):
+            ale.act(actions[action])
+        for screen in screens:
+            fetch(screen)
+        return cv2.resize(screens[0], (84, 84), interpolation=cv2.INTER_AREA)
+
+    return step
+
+
+PONG, PREPROCESSED = "Pong, CleanRL's chain", "Pong, AtariPreprocessing and a stack"
 CHAINS: dict[str, Callable[[], Any]] = {
     "HalfCheetah-v5, CleanRL's chain": partial(cleanrl, "HalfCheetah-v5"),
     "HalfCheetah-v5, gym.make": partial(gym.make, "HalfCheetah-v5"),
     "Hopper-v5, gym.make": partial(gym.make, "Hopper-v5"),
     "Pong, Stable-Baselines3's chain": partial(stable_baselines, "ALE/Pong-v5"),
+    PONG: partial(cleanrl_atari, "ALE/Pong-v5"),
+    PREPROCESSED: partial(preprocessed, "ALE/Pong-v5"),
     "CartPole-v1, gym.make": partial(gym.make, "CartPole-v1"),
     "CartPole-v1, with statistics": partial(with_statistics, "CartPole-v1"),
 }
+FLOORS = {PONG: partial(floor_of, colours=True), PREPROCESSED: partial(floor_of, colours=False)}
 
 
-def one_env(make: Callable[[], Any], seconds: float) -> list[float]:
-    """Microseconds of a step: bare, wrapped, compiled."""
-    envs = [make() for _ in range(3)]
+def one_env(
+    make: Callable[[], Any], floor: Callable[[Any], Any] | None, seconds: float
+) -> list[float]:
+    """Microseconds of a step: bare, wrapped, compiled; and of its floor, if it has one."""
+    envs = [make() for _ in range(4 if floor else 3)]
     stepper = compiled(envs[2], always=True)
     steps = [envs[0].unwrapped.step, envs[1].step, stepper.step]
+    if floor:
+        steps.append(floor(envs[3]))
     space = envs[0].unwrapped.action_space
     space.seed(1)
     actions = [space.sample() for _ in range(BLOCK)]
-    times: list[list[float]] = [[], [], []]
+    times: list[list[float]] = [[] for _ in steps]
     end = time.perf_counter() + seconds
     seed = 0
     while time.perf_counter() < end:
@@ -119,10 +173,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="for each chain, twice")
     parser.add_argument("--num-envs", type=int, default=32)
     given = parser.parse_args()
-    print(f"| | bare | Python | compiled | {given.num_envs} envs: Python | compiled |")
-    print("|---|--:|--:|--:|--:|--:|")
+    print(f"| | bare | Python | compiled | floor | {given.num_envs} envs: Python | compiled |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
     for name, make in CHAINS.items():
-        times = " | ".join(f"{each:.2f} µs" for each in one_env(make, given.seconds))
+        found = one_env(make, FLOORS.get(name), given.seconds)
+        times = " | ".join([f"{each:.2f} µs" for each in found] + [""] * (4 - len(found)))
         rates = many_envs(make, given.num_envs, given.seconds)
         print(f"| {name} | {times} | {rates[0]:.1f} k/s | {rates[1]:.1f} k/s |", flush=True)
 

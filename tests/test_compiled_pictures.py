@@ -328,7 +328,7 @@ PREPROCESSING_CHANGES = [
     ("screen_size", (9, 8)),
     ("obs_buffer", []),
     ("obs_buffer", [np.zeros((210, 160), np.uint8)] * 2),
-    ("obs_buffer", [np.zeros((210, 160), np.float32)] * 2),
+    ("obs_buffer", [1, 2]),
     ("obs_buffer", tuple(np.zeros((2, 210, 160, 3), np.uint8))),
     ("deleted", "obs_buffer"),
     ("checked_step", False),
@@ -340,7 +340,7 @@ ALE_WRAPPERS = {
     "preprocessing": partial(wrappers.AtariPreprocessing, noop_max=3),
     "lives": partial(wrappers.AtariPreprocessing, noop_max=3, terminal_on_life_loss=True),
     "colours": partial(
-        wrappers.AtariPreprocessing, frame_skip=3, screen_size=(40, 30), grayscale_obs=False
+        wrappers.AtariPreprocessing, frame_skip=3, screen_size=40, grayscale_obs=False
     ),
     "numbers": partial(wrappers.AtariPreprocessing, scale_obs=True, grayscale_newaxis=True),
     "every frame": partial(wrappers.AtariPreprocessing, noop_max=0, frame_skip=1),
@@ -480,6 +480,34 @@ def test_ale_with_another_space(arguments):
         follow_ale(partial(arcade, ["skip"], **arguments), [(None, action)] * 4)
 
 
+@pytest.mark.parametrize(
+    "names", [["skip 2", "skip"], ["skip", "order", "skip 2"], ["preprocessing", "skip 7"]]
+)
+@pytest.mark.parametrize("frames", [5, 11, None])
+def test_frames_that_are_skipped_by_two(names, frames):
+    make = partial(arcade, names, max_num_frames_per_episode=frames)
+    follow_ale(make, [*GAME[:5], ("reset", 1), *GAME[:3]])
+
+
+@pytest.mark.parametrize("obs_type", ["rgb", "grayscale", "ram"])
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        np.zeros((2, 210, 160, 3), np.float32),
+        np.zeros((2, 3, 210, 160, 3), np.uint8),
+        np.zeros((2, 250, 160, 3), np.uint8),
+        np.zeros((1, 210, 160, 3), np.uint8),
+        np.asfortranarray(np.zeros((2, 210, 160, 3), np.uint8)),
+        np.broadcast_to(np.uint8(1), (2, 210, 160, 3)),
+        [None, None],
+        {},
+    ],
+)
+def test_a_buffer_of_another_kind(obs_type, buffer):
+    script = [*GAME[:2], (("_obs_buffer", buffer), 1), *GAME[:2]]
+    follow_ale(partial(arcade, ["skip"], obs_type=obs_type), script)
+
+
 @pytest.mark.parametrize("skip", ["skip", "skip 7", "preprocessing"])
 def test_a_game_that_ends_while_frames_are_skipped(skip):
     python, env = (arcade(["statistics", skip]) for _ in range(2))
@@ -520,7 +548,7 @@ def fetched(stepper):
     ],
 )
 def test_a_screen_that_nobody_looks_at_is_not_fetched(names, screens):
-    env = arcade(names)
+    env = arcade(names, obs_type="grayscale")
     stepper = compiled(env)
     env.reset(seed=1)
     stepper.step(0)  # the checker looks
@@ -529,7 +557,7 @@ def test_a_screen_that_nobody_looks_at_is_not_fetched(names, screens):
 
 @pytest.mark.parametrize("name", ["_get_obs", "step", "emulator"])
 def test_a_patch_of_ale_is_noticed(name, monkeypatch):
-    env = arcade(["skip"])
+    env = arcade(["skip"], obs_type="grayscale")
     kind = type(env.unwrapped)
     stepper = compiled(env)
     env.reset(seed=1)
@@ -551,7 +579,7 @@ def test_another_source_of_ale_is_noticed(monkeypatch, tmp_path):
     for name, function in code_of(type(arcade([]))):
         with monkeypatch.context() as patch:
             patch.setattr(function, "__code__", altered(function, tmp_path))
-            env = arcade(["skip"])
+            env = arcade(["skip"], obs_type="grayscale")
             stepper = compiled(env)
             env.reset(seed=1)
             assert fetched(stepper) == 4, name

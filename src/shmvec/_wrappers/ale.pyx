@@ -1,14 +1,20 @@
 """The twin of ale-py's AtariEnv, which is no wrapper: it fetches no screen that is not looked at.
 
-To fetch one in colours takes half as long as to emulate a frame.
+To fetch one in colours takes half as long as to emulate a frame, and changes nothing. So it is left
+out until a wrapper that skips frames knows which it needs.
 """
 
 cimport cython
 
+import numpy as np
+
+from shmvec._core.arrays cimport has_dtype, ndim_of
 from shmvec._wrappers.chain cimport Chain, Python, Step, attributes_of, version_of
+from shmvec._wrappers.numbers cimport is_plain
 
 cdef tuple _METHODS = ("step", "_get_obs")
-cdef tuple _KINDS = ("rgb", "grayscale", "ram")  # of observations, which change nothing when fetched
+cdef tuple _KINDS = ("rgb", "grayscale", "ram")  # of observations
+cdef object _uint8 = np.dtype(np.uint8)
 
 
 @cython.final
@@ -36,7 +42,20 @@ cdef class AtariEnv(Python):
         for _ in range(own["_frameskip"]):
             reward += ale.act(action, 1.0)
         terminated, truncated = ale.game_over(with_truncation=False), ale.game_truncated()
-        return step.take((None, reward, terminated, truncated, self.env._get_info()))
+        step.take((None, reward, terminated, truncated, self.env._get_info()))
+        step.unmade = self
+        return 0
+
+    cdef int observe(self, object places, object index) except -1:
+        if is_plain(places) and has_dtype(places, _uint8) and ndim_of(places) == 4:
+            place = places[index]
+            ale = self.env.ale
+            if (self.env._obs_type == "rgb" and place.shape == (*ale.getScreenDims(), 3)
+                    and place.flags.writeable):
+                ale.getScreenRGB(place)
+                return 0
+        places[index] = self.env._get_obs()
+        return 0
 
     cdef bint is_as_it_was(self, dict own) except -1:
         """Whether the env's step does as its class's, and its observation may be left out."""

@@ -1,6 +1,9 @@
 from cpython.object cimport PyObject
 
 
+cdef class Stepper
+
+
 cdef class Step:
     """The result of a step on its way outwards, which twins change."""
     cdef object observation
@@ -8,7 +11,8 @@ cdef class Step:
     cdef object terminated
     cdef object truncated
     cdef object info
-    cdef bint unseen      # the observation is not looked at: who makes it may leave it out
+    cdef bint unseen      # the observation is not looked at within the step: who makes it may
+    cdef Stepper unmade   # leave it out, and is here; None: it has made it
     cdef bint is_unusual  # it is not a tuple of five, but
     cdef object unusual   # this, as it was returned
 
@@ -20,6 +24,7 @@ cdef class Stepper:
     """Steps an env with the wrappers around it."""
     cdef int step(self, object action, Step step) except -1
     cdef object space(self, str name, str own)
+    cdef int observe(self, object places, object index) except -1
 
 
 cdef class Owner:

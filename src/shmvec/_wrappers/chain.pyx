@@ -52,6 +52,7 @@ def has_version(kind):
 cdef class Step:
     cdef int take(self, object result) except -1:
         """Takes what a step returned."""
+        self.unmade = None
         if type(result) is tuple and len(<tuple>result) == 5:
             self.observation, self.reward, self.terminated, self.truncated, self.info = (
                 <tuple>result)
@@ -74,6 +75,10 @@ cdef class Stepper:
 
     cdef object space(self, str name, str own):
         """The env's space of this name, which a wrapper keeps under its ``own`` name."""
+        raise NotImplementedError
+
+    cdef int observe(self, object places, object index) except -1:
+        """Makes the observation that it has left out, as ``places[index]``."""
         raise NotImplementedError
 
 

@@ -17,6 +17,13 @@ from shmvec._wrappers.transforms cimport TransformObservation
 cdef object _box = gym.spaces.Box
 cdef object _deque = deque
 cdef object _uint8 = np.dtype(np.uint8)
+cdef double _RED[256]  # what each value of a colour adds to the gray
+cdef double _GREEN[256]
+cdef double _BLUE[256]
+cdef int _value
+for _value in range(256):
+    _RED[_value], _GREEN[_value], _BLUE[_value] = (
+        _value * 0.2125, _value * 0.7154, _value * 0.0721)
 
 
 @cython.final
@@ -66,8 +73,8 @@ cdef void _gray(const unsigned char *colours, unsigned char *gray, Py_ssize_t co
     """Rounds down weighted sums of red, green and blue, which are added from left to right."""
     cdef Py_ssize_t i
     for i in range(count):
-        gray[i] = <unsigned char>(colours[3 * i] * 0.2125 + colours[3 * i + 1] * 0.7154
-                                  + colours[3 * i + 2] * 0.0721)
+        gray[i] = <unsigned char><int>(
+            _RED[colours[3 * i]] + _GREEN[colours[3 * i + 1]] + _BLUE[colours[3 * i + 2]])
 
 
 cdef bint _stack(object frames, object stacked) except -1:

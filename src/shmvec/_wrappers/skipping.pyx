@@ -1,8 +1,8 @@
 """Twins of wrappers that take several frames a step: MaxAndSkipEnv and its kin.
 
-MaxAndSkipEnv and MaxAndSkipObservation look at the last two frames only, and say so of the others, of
-which an env need not make an observation. An episode that ends within those leaves the frames of the
-step before. AtariPreprocessing looks at none: it asks the emulator for its screen.
+MaxAndSkipEnv and MaxAndSkipObservation look at the last two frames only, and have an env that leaves
+observations out make these in their buffer. An episode that ends within the others leaves the frames
+of the step before. AtariPreprocessing looks at none: it asks the emulator for its screen.
 """
 
 cimport cython
@@ -23,30 +23,28 @@ cdef class MaxAndSkipEnv(Twin):
         Twin.__init__(self, wrapper, owner, below, inner, method)
         self.is_gymnasiums = type(wrapper).__name__ == "MaxAndSkipObservation"
 
-    @cython.boundscheck(True)  # of buffers, which anybody may have set
     cdef int step_with(self, dict own, object action, Step step) except -1:
         cdef object total = 0.0
         cdef Py_ssize_t i
         skip = self.get(own, "_skip")
         if type(skip) is not int or not 0 < skip < 1 << 30:
             return self.by_python(action, step)
-        last = skip - 1
         for i in range(skip):
-            step.unseen = i < last - 1
+            step.unseen = True
             own = self.after_inner(action, step)
             if not self.is_gymnasiums:
                 ended = step.terminated or step.truncated
             last = self.get(own, "_skip") - 1
             if i == last - 1:
-                self.get(own, "_obs_buffer")[0] = step.observation
+                _keep(step, self.get(own, "_obs_buffer"), 0)
             if i == last:
-                self.get(own, "_obs_buffer")[1] = step.observation
+                _keep(step, self.get(own, "_obs_buffer"), 1)
             total = total + float(step.reward)
             if self.is_gymnasiums:
                 ended = step.terminated or step.truncated
             if ended:
                 break
-        step.unseen = False
+        step.unseen, step.unmade = False, None
         frames = self.get(own, "_obs_buffer")
         step.observation = _maximum(frames)
         if step.observation is None:
@@ -85,19 +83,26 @@ cdef class AtariPreprocessing(Twin):
                 self.fetch(own, 1)
             elif i == last:
                 self.fetch(own, 0)
-        step.unseen = False
+        step.unseen, step.unmade = False, None
         step.observation = self.wrapper._get_obs()
         step.reward = total
         return 0
 
-    @cython.boundscheck(True)
-    cdef int fetch(self, dict own, Py_ssize_t place) except -1:
+    cdef int fetch(self, dict own, object place) except -1:
         """Has the emulator write its screen into a buffer."""
         if self.get(own, "grayscale_obs"):
             self.wrapper.ale.getScreenGrayscale(self.get(own, "obs_buffer")[place])
         else:
             self.wrapper.ale.getScreenRGB(self.get(own, "obs_buffer")[place])
         return 0
+
+
+cdef int _keep(Step step, object frames, object index) except -1:
+    """Stores the observation among the last two frames."""
+    if step.unmade is None:
+        frames[index] = step.observation
+        return 0
+    return step.unmade.observe(frames, index)
 
 
 cdef object _maximum(object frames):
