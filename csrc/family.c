@@ -1,4 +1,4 @@
-/* family.c — see family.h. */
+/* family.c — finds and ends all processes that carry a mark; family.h says how they get it. */
 #include "family.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-/* thread.c — see thread.h. */
+/* thread.c — starts a thread that no signal reaches and that needs little memory. */
 #include "thread.h"
 
 #include <errno.h>
