@@ -11,7 +11,7 @@ import pytest
 from gymnasium import wrappers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_compiled_pictures import Arcade
+from test_compiled_pictures import CHANGED, Arcade, arcade, fetched, follow_ale
 from test_compiled_wrappers import (
     attributes,
     check_sources,
@@ -155,6 +155,49 @@ def test_breakout_as_stable_baselines_wraps_it():
         if expected[2] or expected[3]:
             assert seen(env.reset()) == seen(python.reset())
     assert attributes(env)[:-1] == attributes(python)[:-1]
+
+
+@pytest.mark.parametrize("game", ["pong", "breakout"])
+def test_a_game_as_cleanrl_wraps_it(game):
+    pytest.importorskip("cv2")
+
+    def make():
+        env = cleanrl(wrappers.OrderEnforcing(wrappers.PassiveEnvChecker(arcade([], game))))
+        env = wrappers.GrayscaleObservation(wrappers.ResizeObservation(env, (84, 84)))
+        return wrappers.FrameStackObservation(env, 4)
+
+    draw = np.random.default_rng(1)
+    actions = draw.integers(4, size=150).tolist()
+    script = [("reset" if i % 40 == 39 else None, action) for i, action in enumerate(actions)]
+    stepper = follow_ale(make, script)
+    assert len(names_of(stepper)) == 11
+    assert fetched(stepper) == 0  # but by the emulator, into the buffer
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    names=st.lists(st.sampled_from(sorted(WRAPPERS)), max_size=5, unique=True),
+    game=st.sampled_from(["pong", "breakout"]),
+    obs_type=st.sampled_from(["rgb", "rgb", "grayscale", "ram"]),
+    frames=st.sampled_from([None, None, 5, 18]),
+    script=st.lists(
+        st.tuples(st.one_of(st.none(), st.none(), CHANGED), st.integers(0, 3)),
+        min_size=1,
+        max_size=10,
+    ),
+)
+def test_any_chain_of_a_game(names, game, obs_type, frames, script):
+    def make():
+        env = arcade([], game, obs_type=obs_type, max_num_frames_per_episode=frames)
+        for name in names:
+            env = WRAPPERS[name](env)
+        return env
+
+    try:
+        make().reset(seed=1)
+    except Exception:  # this wrapper cannot wrap that
+        return
+    follow_ale(make, script)
 
 
 def test_a_copy_in_cleanrl_is_recognised(monkeypatch, tmp_path):
