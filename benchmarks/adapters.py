@@ -180,7 +180,7 @@ def tianshou(fns: Sequence[Any]) -> dict[str, Start]:
 class Team:
     """A parallel env, as PettingZoo has them, in which each agent has an env of its own.
 
-    Where an agent's episode is over it begins the next one, so that nobody ever dies.
+    Where an agent's episode is over it begins the next one, so that no agent ever dies.
     """
 
     metadata: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A contender in a process of its own: what it imports, starts or sets is nobody else's.
+"""A contender in a process of its own: what it imports, starts or sets is no other's.
 
 Its interpreter and its path may be others: another build of shmvec, other versions of libraries, no
 shmvec at all. So nothing is handed on but what makes it, as a pickle, with the modules that it may
@@ -56,7 +56,7 @@ class Apart:
             path: Where it looks for modules before it does in its own places. None: where this
                 process does, if the interpreter is the same.
             stopped: Whether the process, and all that it starts, is stopped between turns: for
-                those who go on working.
+                those that go on working.
             patience: How many seconds it may take to start, and for a turn.
         """
         self._stopped, self._patience, self._ready = stopped, patience, False

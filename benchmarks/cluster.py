@@ -7,10 +7,10 @@
     python benchmarks/cluster.py --part slow          # ClusterVectorEnv, with envs of 10 ms
     python benchmarks/cluster.py --part batch         # a batch of it beside a bare call of an actor
 
-``rate``: contenders take turns of some seconds; who is not measured has nothing to do. Two runners,
+``rate``: contenders take turns of some seconds; the others have nothing to do. Two runners,
 each with one worker, bound to a core of its own:
 
-- processes: the same runners in two processes, without Ray; nobody is sent the fragments;
+- processes: the same runners in two processes, without Ray; the fragments are not sent;
 - Collector: on two nodes of one core (``ray.cluster_utils.Cluster``), fragments come to the driver;
 - EnvRunners: RLlib's, as actors on the same nodes, with Gymnasium's SyncVectorEnv in them and the
   same network; where RLlib can be imported.
@@ -24,7 +24,7 @@ between the asking and the coming, less what the runner needed to make it.
 the driver for each fragment.
 
 ``slow``: envs whose step sleeps for 10 ms, eight on each of two nodes with one worker each; batches
-of a quarter. The limit is that of the workers, who do nothing else: 200 steps a second.
+of a quarter. The limit is that of the workers, which do nothing else: 200 steps a second.
 
 ``batch``: what a batch of ClusterVectorEnv costs, with envs that do nothing, so all of it is cost.
 Bare calls send the same bytes without envs: to an actor on each of two nodes an array of actions,
@@ -62,7 +62,7 @@ LENGTH = 128
 
 
 class Network:
-    """A policy: two layers of 64 units, which nobody trains."""
+    """A policy: two layers of 64 units, which is not trained."""
 
     def __init__(self, inputs: int, outputs: int, discrete: bool, seed: int) -> None:
         """Makes the layers."""
@@ -138,7 +138,7 @@ def nodes(cpus: list[int]) -> Iterator[list[str]]:
 
 
 def run_alone(make: bytes, policy: bytes, core: int, pipe: Any) -> None:
-    """A runner in a process: makes fragments for so many seconds, when it is told to."""
+    """A runner in a process: makes fragments for so many seconds, when it is asked to."""
     os.environ["BENCHMARK_CORE"] = str(core)
     runner = Runner(make, policy, LENGTH, core, 0)
     pipe.send(0)

@@ -135,7 +135,7 @@ def cell(
         deadline: When they must be done, by `time.perf_counter`.
         most: How many seconds a turn takes at most.
         keep: Takes all rows so far.
-        say: Is told what was done.
+        say: Is called with what was done.
     """
     every = list(in_turn(systems))
     rows: list[Row] = []
@@ -244,7 +244,7 @@ def _keep_there(keep: Callable[[list[Row]], object], where: Row, rows: list[Row]
     keep([{**where, **row} for row in rows])
 
 
-def _told(pythons: Mapping[str, str]) -> dict[str, Any]:
+def _setup(pythons: Mapping[str, str]) -> dict[str, Any]:
     """Machine and versions."""
     return {
         **machine(),
@@ -289,11 +289,11 @@ def main() -> None:
     if options.json is not None and options.json.exists():
         results = json.loads(options.json.read_text())
     if not options.show:
-        told = _told(options.python)
-        if results and (told | {"apart": 0} != results["machine"] | {"apart": 0}):
+        setup = _setup(options.python)
+        if results and (setup | {"apart": 0} != results["machine"] | {"apart": 0}):
             parser.error(f"{options.json} is of another machine or other versions")
-        told["apart"] = {**results.get("machine", told)["apart"], **told["apart"]}
-        results = {"machine": told, "cores": results.get("cores", [])}
+        setup["apart"] = {**results.get("machine", setup)["apart"], **setup["apart"]}
+        results = {"machine": setup, "cores": results.get("cores", [])}
 
         def keep(rows: list[Row]) -> None:
             results["cores"] = merged(results["cores"], rows)
@@ -301,9 +301,9 @@ def main() -> None:
                 options.json.write_text(written(results))
 
         measure(options, partial(print, file=sys.stderr, flush=True), keep)
-    told = results["machine"]
-    print(f"{described(told)}, {told['numa_nodes']} NUMA nodes")
-    for system, found in {"": told["libraries"], **told["apart"]}.items():
+    setup = results["machine"]
+    print(f"{described(setup)}, {setup['numa_nodes']} NUMA nodes")
+    for system, found in {"": setup["libraries"], **setup["apart"]}.items():
         print(f"{system}: " * bool(system) + ", ".join(map(" ".join, found.items())))
     print("", *table(results["cores"]), sep="\n")
 
@@ -311,8 +311,8 @@ def main() -> None:
 def written(results: Mapping[str, Any]) -> str:
     """As JSON, a line a row."""
     rows = ",\n".join(map(json.dumps, results["cores"]))
-    told = json.dumps(results["machine"], indent=1)
-    return f'{{"machine": {told},\n"cores": [\n{rows}\n]}}\n'
+    setup = json.dumps(results["machine"], indent=1)
+    return f'{{"machine": {setup},\n"cores": [\n{rows}\n]}}\n'
 
 
 if __name__ == "__main__":

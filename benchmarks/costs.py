@@ -240,8 +240,8 @@ def main() -> None:
         figures = [f"{row[name]:,.1f}" for name in list(row)[3:]]
         print(line(workload, row["num_envs"], f"{row['spread']:.0%}", *figures), flush=True)
     if options.json is not None:
-        told = {**machine(), "libraries": versions(sys.executable)}
-        options.json.write_text(json.dumps({"machine": told, "split": rows}, indent=2) + "\n")
+        setup = {**machine(), "libraries": versions(sys.executable)}
+        options.json.write_text(json.dumps({"machine": setup, "split": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ Two measurements, both of envs whose observations are (4, 84, 84) uint8:
 - actor: `Pipeline(device=).collect(32)` with a convolutional network as its policy, in steps of
   envs a second; beside it the rate of the envs alone, stepped in lockstep with the same action, and
   that of the network alone, asked about the groups' observations, which are on the device already.
-  Nobody can be faster than the slower of the two; "share" is what of that is reached.
+  None can be faster than the slower of the two; "share" is what of that is reached.
 
 Systems take turns in one run; figures are medians of rounds. Needs torch.
 """
@@ -87,7 +87,7 @@ class Policy:
 
 
 class Timed:
-    """Calls something that makes so many steps, for as long as it is told."""
+    """Calls something that makes so many steps, for the time given."""
 
     def __init__(self, call: Callable[[], int], close: Callable[[], object] = lambda: None) -> None:
         """Takes it."""

@@ -9,7 +9,7 @@ Two cells, with the numbers of TorchRL's benchmarks/test_envs_benchmark.py:
 - slow resets: 32 envs that sleep for 1 ms a step and for 200 ms a reset, after 200 steps, each in a
   worker: 16,000 transitions a second could be had of them. Resets are made by the workers.
 
-In both, who is ready is received, at most all at once, given an action of ones and sent off.
+In both, ready envs are received, at most all at once, given an action of ones and sent off.
 
 - shmvec: `recv(min_envs=1)` and `send`, autoreset mode SAME_STEP;
 - torchrl: `AsyncEnvPool(exchange="shm")`, `async_step_and_maybe_reset_send` and `_recv`;
@@ -144,7 +144,7 @@ def torchrl(num_envs: int, step_s: float, reset_s: float, most: int) -> Contende
             _, ready = pool.async_step_and_maybe_reset_recv(
                 min_get=1, max_get=num_envs, timeout=1e-3
             )
-        except TimeoutError:  # nobody is ready
+        except TimeoutError:  # no env is ready
             return 0
         ready["action"] = torch.ones(ready.shape[0], 1)
         pool.async_step_and_maybe_reset_send(ready)

@@ -6,14 +6,14 @@
 The episodes have random lengths, the same ones for all contenders, which take turns in one run:
 
 - evaluate: shmvec.evaluate;
-- frozen: rounds of as many episodes as there are envs, in lockstep by ShmVectorEnv; who is done
-  stands still (its action is masked) until the last one is;
-- stepped on: the same with AsyncVectorEnv, where who is done is stepped on for nobody.
+- frozen: rounds of as many episodes as there are envs, in lockstep by ShmVectorEnv; an env that
+  is done stands still (its action is masked) until the last one is;
+- stepped on: the same with AsyncVectorEnv, where an env that is done is stepped on in vain.
 
 In the cells "sleep" a step sleeps, as an env does that waits for a simulator, with a worker for
 each env; the policy takes no time. In the cells "busy" a step computes, in one worker, and the
-policy computes for as long as the steps of half of the envs take: who does one after the other
-needs twice the time. The limit is what nobody can beat: the larger of the env's work, divided by
+policy computes for as long as the steps of half of the envs take: doing one after the other
+needs twice the time. The limit is what cannot be beaten: the larger of the env's work, divided by
 the workers, and of the policy's, for batches of half of the envs.
 """
 
@@ -103,7 +103,7 @@ class Cell:
 
     @property
     def limit_s(self) -> float:
-        """What nobody can beat."""
+        """What cannot be beaten."""
         steps = sum(self.lengths)
         return max(self.step_s * steps / self.workers, self.policy_s * steps / (NUM_ENVS / 2))
 

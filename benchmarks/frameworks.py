@@ -46,7 +46,7 @@ from shmvec._cores import usable_cores
 __all__ = ["Start", "apart", "frameworks"]
 
 FRAGMENT = 64  # steps of each env that a sampler is asked for at once
-LEAD_S = 0.02  # of a turn, not measured: who was stopped finds its way back
+LEAD_S = 0.02  # of a turn, not measured: one that was stopped finds its way back
 PATIENCE_S = 60
 
 # Makes a contender, in the process where it is called.
@@ -56,7 +56,7 @@ _Make = Callable[[], Any]
 
 
 class Packed:
-    """A function that any pickler takes, for those who start processes that find no benchmarks."""
+    """A function that any pickler takes, for processes that cannot import benchmarks."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Takes the function."""
@@ -224,13 +224,13 @@ def _made(
 def frameworks(make: _Make, n: int) -> dict[str, dict[str, Start]]:
     """What starts each, with each of its settings, the likeliest first; none fits some numbers."""
     cores = min(n, usable_cores())
-    halves = [n] if n % 2 else [n, n // 2]
+    batches = [n] if n % 2 else [n, n // 2]
     even = [count for count in sorted({1, cores}) if n % count == 0]
     share = -(-n // cores)
     puffers: dict[str, Start] = {}
     # Its parent spins as its workers do: on two cores, two workers have one too few.
     for count in sorted(even, reverse=cores > 2):
-        for batch in halves:
+        for batch in batches:
             if batch % (n // count) == 0:
                 puffers[f"{count} workers, batch {batch}"] = partial(
                     *(_pufferlib, make, n, "Multiprocessing"), num_workers=count, batch_size=batch
@@ -247,7 +247,7 @@ def frameworks(make: _Make, n: int) -> dict[str, dict[str, Start]]:
                 _async_env_pool, make, n, batch, envs_per_worker=size
             )
             for size, batch in dict.fromkeys(
-                [(share, halves[-1]), (1, halves[-1]), (n, halves[-1]), (share, n)]
+                [(share, batches[-1]), (1, batches[-1]), (n, batches[-1]), (share, n)]
             )
         },
         "RLlib SingleAgentEnvRunner": {
@@ -283,7 +283,7 @@ class _Led:
 def apart(start: Start, python: str = sys.executable) -> Apart:
     """Starts one in a process of its own, which is stopped between turns.
 
-    Samplers, and workers that spin, go on while nobody asks.
+    Samplers, and workers that spin, go on while they are not asked.
     """
     return Apart(partial(_Led, start), python=python, stopped=True, patience=PATIENCE_S).ready()
 

@@ -11,7 +11,7 @@ their two slices, so that what disturbs both cancels; above 1 is slower. The lim
 env steps take in free-running loops, one a core.
 
 How much of that is chance shows `before` itself, which runs twice: `again / before`. A loss is
-told, and the exit status is 1, where `after / before` lies above `again / before` by more than the
+printed, and the exit status is 1, where `after / before` is above `again / before` by more than the
 tolerance, and that is no chance: all of the one's confidence interval is above all of the other's.
 All processes are started anew several times, since some are luckier than others all their life.
 """
@@ -83,7 +83,7 @@ def in_lockstep(envs: Any) -> Any:
 
 
 def in_batches(envs: Any) -> Any:
-    """Partial batches: who is ready first is stepped first."""
+    """Partial batches: what is ready first is stepped first."""
     envs.async_reset(seed=0)
     ids = envs.recv()[-1]["env_id"]
 

@@ -145,20 +145,20 @@ class _Agent:
             observations = trunk[0](observations.float() / 255)
         else:
             observations = observations.flatten(1).float()
-        told = policy(observations)
+        outputs = policy(observations)
         if self.discrete:
-            return Categorical(logits=told), value(observations)[:, 0]
-        return Normal(told, self._log_std.exp().expand_as(told)), value(observations)[:, 0]
+            return Categorical(logits=outputs), value(observations)[:, 0]
+        return Normal(outputs, self._log_std.exp().expand_as(outputs)), value(observations)[:, 0]
 
     def log_prob(self, policy: Any, actions: Any) -> Any:
         """Of each env's action."""
-        told = policy.log_prob(actions)
-        return told if self.discrete else told.sum(1)
+        log_probs = policy.log_prob(actions)
+        return log_probs if self.discrete else log_probs.sum(1)
 
     def entropy(self, policy: Any) -> Any:
         """Of each env's distribution."""
-        told = policy.entropy()
-        return told if self.discrete else told.sum(1)
+        entropy = policy.entropy()
+        return entropy if self.discrete else entropy.sum(1)
 
 
 @dataclass
@@ -283,7 +283,7 @@ class Training:
             self._over = torch.as_tensor(terminations | truncations)
             kept.rewards[t] = torch.as_tensor(rewards)
             kept.terminations[t], kept.ends[t] = torch.as_tensor(terminations), self._over
-            self._told(infos)
+            self._record(infos)
         return kept
 
     def _into_rollouts(self) -> _Kept:
@@ -299,7 +299,7 @@ class Training:
             clock("policy")
             infos = rollout.step(actions.numpy())
             clock("env")
-            self._told(infos)
+            self._record(infos)
         self._observations = observations[-1]
         terminations = torch.from_numpy(rollout.terminations)
         over = terminations | torch.from_numpy(rollout.truncations)
@@ -314,7 +314,7 @@ class Training:
             over[:-1],
         )
 
-    def _told(self, infos: dict[str, Any]) -> None:
+    def _record(self, infos: dict[str, Any]) -> None:
         if "_episode" in infos:
             self.returns += infos["episode"]["r"][infos["_episode"]].tolist()
 

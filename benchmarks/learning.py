@@ -91,8 +91,8 @@ def main() -> None:
                 f"seed {seed}: {run['restarts']:2} restarts, {last:.0f} steps an episode at the end"
             )
     if options.json is not None:
-        told = {**machine(), "libraries": versions(sys.executable)}
-        options.json.write_text(json.dumps({"machine": told, "learning": runs}, indent=1) + "\n")
+        setup = {**machine(), "libraries": versions(sys.executable)}
+        options.json.write_text(json.dumps({"machine": setup, "learning": runs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

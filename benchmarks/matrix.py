@@ -11,7 +11,7 @@ ceiling, where they have the env). A peer that is not installed is left out, by 
 
 For each the medians over the slices: the batch step, its p50 and p99, env steps a second, their
 share of the limit (free-running loops, one a core), CPU-seconds (parent and workers) per million
-env steps, and CPU use while nobody steps (`idle`: workers only, of one core). The spread is that of
+env steps, and CPU use while no env steps (`idle`: workers only, of one core). The spread is that of
 the whole cycle of step and computing. Steps are counted as Gymnasium does: a step that only resets
 is none.
 
@@ -161,7 +161,7 @@ def measure(
 
 
 def _rest(watched: Mapping[str, Watched]) -> dict[str, float]:
-    """CPU use while nobody steps: a second to calm down, and one that is measured."""
+    """CPU use while no env steps: a second to calm down, and one that is measured."""
     time.sleep(1)
     start, before = time.perf_counter(), {name: one.cpu_s() for name, one in watched.items()}
     time.sleep(1)
@@ -246,8 +246,8 @@ def main() -> None:
         rows += cell
         print("\n".join(map(_line, cell)), flush=True)
         if options.json is not None:
-            told = {**machine(), "libraries": peers.versions(sys.executable)}
-            results = {"machine": told, "left_out": left_out, "rows": rows}
+            setup = {**machine(), "libraries": peers.versions(sys.executable)}
+            results = {"machine": setup, "left_out": left_out, "rows": rows}
             options.json.write_text(json.dumps(results, indent=2) + "\n")
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")

@@ -32,7 +32,7 @@ __all__ = [
 
 CPP = " (C++)"  # in the names of those that do not run Python envs
 
-# Whose versions are told, where they are installed.
+# Libraries whose versions are printed, where they are installed.
 LIBRARIES = (
     *(
         "numpy",

@@ -14,7 +14,7 @@ class Memory(NamedTuple):
 
     Attributes:
         pss: Its pages, each divided by the number of those that have it.
-        private: Pages that nobody else has.
+        private: Pages that no other process has.
     """
 
     pss: float

@@ -156,12 +156,12 @@ def picture(events: list[dict[str, Any]]) -> str:
         drawn.append(f'<text x="{x:.0f}" y="{y}">{us} µs</text>')
     x, y = margin, y + 14
     for colour in dict.fromkeys(colour for colour in KINDS.values() if colour in keys):
-        told = ", ".join(sorted(keys[colour])).replace(", wait:", ",")
-        if x + 8 * len(told) + 40 > width:
+        kinds = ", ".join(sorted(keys[colour])).replace(", wait:", ",")
+        if x + 8 * len(kinds) + 40 > width:
             x, y = margin, y + 24
         drawn.append(f'<rect x="{x}" y="{y}" width="16" height="16" fill="{colour}"/>')
-        drawn.append(f'<text x="{x + 22}" y="{y + 13}">{told}</text>')
-        x += 8 * len(told) + 40
+        drawn.append(f'<text x="{x + 22}" y="{y + 13}">{kinds}</text>')
+        x += 8 * len(kinds) + 40
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 26}" '
         'font-family="sans-serif" font-size="15">',

@@ -314,14 +314,14 @@ def measure(
             "system": NAMES[system],
             "options": variant,
             "threads": str(threads),
-            **_medians(told),
-            "rounds": len(told),
-            "spread": spread([one["wall_s"] for one in told]),
-            "times_sync": _ratio(runs, "sync", threads, told),
-            "times_async": _ratio(runs, "async", threads, told),
-            "curves": [one["curve"] for one in told],
+            **_medians(results),
+            "rounds": len(results),
+            "spread": spread([one["wall_s"] for one in results]),
+            "times_sync": _ratio(runs, "sync", threads, results),
+            "times_async": _ratio(runs, "async", threads, results),
+            "curves": [one["curve"] for one in results],
         }
-        for (system, threads, variant), told in runs.items()
+        for (system, threads, variant), results in runs.items()
     ]
 
 
@@ -329,20 +329,20 @@ def _shown(variant: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in variant.items())
 
 
-def _medians(told: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _medians(results: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {
-        key: statistics.median(one[key] for one in told)
-        for key, value in told[0].items()
+        key: statistics.median(one[key] for one in results)
+        for key, value in results[0].items()
         if not isinstance(value, str)
     }
 
 
-def _ratio(runs: dict[Any, Any], system: str, threads: Threads, told: Any) -> float | None:
+def _ratio(runs: dict[Any, Any], system: str, threads: Threads, results: Any) -> float | None:
     """How many times faster than another one in the same round."""
     theirs = runs.get((system, threads, ""))
     if theirs is None:
         return None
-    rounds = zip(theirs, told, strict=True)
+    rounds = zip(theirs, results, strict=True)
     return statistics.median(other["wall_s"] / one["wall_s"] for other, one in rounds)
 
 
@@ -417,8 +417,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    told = {**machine(), "torch": torch.__version__}
-    print(f"{described(told)}, torch {told['torch']}\n")
+    setup = {**machine(), "torch": torch.__version__}
+    print(f"{described(setup)}, torch {setup['torch']}\n")
     print(line(*HEAD) + "\n|" + "---|" * len(HEAD), flush=True)
     rows: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
@@ -430,7 +430,7 @@ def main() -> None:
         rows += cell
         print("\n".join(map(row_line, cell)), flush=True)
         if options.json is not None:
-            results = {"machine": told, "left_out": left_out, "training": rows}
+            results = {"machine": setup, "left_out": left_out, "training": rows}
             options.json.write_text(json.dumps(results, indent=2) + "\n")
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")

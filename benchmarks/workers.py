@@ -5,7 +5,7 @@
 
 For each number of workers, by turns in one run: ShmVectorEnv in lockstep, and with
 `pin_workers=True`; and `bound`, as many processes, an equal number on each core, which take turns
-there. In its turn each steps its envs once. They communicate with nobody, but they have their own
+there. In its turn each steps its envs once. They do not communicate, but they have their own
 copies of all that an interpreter touches, and a step that follows another process's finds none of
 that in the core's caches (primitives.py has what that costs without Python). Of the bound only the
 stepping counts, as if handing a core over took no time: a batch step is as long as the turns on the
@@ -136,7 +136,7 @@ def _take_turns(
     turns: mmap.mmap,
     pipe: Connection,
 ) -> None:
-    """Steps envs for as long as told, when it is its turn: answers how long a turn takes, in µs."""
+    """Steps envs for the time given, when it is its turn: answers how long a turn takes, in µs."""
     os.sched_setaffinity(0, {core})
     turn = np.frombuffer(turns, np.int64, 1, LINE * here)
     envs = [make() for make in fns]

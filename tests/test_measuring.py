@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 class Recorded:
-    """A contender that returns what it is told, after its warm-up."""
+    """A contender that returns the times given, after its warm-up."""
 
     def __init__(self, log, name, times):
         self.log, self.name, self.times = log, name, [times[0], *times]
@@ -92,7 +92,7 @@ def test_steps_that_only_reset_do_not_count(ends, steps):
     one = stepper.run(0.02)
     batches = next(turn)
     counted = one.steps_per_s * one.batch_us * batches / 1e6
-    assert abs(counted - steps * batches) < 4.1  # the first has nobody to reset
+    assert abs(counted - steps * batches) < 4.1  # the first has no env to reset
 
 
 def guard(*arguments):

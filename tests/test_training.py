@@ -29,7 +29,7 @@ def test_the_same_curve(tmp_path, kind):
         assert (row["workers_cpu_s"] > 0) == (row["system"] != "SyncVectorEnv")
 
 
-def test_other_curves_are_told(monkeypatch):
+def test_other_curves_are_reported(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.delitem(sys.modules, "processes")  # both folders have one
     from training import disagreements
@@ -37,5 +37,5 @@ def test_other_curves_are_told(monkeypatch):
     row = {"run": "cartpole", "threads": "1", "system": "ShmVectorEnv", "options": ""}
     same = [{**row, "curves": ["a", "b"]}, {**row, "system": "sync", "curves": ["a", "b"]}]
     assert not list(disagreements(same))
-    (told,) = disagreements([*same, {**row, "system": "async", "curves": ["b", "a"]}])
-    assert "cartpole" in told and "not the same" in told
+    (message,) = disagreements([*same, {**row, "system": "async", "curves": ["b", "a"]}])
+    assert "cartpole" in message and "not the same" in message
