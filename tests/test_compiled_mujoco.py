@@ -20,7 +20,8 @@ from shmvec._wrappers import code_of_env, compiled, summary_of
 pytest.importorskip("mujoco")
 pytestmark = pytest.mark.filterwarnings("ignore:.*out of date", "ignore:.*settotalmass")
 
-NAMES = [f"{name}-v{n}" for name in ("HalfCheetah", "Hopper", "Walker2d") for n in (4, 5)]
+KINDS = ("HalfCheetah", "Hopper", "Walker2d", "Swimmer", "Ant")
+NAMES = [f"{name}-v{n}" for name in KINDS for n in (4, 5)]
 NAN, INF = float("nan"), float("inf")
 
 
@@ -101,13 +102,19 @@ SETTINGS = {
     "_ctrl_cost_weight": [0.1, 1e-3, 3, np.float64(0.3), np.float32(0.7)],
     "_reset_noise_scale": [0.5, 0.1],
     "_healthy_reward": [1.0, 2, np.float32(1)],
-    "_healthy_z_range": [(0.8, 2.0), (1, 2), (0.0, INF), [0.8, 2.0], (NAN, 3.0)],
+    "_contact_cost_weight": [5e-4, 2, np.float32(0.5), 1e308, NAN],
+    "_contact_force_range": [(-1.0, 1.0), (-1e-3, INF), (0.0, 1.0), (-1e-200, 1e-200), (2.0, -2.0),
+                             (NAN, 1.0), (-1e300, 1e300), (-1, 1), [-0.5, 0.5]],
+    "_include_cfrc_ext_in_observation": [True, False, np.True_],
+    "_use_contact_forces": [True, False, 1],
+    "_main_body": [1, 2, "torso", -1, 1.0, "none", 99],
+    "_healthy_z_range": [(0.8, 2.0), (1, 2), (0.0, INF), [0.8, 2.0], (NAN, 3.0), (0.75, 0.75)],
     "_healthy_angle_range": [(-1.0, 1.0), (-INF, INF), (-0.1, 0.1)],
     "_healthy_state_range": [(-100.0, 100.0), (-1.0, 1.0), (-10, 10)],
     "_terminate_when_unhealthy": [True, False, 0],
     "frame_skip": [1, 4, 5, 2.5, 0],
     "render_mode": ["human", None],
-}
+}  # fmt: skip
 CHANGES = [
     lambda env: env.reset(seed=3),
     velocities(0.5),
@@ -117,7 +124,7 @@ CHANGES = [
     at(-INF),
     at([1.0, 1.0, 0.0]),
     replaced_data,
-    *map(replaced, ["do_simulation", "_get_obs", "control_cost", "step"]),
+    *map(replaced, ["do_simulation", "_get_obs", "control_cost", "get_body_com", "step"]),
 ]
 
 
@@ -179,7 +186,7 @@ def test_many_steps(name):
             action = draw.uniform(-1, 1, env.action_space.shape)
             _, result = same(python, env, stepper, action.astype(np.float32))[0]
             ended += result[2] != seen(False)
-    assert bool(ended) is not name.startswith("HalfCheetah")
+    assert bool(ended) is not name.startswith(("HalfCheetah", "Swimmer"))
 
 
 @pytest.mark.parametrize("kind", ["warn", "raise", "ignore"])
@@ -225,6 +232,9 @@ OWN = {
     "_get_rew": own_reward,
     "_get_obs": own_observation,
     "control_cost": lambda self, action: 0.5,
+    "contact_forces": property(lambda self: self.data.cfrc_ext * 2),
+    "contact_cost": property(lambda self: 0.25),
+    "get_body_com": lambda self, name: self.data.qpos,
     "is_healthy": property(lambda self: self.data.qpos[1] > 1),
     "healthy_reward": property(lambda self: 3),
     "terminated": property(lambda self: self.data.qpos[1] < 1),

@@ -47,7 +47,9 @@ _FILES = {
 }
 TWINS = {name: file for file, names in _FILES.items() for name in names.split()}
 # Envs that wrap nothing, by their classes' names: several versions have the same.
-_ENVS = {"HalfCheetahEnv": "mujoco", "HopperEnv": "mujoco", "Walker2dEnv": "mujoco"}
+_ENVS = dict.fromkeys(
+    ("AntEnv", "HalfCheetahEnv", "HopperEnv", "SwimmerEnv", "Walker2dEnv"), "mujoco"
+)
 HOMES = (  # modules that have what they are for
     "ale_py.env",
     "cleanrl_utils.atari_wrappers",  # Stable-Baselines3's, copied
@@ -94,7 +96,11 @@ _OF_MUJOCO = (
     "is_healthy",
     "healthy_reward",
     "terminated",
+    "contact_forces",
+    "contact_cost",
 )
+# Those that mean the same whichever of these classes defines them.
+_OF_ANY_MUJOCO = ("control_cost", "healthy_reward", "terminated")
 _RESCALED_BY = {"RescaleAction": "backward", "RescaleObservation": "forward"}
 
 _DEPTH_MOST = 1000  # of wrappers; an env may wrap itself
@@ -299,7 +305,8 @@ def code_of_env(kind: type) -> Iterator[tuple[str, Any]]:
         for name in ("step", *_OF_MUJOCO):
             definer = _definer(kind, name)
             if definer is not None and (definer is base or definer.__name__ == "MujocoEnv"):
-                yield f"{definer.__name__}.{name}", vars(definer)[name]
+                owner = "MujocoEnv" if name in _OF_ANY_MUJOCO else definer.__name__
+                yield f"{owner}.{name}", vars(definer)[name]
 
 
 def _difference(kind: type) -> str:

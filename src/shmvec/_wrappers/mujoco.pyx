@@ -5,7 +5,7 @@ step is computed from MuJoCo's arrays; rewards are computed by NumPy's scalars, 
 """
 
 cimport cython
-from libc.math cimport isfinite
+from libc.math cimport INFINITY, isfinite, sqrt
 from libc.string cimport memcpy
 
 import numpy as np
@@ -29,6 +29,8 @@ ctypedef fused real:
 cdef Py_ssize_t _most = 128  # so many numbers NumPy adds up in one go; -1: it adds otherwise
 cdef object _float32 = np.float32
 cdef object _bool = np.bool_
+cdef object _nothing = np.empty(0)
+cdef object _two = np.empty(2)
 
 
 cdef class MujocoEnv(Twin):
@@ -44,6 +46,7 @@ cdef class MujocoEnv(Twin):
     cdef bint forgives       # and whether the unhealthy get it, too, if they are terminated
     cdef bint is_v5
     cdef bint clips          # whether observations' velocities are clipped
+    cdef Py_ssize_t hides    # how many positions observations may leave out
     cdef object mujoco       # the module
     cdef object observation  # one of the last size
 
@@ -70,7 +73,8 @@ cdef class MujocoEnv(Twin):
         self.survives = "healthy_reward" in known
         self.forgives = self.survives and (
             "_terminate_when_unhealthy" in kind.healthy_reward.fget.__code__.co_names)
-        self.observation = np.empty(0)
+        self.hides = 1
+        self.observation = _nothing
 
     cdef dict attributes(self):
         cdef dict own = Twin.attributes(self)
@@ -98,18 +102,22 @@ cdef class MujocoEnv(Twin):
         env.do_simulation(action, frames)
         return 0
 
+    cdef object place(self):
+        """Where the env is: a number, or an array."""
+        return self.wrapper.data.qpos[0]
+
     cdef tuple moved(self, object action):
-        """Simulates: where the env is then, on its first axis, and how fast it came there."""
+        """Simulates: where the env is then, and how fast it came there."""
         env = self.wrapper
-        before = env.data.qpos[0]
+        before = self.place()
         self.simulate(action)
-        after = env.data.qpos[0]
+        after = self.place()
         dt = env.model.opt.timestep * env.frame_skip if self.knows_dt else env.dt
-        return after, (after - before) / dt
+        return after, _velocity(before, after, dt)
 
     cdef object observed(self):
         """What ``_get_obs`` returns."""
-        cdef Py_ssize_t skipped, kept, speeds, i
+        cdef Py_ssize_t skipped, kept, speeds, more
         cdef double *made
         env = self.wrapper
         data = env.data
@@ -118,22 +126,39 @@ cdef class MujocoEnv(Twin):
             return env._get_obs()
         skipped = 0
         if env._exclude_current_positions_from_observation:
-            skipped = min(1, size_of(positions))
-        kept, speeds = size_of(positions) - skipped, size_of(velocities)
-        if size_of(self.observation) != kept + speeds:
-            self.observation = np.empty(kept + speeds)
+            skipped = min(self.hides, size_of(positions))
+        forces = self.observed_forces()
+        if not _is_numbers(forces):
+            return env._get_obs()
+        kept, speeds, more = size_of(positions) - skipped, size_of(velocities), size_of(forces)
+        if size_of(self.observation) != kept + speeds + more:
+            self.observation = np.empty(kept + speeds + more)
         observation = new_like(self.observation)
         made = <double *>data_of(observation)
         memcpy(made, <double *>data_of(positions) + skipped, kept * sizeof(double))
         memcpy(made + kept, data_of(velocities), speeds * sizeof(double))
+        memcpy(made + kept + speeds, data_of(forces), more * sizeof(double))
         if self.clips:
             _clip(made + kept, speeds, -10, 10)
         return observation
+
+    cdef object observed_forces(self):
+        """What follows velocities in an observation."""
+        return _nothing
 
     cdef object control_cost(self, object action):
         env = self.wrapper
         total = _sum_of_squares(action) if self.costs else None
         return env.control_cost(action) if total is None else env._ctrl_cost_weight * total
+
+    cdef tuple rewarded(self, object velocity, object action):
+        """What ``_get_rew`` returns."""
+        env = self.wrapper
+        if not self.rewards:
+            return env._get_rew(velocity, action)
+        forward = env._forward_reward_weight * velocity
+        cost = self.control_cost(action)
+        return forward - cost, {"reward_forward": forward, "reward_ctrl": -cost}
 
     cdef object judged(self):
         """Whether the env is healthy; None: its own ``is_healthy`` must say it."""
@@ -185,15 +210,6 @@ cdef class HalfCheetahEnv(MujocoEnv):
             step.info = {"x_position": after, "x_velocity": velocity, "reward_run": forward,
                          "reward_ctrl": -cost}
         return self.end(step, False)
-
-    cdef tuple rewarded(self, object velocity, object action):
-        """What ``_get_rew`` returns."""
-        env = self.wrapper
-        if not self.rewards:
-            return env._get_rew(velocity, action)
-        forward = env._forward_reward_weight * velocity
-        cost = self.control_cost(action)
-        return forward - cost, {"reward_forward": forward, "reward_ctrl": -cost}
 
 
 cdef class _Walker(MujocoEnv):
@@ -252,24 +268,14 @@ cdef class _Walker(MujocoEnv):
 cdef class HopperEnv(_Walker):
     cdef object judged(self):
         cdef double low, high
-        cdef Py_ssize_t i
-        cdef const double *numbers
         cdef int upright = self.upright()
         env = self.wrapper
         velocities = env.data.qvel
         if (upright == 2 or not _is_numbers(velocities)
                 or not _is_range(env._healthy_state_range, &low, &high)):
             return None
-        positions = env.data.qpos
-        numbers = <double *>data_of(positions)
-        for i in range(2, size_of(positions)):
-            if not low < numbers[i] < high:
-                return False
-        numbers = <double *>data_of(velocities)
-        for i in range(size_of(velocities)):
-            if not low < numbers[i] < high:
-                return False
-        return upright == 1
+        return (upright == 1 and _are_within(env.data.qpos, 2, low, high)
+                and _are_within(velocities, 0, low, high))
 
 
 @cython.final
@@ -279,9 +285,187 @@ cdef class Walker2dEnv(_Walker):
         return None if upright == 2 else _bool(upright)
 
 
+cdef class _Planar(MujocoEnv):
+    """SwimmerEnv and AntEnv, which move on two axes."""
+
+    def __init__(self, env, Chain owner, frozenset known):
+        MujocoEnv.__init__(self, env, owner, known)
+        self.hides = 2
+
+    cdef object place(self):
+        return _first_two(self.wrapper.data.qpos)
+
+    cdef dict described(self, object place, object x_velocity, object y_velocity):
+        """What infos have in common."""
+        return {"x_position": place[0], "y_position": place[1],
+                "distance_from_origin": _length(place),
+                "x_velocity": x_velocity, "y_velocity": y_velocity}
+
+
+@cython.final
+cdef class SwimmerEnv(_Planar):
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        env = self.wrapper
+        place, (x_velocity, y_velocity) = self.moved(action)
+        if self.is_v5:
+            step.observation = self.observed()
+            step.reward, rewards = self.rewarded(x_velocity, action)
+            step.info = {**self.described(place, x_velocity, y_velocity), **rewards}
+        else:
+            forward = env._forward_reward_weight * x_velocity
+            cost = self.control_cost(action)
+            step.observation = self.observed()
+            step.reward = forward - cost
+            step.info = {"reward_fwd": forward, "reward_ctrl": -cost,
+                         **self.described(place, x_velocity, y_velocity),
+                         "forward_reward": forward}
+        return self.end(step, False)
+
+
+@cython.final
+cdef class AntEnv(_Planar):
+    cdef bint charges  # whether contact_cost and contact_forces are as Gymnasium has them
+
+    def __init__(self, env, Chain owner, frozenset known):
+        _Planar.__init__(self, env, owner, known)
+        self.charges = {"contact_cost", "contact_forces"} <= known
+        self.observes = self.observes and "contact_forces" in known
+
+    cdef int step_with(self, dict own, object action, Step step) except -1:
+        env = self.wrapper
+        place, (x_velocity, y_velocity) = self.moved(action)
+        if self.is_v5:
+            step.observation = self.observed()
+            step.reward, rewards = self.rewarded(x_velocity, action)
+            terminated = self.terminated()
+            place = env.data.qpos[0:2]
+            step.info = {**self.described(place, x_velocity, y_velocity), **rewards}
+        else:
+            healthy = self.healthy_reward()
+            total = x_velocity + healthy
+            costs = cost = self.control_cost(action)
+            terminated = self.terminated()
+            step.observation = self.observed()
+            step.info = {"reward_forward": x_velocity, "reward_ctrl": -cost,
+                         "reward_survive": healthy,
+                         **self.described(place, x_velocity, y_velocity),
+                         "forward_reward": x_velocity}
+            if env._use_contact_forces:
+                contact = self.contact_cost()
+                costs += contact
+                step.info["reward_ctrl"] = -contact
+            step.reward = total - costs
+        return self.end(step, terminated)
+
+    cdef object place(self):
+        env = self.wrapper
+        if self.is_v5:
+            return _first_two(env.data.body(env._main_body).xpos)
+        return _first_two(env.get_body_com("torso"))
+
+    cdef object observed_forces(self):
+        env = self.wrapper
+        if self.is_v5:
+            if env._include_cfrc_ext_in_observation:
+                return self.contact_forces()[1:].flatten()
+        elif env._use_contact_forces:
+            return self.contact_forces().flatten()
+        return _nothing
+
+    cdef object contact_forces(self):
+        """What the property of this name, which is Gymnasium's, returns: a new array."""
+        cdef double low, high
+        env = self.wrapper
+        forces = env.data.cfrc_ext
+        if not (is_plain(forces) and has_dtype(forces, float64)
+                and _is_range(env._contact_force_range, &low, &high) and low < 0 < high):
+            return env.contact_forces
+        clipped = new_like(forces)
+        memcpy(data_of(clipped), data_of(forces), size_of(forces) * sizeof(double))
+        _clip(<double *>data_of(clipped), size_of(clipped), low, high)
+        return clipped
+
+    cdef object contact_cost(self):
+        env = self.wrapper
+        if not self.charges:
+            return env.contact_cost
+        forces = self.contact_forces()
+        total = _sum_of_squares(forces)
+        if total is None:
+            total = np.sum(np.square(forces))
+        return env._contact_cost_weight * total
+
+    cdef tuple rewarded(self, object velocity, object action):
+        env = self.wrapper
+        if not self.rewards:
+            return env._get_rew(velocity, action)
+        forward = velocity * env._forward_reward_weight
+        healthy = self.healthy_reward()
+        total = forward + healthy
+        cost = self.control_cost(action)
+        contact = self.contact_cost()
+        return total - (cost + contact), {
+            "reward_forward": forward, "reward_ctrl": -cost, "reward_contact": -contact,
+            "reward_survive": healthy}
+
+    cdef object judged(self):
+        cdef double low, high
+        env = self.wrapper
+        positions, velocities = env.data.qpos, env.data.qvel
+        if not (_is_numbers(positions) and size_of(positions) > 2 and _is_numbers(velocities)
+                and _is_range(env._healthy_z_range, &low, &high)):
+            return None
+        return _bool(_are_within(positions, 0, -INFINITY, INFINITY)
+                     and _are_within(velocities, 0, -INFINITY, INFINITY)
+                     and low <= (<double *>data_of(positions))[2] <= high)
+
+
 cdef bint _is_numbers(object array) noexcept:
     """Whether it is an axis of float64 that C may read."""
     return is_plain(array) and ndim_of(array) == 1 and has_dtype(array, float64)
+
+
+cdef bint _are_within(object array, Py_ssize_t start, double low, double high) noexcept:
+    """Whether an array's numbers from ``start`` on are in a range."""
+    cdef const double *numbers = <double *>data_of(array)
+    cdef Py_ssize_t i
+    for i in range(start, size_of(array)):
+        if not low < numbers[i] < high:
+            return False
+    return True
+
+
+cdef object _length(object place):
+    """``np.linalg.norm(place, ord=2)``; how its products are rounded is BLAS's own."""
+    if _most < 0 or not _is_numbers(place):
+        return np.linalg.norm(place, ord=2)
+    return new_float64(sqrt(place.dot(place)))
+
+
+cdef object _first_two(object array):
+    """A copy of an array's first two numbers."""
+    if not _is_numbers(array) or size_of(array) < 2:
+        return array[:2].copy()
+    copied = new_like(_two)
+    memcpy(data_of(copied), data_of(array), 2 * sizeof(double))
+    return copied
+
+
+cdef object _velocity(object before, object after, object dt):
+    """``(after - before) / dt``, of numbers or of arrays."""
+    cdef double *made
+    cdef Py_ssize_t i
+    if (type(dt) is float and _is_numbers(before) and _is_numbers(after)
+            and size_of(before) == size_of(after)):
+        velocity = new_like(after)
+        made = <double *>data_of(velocity)
+        clear_flags()
+        for i in range(size_of(after)):
+            made[i] = (<double *>data_of(after))[i] - (<double *>data_of(before))[i]
+            made[i] /= <double>dt
+        if not raised_flags():
+            return velocity
+    return (after - before) / dt  # which warns
 
 
 cdef bint _is_range(object given, double *low, double *high) except -1:
@@ -358,11 +542,14 @@ cdef void _add_squares(const real *numbers, Py_ssize_t count, double *total) noe
 
 
 def _adds_alike():
-    """Whether NumPy adds in this order."""
+    """Whether NumPy adds in this order, and how it computes a length."""
     for count in range(_most + 1):
         for dtype in (float32, float64):
             numbers = (np.cos(np.arange(count)) * 3).astype(dtype)
-            if _sum_of_squares(numbers) != np.sum(np.square(numbers)):
+            rows = numbers.reshape(2 - count % 2, -1)
+            if not _sum_of_squares(rows) == np.sum(np.square(rows)) == np.sum(np.square(numbers)):
+                return False
+            if count == 2 and _length(numbers) != np.linalg.norm(numbers, ord=2):
                 return False
     return True
 
