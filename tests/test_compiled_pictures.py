@@ -219,6 +219,24 @@ def test_frames_to_skip_that_the_env_changes_while_they_are_skipped(skip):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("at", [1, 5, 6, 8])
+def test_another_env_that_is_set_while_frames_are_skipped_takes_the_next_frame(at):
+    class Changing(Arcade):
+        def step(self, action):
+            if self.count == at:
+                self.outer.env = Arcade(script=7, length=2)
+            return super().step(action)
+
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        base = Changing(length=19)
+        env = base.outer = wrappers.MaxAndSkipObservation(wrappers.OrderEnforcing(base), 4)
+        stepper = stepped_by(env)
+        env.reset()
+        found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(5)])
+    assert found[0] == found[1]
+
+
 def test_what_has_no_truth_value_is_asked_for_it_when_python_asks():
     class Many(Arcade):
         def step(self, action):

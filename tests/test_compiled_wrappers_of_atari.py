@@ -17,6 +17,7 @@ from test_compiled_wrappers import (
     check_sources,
     compiled,
     follow,
+    happens,
     module_of,
     names_of,
     seen,
@@ -95,6 +96,27 @@ def test_any_chain(names, dtype, oddness, script, length, steps):
 def test_another_source_makes_the_twin_step_aside(name, monkeypatch, tmp_path):
     make = partial(wrapped, [name])
     check_sources(type(make()).__name__, make, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lives", "monitor", "skip"])
+@pytest.mark.parametrize("what", ["env", "__dict__"])
+def test_what_the_env_changes_in_its_step_counts_in_this_step(name, what):
+    class Changing(Arcade):
+        def step(self, action):
+            if self.count == 2:
+                other = Arcade(script=7)
+                other.left = 1
+                setattr(self.outer, what, other if what == "env" else dict(vars(self.outer)))
+            return super().step(action)
+
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        base = Changing(length=9)
+        base.outer = env = WRAPPERS[name](base)
+        stepper = stepped_by(env)
+        env.reset()
+        found.append([(happens(partial(stepper.step, 1)), attributes(env)) for _ in range(4)])
+    assert found[0] == found[1]
 
 
 def cleanrl(screen):

@@ -18,10 +18,9 @@ cdef class StickyActionEnv(Twin):
 @cython.final
 cdef class EpisodicLifeEnv(Twin):
     cdef int step_with(self, dict own, object action, Step step) except -1:
-        self.inner.step(action, step)
-        step.unpack()
+        own = self.after_inner(action, step)
         own["was_real_done"] = step.terminated or step.truncated
-        lives = self.below.unwrapped.ale.lives()
+        lives = self.get(own, "env").unwrapped.ale.lives()
         if 0 < lives < self.get(own, "lives"):
             step.terminated = True
         own["lives"] = lives
@@ -33,8 +32,7 @@ cdef class Monitor(Twin):
     cdef int step_with(self, dict own, object action, Step step) except -1:
         if self.get(own, "needs_reset"):
             return self.by_python(action, step)
-        self.inner.step(action, step)
-        step.unpack()
+        own = self.after_inner(action, step)
         rewards = self.get(own, "rewards")
         rewards.append(float(step.reward))
         if step.terminated or step.truncated:

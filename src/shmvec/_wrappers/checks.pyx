@@ -45,8 +45,7 @@ cdef class Autoreset(Twin):
     cdef int step_with(self, dict own, object action, Step step) except -1:
         if self.get(own, "autoreset"):
             return self.by_python(action, step)
-        self.inner.step(action, step)
-        step.unpack()
+        own = self.after_inner(action, step)
         own["autoreset"] = step.terminated or step.truncated
         return 0
 

@@ -10,7 +10,7 @@ cimport cython
 import numpy as np
 
 from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, shape_of, size_of
-from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin
+from shmvec._wrappers.chain cimport Chain, Step, Stepper, Twin, attributes_of
 from shmvec._wrappers.numbers cimport is_plain
 
 cdef object _uint8 = np.dtype(np.uint8)
@@ -31,7 +31,7 @@ cdef class MaxAndSkipEnv(Twin):
             return self.by_python(action, step)
         for i in range(skip):
             step.unseen = True
-            own = self.after_inner(action, step)
+            own = _next_frame(self, own, action, step)
             if not self.is_gymnasiums:
                 ended = step.terminated or step.truncated
             last = self.get(own, "_skip") - 1
@@ -68,7 +68,7 @@ cdef class AtariPreprocessing(Twin):
             return self.by_python(action, step)
         for i in range(skip):
             step.unseen = True
-            own = self.after_inner(action, step)
+            own = _next_frame(self, own, action, step)
             total += step.reward
             own["game_over"] = step.terminated
             if self.get(own, "terminal_on_life_loss"):
@@ -95,6 +95,16 @@ cdef class AtariPreprocessing(Twin):
         else:
             self.wrapper.ale.getScreenRGB(self.get(own, "obs_buffer")[place])
         return 0
+
+
+cdef dict _next_frame(Twin twin, dict own, object action, Step step):
+    """Steps the wrapper's env, of which the frame before may have made another one."""
+    below = twin.get(own, "env")
+    if below is twin.below:
+        return twin.after_inner(action, step)
+    step.take(below.step(action))
+    step.unpack()
+    return attributes_of(twin.wrapper)
 
 
 cdef int _keep(Step step, object frames, object index) except -1:
