@@ -173,6 +173,15 @@ def test_another_source_makes_the_twin_step_aside(name, monkeypatch, tmp_path):
     check_sources(type(make()).__name__, make, monkeypatch, tmp_path)
 
 
+def test_another_concatenate_that_is_set_before_the_env_is_called(monkeypatch):
+    def ones(space, items, out):
+        out[...] = 1
+        return out
+
+    monkeypatch.setattr(wrappers.stateful_observation, "concatenate", ones)
+    follow(partial(wrapped, ["stack"]), [(("reset",), [1]), (None, [1])])
+
+
 @pytest.mark.parametrize("what", ["obs_queue", "stacked_obs", "env", "func", "longer"])
 def test_what_the_env_changes_in_its_step_counts_in_this_step(what):
     class Changing(Arcade):

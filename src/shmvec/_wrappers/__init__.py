@@ -295,7 +295,10 @@ def code_of(kind: type) -> Iterator[tuple[str, Any]]:
     elif name == "FlattenObservation":
         yield "_flatten_box_multibinary", gym.spaces.utils.flatten.dispatch(gym.spaces.Box)
     elif name == "FrameStackObservation":
-        yield "_concatenate_base", gym.vector.utils.concatenate.dispatch(gym.spaces.Box)
+        called: Any = vars(sys.modules[kind.__module__])["concatenate"]
+        if called is gym.vector.utils.concatenate:
+            called = called.dispatch(gym.spaces.Box)
+        yield "_concatenate_base", called
 
 
 def code_of_env(kind: type) -> Iterator[tuple[str, Any]]:
