@@ -90,7 +90,7 @@ class Mortal(Counter):
 
 
 class Chatty(Counter):
-    """Logs what becomes of it, to a file; takes its time where told to."""
+    """Logs what becomes of it, to a file; takes its time where asked to."""
 
     def __init__(self, log, close_s=0.0):
         super().__init__()

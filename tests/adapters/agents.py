@@ -1,4 +1,4 @@
-"""Parallel envs of many agents, without PettingZoo, and what is told of them."""
+"""Parallel envs of many agents, without PettingZoo, and what is returned for them."""
 
 import numpy as np
 from gymnasium import spaces
@@ -73,11 +73,11 @@ class Band:
         self.received.append(actions)
         before, self.turn = self.agents, self.turn + 1
         self.agents = self._living()
-        told = before + [agent for agent in self.agents if agent not in before]
+        observed = before + [agent for agent in self.agents if agent not in before]
         gone = {agent: agent not in self.agents for agent in before}
         truncated = {agent: gone[agent] and agent == "cid" for agent in before}
         return (
-            {agent: self._observe(agent) for agent in told},
+            {agent: self._observe(agent) for agent in observed},
             {agent: float(np.sum(actions[agent])) + self.turn for agent in before},
             {agent: gone[agent] and agent != "cid" for agent in before},
             truncated,

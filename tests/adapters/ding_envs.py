@@ -1,4 +1,4 @@
-"""For the tests of DI-engine's managers: envs that do as they are told, and their managers."""
+"""For the tests of DI-engine's managers: envs that fail on demand, and their managers."""
 
 import multiprocessing
 import os
@@ -28,8 +28,8 @@ class NotToBePickled:
         raise TypeError("not me")
 
 
-class Told(Exception):
-    """What an env raises when told to, with more arguments than one."""
+class OnDemand(Exception):
+    """What an env raises on demand, with more arguments than one."""
 
     def __init__(self, env, where):
         super().__init__(f"env {env} in {where}")
@@ -58,9 +58,9 @@ class Obedient(gym.Env):
         self.seeds.append(seed)
         self.stats.append(stat)
         if stat == "error" or (stat == "error once" and self.stats.count(stat) == 1):
-            raise Told(self.index, "reset")
+            raise OnDemand(self.index, "reset")
         if stat == "error later" and self.resets == 2:
-            raise Told(self.index, "reset")
+            raise OnDemand(self.index, "reset")
         if stat == "kill":
             os._exit(5)
         if stat == "kill later" and self.resets > 1:
@@ -90,13 +90,13 @@ class Obedient(gym.Env):
         if action == WAIT:
             assert self.gate.wait(DEADLINE)
         elif action == RAISE:
-            raise Told(self.index, "step")
+            raise OnDemand(self.index, "step")
         elif action == KILL:
             os._exit(3)
         elif action == HANG:
             time.sleep(DEADLINE)
         elif action == ABNORMAL:
-            return None, None, True, False, {"abnormal": True, "why": "told to"}
+            return None, None, True, False, {"abnormal": True, "why": "on demand"}
         elif action == UNREADABLE:
             observation = np.zeros(7)
         elif action == NO_INFO:

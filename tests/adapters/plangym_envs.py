@@ -100,7 +100,7 @@ class Words(Walk):
 
 
 class Raises(Walk):
-    """Raises what it is told to."""
+    """Raises the exception given."""
 
     def step(self, action, **others):
         if action[0] == 1:

@@ -55,7 +55,7 @@ def test_a_dead_subprocess_is_recreated_and_a_step_repeated(killed, tmp_path):
         alone.reset(seed=restart_seed(3, 1))
         np.testing.assert_array_equal(observation, alone.step(2)[0])
         assert "fault" not in envs[1].step(2)[4]
-        assert envs[0].step(1)[4]["count"] == 2  # nobody else has noticed
+        assert envs[0].step(1)[4]["count"] == 2  # the other has not noticed
 
 
 @pytest.mark.parametrize("killed", ["before", "within"])

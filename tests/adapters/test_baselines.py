@@ -93,7 +93,7 @@ class Picture(gym.Env):
 
 
 class Slow(Counter):
-    """Takes its time where it is told to, and says when it is closed."""
+    """Takes its time where its action says so, and says when it is closed."""
 
     def __init__(self, seconds=60.0, log=None):
         super().__init__()

@@ -237,9 +237,9 @@ class PettingZoo(System):
     def step(self, envs, actions):
         observations, rewards, terminated, truncated, infos = envs.step({"me": actions})
         others = {key: value for key, value in infos.items() if key != "me"}
-        told = rows_of({**others, **infos["me"]}, len(actions))
+        row_infos = rows_of({**others, **infos["me"]}, len(actions))
         dones = terminated["me"] | truncated["me"]
-        return list(zip(observations["me"].copy(), rewards["me"], dones, told, strict=True))
+        return list(zip(observations["me"].copy(), rewards["me"], dones, row_infos, strict=True))
 
 
 class Rows(System):
@@ -340,8 +340,8 @@ class Planning(System):
 
     def step(self, envs, actions):
         observations, rewards, ends, truncated, infos = envs.step_batch(actions)
-        told = rows_of(infos, len(actions))
-        return list(zip(observations, rewards, ends | truncated, told, strict=True))
+        row_infos = rows_of(infos, len(actions))
+        return list(zip(observations, rewards, ends | truncated, row_infos, strict=True))
 
 
 class Cluster(System):

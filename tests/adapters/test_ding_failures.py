@@ -23,7 +23,7 @@ from ding_envs import (
     UNREADABLE,
     WORKERS,
     Obedient,
-    Told,
+    OnDemand,
 )
 from equality import same
 from tables import crossed, deep
@@ -89,7 +89,7 @@ def test_retries_end_in_a_runtime_error_with_the_last_cause(retry_type, num_work
         with pytest.raises(RuntimeError) as caught:
             envs.reset({0: {"stat": "error"}, 1: {}, 3: {"stat": "error"}})
         assert str(caught.value).startswith("Env 0 reset has exceeded max retries(3), and the")
-        assert isinstance(caught.value.__cause__, Told) and caught.value.__cause__.env == 0
+        assert isinstance(caught.value.__cause__, OnDemand) and caught.value.__cause__.env == 0
         assert isinstance(caught.value.__cause__.__cause__, RemoteTraceback)
         if hasattr(caught.value, "__notes__"):
             assert "env 3" in caught.value.__notes__[0]
@@ -114,7 +114,7 @@ def test_launch_after_a_step_or_reset_that_has_failed_starts_anew(failing):
         with pytest.raises(EnvStateError, match="launched already"):
             envs.launch()
         assert envs.pid == pids
-        with pytest.raises((Told, RuntimeError, WorkerCrashError)):
+        with pytest.raises((OnDemand, RuntimeError, WorkerCrashError)):
             if failing == "reset":
                 envs.reset({0: {"stat": "error"}})
             else:
@@ -205,7 +205,7 @@ def test_renewals_of_a_long_run_are_not_too_many():
 def test_a_step_that_raises_is_raised_and_the_others_have_stepped(kind, num_workers):
     with manager(kind, num_workers=num_workers, wait_num=4, step_wait_timeout=None) as envs:
         envs.launch()
-        with pytest.raises(Told, match="env 1 in step") as caught:
+        with pytest.raises(OnDemand, match="env 1 in step") as caught:
             envs.step({0: 0, 1: RAISE, 2: 2, 3: END})
         assert isinstance(caught.value.__cause__, RemoteTraceback) and caught.value.env == 1
         steps = caught.value.timesteps
@@ -240,7 +240,7 @@ def test_fault_policy_on_error(num_workers, cure):
         step = envs.step(dict.fromkeys(range(4), 0) | {1: RAISE})[1]
         assert same(step.obs, before) and step.reward == 0 and step.done
         assert step.info["TimeLimit.truncated"] is True
-        assert step.info["fault"]["type"] == "Told"
+        assert step.info["fault"]["type"] == "OnDemand"
         assert "env 1 in step" in step.info["fault"]["message"]
         assert envs.exchange.restarts(1) == generation + (cure == "restart")
         while 1 not in envs.ready_obs:
@@ -418,7 +418,7 @@ def test_abnormal_timestep_puts_that_env_in_error_and_the_others_go_on(kind, num
     with manager(kind, num_workers=num_workers, wait_num=4, step_wait_timeout=None) as envs:
         envs.launch()
         steps = envs.step(dict.fromkeys(range(4), 1) | {0: ABNORMAL})
-        assert tuple(steps[0]) == (None, None, True, {"abnormal": True, "why": "told to"})
+        assert tuple(steps[0]) == (None, None, True, {"abnormal": True, "why": "on demand"})
         assert all("abnormal" not in steps[env].info for env in (1, 2, 3))
         assert [envs.env_states[env] for env in range(4)] == [ERROR, RUN, RUN, RUN]
         assert list(envs.ready_obs) == [1, 2, 3]
@@ -469,7 +469,7 @@ def test_v2_abnormal_and_faults():
         records = envs.step([ABNORMAL, RAISE, UNREADABLE, 3])
         assert ["abnormal" in record.info for record in records] == [True, False, False, False]
         assert ["fault" in record.info for record in records] == [False, True, True, False]
-        assert records[1].info.fault["type"] == "Told"
+        assert records[1].info.fault["type"] == "OnDemand"
         envs.reset({0: {}})
         while len(envs.ready_obs) < 4:
             pass

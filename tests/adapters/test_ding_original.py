@@ -55,7 +55,7 @@ def play(kind, **changes):
     cfg = kind.default_config()
     for key, value in {"reset_inplace": True, "episode_num": 3, **changes}.items():
         cfg[key] = value
-    told = []
+    results = []
     with closing(kind([lambda i=i: Drawn(3 + i) for i in range(3)], cfg)) as envs:
         envs.seed(5)
         envs.launch()
@@ -63,14 +63,14 @@ def play(kind, **changes):
             if not envs.ready_env:  # the original's ready_obs would wait for ever
                 break
             ready = envs.ready_obs
-            told += [(env, obs.tolist()) for env, obs in sorted(ready.items())]
+            results += [(env, obs.tolist()) for env, obs in sorted(ready.items())]
             for env, step in sorted(envs.step({env: (env + turn) % 3 for env in ready}).items()):
-                told.append((env, step.obs.tolist(), step.reward.tolist(), step.done))
-                told.append(step.info["count"])
-        told.append([envs.env_state_done(env) for env in range(3)])
+                results.append((env, step.obs.tolist(), step.reward.tolist(), step.done))
+                results.append(step.info["count"])
+        results.append([envs.env_state_done(env) for env in range(3)])
     for process in multiprocessing.active_children():  # the original leaves zombies
         process.join()
-    return told
+    return results
 
 
 def test_timesteps_are_those_of_the_original():

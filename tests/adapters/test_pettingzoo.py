@@ -84,8 +84,8 @@ def of_row(batch, row):
     return {k: of_row(v, row) for k, v in batch.items()} if isinstance(batch, dict) else batch[row]
 
 
-def assert_told(envs, results, expected, rows=None):
-    """That each row of what a vector env told is what its env alone has told."""
+def assert_rows(envs, results, expected, rows=None):
+    """Each row of a vector env's results is what its env alone has returned."""
     observations, rewards, terminations, truncations, infos = results
     alive = envs.alive
     for agent in envs.possible_agents:
@@ -94,7 +94,7 @@ def assert_told(envs, results, expected, rows=None):
         assert alive[agent].dtype == np.bool_
         for row, one in enumerate(expected):
             env = row if rows is None else rows[row]
-            told = {
+            row_results = {
                 "observation": of_row(observations[agent], row),
                 "reward": rewards[agent][row].item(),
                 "terminated": terminations[agent][row].item(),
@@ -102,7 +102,7 @@ def assert_told(envs, results, expected, rows=None):
                 "alive": alive[agent][env].item(),
             }
             info = one[agent].pop("info")
-            assert same(told, one[agent]), (agent, env)
+            assert same(row_results, one[agent]), (agent, env)
             assert str(sorted(info_of(infos[agent], row).items())) == str(
                 sorted((key, plain(value)) for key, value in info.items())
             )
@@ -187,7 +187,7 @@ def test_agents_die_are_born_and_begin_again(num_workers, mode):
     with vector_env(num_workers=num_workers, autoreset_mode=mode) as envs:
         alone = [Alone(Band(first=env), mode) for env in range(NUM_ENVS)]
         expected = [one.reset(seed=9 + env) for env, one in enumerate(alone)]
-        assert_told(envs, reset_results(envs, envs.reset(seed=9)), expected)
+        assert_rows(envs, reset_results(envs, envs.reset(seed=9)), expected)
         for turn in range(12):
             assert envs.agents == envs.possible_agents == list(SEEN)
             assert {a: there.tolist() for a, there in envs.alive.items()} == {
@@ -204,13 +204,13 @@ def test_agents_die_are_born_and_begin_again(num_workers, mode):
                 one.step({agent: actions[agent][env] for agent in actions})
                 for env, one in enumerate(alone)
             ]
-            assert_told(envs, results, expected)
+            assert_rows(envs, results, expected)
         received = envs.get_attr("received")
         for ours, one in zip(received, alone, strict=True):
             assert str(ours) == str(one.env.received)
 
 
-def test_what_is_told_of_agents_that_are_not_there():
+def test_what_is_returned_for_agents_that_are_not_there():
     with vector_env([lambda: Band(first=2)]) as envs:  # only bob, who dies at once
         observations, _ = envs.reset(seed=1)
         assert not observations["ann"].any() and observations["ann"].dtype == np.float32
@@ -363,7 +363,7 @@ def test_partial_batches(num_workers):
             for env in rows.tolist():
                 call, arguments = waiting.pop(env)
                 expected.append(call(*arguments))
-            assert_told(envs, results, expected, rows)
+            assert_rows(envs, results, expected, rows)
             actions = {a: values[:2] for a, values in sampled(envs, turn).items()}
             envs.send(actions, rows)
             for row, env in enumerate(rows.tolist()):
@@ -528,7 +528,7 @@ def test_what_is_no_parallel_env():
         ParallelVectorEnv([Band], nonsense=1)
 
 
-def test_a_parallel_env_without_possible_agents_is_told_what_is_missing():
+def test_a_parallel_env_without_possible_agents_raises_what_is_missing():
     def make():
         env = Band()
         del env.possible_agents
@@ -591,8 +591,8 @@ class Unlisted(Band):
     def step(self, actions):
         self.turn += 1
         gone = {agent: self.turn == 2 and agent == "ann" for agent in actions}
-        told = {agent: self._observe(agent) for agent in actions}
-        return told, dict.fromkeys(actions, 1.0), gone, dict.fromkeys(actions, False), {}
+        observed = {agent: self._observe(agent) for agent in actions}
+        return observed, dict.fromkeys(actions, 1.0), gone, dict.fromkeys(actions, False), {}
 
     def reset(self, seed=None, options=None):
         self.turn = 0
@@ -730,7 +730,7 @@ def test_every_env_is_as_if_it_were_alone(data, lives, num_envs, mode, shared_me
     options = {"num_workers": num_workers, "autoreset_mode": mode, "shared_memory": shared_memory}
     with vector_env(bands(num_envs, lives=lives), **options) as envs:
         expected = [one.reset(seed=env) for env, one in enumerate(alone)]
-        assert_told(envs, reset_results(envs, envs.reset(seed=0)), expected)
+        assert_rows(envs, reset_results(envs, envs.reset(seed=0)), expected)
         for turn in range(10):
             over = np.array([not one.alive for one in alone])
             if mode == "Disabled" and over.any():
@@ -745,7 +745,7 @@ def test_every_env_is_as_if_it_were_alone(data, lives, num_envs, mode, shared_me
             for agent in list(actions):
                 if not envs.alive[agent].any() and data.draw(st.booleans()):
                     del actions[agent]
-            assert_told(envs, envs.step(actions), expected)
+            assert_rows(envs, envs.step(actions), expected)
         for received, one in zip(envs.get_attr("received"), alone, strict=True):
             assert str(received) == str(one.env.received)
 
@@ -774,7 +774,7 @@ def test_real_envs(name):
     make = real(name)
     alone = make()
     with vector_env([make] * 2) as envs:
-        told, _ = envs.reset(seed=4)
+        observations, _ = envs.reset(seed=4)
         expected, _ = alone.reset(seed=5)
         for turn in range(40):
             if not alone.agents:
@@ -783,9 +783,9 @@ def test_real_envs(name):
                 there = agent in alone.agents
                 assert envs.alive[agent][1] == there
                 if there:
-                    np.testing.assert_array_equal(told[agent][1], expected[agent])
+                    np.testing.assert_array_equal(observations[agent][1], expected[agent])
             actions = sampled(envs, turn)
-            told, rewards, terminations, truncations, _ = envs.step(actions)
+            observations, rewards, terminations, truncations, _ = envs.step(actions)
             mine = {agent: actions[agent][1] for agent in alone.agents}
             expected, paid, terminated, truncated, _ = alone.step(mine)
             for agent in mine:

@@ -431,8 +431,8 @@ def test_pictures():
     with closing(GymnasiumEnv("CartPole-v1", return_image=True)) as env:
         assert env.img_shape == (400, 600, 3) and env.render_mode == "rgb_array"
         state, _, info = env.reset()
-        for told in (info, env.step(1)[-1]):
-            assert told["rgb"].shape == env.img_shape
+        for each in (info, env.step(1)[-1]):
+            assert each["rgb"].shape == env.img_shape
         *_, last = env.step(0, dt=15)
         env.set_state(state)
         first = env.get_image()

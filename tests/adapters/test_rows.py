@@ -51,12 +51,12 @@ class Herd(Band):
 
     def reset(self, seed=None, options=None):
         self.options = options
-        told, _ = super().reset(seed, options)
-        return told, {agent: {"episode": self.episode} for agent in self.agents}
+        observations, _ = super().reset(seed, options)
+        return observations, {agent: {"episode": self.episode} for agent in self.agents}
 
 
 class Alone:
-    """What the rows of an env must be told, for an env that is stepped by itself."""
+    """What the rows of an env must return, for an env that is stepped by itself."""
 
     def __init__(self, env, mode):
         self.env, self.mode, self.over = env, mode, False
@@ -72,8 +72,8 @@ class Alone:
             observations, infos = self.reset()
             return observations, [0.0] * len(AGENTS), no, no, infos
         acting = {a: action for a, action in zip(AGENTS, actions, strict=True) if self._lives(a)}
-        told, rewards, terminations, truncations, infos = self.env.step(acting)
-        observations, infos = self._observed(told), [infos.get(agent, {}) for agent in AGENTS]
+        observed, rewards, terminations, truncations, infos = self.env.step(acting)
+        observations, infos = self._observed(observed), [infos.get(agent, {}) for agent in AGENTS]
         for agent in acting:
             if terminations[agent] or truncations[agent]:
                 self.ends[agent] = terminations[agent], truncations[agent]
@@ -101,14 +101,14 @@ def herd(make=Herd, num_envs=NUM_ENVS, **options):
     return closing(ParallelVectorEnv(fns, **options))
 
 
-def assert_told(results, expected):
-    """That a batch of rows is what its envs are told alone."""
+def assert_rows(results, expected):
+    """A batch of rows is what its envs return alone."""
     *arrays, infos = results
     for array, kind in zip(arrays, zip(*expected, strict=True), strict=False):
         np.testing.assert_array_equal(array, [value for env in kind for value in env])
-    told = [info for row in expected for info in row[-1]]
-    assert len(told) == len(results[0])
-    for row, info in enumerate(told):
+    expected_infos = [info for row in expected for info in row[-1]]
+    assert len(expected_infos) == len(results[0])
+    for row, info in enumerate(expected_infos):
         np.testing.assert_equal(info_of(infos, row), info)
 
 
@@ -116,7 +116,7 @@ def assert_told(results, expected):
 
 
 @pytest.mark.parametrize("num_workers, mode", crossed([0, 2, NUM_ENVS], MODES))
-def test_rows_are_told_what_their_agents_are(num_workers, mode):
+def test_rows_receive_what_their_agents_do(num_workers, mode):
     with herd(num_workers=num_workers, autoreset_mode=mode) as envs:
         rows = envs.as_rows()
         assert isinstance(rows, gym.vector.VectorEnv)
@@ -127,7 +127,7 @@ def test_rows_are_told_what_their_agents_are(num_workers, mode):
         assert rows.metadata["autoreset_mode"].value == mode
         alone = [Alone(Herd(env), mode) for env in range(NUM_ENVS)]
         expected = [one.reset(seed=9 + env) for env, one in enumerate(alone)]
-        assert_told(rows.reset(seed=9), expected)
+        assert_rows(rows.reset(seed=9), expected)
         rng = np.random.default_rng(1)
         for _ in range(14):
             over = np.array([not one.env.agents for one in alone])
@@ -141,7 +141,7 @@ def test_rows_are_told_what_their_agents_are(num_workers, mode):
             results = rows.step(actions)
             assert results[1].dtype == np.float64 and results[2].dtype == np.bool_
             per_env = actions.reshape(NUM_ENVS, 3)
-            assert_told(results, [one.step(a) for one, a in zip(alone, per_env, strict=True)])
+            assert_rows(results, [one.step(a) for one, a in zip(alone, per_env, strict=True)])
 
 
 def test_rows_wear_gymnasiums_wrappers():
@@ -239,7 +239,7 @@ def test_wrong_calls_of_rows_are_refused(num_workers):
                 again(np.zeros(12, np.int64))
         assert rows.step_wait()[1].any()
         rows.step_async(np.zeros(12, np.int64))
-        rows.reset(seed=1)  # which drops it
+        rows.reset(seed=1)  # which discards it
         there = rows.alive
         assert rows.step(np.zeros(12, np.int64))[1].tolist() == there.tolist()  # of one turn
         rows.close()
@@ -324,14 +324,14 @@ def test_sb3_rows_are_what_gymnasiums_are():
             np.testing.assert_array_equal(rewards, expected[1])
             np.testing.assert_array_equal(dones, expected[2] | expected[3])
             for row, info in enumerate(infos):
-                told = info_of(expected[4], row)
+                wanted = info_of(expected[4], row)
                 if dones[row]:
-                    assert same(info.pop("terminal_observation"), told.pop("final_obs"))
-                    final = told.pop("final_info", {})
-                    assert ours.reset_infos[row] == told
-                    told = final
+                    assert same(info.pop("terminal_observation"), wanted.pop("final_obs"))
+                    final = wanted.pop("final_info", {})
+                    assert ours.reset_infos[row] == wanted
+                    wanted = final
                 assert info.pop("TimeLimit.truncated") == (dones[row] and not expected[2][row])
-                assert info == told
+                assert info == wanted
 
 
 def test_infos_of_sb3_rows_tell_of_a_fault():
@@ -368,7 +368,7 @@ def test_sb3_rows_are_asked_through_their_envs():
 
 
 def compare(make, theirs, steps=30):
-    """That rows are told what SuperSuit's are."""
+    """Rows receive what SuperSuit's do."""
     ours = ParallelVectorEnv([make] * 3, num_workers=2, autoreset_mode="SameStep").as_rows()
     with closing(ours), closing(theirs):
         observations, infos = ours.reset(seed=5)
@@ -378,14 +378,14 @@ def compare(make, theirs, steps=30):
         ends = 0
         for _ in range(steps):
             actions = rng.integers(ours.single_action_space.n, size=ours.num_envs)
-            ours_told, theirs_told = ours.step(actions), theirs.step(actions)
-            assert same(ours_told[0], theirs_told[0])
-            for mine, other in zip(ours_told[1:4], theirs_told[1:4], strict=True):
+            our_results, their_results = ours.step(actions), theirs.step(actions)
+            assert same(our_results[0], their_results[0])
+            for mine, other in zip(our_results[1:4], their_results[1:4], strict=True):
                 np.testing.assert_allclose(mine, other, rtol=1e-6)  # rewards are float32 there
-            dones = ours_told[2] | ours_told[3]
+            dones = our_results[2] | our_results[3]
             for row in np.flatnonzero(dones):
-                last = theirs_told[4][row]["terminal_observation"]
-                assert same(ours_told[4]["final_obs"][row], last)
+                last = their_results[4][row]["terminal_observation"]
+                assert same(our_results[4]["final_obs"][row], last)
             ends += dones.sum()
         assert ends
 

@@ -271,7 +271,7 @@ def test_results(num_workers):
 
 
 class Ends(gym.Env):
-    """Episodes of one step, which end as told; it uses one array again and again."""
+    """Episodes of one step, which end as given; it returns the same array each time."""
 
     observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -340,7 +340,7 @@ STRANGE = [
 ]
 
 
-class Told(Ends):
+class Informs(Ends):
     """Ends every episode at once; its infos are those given, of steps and resets alike."""
 
     def __init__(self, infos, over):
@@ -361,8 +361,8 @@ class Told(Ends):
 @pytest.mark.parametrize("num_workers, over", crossed([0, 2, NUM_ENVS], [False, True]))
 def test_infos_are_those_that_the_envs_returned(num_workers, over):
     n = len(STRANGE)
-    fns = [partial(Told, STRANGE[i:] + STRANGE[:i], over) for i in range(n)]
-    alone = Alone([partial(Told, deepcopy(STRANGE[i:] + STRANGE[:i]), over) for i in range(n)])
+    fns = [partial(Informs, STRANGE[i:] + STRANGE[:i], over) for i in range(n)]
+    alone = Alone([partial(Informs, deepcopy(STRANGE[i:] + STRANGE[:i]), over) for i in range(n)])
     with vec_env(fns, num_workers) as env:
         env.reset()
         alone.reset([None] * n)

@@ -190,10 +190,10 @@ flat = st.one_of(
     st.integers(0, 99),
     st.data(),
 )
-def test_transitions_are_those_of_dummy_vec_env(observations, actions, lengths, told, seed, data):
+def test_transitions_are_those_of_dummy_vec_env(observations, actions, lengths, dicts, seed, data):
     num_workers = data.draw(st.sampled_from([0, 0, 0, len(lengths)]))
     fns = [
-        lambda n=n, i=i: Fresh(observations, actions, n, told[i % len(told)])
+        lambda n=n, i=i: Fresh(observations, actions, n, dicts[i % len(dicts)])
         for i, n in enumerate(lengths)
     ]
     with (

@@ -428,7 +428,7 @@ def test_is_async():
 
 def test_wait_num():
     with gated(wait_num=2) as (envs, gates):
-        assert envs.envs.num_workers == 4  # nobody waits for another's step
+        assert envs.envs.num_workers == 4  # none waits for another's step
         assert envs.ready_id == [0, 1, 2, 3] and envs.waiting_id == []
         envs.reset()
         observations, *_, infos = envs.step([RIGHT, GATED, RIGHT, GATED])
@@ -564,7 +564,7 @@ def test_an_env_that_raises_can_be_reset_while_others_step():
         assert envs.reset([0])[0].tolist() == [[0]]
 
 
-def test_an_env_that_raises_while_another_is_reset_is_told_by_the_next_step():
+def test_an_env_that_raises_while_another_is_reset_is_raised_by_the_next_step():
     with gated((1, 100), wait_num=1) as (envs, gates):
         envs.reset()
         envs.set_env_attr("index", 1, 0)  # its next step is one after the end
@@ -738,7 +738,7 @@ def test_every_env_is_as_if_it_were_alone(
     num_envs = len(sizes)
     num_workers = min(num_workers, num_envs)
     wait_num = wait_num and min(wait_num, num_envs)
-    random = Random(random_seed)  # who is ready, of whom it chooses, is a matter of time
+    random = Random(random_seed)  # which envs are ready, of which it chooses, is a matter of time
     options = {"share_memory": share_memory, "num_workers": num_workers, "wait_num": wait_num}
     alone = [make() for make in walks(sizes, kind=kind)]
     with vector_env(walks(sizes, kind=kind), **options) as envs:

@@ -136,14 +136,14 @@ def test_the_wrapper_that_normalises_observations(wait_num):
     from tianshou.env import VectorEnvNormObs
 
     actions = [RIGHT] * 4
-    told = []
+    results = []
     for make in (tianshou.env.DummyVectorEnv, TianshouVectorEnv):
         with closing(VectorEnvNormObs(make(walks((20,) * 4)))) as envs:
             assert len(envs) == 4 and envs.action_space == [spaces.Discrete(3)] * 4
-            told.append([envs.reset(seed=1)[0], *(envs.step(actions)[0] for _ in range(5))])
-            told.append(envs.get_obs_rms().mean)
-    assert same([part.tolist() for part in told[0]], [part.tolist() for part in told[2]])
-    assert same(told[1].tolist(), told[3].tolist())
+            results.append([envs.reset(seed=1)[0], *(envs.step(actions)[0] for _ in range(5))])
+            results.append(envs.get_obs_rms().mean)
+    assert same([part.tolist() for part in results[0]], [part.tolist() for part in results[2]])
+    assert same(results[1].tolist(), results[3].tolist())
 
 
 @pytest.mark.parametrize("kind", ["array", "dict", "nested"])
