@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import wrappers
-from test_compiled_wrappers import Mine, Told, attributes, compiled, names_of, seen
+from test_compiled_wrappers import Mine, Told, attributes, compiled, happens, names_of, seen
 
 from shmvec import ShmVectorEnv
 
@@ -51,6 +51,23 @@ def test_a_step_around_which_another_one_is_put_in_the_middle():
     python, mine = both(lambda: Counting(normal()))
     assert mine == python
     assert mine[1][0]["steps"] == seen(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [((), {}), ((ACTION, 1), {}), ((), {"act": 1}), ((), {"action": ACTION})]
+)
+def test_a_step_that_is_called_with_other_arguments(given, named):
+    class Calling(gym.Wrapper):
+        def step(self, action):
+            return self.env.step(*given, **named)
+
+    found = []
+    for stepped_by in (lambda env: env, compiled):
+        env = Calling(normal())
+        stepper = stepped_by(env)
+        env.reset()
+        found.append([happens(lambda stepper=stepper: stepper.step(ACTION)) for _ in range(2)])
+    assert found[0] == found[1]
 
 
 def test_the_step_beneath_looks_like_a_method():

@@ -230,12 +230,14 @@ cdef class Chain:
     def __name__(self):
         return "step"
 
-    def __call__(self, env, action):
+    def __call__(self, env, *given, **named):
         """What the method ``step`` of the env's class does."""
         cdef PyObject *found = PyDict_GetItemWithError(attributes_of(env), "step")
-        if env is self.env and (found is NULL or self.owner.has_set(env, found)):
-            return self.stepped(action)
-        return type(env).step(env, action)  # of a copy, or by who has put another method around it
+        if (env is self.env and (found is NULL or self.owner.has_set(env, found))
+                and len(given) == 1 and not named):
+            return self.stepped(given[0])
+        # Of a copy, by who has put another method around it, or with other arguments.
+        return type(env).step(env, *given, **named)
 
     cdef object stepped(self, object action):
         cdef Step step = Step.__new__(Step)
