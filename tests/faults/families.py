@@ -35,7 +35,7 @@ def with_no_environment():
     return subprocess.Popen(["/bin/sleep", "90"], env={}, start_new_session=True).pid
 
 
-def told_by(pipe):
+def number_from(pipe):
     """The number that a process has written."""
     number = os.read(pipe, 20)
     os.close(pipe)
@@ -54,7 +54,7 @@ def daemon(become=sleeping):
         os._exit(0)
     os.waitpid(pid, 0)
     os.close(theirs)
-    return told_by(ours)
+    return number_from(ours)
 
 
 def daemon_with_no_environment():

@@ -20,7 +20,7 @@ class Made:
 
 
 class Hanging(gym.Env):
-    """Hangs where it is told to, until there is a file: in "make", "reset", "step", "close", ..."""
+    """Hangs at a given place, until there is a file: in "make", "reset", "step", "close", ..."""
 
     observation_space = gym.spaces.Box(0, 1000, (1,), np.float64)
     action_space = gym.spaces.Discrete(10)

@@ -21,7 +21,7 @@ CRASHES = {
 
 
 class Printing(gym.Env):
-    """Does in each step, reset or close what it is told by name."""
+    """Does in each step, reset or close what its arguments name."""
 
     observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(100)

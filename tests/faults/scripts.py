@@ -60,7 +60,7 @@ def succeeds(*parts, lasting=0.0, fresh=False):
 
 
 def end_session(session):
-    """Kills every process of a session, whatever group it is in and whoever is its parent."""
+    """Kills every process of a session, whatever group it is in and whatever its parent."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         pids = session_of(session)

@@ -39,8 +39,8 @@ def _ordered(infos, order):
 STEPS = [lockstep, masked, partial]
 
 
-def told(infos, num_envs):
-    """Of which envs the infos tell a fault."""
+def faulty(infos, num_envs):
+    """Mask of the envs that the infos have a fault of."""
     return infos.get("_fault", np.zeros(num_envs, bool))
 
 

@@ -3,7 +3,7 @@
 import pytest
 from envs import Counter
 from scripts import succeeds
-from stepping import STEPS, told
+from stepping import STEPS, faulty
 from tables import crossed
 
 from shmvec import FaultPolicy, ShmVectorEnv, TooManyFaultsError
@@ -42,7 +42,7 @@ def test_close_after_ctrl_c_while_two_workers_are_being_replaced():
 
 @pytest.mark.parametrize("hook, which", [("before", 1), ("after_in_parent", 2)])
 def test_ctrl_c_in_a_hook_that_runs_around_a_fork_is_raised(hook, which):
-    """Python drops what such hooks raise; logging has some."""
+    """Python discards what such hooks raise; logging has some."""
     succeeds(f"""
         import signal
         from envs import Counter
@@ -113,7 +113,7 @@ def test_ctrl_c_in_an_env_that_is_built_again_is_raised():
         with pytest.raises(KeyboardInterrupt):
             envs.step([3, 1])
         assert envs.stats().faults.restarts == 1
-        assert told(envs.step([1, 1])[-1], 2).all()  # not by the step that was broken off
+        assert faulty(envs.step([1, 1])[-1], 2).all()  # not by the step that was broken off
         envs.step([1, 1])
         assert envs.step([1, 1])[0][:, 0].tolist() == [1, 1]
     finally:
@@ -148,7 +148,7 @@ def test_envs_of_one_worker_that_raise_together_are_one_restart(workers):
 
 
 @pytest.mark.parametrize("workers, cure, step", crossed([0, 2], ["reset", "restart"], STEPS))
-def test_too_many_errors_are_told_as_such(workers, cure, step):
+def test_too_many_errors_are_raised_as_such(workers, cure, step):
     policy = FaultPolicy(on_error=cure, max_restarts=0)
     envs = ShmVectorEnv([Clumsy] * 3, num_workers=workers, faults=policy)
     try:

@@ -68,7 +68,7 @@ ASKING = {
     "rollout": lambda envs: envs.rollout(2),
     "restart": lambda envs: envs.restart([0]),
     "take": lambda envs: envs.exchange.take(),
-    "drop": lambda envs: envs.exchange.discard(),
+    "discard": lambda envs: envs.exchange.discard(),
 }
 
 
@@ -136,8 +136,8 @@ WAYS = [("signal", 2), ("signal", 0), ("log", 2)]
 def test_what_would_mix_with_the_call_is_refused(called, name, way):
     envs, became = called(ASKING[name], *way)
     assert envs.step([1] * 2)[0][:, 0].tolist() == [1, 1]
-    ((kind, told),) = became
-    assert kind is AlreadyPendingCallError and "handler" in told
+    ((kind, message),) = became
+    assert kind is AlreadyPendingCallError and "handler" in message
     assert envs.step([1] * 2)[0][:, 0].tolist() == [2, 2]
     envs.async_reset()
     assert envs.recv()[0][:, 0].tolist() == [0, 0]
@@ -168,8 +168,8 @@ def test_it_can_be_closed(called, how, num_workers):
     assert became == [None]
 
 
-class Halved(ShmVectorEnv):
-    """Whose steps are made of two halves."""
+class InTwo(ShmVectorEnv):
+    """A vector env whose steps are made of step_async and step_wait."""
 
     def step_async(self, actions):
         super().step_async(actions)
@@ -246,8 +246,8 @@ def at_each_line(outer, inner):
     [
         *((outer, ShmVectorEnv, "step") for outer in CALLS),
         ("recv", ShmVectorEnv, "recv"),
-        *(("step", kind, inner) for kind in (ShmVectorEnv, Halved) for inner in ("masked", "call")),
-        ("call", Halved, "step"),
+        *(("step", kind, inner) for kind in (ShmVectorEnv, InTwo) for inner in ("masked", "call")),
+        ("call", InTwo, "step"),
     ],
 )
 def test_at_any_line_of_a_call_another_is_refused_or_comes_before_or_after_it(outer, kind, inner):

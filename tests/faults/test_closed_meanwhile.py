@@ -93,8 +93,8 @@ def test_whenever_it_comes(caplog):
         assert type(error) is ClosedEnvironmentError, error
 
 
-def test_a_worker_that_is_begun_after_the_others_were_told(monkeypatch):
-    """It waits for a segment that nobody hands to it any more."""
+def test_a_worker_that_is_begun_after_the_others_were_closed(monkeypatch):
+    """It waits for a segment that it is not handed any more."""
     envs = restarting(1)
     forking = threading.Event()
 

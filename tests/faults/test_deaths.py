@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from envs import Counter
 from scripts import succeeds
-from stepping import DEADLINE_S, kill, lockstep, partial, told
+from stepping import DEADLINE_S, faulty, kill, lockstep, partial
 from tables import crossed
 from test_fault_policy import row_of
 
@@ -91,7 +91,7 @@ MOMENTS = {
         check_raises(lambda: envs.call_some([0], "die"), "call")
         envs.close()
     """,
-    "while nobody waits": """
+    "while no call waits": """
         envs = made({options})
         os.kill(envs.processes[0].pid, signal.SIGKILL)
         check_raises(lambda: [envs.step([1] * 4) for _ in range(100_000)], "step")
@@ -229,7 +229,7 @@ class Mortal(Counter):
 
     def step(self, action):
         if action == 9:
-            time.sleep(0.15)  # those who wait for it have long been asleep
+            time.sleep(0.15)  # those that wait for it have long been asleep
             os.kill(os.getpid(), signal.SIGKILL)
         return super().step(action)
 
@@ -327,7 +327,7 @@ def check_all_truncated(envs, steps):
     over = np.zeros(envs.num_envs, bool)
     for _ in range(4):
         observations, rewards, terminations, truncations, infos = steps(envs, [1] * envs.num_envs)
-        truncated = told(infos, envs.num_envs)
+        truncated = faulty(infos, envs.num_envs)
         assert truncations.tolist() == truncated.tolist() and not terminations.any()
         assert not (lost & truncated).any()
         counts = np.where(truncated, counts, np.where(over, 0, counts + 1))
@@ -340,7 +340,7 @@ def check_all_truncated(envs, steps):
     assert lost.all() and envs.stats().faults.crashes == envs.num_workers
 
 
-# Who is killed, and whom the new worker 1 kills while it is built.
+# The workers that are killed, and those that the new worker 1 kills while it is built.
 TOGETHER = {"at the same moment": ([0, 1, 2], []), "while one is replaced": ([1], [0, 2])}
 
 

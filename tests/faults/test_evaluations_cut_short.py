@@ -59,7 +59,7 @@ def test_a_time_limit_does_not_wait_for_an_env_that_is_stuck(tmp_path, cure):
     with stuck_envs(mark) as envs:
         result = evaluate(envs, act, 9, seeds=0, hard_time_limit=0.5)  # for ever, if it waited
         assert not result.complete and len(result) == 1
-        # Its answer is still out, and whoever comes next would wait for it.
+        # Its answer is still in flight, and the next call would wait for it.
         assert sum(map(envs.exchange.in_flight, range(3))) == 1
         again = evaluate(envs, act, 9, seeds=3, hard_time_limit=0.2)
         assert len(again) == 0 and again.steps == 0
@@ -108,7 +108,7 @@ def test_a_time_limit_of_an_env_is_no_time_limit_of_the_evaluation(tmp_path):
 # ---- by whom it is used meanwhile ----------------------------------------------------------------
 
 
-def test_whoever_uses_the_envs_meanwhile_is_refused():
+def test_using_the_envs_meanwhile_is_refused():
     def policy(observations, env_ids):
         for use in (
             lambda: envs.reset(seed=1),
@@ -211,11 +211,11 @@ def test_after_an_exception_at_any_moment_the_envs_can_be_used(stride):
 def test_after_an_exception_at_any_moment_nothing_was_left_open(workers, stride):
     body = f"""
         FILES = "evaluation.py", "vector_env.py"  # others' moments are more, the longer they wait
-        told = []
-        sys.unraisablehook = lambda args: told.append(str(args.exc_value))
+        unraisable = []
+        sys.unraisablehook = lambda args: unraisable.append(str(args.exc_value))
         moments, n = Ours({stride}), 0
         while moments.interrupt(lambda: interrupted(Walk, act, 1, num_workers={workers})):
-            assert not any("unclosed" in each for each in told), (n, told)
+            assert not any("unclosed" in each for each in unraisable), (n, unraisable)
             n += 1
         assert n > 25 / {stride}, n
     """

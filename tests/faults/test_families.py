@@ -115,7 +115,7 @@ def test_what_envs_have_started_ends_with_their_worker(context, end):
     succeeds(FAMILIES, ENDS[end].replace("{options}", f"context={context!r}"))
 
 
-# ---- nobody else --------------------------------------------------------------------------------
+# ---- no others ----------------------------------------------------------------------------------
 
 LIVING = """
     def living():

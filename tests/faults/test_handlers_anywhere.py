@@ -44,8 +44,8 @@ class Rebuilt(Counter):
 
     def __init__(self, folder, caller):
         super().__init__(99)
-        if (folder / "built").exists() and not (folder / "told").exists():
-            (folder / "told").touch()
+        if (folder / "built").exists() and not (folder / "sent").exists():
+            (folder / "sent").touch()
             os.kill(caller, signal.SIGUSR1)
             until = time.monotonic() + DEADLINE_S
             while not (folder / "handled").exists() and time.monotonic() < until:
@@ -157,7 +157,7 @@ def decorated(method):
 
 
 class Hooked(ShmVectorEnv):
-    """Does something in its halves once it has their results, by way of functions of others."""
+    """Does something in step_wait and reset_wait, after the results, through others' functions."""
 
     hook = None
 

@@ -1,4 +1,4 @@
-"""A hang is told in the log, once, with the stack of the worker; and the wait goes on."""
+"""A hang is logged, once, with the stack of the worker; and the wait goes on."""
 
 import logging
 import multiprocessing
@@ -21,25 +21,25 @@ def is_hang(message):
 
 
 class Opening(logging.Handler):
-    """Opens the gate as soon as a hang is told of: whatever waits then comes to its end."""
+    """Opens the gate as soon as a hang is logged: whatever waits then comes to its end."""
 
     def __init__(self, gate):
         super().__init__()
-        self.gate, self.told = gate, []
+        self.gate, self.logged = gate, []
 
     def emit(self, record):
         if is_hang(record.getMessage()):
-            self.told.append(record.getMessage())
-        self.gate.touch()  # else it was too soon, and each wait is told of once
+            self.logged.append(record.getMessage())
+        self.gate.touch()  # else it was too soon, and each wait is logged once
 
-    def until_told(self, use):
-        """Uses a vector env whose env hangs; once more if it was told too soon: see is_hang."""
+    def until_logged(self, use):
+        """Uses a vector env whose env hangs; once more if it was logged too soon: see is_hang."""
         for soon in (SOON, 10 * SOON, 100 * SOON):
             self.gate.unlink(missing_ok=True)
             use(soon)
-            if self.told:
+            if self.logged:
                 return soon
-        raise AssertionError("it was not told")
+        raise AssertionError("it was not logged")
 
 
 @pytest.fixture
@@ -99,59 +99,59 @@ def test_wherever_it_hangs(use, where, what, function, gate, opening):
             use(envs)
         envs.close()
 
-    soon = opening.until_told(once)
-    (told,) = opening.told
-    head, *lines = told.splitlines()
+    soon = opening.until_logged(once)
+    (message,) = opening.logged
+    head, *lines = message.splitlines()
     assert head.startswith(what) and head.endswith(" s.")
     assert lines[0] == "The Python stack of its worker, most recent call first:"
     assert any(line.endswith("in in_python") for line in lines)
     assert any(line.endswith(f"in {function}") and "hanging.py" in line for line in lines)
-    assert f"The last lines of its worker on stderr:\n    it is in {where}\n" in told
+    assert f"The last lines of its worker on stderr:\n    it is in {where}\n" in message
     assert lines[-1].startswith(f"The wait goes on. hang_warning_s={soon:g} ")
 
 
-def test_it_is_told_once(gate, caplog):
+def test_it_is_logged_once(gate, caplog):
     envs = vector_env(gate, "step", "asleep")
     envs.reset(seed=0)
     envs.step_async([1])
-    told = []
-    for _ in range(100):  # until it is told, and some slices more
+    logged = []
+    for _ in range(100):  # until it is logged, and some slices more
         with pytest.raises(multiprocessing.TimeoutError):
             envs.step_wait(timeout=0.2)
-        if told:
+        if logged:
             break
         envs.step_async([0])
-        told = [each for each in caplog.records if is_hang(each.getMessage())]
+        logged = [each for each in caplog.records if is_hang(each.getMessage())]
     envs.close(terminate=True)
     assert len([each for each in caplog.records if is_hang(each.getMessage())]) == 1
 
 
-def test_each_hang_is_told(gate, opening):
+def test_each_hang_is_logged(gate, opening):
     envs = vector_env(gate, "step")
     envs.reset(seed=0)
-    for _ in range(100):  # not at each where it is told too soon
+    for _ in range(100):  # not at each where it is logged too soon
         gate.unlink(missing_ok=True)
         envs.step([1])
-        if len(opening.told) > 1:
+        if len(opening.logged) > 1:
             break
     envs.close()
-    assert len(opening.told) == 2
+    assert len(opening.logged) == 2
 
 
 def test_those_that_hang_together(gate, caplog):
     envs = vector_env(gate, "step", count=6, num_workers=6)
     envs.reset(seed=0)
     envs.step_async([1, 1, 0, 1, 1, 1])
-    told = ""
+    text = ""
     wanted = [f"env {env} of worker {env} has been in step()" for env in (0, 1, 3, 4, 5)]
     for _ in range(100):
         with pytest.raises(multiprocessing.TimeoutError):
             envs.exchange.take(timeout=0.3)
-        told = " ".join(record.getMessage() for record in caplog.records)
-        if all(each in told for each in wanted[:4]) and (wanted[4] in told or "s 5 as" in told):
+        text = " ".join(record.getMessage() for record in caplog.records)
+        if all(each in text for each in wanted[:4]) and (wanted[4] in text or "s 5 as" in text):
             break
     else:
-        raise AssertionError(told)
+        raise AssertionError(text)
     gate.touch()
     envs.step_wait()
     envs.close()
@@ -195,8 +195,8 @@ def test_by_the_environment(gate, opening, monkeypatch):
         in_step(envs)
         envs.close()
 
-    opening.until_told(once)
-    assert len(opening.told) == 1
+    opening.until_logged(once)
+    assert len(opening.logged) == 1
 
 
 def test_a_thread_that_runs_on_is_not_called_an_env_that_closes(caplog, tmp_path):
@@ -223,5 +223,5 @@ def test_a_thread_that_runs_on_is_not_called_an_env_that_closes(caplog, tmp_path
     finally:
         log.removeHandler(opening)
         gate.touch()
-    (told,) = [record.getMessage() for record in caplog.records if record.name == "shmvec"]
-    assert told.startswith("worker 0 (env 0) has closed its envs, but a thread or an exit hook has")
+    (text,) = [record.getMessage() for record in caplog.records if record.name == "shmvec"]
+    assert text.startswith("worker 0 (env 0) has closed its envs, but a thread or an exit hook has")

@@ -51,7 +51,7 @@ def read_to_the_end(descriptor):
     while True:
         try:
             part = os.read(descriptor, 1 << 16)
-        except OSError:  # a terminal that nobody has any more
+        except OSError:  # a terminal that is gone
             part = b""
         if not part:
             return b"".join(parts).decode()
@@ -262,7 +262,7 @@ def test_the_user_disables_faulthandler(monkeypatch, capfd):
 
 
 @BY_FORK
-def test_whoever_writes_it(context, capfd):
+def test_whichever_process_writes_it(context, capfd):
     ways = ["tell_by_python", "tell_by_c", "tell_by_a_program", "half_a_line", "kill"]
     envs = vector_env(1, 1, context, step=ways)
     with pytest.raises(WorkerCrashError) as raised:
@@ -358,7 +358,7 @@ def test_an_env_that_takes_too_long():
     assert "The last lines of its worker on stderr:\n    env 0 in step 1" in str(late)
 
 
-def test_ordinary_errors_are_not_told_twice(capfd):
+def test_ordinary_errors_are_not_printed_twice(capfd):
     envs = vector_env(2, 1, step=["tell", "fail"], faults=FaultPolicy(on_error="restart"))
     infos = envs.step([1, 0])[-1]
     assert infos["fault"]["message"][0] == "an ordinary error"
@@ -428,14 +428,14 @@ STREAMS = {
     "nor stdout": "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
     "nor stdin": "os.closerange(0, 3); sys.stdin = sys.stdout = sys.stderr = None",
     "a stderr that is not for writing": "os.dup2(os.open(os.devnull, os.O_RDONLY), 2)",
-    "a stderr that is read by nobody": "ends = os.pipe(); os.dup2(ends[1], 2); os.close(ends[0])",
+    "a stderr that is not read": "ends = os.pipe(); os.dup2(ends[1], 2); os.close(ends[0])",
     "a stderr that is full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
 }
 
 
 @pytest.mark.parametrize("context, streams", crossed(CONTEXTS, STREAMS))
 def test_a_program_whose_streams_take_nothing(streams, context):
-    """What workers print is remembered, and who prints it does not wait."""
+    """What workers print is remembered, and printing does not wait."""
     does = ["words", "much", "tell", "tell_by_c", "kill"]
     succeeds(
         START,
@@ -457,7 +457,7 @@ def test_a_program_whose_streams_take_nothing(streams, context):
 
 
 def test_a_stderr_that_nobody_reads():
-    """Nobody waits for it, and nothing is lost."""
+    """It is not waited for, and nothing is lost."""
     out = succeeds(
         START,
         """
@@ -484,7 +484,7 @@ def test_a_stderr_that_nobody_reads():
             said = envs.step([1] * 8)[-1]["fault"]["stderr"]
             assert [*said] == [f"env {n} in step 1" for n in range(8)], said
             envs.step([0] * 8)
-            child = os.fork()  # which does not wait for who reads it either
+            child = os.fork()  # which does not wait for the reader either
             if child == 0:
                 os._exit(0)
             os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""What a worker that is replaced has lost: repeated or truncated as it must be, and told once."""
+"""What a worker that is replaced has lost: repeated or truncated as it must be, reported once."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import Counter
-from stepping import DEADLINE_S, STEPS, in_order, kill, told
+from stepping import DEADLINE_S, STEPS, faulty, in_order, kill
 from tables import crossed
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
@@ -82,7 +82,7 @@ def test_a_reset_without_a_seed_that_was_lost_gets_one_of_its_own(reset, options
         draws = [first_draw(restart_seed(7 + env, 1)) for env in range(2)]
         assert observations[:2, 2].tolist() == draws
         assert observations[:2, 3].tolist() == [options.get("level", 0)] * 2
-        assert told(infos, 3).tolist() == [True, True, False]
+        assert faulty(infos, 3).tolist() == [True, True, False]
         assert not envs.step([1] * 3)[3].any()
     finally:
         envs.close()
@@ -98,7 +98,7 @@ def test_a_reset_with_a_seed_that_was_lost_is_repeated_with_it(reset, tmp_path):
         observations, infos = reset(envs, seed=[20, None, None])
         draws = [first_draw(20), first_draw(restart_seed(8, 1))]
         assert observations[:2, 2].tolist() == draws
-        assert told(infos, 3).tolist() == [True, True, False]
+        assert faulty(infos, 3).tolist() == [True, True, False]
     finally:
         envs.close()
 
@@ -135,7 +135,7 @@ def test_what_a_repeated_reset_raises_is_raised(lost, tmp_path):
 
 @pytest.mark.parametrize("step, died", crossed(STEPS, ["before", "in it"]))
 def test_an_autoreset_that_was_lost_is_repeated(step, died, tmp_path):
-    """There is no episode of length 0: it is told, and the env goes on."""
+    """There is no episode of length 0: it is reported, and the env goes on."""
     fns = [
         lambda: DiesOnce(tmp_path / "died", at=2 if died == "in it" else 0, length=3),
         lambda: Leveled(99),
@@ -156,12 +156,12 @@ def test_an_autoreset_that_was_lost_is_repeated(step, died, tmp_path):
         assert (rewards[1], terminations[1], truncations[1]) == (0, False, True)
         assert observations[1].tolist() == last[0][1].tolist()
         assert rewards[2] == 4 and not truncations[2]
-        assert told(infos, 3).tolist() == [True, True, False]
+        assert faulty(infos, 3).tolist() == [True, True, False]
         observations, rewards, terminations, truncations, infos = step(envs, [1] * 3)
         assert observations[:, 0].tolist() == [1, 0, 5] and rewards.tolist() == [1, 0, 5]
         assert observations[1, 2] == first_draw(restart_seed(8, 1))
         assert not truncations.any() and not terminations.any()
-        assert not told(infos, 3).any()
+        assert not faulty(infos, 3).any()
     finally:
         envs.close()
 
@@ -172,7 +172,7 @@ def test_an_autoreset_in_a_rollout_that_was_lost_is_repeated(tmp_path):
     try:
         envs.reset(seed=7)
         rollout = envs.rollout(6)
-        faults = [told(rollout.step([1, 1]), 2) for _ in range(6)]
+        faults = [faulty(rollout.step([1, 1]), 2) for _ in range(6)]
         assert rollout.observations[:, :, 0].T.tolist() == [[0, 1, 2, 3, 0, 1, 2], [*range(7)]]
         assert rollout.rewards[1:, 0].tolist() == [1, 2, 3, 0, 1, 2]
         assert np.flatnonzero(rollout.terminations[:, 0]).tolist() == [3]
@@ -184,7 +184,7 @@ def test_an_autoreset_in_a_rollout_that_was_lost_is_repeated(tmp_path):
         envs.close()
 
 
-# ---- told --------------------------------------------------------------------------------------
+# ---- reported ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reset, lost", crossed(RESETS, ["by restart()", "in a call"]))
@@ -201,7 +201,7 @@ def test_a_reset_tells_of_the_restart_that_it_makes_good(reset, lost):
                 envs.set_attr("mark", 1)
         observations, infos = reset(envs, seed=3)
         assert observations[:2, 2].tolist() == [first_draw(3), first_draw(4)]
-        assert told(infos, 3).tolist() == [True, True, False]
+        assert faulty(infos, 3).tolist() == [True, True, False]
         *_, truncations, infos = envs.step([1] * 3)
         assert not truncations.any() and "fault" not in infos
     finally:
@@ -243,7 +243,7 @@ def test_a_worker_with_some_envs_between_episodes_and_actions_as_messages(length
         assert truncations[mine].tolist() == (~ended).tolist() and not rewards[mine].any()
         assert rewards[others].tolist() == [4] * len(lengths) and not truncations[others].any()
         assert not terminations.any()
-        assert told(infos, len(fns)).tolist() == [True] * len(lengths) + [False] * len(lengths)
+        assert faulty(infos, len(fns)).tolist() == [True] * len(lengths) + [False] * len(lengths)
         observations, rewards, terminations, truncations, infos = envs.step(actions)
         assert observations[mine, 0].tolist() == ended.tolist() == rewards[mine].tolist()
         assert rewards[others].tolist() == [5] * len(lengths)

@@ -21,7 +21,7 @@ RECV = """
                     _, rewards, _, _, infos = envs.recv(min_envs=1)
                     assert infos["action"].tolist() == rewards.tolist()
             except NoAsyncCallError:
-                pass  # nobody is out any more
+                pass  # none is in flight any more
             envs.send([n, n + 1, n + 2, n + 3])
             for _ in range(2):
                 observations, rewards, _, _, infos = envs.recv()

@@ -191,8 +191,8 @@ def test_the_main_thread_is_asked_whichever_gets_the_signal(gate):
     with vector_env(gate, how="half_deaf") as envs:
         pid = hanging(envs, "in half_deaf")
         found = [stack_of(pid) for _ in range(200)]
-        told = [each for each in found if "blocks the signal" not in each]  # it had no core
-        assert told and all(" in step" in each for each in told), found
+        read = [each for each in found if "blocks the signal" not in each]  # it had no core
+        assert read and all(" in step" in each for each in read), found
 
 
 def test_one_that_has_ended(gate):
@@ -294,7 +294,7 @@ def test_faulthandler_is_left_alone_if_the_user_says_so(gate, monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    "answer, told",
+    "answer, shown",
     [
         (b"\1", "(its stack cannot be read: Python is about to change it, whenever it is read)"),
         (
@@ -303,7 +303,7 @@ def test_faulthandler_is_left_alone_if_the_user_says_so(gate, monkeypatch, capsy
         ),
     ],
 )
-def test_what_python_cannot_walk_through_is_asked_for_again(answer, told, gate, monkeypatch):
+def test_what_python_cannot_walk_through_is_asked_for_again(answer, shown, gate, monkeypatch):
     with vector_env(gate) as envs:
         pid = hanging(envs, "in in_python")
         answers, read = [answer, answer], os.pread
@@ -312,7 +312,7 @@ def test_what_python_cannot_walk_through_is_asked_for_again(answer, told, gate, 
         )
         assert frames(stack_of(pid))[-1][0] == "step" and not answers
         monkeypatch.setattr(os, "pread", lambda *given: answer + b"\0")
-        assert stack_of(pid) == told
+        assert stack_of(pid) == shown
 
 
 def test_an_object_that_is_about_to_be_made(gate):

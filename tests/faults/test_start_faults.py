@@ -1,4 +1,4 @@
-"""What goes wrong while workers start: everybody is told what, and nothing is left."""
+"""What goes wrong while workers start: the error says what, and nothing is left."""
 
 import contextlib
 import multiprocessing
@@ -50,7 +50,7 @@ def test_all_that_die_are_named():
     assert caught.value.workers == (1, 2)
 
 
-def test_a_death_is_told_though_another_waits_for_ever():
+def test_a_death_is_reported_though_another_waits_for_ever():
     with pytest.raises(WorkerCrashError, match="worker 1"):
         ShmVectorEnv([threading.Event().wait, dies], num_workers=2, context="fork")
 
@@ -261,14 +261,14 @@ def test_python_does_not_know_its_interpreter(context, name):
 
 
 @pytest.mark.parametrize(
-    "context, told",
+    "context, expected",
     [
         ("forkserver", "exit code 7"),
         ("fork", "exit code is unknown, since the program ignores SIGCHLD"),
         ("spawn", "exit code is unknown, since the program ignores SIGCHLD"),
     ],
 )
-def test_a_program_that_ignores_the_end_of_children(context, told):
+def test_a_program_that_ignores_the_end_of_children(context, expected):
     succeeds(
         f"""
         import signal
@@ -280,7 +280,7 @@ def test_a_program_that_ignores_the_end_of_children(context, told):
         try:
             ShmVectorEnv([partial(os._exit, 7)], num_workers=1, context={context!r})
         except WorkerCrashError as error:
-            assert {told!r} in str(error), error
+            assert {expected!r} in str(error), error
         else:
             raise AssertionError("it was not noticed")
         """

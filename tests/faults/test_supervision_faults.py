@@ -1,4 +1,4 @@
-"""Who is dead, who hangs and who is well: told apart whatever else befalls their processes."""
+"""Dead, hanging and healthy workers: distinguished whatever else befalls their processes."""
 
 import os
 import signal
@@ -112,7 +112,7 @@ def test_a_stopped_fork_server_goes_on_when_it_is_needed(then):
 
 
 def test_an_interrupt_of_a_fork_server_is_none():
-    """Some who end a program send it to all of its processes."""
+    """What ends a program often sends it to all of its processes."""
     with running(
         SERVED,
         """

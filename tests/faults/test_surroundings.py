@@ -169,7 +169,7 @@ class Telling(Echo):
     def step(self, action):
         with open("/dev/tty", "w") as terminal:
             termios.tcsetattr(terminal, termios.TCSANOW, termios.tcgetattr(terminal))
-            terminal.write("told ")
+            terminal.write("stepped ")
         return super().step(action)
 
 envs = ShmVectorEnv([Telling] * 2, num_workers=2)
@@ -191,7 +191,7 @@ def test_an_env_may_set_and_write_to_the_terminal():
             assert time.monotonic() < until, said
             if select.select([terminal], [], [], 0.1)[0]:
                 said += os.read(terminal, 1000)
-        assert said.count(b"told") == 2
+        assert said.count(b"stepped") == 2
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

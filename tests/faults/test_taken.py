@@ -226,7 +226,7 @@ def test_a_take_that_is_broken_off_leaves_other_envs_their_answers(trouble, gath
         exchange.close()
 
 
-def test_failures_are_told_once_though_ctrl_c_comes_as_they_are_compared(monkeypatch):
+def test_failures_are_raised_once_though_ctrl_c_comes_as_they_are_compared(monkeypatch):
     envs = ShmVectorEnv([lambda: Fails(99)] * 2, num_workers=2)
     try:
         envs.reset(seed=1)
@@ -240,7 +240,7 @@ def test_failures_are_told_once_though_ctrl_c_comes_as_they_are_compared(monkeyp
         with pytest.raises(LookupError):
             envs.recv()
         monkeypatch.undo()
-        assert envs.exchange.num_in_flight == 0  # both were told
+        assert envs.exchange.num_in_flight == 0  # both were received
         envs.reset(seed=1)
         envs.send([0, 0])
         assert envs.recv()[0][:, 0].tolist() == [1, 1]

@@ -62,7 +62,7 @@ def test_a_thread_that_has_made_it_may_end():
         thread.start()
         thread.join()
         for _ in range(5):
-            time.sleep(0.1)  # whoever watches the thread has seen its end
+            time.sleep(0.1)  # what watches the thread has seen its end
             check(envs)
         envs.close()
     """
@@ -228,7 +228,7 @@ def test_a_vector_env_in_another_ones_worker(context, daemon):
     succeeds(START, INSIDE, body)
 
 
-def test_a_fork_in_the_middle_of_a_call_is_told_whose_env_it_is():
+def test_a_fork_in_the_middle_of_a_call_is_refused_and_names_the_process():
     succeeds("""
         import os, threading, time
         import pytest

@@ -110,7 +110,7 @@ def test_guards_leases_and_processes():
             held[0].release()
             lease = lender.lease(0, 4)
             for _ in range(9):
-                assert all(lender.leased(row, 1) for row in range(4))  # nobody has it yet
+                assert all(lender.leased(row, 1) for row in range(4))  # it is free so far
             held[0] = lease
 
         run(release, release, renew, enough=lambda: True)
@@ -122,7 +122,7 @@ def test_guards_leases_and_processes():
 
         handles = [Handle(os.getpid(), None)]
 
-        def look():  # as multiprocessing does at all processes, whoever starts one
+        def look():  # as multiprocessing does with all processes, whatever starts one
             handles[0].has_ended(0.0)
 
         def renew():
@@ -177,12 +177,12 @@ def test_one_vector_env():
                 rollout.step([n] * 4)
             assert (rollout.rewards[1:] == n).all()
 
-        def told(n):
+        def watch(n):
             stats = envs.stats()
             assert len(stats.workers) == 2
             envs.exchange.num_in_flight, envs.exchange.in_flight(3)
 
-        functions = step, some, begin, finish, call, reset, roll, told
+        functions = step, some, begin, finish, call, reset, roll, watch
         calls = {function.__name__: function for function in functions}
         served = dict.fromkeys(calls, 0)
         counter = iter(range(1, 10**9))
@@ -393,7 +393,7 @@ def test_closed_while_it_steps():
             except ClosedEnvironmentError:
                 pass
 
-        def told():
+        def watch():
             try:
                 while True:
                     envs.stats()
@@ -417,7 +417,7 @@ def test_closed_while_it_steps():
             envs = ShmVectorEnv([Echo] * 4, num_workers=2, context="forkserver")
             envs.reset(seed=0)
             processes = envs.processes
-            threads = [once(step), once(step), once(told), once(close), once(close)]
+            threads = [once(step), once(step), once(watch), once(close), once(close)]
             for thread in threads[:3]:
                 thread.start()
             assert stepped.wait(20) or wrong

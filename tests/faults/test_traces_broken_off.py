@@ -18,7 +18,7 @@ HANG = 7  # an action
 
 
 class Hanging(Echo):
-    """Hangs where it is told to."""
+    """Hangs where its action says so."""
 
     def step(self, action):
         if action == HANG:
@@ -60,7 +60,7 @@ def test_ctrl_c_at_any_moment(stride, tmp_path):
         while moments.interrupt(traced):
             assert step() == [1] * 4
             Timeline(path)  # it is whole: this one's, or one's before it
-            # Nobody records any more, and another trace can be begun.
+            # Recording has ended, and another trace can be begun.
             assert mapped() == usual
             with envs.trace(tmp_path / "whole.json"):
                 assert step() == [1] * 4
@@ -127,7 +127,7 @@ def test_workers_that_are_no_forks(context, tmp_path):
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path):
-    """After a full disk, or a trace that nobody ends."""
+    """After a full disk, or a trace that is never ended."""
     path = tmp_path / "run.json"
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     with closing(vector_env()) as envs:
@@ -168,7 +168,7 @@ def test_files_of_other_kinds(tmp_path, monkeypatch):
         traced(link)
         assert link.is_symlink() and stat.S_IMODE(real.stat().st_mode) == 0o640
         assert sum(Timeline(real).counts().values()) == 4
-        with pytest.raises(OSError, match="No such device"):  # nobody reads it
+        with pytest.raises(OSError, match="No such device"):  # it has no reader
             traced(pipe)
         traced("/dev/null")
         assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
@@ -183,7 +183,7 @@ def test_files_of_other_kinds(tmp_path, monkeypatch):
 
 
 class Opens(Echo):
-    """Has too many files open where it is told to."""
+    """Has too many files open where its action says so."""
 
     def step(self, action):
         few, most = (1, 2)
