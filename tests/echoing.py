@@ -159,7 +159,7 @@ class Moments:
                 previous = ""
             elif event == "opcode":
                 # It looks for signals where a function begins, after calls, and after jumps back.
-                # What ends a generator that is dropped (CALL_INTRINSIC) would lose what is raised.
+                # What ends a discarded generator (CALL_INTRINSIC) would lose what is raised.
                 looks = previous.startswith(_LOOKS)
                 if looks and not previous.startswith("CALL_INTRINSIC"):
                     self._left -= 1

@@ -94,7 +94,7 @@ def serve(connection):
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
-        # Whoever asks is not its parent: another fork waits for it, and tells how it has ended.
+        # The caller is not its parent: another fork waits for it, and writes how it has ended.
         if os.fork() == 0:
             status = pipes[2]
             script = os.fork()

@@ -1,4 +1,4 @@
-"""reset, step and call in two halves: the order they may come in, time limits, late results."""
+"""reset, step and call in two parts: the order they may come in, time limits, late results."""
 
 import multiprocessing
 import threading
@@ -51,19 +51,19 @@ def gate():
 
 
 @WORKERS
-def test_two_halves_make_a_whole(num_workers):
+def test_two_parts_make_a_whole(num_workers):
     whole = ShmVectorEnv([Counter] * 3, num_workers=num_workers)
-    halves = ShmVectorEnv([Counter] * 3, num_workers=num_workers)
-    with closing(whole), closing(halves):
-        halves.reset_async(seed=3)
-        assert halves._state is AsyncState.WAITING_RESET
-        np.testing.assert_equal(halves.reset_wait(), whole.reset(seed=3))
+    parts = ShmVectorEnv([Counter] * 3, num_workers=num_workers)
+    with closing(whole), closing(parts):
+        parts.reset_async(seed=3)
+        assert parts._state is AsyncState.WAITING_RESET
+        np.testing.assert_equal(parts.reset_wait(), whole.reset(seed=3))
         for action in range(4):
-            halves.step_async([action] * 3)
-            np.testing.assert_equal(halves.step_wait(timeout=60), whole.step([action] * 3))
-        halves.call_async("get_wrapper_attr", "count")
-        assert halves.call_wait(timeout=60) == (4, 4, 4)
-        assert halves._state is AsyncState.DEFAULT
+            parts.step_async([action] * 3)
+            np.testing.assert_equal(parts.step_wait(timeout=60), whole.step([action] * 3))
+        parts.call_async("get_wrapper_attr", "count")
+        assert parts.call_wait(timeout=60) == (4, 4, 4)
+        assert parts._state is AsyncState.DEFAULT
 
 
 PENDING = {
@@ -309,7 +309,7 @@ def test_the_exchange_is_lent():
             thread.start()
             assert refused.wait(60)
             thread.join()
-        observations, rewards, *_ = envs.step([7, 8, 9])  # what was not taken is dropped
+        observations, rewards, *_ = envs.step([7, 8, 9])  # what was not taken is discarded
         assert observations[:, 1].tolist() == [7, 8, 9] and rewards.tolist() == [1, 2, 2]
         envs.send([1], [1])
         loan = envs.lend("a loop")

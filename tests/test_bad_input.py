@@ -113,7 +113,7 @@ def test_an_env_of_which_a_process_can_hold_only_one(num_workers):
         envs.reset()
 
 
-def test_an_env_that_is_the_first_in_its_process_is_told_nothing_of_others():
+def test_an_env_that_is_the_first_in_its_process_is_not_blamed_on_others():
     def broken():
         raise LookupError("no licence")
 
@@ -208,7 +208,7 @@ def test_env_fns_that_fail_are_all_named_though_their_workers_have_ended_long_be
         until = time.monotonic() + 60
         while time.monotonic() < until:
             stats = [f"/proc/{name}/stat" for name in os.listdir(tmp_path)]
-            ended = [  # zombies, where nobody waits for them yet
+            ended = [  # zombies, if they were not waited for yet
                 stat for stat in stats if not os.path.exists(stat) or ") Z " in open(stat).read()
             ]
             if len(ended) == 2:
@@ -579,7 +579,7 @@ def test_observations_of_another_shape_with_as_many_elements(
         (CAMERA, np.zeros(3), "observation is a ndarray; .* needs a mapping"),
     ],
 )
-def test_what_does_not_fit_an_observation_is_told(
+def test_what_does_not_fit_an_observation_is_named(
     num_workers, shared_memory, space, observation, message
 ):
     envs = ShmVectorEnv(
@@ -596,7 +596,7 @@ def test_what_does_not_fit_an_observation_is_told(
 
 @WORKERS
 @pytest.mark.parametrize("reward", [None, "much", np.zeros(2), {}])
-def test_rewards_that_are_no_number_are_told(num_workers, reward):
+def test_rewards_that_are_no_number_are_refused(num_workers, reward):
     envs = ShmVectorEnv(returning(gym.spaces.Discrete(2), reward=reward), num_workers=num_workers)
     try:
         envs.reset(seed=1)

@@ -27,7 +27,7 @@ N = 4
 
 
 class Picture(gym.Env):
-    """Observes how often it was stepped, in an array that it uses again; ends when it is told."""
+    """Observes how often it was stepped, in an array that it reuses; ends if its action says so."""
 
     observation_space = Box(0, 255, SHAPE, np.uint8)
     action_space = Discrete(4)
@@ -44,7 +44,7 @@ class Picture(gym.Env):
         if action == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         if action == 3:
-            raise ValueError("told to")
+            raise ValueError("as asked")
         return self.picture, 1.0, action == 1, False, {}
 
 
@@ -61,7 +61,7 @@ def envs(request):
 
 
 def in_blocks(envs):
-    """Where blocks are, if these were all dropped: addresses of as many results as there are."""
+    """Where blocks are, if these were all freed: addresses of as many results as there are."""
     num_blocks = envs.exchange.layout.num_blocks
     assert num_blocks >= 2
     kept = [envs.step(NOTHING)[0] for _ in range(num_blocks)]
@@ -218,7 +218,7 @@ def test_a_fork_has_its_own(envs):
     kept = [envs.step(NOTHING)[0] for _ in range(2)]
     before = [array.copy() for array in kept]
     read, write = os.pipe()
-    go, told = os.pipe()
+    go, go_on = os.pipe()
 
     def look():
         os.read(go, 1)
@@ -234,11 +234,11 @@ def test_a_fork_has_its_own(envs):
     del kept[1]  # its block is written again
     for _ in range(5):
         envs.step(NOTHING)
-    os.write(told, b"1")
+    os.write(go_on, b"1")
     os.read(read, 1)
     assert (kept[0] == before[0]).all()  # what was written there is not seen here
     assert os.waitpid(pid, 0)[1] == 0
-    for descriptor in (read, write, go, told):
+    for descriptor in (read, write, go, go_on):
         os.close(descriptor)
     kept.clear()
     used = {envs.step(NOTHING)[0].ctypes.data for _ in range(10)}
@@ -256,7 +256,7 @@ def test_many_forks(envs):
 
 
 def test_forks_lose_nothing_that_another_thread_writes():
-    """Whoever forks cannot know that another thread is at work on an array."""
+    """A fork cannot know that another thread is at work on an array."""
     many = 64 * N
     envs = ShmVectorEnv([Picture] * many, num_workers=1)
     try:
@@ -297,7 +297,7 @@ def test_a_fork_by_c_code_has_its_own(envs):
 
 
 def test_a_fork_where_memory_is_short_leaves_both_what_they_hold(envs):
-    """What cannot be copied is nobody's block any more."""
+    """What cannot be copied is no block any more."""
     observations = envs.step(NOTHING)[0]
     address = observations.ctypes.data
     limits = resource.getrlimit(resource.RLIMIT_AS)

@@ -119,18 +119,18 @@ class Base:
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_classes_that_are_known_are_not_made_again(context):
-    class Told(Base):
+def test_classes_that_are_known_are_not_made_twice(context):
+    class Answer(Base):
         pass
 
     class Env(Counter):
-        def tell(self):
-            return [Told()]
+        def answers(self):
+            return [Answer()]
 
     Base.known.clear()
     with closing(ShmVectorEnv([Env] * 2, context=context, num_workers=2)) as envs:
         for _ in range(3):
-            assert all(type(told) is Told for (told,) in envs.call("tell"))
+            assert all(type(answer) is Answer for (answer,) in envs.call("answers"))
     assert Base.known == []
 
 
@@ -150,9 +150,9 @@ def test_classes_that_have_another_name_where_they_are_said_to_be(monkeypatch):
     kinds = [elsewhere.first, elsewhere.first.Inner, nameless["Nameless"]]
 
     class Env(Counter):
-        def tell(self):
+        def answers(self):
             return [elsewhere.Point(1, 2), *(kind() for kind in kinds)]
 
     with closing(ShmVectorEnv([Env] * 2, context="fork", num_workers=2)) as envs:
-        for told in envs.call("tell"):
-            assert [type(each) for each in told] == [elsewhere.Point, *kinds]
+        for answer in envs.call("answers"):
+            assert [type(each) for each in answer] == [elsewhere.Point, *kinds]

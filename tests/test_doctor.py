@@ -241,7 +241,7 @@ def test_limits_of_processes(tmp_path, monkeypatch):
     [(7, 0, 100, 95), (7, 0, 1, 0), (7, 0x1FFFFFFFFFF, 100, None), (0, 0, 100, None)],
 )
 def test_limits_of_what_a_user_runs(uid, capabilities, limit, left, system, monkeypatch):
-    """Of all their processes, with the threads; who may exceed it has none."""
+    """Of all their processes, with the threads; a user who may exceed it has none."""
 
     def status(uid, threads):
         return (

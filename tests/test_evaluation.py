@@ -136,7 +136,7 @@ def test_a_vector_env_that_exists(mode):
     with closing(ShmVectorEnv([Walk] * 4, num_workers=2, autoreset_mode=mode)) as envs:
         result = evaluate(envs, act, 9, seeds=3)
         assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(3, 12))]
-        # No step and no reset for nobody.
+        # No step and no reset of no env.
         assert sum(envs.get_attr("steps_made")) == result.lengths.sum()
         assert sum(envs.get_attr("resets_made")) == 9
         assert evaluate(envs, act, 2, seeds=3).returns.tolist() == result.returns[:2].tolist()
@@ -225,7 +225,7 @@ def test_workers_that_are_killed_between_any_two_batches():
             kills += 1
             if kills % 5 == 0 and kills < 60:
                 for process in envs.processes[kills // 5 % 3 :][: 1 + kills // 5 % 2]:
-                    with suppress(ProcessLookupError):  # it was before, and nobody has noticed
+                    with suppress(ProcessLookupError):  # it was before, unnoticed so far
                         os.kill(process.pid, signal.SIGKILL)
             return act(observations, env_ids)
 
@@ -372,7 +372,7 @@ class Stateful:
         assert len(set(mine.tolist())) == len(mine) > 0
         self.count[mine] += 1
         assert (self.count[mine] < 100).all()
-        actions = np.full(len(env_ids), 77)  # out of range where nobody is
+        actions = np.full(len(env_ids), 77)  # out of range where no env is
         actions[env_ids >= 0] = self.count[mine] % 5
         return actions
 

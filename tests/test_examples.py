@@ -25,7 +25,7 @@ def test_cross_entropy_learns():
     lines = run("cross_entropy.py")
     means = [float(line.split()[3].strip(",")) for line in lines[:-1]]
     assert means[0] < 100 and means[-1] > 300
-    # Who is ready first changes nothing but the time, which is the last line.
+    # Which envs are ready first changes nothing but the time, which is the last line.
     assert run("cross_entropy.py", "--batch-size", "10")[:-1] == lines[:-1]
 
 

@@ -76,7 +76,7 @@ def test_an_order_of_ones_own_is_waited_for_and_nobody_else(tmp_path):
                 else:
                     exchange.ask_reset(envs, options=[{"wait": True} if action else {}] * len(envs))
             assert exchange.take(order, arrays=False).envs.tolist() == order
-            with pytest.raises(multiprocessing.TimeoutError):  # who is slow has not answered
+            with pytest.raises(multiprocessing.TimeoutError):  # the slow env has not answered
                 exchange.take(timeout=0.0)
             (tmp_path / "go").touch()
             assert exchange.take(arrays=False).envs.tolist() == [3]

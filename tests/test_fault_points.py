@@ -22,7 +22,7 @@ SOME_POINTS = pytest.mark.parametrize(
 
 
 class Mined(Frail):
-    """Arms a point of the protocol when told to; sends infos that no ring can hold for one."""
+    """Arms a point of the protocol for some actions; sends infos that no ring can hold for one."""
 
     def step(self, action):
         if action > ARM and not self.replayed:
@@ -37,7 +37,7 @@ class Mined(Frail):
 
 def mined(policy, mode=AutoresetMode.NEXT_STEP, **options):
     if policy is not None:
-        # Nobody hangs here, but on a machine with other work a step may take long.
+        # No env hangs here, but on a machine with other work a step may take long.
         options["faults"] = replace(policy, step_timeout=DEADLINE)
     fns = [lambda i=i: Mined(i) for i in range(4)]
     return ShmVectorEnv(fns, autoreset_mode=mode, **{"num_workers": 2, **options})
@@ -151,7 +151,7 @@ def test_while_another_env_raises(point):
 
 @SOME_POINTS
 def test_more_workers_than_cores(point):
-    """The last of a batch step stay awake, and nobody waits for one of them that is dead."""
+    """The last of a batch step stay awake, and none waits for one of them that is dead."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:

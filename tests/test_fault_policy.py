@@ -40,7 +40,7 @@ class Broken(Exception):
 
 
 class Frail(gym.Env):
-    """Draws numbers, ends now and then, and fails when told to."""
+    """Draws numbers, ends now and then, and fails where its action says so."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
     action_space = gym.spaces.Discrete(100)
@@ -71,7 +71,7 @@ class Frail(gym.Env):
         elif action == EXIT:
             os._exit(7)
         elif action == RAISE:
-            raise LookupError("as told", self.index)
+            raise LookupError("as asked", self.index)
         if action == DEAF:
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
         time.sleep(DEADLINE)
@@ -374,14 +374,14 @@ def test_restart_on_demand(caplog):
         assert truncations.tolist() == [False, False, True, True]
         assert same(observations[2:], last[2:]) and rewards.tolist() == [1, 1, 0, 0]
         assert row_of(infos, 2)["fault"]["message"] == "asked for by restart()"
-        told = [each for each in caplog.records if "asked for by restart()" in each.message]
-        assert [each.levelname for each in told] == ["INFO"]  # no warning
+        logged = [each for each in caplog.records if "asked for by restart()" in each.message]
+        assert [each.levelname for each in logged] == ["INFO"]  # no warning
         observations, *_, infos = envs.step([1] * 4)
         assert observations[:, 1].tolist() == [3, 3, 0, 0] and "fault" not in infos
         for i in (2, 3):
             assert same(observations[i], Frail(i).reset(seed=restart_seed(i, 1))[0])
         envs.restart()
-        observations, infos = envs.reset(seed=4)  # ends what was to be told
+        observations, infos = envs.reset(seed=4)  # the fault is not reported after it
         assert not envs.step([1] * 4)[3].any()
         with pytest.raises(ValueError, match="env_id must be in 0 to 3"):
             envs.restart([4])
@@ -419,7 +419,7 @@ def test_too_many_faults(batch_size):
         assert [fault.type for fault in caught.value.history] == [
             "WorkerCrashError", "LookupError", "WorkerCrashError",
         ]  # fmt: skip
-        assert "as told" in str(caught.value)
+        assert "as asked" in str(caught.value)
         assert isinstance(caught.value.__cause__, WorkerCrashError)
         with pytest.raises(ClosedEnvironmentError):
             envs.step([1, 1])
@@ -451,7 +451,7 @@ def test_the_default_raises():
     envs = frail(2, num_workers=2, step_timeout=0.3)
     try:
         envs.reset()
-        with pytest.raises(LookupError, match="as told"):
+        with pytest.raises(LookupError, match="as asked"):
             envs.step([1, RAISE])
         with pytest.raises(EnvTimeoutError, match="env 0"):
             envs.step([SLEEP, 1])
@@ -479,7 +479,7 @@ def test_what_is_logged(caplog):
     lines = [record.getMessage() for record in caplog.records if record.name == "shmvec"]
     assert "in _fail" in stack
     assert lines == [
-        "env 1 of worker 0: LookupError: ('as told', 1); reset\n" + indent(stack.rstrip(), "    "),
+        "env 1 of worker 0: LookupError: ('as asked', 1); reset\n" + indent(stack.rstrip(), "    "),
         "env 0 of worker 0: WorkerCrashError: worker 0 (envs 0 to 1) killed by SIGKILL, in 'step'; "
         "restart",
     ]
@@ -560,7 +560,7 @@ def test_cartpole_under_fire():
     alone = [gym.make("CartPole-v1") for _ in range(6)]
     seeds: list = [50 + i for i in range(6)]
     restarts, over = [0] * 6, [False] * 6
-    steps = faults = told_in_resets = 0
+    steps = faults = in_resets = 0
     try:
         observations, _ = envs.reset(seed=50)
         last = [env.reset(seed=seed)[0] for env, seed in zip(alone, seeds, strict=True)]
@@ -586,7 +586,7 @@ def test_cartpole_under_fire():
                 expected = 0, False, fault is not None and not over[i]
                 if over[i]:  # a fault that comes now has cost the env no step: see docs
                     assert restarted or fault is None
-                    told_in_resets += restarted
+                    in_resets += restarted
                     last[i], _ = alone[i].reset(seed=seeds[i])
                     seeds[i] = None  # used
                     over[i] = False
@@ -603,14 +603,14 @@ def test_cartpole_under_fire():
         envs.close()
         for env in alone:
             env.close()
-    print(f"{steps:,} steps checked, {faults} faults, {told_in_resets} of them told in a reset")
+    print(f"{steps:,} steps checked, {faults} faults, {in_resets} of them reported in a reset")
 
 
 def test_exported():
     assert {"FaultPolicy", "TooManyFaultsError"} <= set(shmvec.__all__)
 
 
-def test_an_overridden_add_info_is_told_of_faults():
+def test_an_overridden_add_info_receives_faults():
     class Listing(ShmVectorEnv):
         def _add_info(self, vector_infos, env_info, env_num):
             vector_infos.setdefault(env_num, {}).update(env_info)
@@ -621,7 +621,7 @@ def test_an_overridden_add_info_is_told_of_faults():
         envs.reset(seed=0)
         while not envs.step([1, 1])[2][0]:
             pass
-        for _ in range(2):  # its episode is over, so that it is only told so; then it truncates
+        for _ in range(2):  # its episode is over, so the fault is only reported; then it truncates
             envs.restart([0])
             infos = envs.step([1, 1])[4]
             assert set(infos) == {0, 1} and infos[0]["fault"]["type"] == "Restart"

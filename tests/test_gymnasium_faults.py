@@ -138,7 +138,7 @@ def test_a_masked_first_reset(num_workers, shared_memory):
         mask = np.array([False, True, False])
         options = {"reset_mask": mask, "other": 1}
         observations, infos = envs.reset(seed=5, options=options)
-        assert observations[:, 1].tolist() == [0, -1, 0]  # zeros where nobody was reset
+        assert observations[:, 1].tolist() == [0, -1, 0]  # zeros where no env was reset
         assert infos["_reset"].tolist() == [False, True, False]
         assert options == {"reset_mask": mask, "other": 1}  # the caller's dict
         assert envs.get_attr("received") == ([], [{"other": 1}], [])

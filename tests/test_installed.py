@@ -1,4 +1,4 @@
-"""What whoever has installed it relies on. Needs no checkout: each wheel is tested by it, too."""
+"""What users of a wheel rely on. Needs no checkout: each wheel is tested by it, too."""
 
 import importlib.metadata
 import pkgutil

@@ -1,4 +1,4 @@
-"""Who may know whom: folders import in one direction, and nothing private is used from outside."""
+"""Which folder may import which: in one direction, and nothing private is used from outside."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""The table of options: what follows from an entry, and where it must be told of by hand."""
+"""The table of options: what follows from an entry, and where it must be mentioned by hand."""
 
 import importlib.util
 import inspect

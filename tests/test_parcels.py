@@ -30,7 +30,7 @@ class Painter(Counter):
         self.index = index
 
     def paint(self, value=0, nbytes=LARGE):
-        """An array that nobody else has."""
+        """An array that no other object has."""
         return np.full(nbytes, value + self.index, np.uint8)
 
     def repaint(self, value):

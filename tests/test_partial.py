@@ -1,4 +1,4 @@
-"""Partial batches: whoever is ready first, each env's own story untouched."""
+"""Partial batches: envs that are ready first, each env's own story untouched."""
 
 import multiprocessing
 import os
@@ -63,13 +63,13 @@ def stories(num_envs, turns=0):
 
 
 def alone(make, mode, seed, actions):
-    """What an env tells that is stepped alone: [(observation, reward, ..., info)]."""
+    """What an env returns that is stepped alone: [(observation, reward, ..., info)]."""
     envs = sync_env([make], mode)
     observations, infos = envs.reset(seed=seed)
-    told = [(observations, np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), infos)]
-    told += [envs.step(np.array([action])) for action in actions]
+    returned = [(observations, np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), infos)]
+    returned += [envs.step(np.array([action])) for action in actions]
     envs.close()
-    return told
+    return returned
 
 
 def part(infos, rows):
@@ -84,12 +84,12 @@ def part(infos, rows):
     return found
 
 
-def assert_told(infos, expected):
+def assert_infos(infos, expected):
     """Infos are equal, whatever the order of their keys."""
     assert infos.keys() == expected.keys()
     for key in expected:
         if isinstance(expected[key], dict):
-            assert_told(infos[key], expected[key])
+            assert_infos(infos[key], expected[key])
         else:
             assert same(infos[key], expected[key])
 
@@ -118,7 +118,7 @@ def test_every_env_tells_its_own_story(num_envs, workers, batch, turns, mode, me
         num_buffers=64,  # views are kept to the end, and must not have changed by then
     )
     try:
-        told = [[] for _ in range(num_envs)]
+        received = [[] for _ in range(num_envs)]
         given_to = [[] for _ in range(num_envs)]
         envs.async_reset(seed=3)
         out = num_envs
@@ -132,7 +132,7 @@ def test_every_env_tells_its_own_story(num_envs, workers, batch, turns, mode, me
             out -= len(ids)
             for row, env in enumerate(ids):
                 rows = slice(row, row + 1)
-                told[env].append((*[array[rows] for array in results], part(infos, rows)))
+                received[env].append((*[array[rows] for array in results], part(infos, rows)))
             again = ids[rng.random(len(ids)) < 0.95]
             if len(again):
                 actions = rng.integers(1000, size=len(again))
@@ -142,11 +142,11 @@ def test_every_env_tells_its_own_story(num_envs, workers, batch, turns, mode, me
                 out += len(again)
     finally:
         envs.close()
-    for env, story in enumerate(told):
+    for env, story in enumerate(received):
         expected = alone(stories(num_envs, turns)[env], mode, 3 + env, given_to[env])
         for mine, theirs in zip(story, expected[: len(story)], strict=True):
             assert same(mine[:4], theirs[:4])
-            assert_told(mine[4], theirs[4])
+            assert_infos(mine[4], theirs[4])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -224,7 +224,7 @@ def test_order_is_recorded_and_replayed(workers):
     assert same([ids.tolist() for ids in again], [ids.tolist() for ids in order])
     for mine, theirs in zip(second, first, strict=True):
         assert same(mine[:4], theirs[:4])
-        assert_told(mine[4], theirs[4])
+        assert_infos(mine[4], theirs[4])
 
 
 def test_an_order_that_does_not_fit():

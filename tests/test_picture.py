@@ -71,8 +71,8 @@ def styles(lines, word):
     return {
         code
         for line in lines
-        for codes, told in re.findall(r"\x1b\[([0-9;]*)m([^\x1b]*)", line)
-        if word in told
+        for codes, written in re.findall(r"\x1b\[([0-9;]*)m([^\x1b]*)", line)
+        if word in written
         for code in codes.split(";")
     }
 
@@ -123,9 +123,9 @@ def test_what_matters_comes_first():
 def test_what_others_say_is_shown_as_it_is():
     problem = "\x1b[2J\x07" + HOSTILE + "\u202e\r\n"
     lines = draw([look()], [problem], "utf-8", 120, 40)
-    told = "\n".join(shown(lines))
-    assert f"process 4710: {HOSTILE}" in told and f"?[2J?{HOSTILE}???" in told
-    assert not set("\x1b\x07\u202e\r") & set(told)
+    drawn = "\n".join(shown(lines))
+    assert f"process 4710: {HOSTILE}" in drawn and f"?[2J?{HOSTILE}???" in drawn
+    assert not set("\x1b\x07\u202e\r") & set(drawn)
 
 
 def test_colours():

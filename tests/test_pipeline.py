@@ -1,4 +1,4 @@
-"""A pipeline's rollouts and transitions: those of lockstep, whoever is stepped when."""
+"""A pipeline's rollouts and transitions: those of lockstep, whichever envs are stepped when."""
 
 import importlib.util
 import itertools
@@ -175,13 +175,13 @@ def test_transitions_are_those_of_lockstep(
     ):
         pipeline.reset(seed=seed)
         counts = np.zeros(num_envs, int)
-        told = []  # checked at the end: nothing changes them
-        while len(told) < 20:
+        taken = []  # checked at the end: nothing changes them
+        while len(taken) < 20:
             for found in pipeline:  # a loop that is left is gone on with
-                told.append(found)
-                if len(told) % 3 == 0:
+                taken.append(found)
+                if len(taken) % 3 == 0:
                     break
-        for found in told:
+        for found in taken:
             assert len(found) == len(found.valid) == len(found.rewards)
             if batch == "fixed":
                 assert len(found) == max(map(len, pipeline.groups))
@@ -429,14 +429,14 @@ def test_workers_that_are_killed(workers, mode, how):
             nonlocal calls
             calls += 1
             if calls % 9 == 0:
-                with suppress(ProcessLookupError):  # it was killed before, and nobody has noticed
+                with suppress(ProcessLookupError):  # it was killed before, unnoticed so far
                     os.kill(envs.processes[calls // 9 % workers].pid, signal.SIGKILL)
             return chooser(observations, env_ids)
 
         policy.reset = chooser.reset
         pipeline = Pipeline(envs, policy)
         pipeline.reset(seed=0)
-        told = 0
+        reported = 0
         if how == "collect":
             for _ in range(3):
                 rollout = pipeline.collect(15)
@@ -444,17 +444,17 @@ def test_workers_that_are_killed(workers, mode, how):
                     broken = rollout.infos[t].get("_fault", np.zeros(4, bool))
                     cut = rollout.truncations[t] & broken
                     assert (rollout.rewards[t][cut] == 0).all()
-                    told += broken.sum()
+                    reported += broken.sum()
                 # What was chosen was chosen from what stands there.
                 for t in range(15):
                     same_again = chooser(rollout.observations[t], np.arange(4))[0]
                     assert (rollout.actions[t] == same_again).all()
         else:
             for found, _ in zip(pipeline, range(90), strict=False):
-                told += found.infos.get("_fault", np.zeros(1, bool)).sum()
+                reported += found.infos.get("_fault", np.zeros(1, bool)).sum()
                 assert (chooser(found.observations, found.env_ids)[0] == found.actions).all()
             pipeline.drop()
-        assert told > 0 and envs.stats().faults.restarts > 0
+        assert reported > 0 and envs.stats().faults.restarts > 0
         envs.step([1] * 4)
 
 
@@ -606,20 +606,20 @@ def test_tensors_hold_the_same(kind, mode, batch_and_device, request):
                 pipeline = Pipeline(envs, policy, device=where, **options)
             pipeline.reset(seed=1)
             rollouts = [pipeline.collect(6) for _ in range(2)]
-            told = [next(pipeline) for _ in range(12)]
+            taken = [next(pipeline) for _ in range(12)]
             names = ["observations", "actions", "rewards", "terminations", "truncations", "extras"]
-            for each in (*rollouts, *told):
-                more = ["next_observations"] if each in told else []
+            for each in (*rollouts, *taken):
+                more = ["next_observations"] if each in taken else []
                 parts = {name: getattr(each, name) for name in [*names, *more]}
                 parts = parts if where is None else as_arrays(parts)
                 if where is None:
                     parts = {**parts, "extras": dict(each.extras)}
-                said = each.infos if each in told else each.infos[3]
+                said = each.infos if each in taken else each.infos[3]
                 found.setdefault(where, []).append((parts, said))
             if where == "cpu":
                 assert is_mapped_from("memfd:shmvec", rollouts[0].rewards.data_ptr())
             pipeline.drop()
-            del rollouts, told
+            del rollouts, taken
     for (parts, infos), (expected, expected_infos) in zip(found[device], found[None], strict=True):
         assert same(parts, expected)
         assert same(infos, expected_infos)

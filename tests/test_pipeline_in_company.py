@@ -1,4 +1,4 @@
-"""A pipeline whose envs fail, or are used by others as well: nobody takes what is another's."""
+"""A pipeline whose envs fail, or are used by others as well: none takes results of another."""
 
 import time
 from contextlib import closing
@@ -223,21 +223,21 @@ def test_a_step_that_takes_too_long_is_waited_for_by_the_next_call(groups, tmp_p
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_the_policy_is_told_which_envs_others_have_used(workers):
+def test_the_policy_learns_which_envs_others_have_used(workers):
     class Remembers:
         def __init__(self):
-            self.told = set()
+            self.seen = set()
 
         def reset(self, env_ids):
-            self.told.update(env_ids.tolist())
+            self.seen.update(env_ids.tolist())
 
         def __call__(self, observations, env_ids):
             return np.zeros(len(env_ids), int)
 
-    def told(use):
-        policy.told.clear()
+    def reset_in(use):
+        policy.seen.clear()
         use()
-        return sorted(policy.told)
+        return sorted(policy.seen)
 
     policy = Remembers()
     with closing(ShmVectorEnv([Sleeps] * 4, num_workers=workers)) as envs:
@@ -247,22 +247,22 @@ def test_the_policy_is_told_which_envs_others_have_used(workers):
         for use in (lambda: pipeline.collect(1), lambda: [next(pipeline), next(pipeline)]):
             pipeline.drop()
             pipeline.collect(1)
-            assert told(use) == []
+            assert reset_in(use) == []
             pipeline.collect(1)
             envs.get_attr("metadata")
-            assert told(use) == []
+            assert reset_in(use) == []
             pipeline.collect(1)
             envs.reset(seed=1)
-            assert told(use) == everyone
+            assert reset_in(use) == everyone
             pipeline.collect(1)
             envs.reset(options={"reset_mask": np.array([False, True, False, False])})
-            assert told(use) == [1]
+            assert reset_in(use) == [1]
             pipeline.collect(1)
             envs.step([0] * 4, mask=np.array([True, False, False, False]))
-            assert told(use) == (everyone if workers < 2 else [0, 1])
+            assert reset_in(use) == (everyone if workers < 2 else [0, 1])
         # Nothing is out for others to use: it goes on.
         pipeline.collect(1)
-        assert told(lambda: pipeline.collect(3)) == []
+        assert reset_in(lambda: pipeline.collect(3)) == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -326,7 +326,7 @@ class Lasts(Story):
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize(("workers", "faults"), [(0, None), (1, "restart"), (2, None)])
 def test_groups_that_are_apart_when_it_is_broken_off(workers, faults, mode):
-    faults = FaultPolicy(on_crash=faults) if faults else FaultPolicy()  # who keeps last results
+    faults = FaultPolicy(on_crash=faults) if faults else FaultPolicy()  # keeping last results
     fns = [lambda i=i: Lasts(i) for i in range(4)]
     envs = ShmVectorEnv(fns, num_workers=workers, faults=faults, autoreset_mode=mode)
     errors, asked = [], np.zeros(4)

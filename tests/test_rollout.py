@@ -112,7 +112,7 @@ def test_plain_steps_and_masks_go_on_from_where_a_rollout_ended():
             for t in range(steps):
                 rollout.step([t] * 5)
             last = [at(part, steps) for part in (rollout.observations, rollout.rewards)]
-            answers = envs.exchange.take(everyone=True)  # of nobody
+            answers = envs.exchange.take(everyone=True)  # of none
             assert (answers.observations == last[0]).all() and (answers.rewards == last[1]).all()
             for action in (8, 9):
                 observations, rewards, *_ = envs.step([action] * 5, mask=mask)

@@ -25,7 +25,7 @@ def test_split(num_envs, num_workers):
 
 @given(st.integers(1, 200), st.integers(1, 50), st.integers(1, 20))
 def test_split_among_pinned_workers(num_envs, num_workers, cores):
-    """Who shares a core shares its envs: no core has more than another, but for one env."""
+    """Workers that share a core share its envs: no core has more than another, but for one env."""
     num_workers = min(num_workers, num_envs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
@@ -49,7 +49,7 @@ def test_usable_cores_follow_the_affinity():
 
 @pytest.mark.skipif(usable_cores() < 2, reason="there is no core to take away")
 def test_a_vector_env_follows_changes_of_its_affinity():
-    """One worker and a core to spare: it may pause. On one core nobody may."""
+    """One worker and a core to spare: it may pause. On one core none may."""
     allowed = os.sched_getaffinity(0)
     envs = ShmVectorEnv([lambda: gym.make("CartPole-v1")], num_workers=1)
 
@@ -156,7 +156,7 @@ def test_a_quota_is_that_of_all_ranks(monkeypatch):
     [({"CPU": 2.0, "GPU": 1.0}, 2), ({"CPU": 0.5}, 1), ({"CPU": 99.0}, 8), ({}, 8), (None, 8)],
 )
 def test_cores_of_an_actor_of_ray(monkeypatch, resources, expected):
-    """As Ray 2 says it; who is no actor gets an exception."""
+    """As Ray 2 says it; a process that is no actor gets an exception."""
 
     class Ray:
         @staticmethod

@@ -33,7 +33,7 @@ SCRIPT = """
 
     print("the script runs", flush=True)
 
-    class Told(dict):
+    class Answer(dict):
         pass
 
     class Mine(gym.Env):
@@ -49,13 +49,13 @@ SCRIPT = """
 
         def step(self, action):
             self.count += action
-            return np.full(3, self.count, np.float32), 1.0, False, False, {"told": Told(a=1)}
+            return np.full(3, self.count, np.float32), 1.0, False, False, {"answer": Answer(a=1)}
 
-        def told(self):
-            return Told(b=2)
+        def sent(self):
+            return Answer(b=2)
 
         def pickled(self):
-            return pickle.dumps([Told(b=3), Mine, helper])
+            return pickle.dumps([Answer(b=3), Mine, helper])
 
         def spec_of(self, name):
             return gym.spec(name).entry_point
@@ -73,10 +73,10 @@ SCRIPT = """
     assert observations[:, 0].tolist() == [1, 7, 1] * 2, observations
     observations, _, _, _, infos = envs.step(np.ones(6, int))
     assert observations[:, 0].tolist() == [2, 8, 2] * 2, observations
-    assert all(type(told) is Told for told in envs.call("told"))
+    assert all(type(each) is Answer for each in envs.call("sent"))
     assert envs.call("spec_of", "space/Named-v3") == ("__main__:Mine",) * 6
     for pickled in envs.call("pickled"):
-        assert pickle.loads(pickled) == [Told(b=3), Mine, helper], pickled
+        assert pickle.loads(pickled) == [Answer(b=3), Mine, helper], pickled
     envs.close()
     print("all is well", flush=True)
 """
@@ -127,7 +127,7 @@ def as_a_module(text, folder):
     (package / "__init__.py").write_text("")
     (package / "other.py").write_text("start = 1.0")
     text = text.replace("import os,", "from . import other\nimport os,")
-    text = text.replace("def told", "def other(self):\n        return other.start\n\n    def told")
+    text = text.replace("def sent", "def other(self):\n        return other.start\n\n    def sent")
     (package / "run.py").write_text(text)
     return said("-m", "package.run", cwd=folder)
 
@@ -142,7 +142,7 @@ def as_a_zipped_app(text, folder):
 
 def in_a_thread(text, folder):
     text = textwrap.indent(text, "    ").replace(
-        "class Told", "global Mine, Told, helper\n    class Told"
+        "class Answer", "global Mine, Answer, helper\n    class Answer"
     )
     run = "import threading\nthread = threading.Thread(target=everything)\n"
     return said("-c", f"def everything():\n{text}\n{run}thread.start()\nthread.join()\n")

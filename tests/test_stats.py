@@ -260,7 +260,7 @@ def once_doing(envs, worker):
 
 
 def test_a_request_in_progress_is_counted(tmp_path):
-    """Where a batch takes longer than whoever looks will wait for it."""
+    """Where a batch takes longer than the reader will wait for it."""
     with closing(ShmVectorEnv([Held] * 4, num_workers=2)) as envs:
         envs.reset()
         gate = str(tmp_path / "gate")

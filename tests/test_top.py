@@ -34,11 +34,11 @@ LONG = partial(Counter, 50)
 def seen(capsys, *arguments):
     """What is said of all vector envs, as JSON."""
     status = main(["top", *map(str, arguments), "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert status == (0 if told["vector_envs"] else 1), told
+    printed = json.loads(capsys.readouterr().out)
+    assert status == (0 if printed["vector_envs"] else 1), printed
     # Of all processes there may be others that damage theirs.
-    assert not arguments or not told["problems"], told
-    return told["vector_envs"]
+    assert not arguments or not printed["problems"], printed
+    return printed["vector_envs"]
 
 
 @contextmanager
@@ -54,19 +54,19 @@ def stepped(num_workers=2, steps=5, make=LONG, **options):
 def test_it_says_what_stats_say(num_workers, capsys):
     with stepped(num_workers) as envs:
         before = envs.stats().parent.requests
-        (told,) = seen(capsys, HERE)
+        (row,) = seen(capsys, HERE)
         stats = envs.stats()
-    assert told["pid"] == int(HERE) and told["number"] >= 1 and "python" in told["command"]
-    shown = told["stats"]
+    assert row["pid"] == int(HERE) and row["number"] >= 1 and "python" in row["command"]
+    shown = row["stats"]
     # Idle workers are asked to doze at some moment.
     assert 0 < before <= shown["parent"]["requests"] <= stats.parent.requests
     assert [w["steps"] for w in shown["workers"]] == [w.steps for w in stats.workers]
     assert [env["step"]["count"] for env in shown["envs"]] == [5] * 4
     assert shown["envs"][3]["reset"]["buckets"] == list(stats.envs[3].reset.buckets)
     assert (shown["num_workers"], shown["cores"]) == (num_workers, stats.cores)
-    assert 0 < shown["elapsed_s"] <= stats.elapsed_s and told["steps_per_s"] > 0
-    assert 0 < told["share_of_limit"] < 5 and told["verdict"]["kind"]
-    assert "recent" not in told
+    assert 0 < shown["elapsed_s"] <= stats.elapsed_s and row["steps_per_s"] > 0
+    assert 0 < row["share_of_limit"] < 5 and row["verdict"]["kind"]
+    assert "recent" not in row
     assert [each["pid"] for each in shown["processes"]] == [each.pid for each in envs.processes]
     assert all(0 < each["pss"] <= each["rss"] for each in [*shown["processes"], shown["caller"]])
     assert shown["caller"]["pid"] == int(HERE) and shown["shared"] > 4096
@@ -76,9 +76,9 @@ def test_it_says_what_stats_say(num_workers, capsys):
 
 def test_what_lies_between_two_looks(capsys):
     with stepped(num_workers=0):
-        (told,) = seen(capsys, HERE, "--interval", 0.05)
-    assert told["recent"]["seconds"] >= 0.05 and told["recent"]["steps_per_s"] == 0
-    assert told["recent"]["verdict"]["kind"] == "idle" != told["verdict"]["kind"]
+        (row,) = seen(capsys, HERE, "--interval", 0.05)
+    assert row["recent"]["seconds"] >= 0.05 and row["recent"]["steps_per_s"] == 0
+    assert row["recent"]["verdict"]["kind"] == "idle" != row["verdict"]["kind"]
 
 
 def test_faults_and_what_was_done_before_a_restart(capsys):
@@ -88,8 +88,8 @@ def test_faults_and_what_was_done_before_a_restart(capsys):
         envs.processes[1].kill()
         envs.step([0] * 4)
         envs.step([0] * 4)
-        (told,) = seen(capsys, HERE)
-        shown, stats = told["stats"], envs.stats()
+        (row,) = seen(capsys, HERE)
+        shown, stats = row["stats"], envs.stats()
     assert shown["faults"] == {"crashes": 1, "errors": 0, "timeouts": 0, "restarts": 1, "resets": 0}
     assert [w["steps"] for w in shown["workers"]] == [w.steps for w in stats.workers] == [14, 10]
     assert before not in [each["pid"] for each in shown["processes"]]
@@ -97,9 +97,9 @@ def test_faults_and_what_was_done_before_a_restart(capsys):
 
 def test_several_vector_envs_and_those_that_are_closed(capsys):
     with stepped(steps=1) as first, stepped(num_workers=0, steps=2, copy=False) as second:
-        told = seen(capsys, HERE)
-        assert told[1]["number"] == told[0]["number"] + 1
-        assert [each["stats"]["num_workers"] for each in told] == [2, 0]
+        rows = seen(capsys, HERE)
+        assert rows[1]["number"] == rows[0]["number"] + 1
+        assert [each["stats"]["num_workers"] for each in rows] == [2, 0]
         assert {each["pid"] for each in seen(capsys)} >= {int(HERE)}
         observations = second.step([0] * 4)[0]
         second.close()
@@ -111,8 +111,8 @@ def test_several_vector_envs_and_those_that_are_closed(capsys):
             and "4 steps (" in text
             and "idle" not in text
         )
-        numbers = [each["number"] for each in told]
-        with stepped(num_workers=0):  # who is left keeps its name, and nobody else gets it
+        numbers = [each["number"] for each in rows]
+        with stepped(num_workers=0):  # one that is left keeps its number, and no other gets it
             later = [each["number"] for each in seen(capsys, HERE)]
             assert later == [numbers[0], numbers[0] + 2]
         first.close()
@@ -144,7 +144,7 @@ def test_workers_and_forks_of_a_process_are_not_further_ones(capsys):
 
 
 class Held(Counter):
-    """Is in `step` until it is told."""
+    """Is in `step` until it is let go."""
 
     def step(self, action):
         until = time.monotonic() + 60
@@ -160,13 +160,13 @@ def test_what_a_worker_is_doing(tmp_path, capsys):
         envs.step_async([0, 0, 0, 1])
         until = time.monotonic() + 60
         while True:
-            (told,) = seen(capsys, HERE, "--interval", 0.01)
-            first, second = told["stats"]["doing"]
-            if first is None and second and told["recent"]["verdict"]["kind"] == "straggler":
+            (row,) = seen(capsys, HERE, "--interval", 0.01)
+            first, second = row["stats"]["doing"]
+            if first is None and second and row["recent"]["verdict"]["kind"] == "straggler":
                 break
             assert time.monotonic() < until
         assert (second["env"], second["operation"]) == (3, "step") and second["for_s"] > 0
-        assert "worker 1 has been in step of env 3 for" in told["recent"]["verdict"]["reason"]
+        assert "worker 1 has been in step of env 3 for" in row["recent"]["verdict"]["reason"]
         (tmp_path / "gate").touch()
         envs.step_wait()
 
@@ -179,7 +179,7 @@ def test_there_is_no_such_process(capsys):
 
 
 def test_a_worker_that_has_died(monkeypatch):
-    """Who has died has no memory, and is in no step; nor has who got his id later."""
+    """A dead worker has no memory, and is in no step; nor has a process that got its id later."""
     with stepped() as envs:
         watch = Watch(int(HERE))
         (look,) = watch.look()
@@ -218,8 +218,8 @@ def test_another_user_may_not_look():
             os._exit(0)
         os.close(writer)
         os.waitpid(child, 0)
-        with open(reader, "rb") as told:
-            assert told.read() == b"refused"
+        with open(reader, "rb") as pipe:
+            assert pipe.read() == b"refused"
 
 
 # ---- other processes ----------------------------------------------------------------------------
@@ -283,10 +283,10 @@ def another(before="", options="", prefix=()):
 def test_another_process(before, options, capsys):
     with another(before, options) as (process, (pid, *workers)):
         process.send_signal(signal.SIGSTOP)  # its help is not needed
-        (told,) = seen(capsys, pid)
+        (row,) = seen(capsys, pid)
         process.send_signal(signal.SIGCONT)
-        assert told["pid"] == pid == process.pid
-        shown = told["stats"]
+        assert row["pid"] == pid == process.pid
+        shown = row["stats"]
         assert [each["pid"] for each in shown["processes"]] == workers
         assert [env["step"]["count"] for env in shown["envs"]] == [3] * 4
         assert all(worker["cpu_s"] > 0 for worker in shown["workers"])
@@ -321,8 +321,8 @@ def test_a_container(capsys):
         (pid,) = map(
             int, Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()
         )
-        (told,) = seen(capsys, pid)
-        outside = [told["pid"], *[each["pid"] for each in told["stats"]["processes"]]]
+        (row,) = seen(capsys, pid)
+        outside = [row["pid"], *[each["pid"] for each in row["stats"]["processes"]]]
         assert inside[0] == 1 and outside[0] == pid
         assert len(set(outside)) == 3 and not set(outside) & set(inside)
         assert pid in [each["pid"] for each in seen(capsys)]
@@ -331,7 +331,7 @@ def test_a_container(capsys):
 # ---- a terminal ---------------------------------------------------------------------------------
 
 
-# A group of which nobody knows who started it cannot be stopped. And nohup has SIGHUP ignored, a
+# A group whose parent is unknown cannot be stopped. And nohup has SIGHUP ignored, a
 # shell SIGQUIT by what runs in the background, as these tests may.
 IN_ITS_GROUP = """
 import os, signal, sys, shmvec.__main__
@@ -363,18 +363,18 @@ def terminal(*arguments, columns=150, rows=50, **environ):
     os.close(theirs)
     written = bytearray()
 
-    def told():
+    def on_screen():
         """Without colours, and that the cursor is hidden."""
         return re.sub(r"\x1b\[([0-9;]*m|\?25l)", "", written.decode(errors="replace"))
 
     def until(pattern, times=1):
         deadline = time.monotonic() + 60
-        while len(re.findall(pattern, told())) < times:
-            assert time.monotonic() < deadline, told()
+        while len(re.findall(pattern, on_screen())) < times:
+            assert time.monotonic() < deadline, on_screen()
             if select.select([ours], [], [], 0.1)[0]:
                 with suppress(OSError):  # it has ended
                     written.extend(os.read(ours, 1 << 16))
-        return told()
+        return on_screen()
 
     try:
         yield process, until
@@ -578,8 +578,8 @@ envs.close()
     )
     try:
         assert wrapper.stdout.readline() == "ready\n"
-        (told,) = seen(capsys, wrapper.pid)
-        assert told["stats"]["num_workers"] == 2 and told["pid"] != wrapper.pid
+        (row,) = seen(capsys, wrapper.pid)
+        assert row["stats"]["num_workers"] == 2 and row["pid"] != wrapper.pid
         assert main(["stacks", str(wrapper.pid)]) == 0
         out = capsys.readouterr().out
         assert "worker 0 (env 0), process" in out and "worker 1 (env 1), process" in out

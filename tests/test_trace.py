@@ -28,13 +28,13 @@ TICKS_US = 50.0  # by which a worker's two clocks may differ here; order is put 
 
 
 class Frail(Counter):
-    """Does as it is told."""
+    """Dies, or raises, where its action says so."""
 
     def step(self, action):
         if action == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         if action == RAISE:
-            raise LookupError("as told" + " at length" * 100)
+            raise LookupError("as asked" + " at length" * 100)
         return super().step(action)
 
 
@@ -234,7 +234,7 @@ def test_a_worker_that_dies_leaves_what_it_has_recorded(tmp_path):
 
 
 def test_each_process_has_its_own_entries(tmp_path):
-    """Also where the entry that says who wrote them was overwritten."""
+    """Also where the entry that names their worker was overwritten."""
     policy = FaultPolicy(on_crash="restart", max_restarts=3, backoff_s=0)
     with closing(vector_env(faults=policy, make=Frail, length=1000)) as envs:
         envs.reset()
@@ -279,7 +279,7 @@ def shown(*entries, busy=None, idle=False):
 
 
 def test_what_has_just_ended_is_not_unfinished():
-    """Who reads while an env's step ends may see both."""
+    """A read while an env's step ends may see both."""
     step = ("step", 0, 1_500_000, 1_600_000)
     (once,) = shown(step, busy=(0, "step", 1_500_000))
     assert once == ("step env 0", 1_500_000, 1_600_000)
@@ -290,7 +290,7 @@ def test_what_has_just_ended_is_not_unfinished():
 
 
 def test_the_last_wait(tmp_path):
-    """It has not ended when the trace does, so that nobody has recorded it."""
+    """It has not ended when the trace does, so it is not recorded."""
     step = ("step", 0, 1_500_000, 1_600_000)
     assert shown(step, idle=True)[1:] == [("wait", 1_600_000, ENDED)]
     with closing(vector_env()) as envs:
@@ -593,7 +593,7 @@ class Slow(gym.Env):
 
 @contextmanager
 def one_slow():
-    """A vector env of one whose steps end when told to, reset; and what ends a step."""
+    """A vector env of one whose steps end when they are let go, reset; and what ends a step."""
     gate, opened = os.pipe()
     try:
         with closing(ShmVectorEnv([lambda: Slow(gate)], num_workers=1, context="fork")) as envs:

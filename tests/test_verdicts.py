@@ -91,7 +91,7 @@ CASES = {
         "oversubscribed",
         "threads_per_worker=1",
     ),
-    "who yields a core has not lacked it": (
+    "a worker that yields a core has not lacked it": (
         made([env((1000, 4 * MS))] * 4, workers=2, waited=9.0, starved_s=4.0, yield_s=4.0),
         "env-bound",
         "",
@@ -132,7 +132,7 @@ CASES = {
         "reset-bound",
         "",
     ),
-    "a batch waits for who resets": (
+    "a batch waits for envs that reset": (
         made([env((1000, MS), resets=[(10, 40 * MS)])] * 4, workers=4, waited=9.0, cores=4),
         "reset-bound",
         "batch_size=2",
@@ -172,12 +172,12 @@ CASES = {
         "env-bound",
         "num_workers=2",
     ),
-    "who is slow is not waited for": (
+    "slow envs are not waited for": (
         made([env((1000, MS))] * 7 + [env((180, 50 * MS))], workers=8, waited=9.0, cores=8),
         "env-bound",
         "",
     ),
-    "who resets is not waited for": (
+    "envs that reset are not waited for": (
         made(
             [env((1000, MS))] * 3 + [env((100, MS), resets=[(100, 80 * MS)])],
             workers=4,
@@ -187,7 +187,7 @@ CASES = {
         "reset-bound",
         "",
     ),
-    "a core that nobody uses": (
+    "an idle core": (
         made([env((1000, 2 * MS))] * 4, workers=1, waited=9.0),
         "env-bound",
         "num_workers=2",
@@ -246,16 +246,16 @@ def test_who_hangs_is_named():
 
 
 def test_who_hangs_while_others_go_on():
-    others, _, _ = CASES["who is slow is not waited for"]
-    nobody = (None,) * 7
-    verdict = replace(others, doing=(*nobody, Doing(7, "step", 600.0))).verdict
+    others, _, _ = CASES["slow envs are not waited for"]
+    idle = (None,) * 7
+    verdict = replace(others, doing=(*idle, Doing(7, "step", 600.0))).verdict
     assert (verdict.kind, verdict.option) == ("straggler", "step_timeout=")
     assert "worker 7 has been in step of env 7 for 600 s; the longest step" in verdict.reason
-    slow = replace(others, doing=(*nobody, Doing(7, "step", 9.0))).verdict
+    slow = replace(others, doing=(*idle, Doing(7, "step", 9.0))).verdict
     assert slow.kind == "env-bound"
-    reset = replace(others, doing=(*nobody, Doing(7, "reset", 600.0))).verdict
+    reset = replace(others, doing=(*idle, Doing(7, "reset", 600.0))).verdict
     assert reset.kind == "straggler" and reset.reason.endswith("; no reset has ended")
-    call = replace(others, doing=(*nobody, Doing(7, "call", 600.0))).verdict
+    call = replace(others, doing=(*idle, Doing(7, "call", 600.0))).verdict
     assert call.kind == "env-bound"  # who knows how long they take
 
 
@@ -283,11 +283,11 @@ def test_more_cores_are_advised_where_they_help():
 def test_the_share_of_the_limit():
     assert CASES["nothing was done"][0].share_of_limit == 0
     assert CASES["all cores used"][0].share_of_limit == pytest.approx(0.9)
-    assert CASES["a core that nobody uses"][0].share_of_limit == pytest.approx(0.4)
-    assert "(400 a second, 40% of the limit)" in str(CASES["a core that nobody uses"][0])
+    assert CASES["an idle core"][0].share_of_limit == pytest.approx(0.4)
+    assert "(400 a second, 40% of the limit)" in str(CASES["an idle core"][0])
 
 
-def test_envs_that_sleep_are_not_told_a_share_of_the_limit():
+def test_envs_that_sleep_are_not_shown_a_share_of_the_limit():
     asleep = made([env((1000, 9 * MS))] * 8, workers=8, waited=9.5, cpu_s=0.1)
     assert asleep.share_of_limit > 3
     assert "(800 a second), " in str(asleep) and "of the limit" not in str(asleep)
@@ -318,13 +318,13 @@ def test_a_straggler_is_named():
     stats, _, _ = CASES["one slow env"]
     assert "worker 3" in stats.verdict.reason and "env 3" in stats.verdict.reason
     # Also while it is in its first step: its worker's time counts that already.
-    told = (*(replace(each, step=timing((2, MS))) for each in stats.envs[:3]), env())
-    begun = replace(stats, envs=told, doing=(None, None, None, Doing(3, "step", 9.0))).verdict
+    timed = (*(replace(each, step=timing((2, MS))) for each in stats.envs[:3]), env())
+    begun = replace(stats, envs=timed, doing=(None, None, None, Doing(3, "step", 9.0))).verdict
     assert begun.kind == "straggler" and "a step of env 3 takes 9e+03 ms" in begun.reason
 
 
 class Slow(Counter):
-    """Sleeps, where it is told to."""
+    """Sleeps for the times given."""
 
     def __init__(self, step_s=0.0, reset_s=0.0, length=1000):
         super().__init__(length)
@@ -378,5 +378,5 @@ def test_a_real_run(kind):
 
 
 def test_the_table_of_envs_in_the_calling_process():
-    told = str(judged([lambda: Slow(0.001)] * 2, 10, num_workers=0))
-    assert "20 steps" in told and "0 workers, 2 envs" in told and "env-bound" in told
+    text = str(judged([lambda: Slow(0.001)] * 2, 10, num_workers=0))
+    assert "20 steps" in text and "0 workers, 2 envs" in text and "env-bound" in text

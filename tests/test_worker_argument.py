@@ -67,7 +67,7 @@ def test_a_worker_with_rules_of_its_own(num_workers):
     with closing(envs):
         _, infos = envs.reset(seed=1)
         assert infos["reset"].tolist() == [2, 2, 2]
-        for count in (1, 2, 3):  # nobody resets
+        for count in (1, 2, 3):  # no env is reset
             assert envs.step([0, 0, 0])[0][:, 0].tolist() == [count] * 3
         assert envs.get_attr("offset") == (0, 0, 0)
         assert envs.call("get_wrapper_attr", "count") == (3, 3, 3)

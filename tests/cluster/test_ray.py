@@ -174,7 +174,7 @@ def with_load(make_policy):
 
 
 def test_nodes_join_and_nodes_die(cluster, caplog):
-    """In order of arrival: what a runner makes is what it makes alone, whoever comes and goes."""
+    """In order of arrival: a runner makes what it makes alone, whichever others come and go."""
     with collector(make_policy=with_load(Policy)) as made:
         fragments = []
         for _ in until(lambda: {0, 1} == {fragment.runner for fragment in fragments}):
@@ -304,8 +304,8 @@ def test_a_worker_that_dies_is_its_runners_matter(cluster):
     with collector(make, make_policy, num_runners=1) as made:
         fragments = [next(made) for _ in range(3)]
         assert made.stats().lost == 0
-    told = [info["fault"] for each in fragments for info in each.infos if "fault" in info]
-    assert len(told) == 1
+    reported = [info["fault"] for each in fragments for info in each.infos if "fault" in info]
+    assert len(reported) == 1
 
 
 def test_what_goes_wrong_on_one_node_names_it(cluster):
@@ -370,7 +370,7 @@ def test_what_cannot_be_unpickled_there(cluster):
 
 
 def test_weights_are_fetched_once_a_node_and_runners_are_bound_to_cores(cluster):
-    """Arrays of weights are where the object store has them: nobody has copied them."""
+    """Arrays of weights are where the object store has them: they were not copied."""
 
     def make_policy(seed):
         policy = Policy(seed)
@@ -535,7 +535,7 @@ def test_rllib_steps_its_envs_by_shmvec(cluster):
 
 
 def slow_env():
-    """No episode ends by itself: a loss between two episodes would be nobody's fault."""
+    """No episode ends by itself: a loss between two episodes would be no env's fault."""
     env = gym.make("MountainCar-v0", max_episode_steps=10**9)
     step = env.step
 
@@ -587,7 +587,7 @@ def test_a_vector_env_goes_on_without_a_node_that_dies(cluster):
                 steps[env] += rewards[row] < 0
             ours.send(np.zeros(2, int), infos["env_id"])
         assert sorted(faults) == lost
-        assert all(doomed.node_id[:8] in told for told in faults.values())
+        assert all(doomed.node_id[:8] in message for message in faults.values())
         assert ours.restarts == 1
 
 

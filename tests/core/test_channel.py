@@ -78,9 +78,9 @@ def test_descriptors_come_with_their_message(ends):
     os.close(message.descriptors[0])
     while mine.unsent:
         mine.pump(), theirs.pump()
-    assert theirs.take(3).content == b"none"  # the second is dropped, and its descriptors closed
+    assert theirs.take(3).content == b"none"  # the second is discarded, and its descriptors closed
     os.set_blocking(read, False)
-    assert os.read(read, 1) == b""  # nobody has the writing end any more
+    assert os.read(read, 1) == b""  # the writing end is closed everywhere
     os.close(read)
 
 

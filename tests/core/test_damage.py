@@ -304,7 +304,7 @@ def test_damaged_action_formats(shape):
 @pytest.mark.parametrize("damage", [1, -1, 2, 2**20, -(2**20), 2**30, 2**31])
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_a_damaged_count(num_workers, damage):
-    """The rings tell who has answered; the count is right again from then on."""
+    """The rings show which envs have answered; the count is right again from then on."""
     with vector_env(num_workers) as envs:
         for when in ("before", "after", "after", "both"):
             found = Map()
@@ -346,7 +346,7 @@ def test_an_answer_that_a_damaged_tail_hides():
 
 @pytest.mark.parametrize("which", ["requests", "completions"])
 def test_nobody_waits_for_this_process(which):
-    """Without workers nobody announces anything again."""
+    """Without workers nothing is announced a second time."""
     with vector_env(0) as envs:
         envs.step_async([0, 0])
         if which == "completions":
@@ -362,7 +362,7 @@ def dozing():
     with vector_env(2) as envs:
         wait_until_dozing([process.pid for process in envs.processes])
         found = Map()
-        found.put(found.bell, 0, 0)  # nobody sleeps, it says, and nobody dozes
+        found.put(found.bell, 0, 0)  # no waiter sleeps, it says, and none dozes
         yield envs
     assert not multiprocessing.active_children()
 
@@ -415,8 +415,8 @@ def test_stats_of_counters_and_histograms_that_are_nonsense():
             found.memory[begin:end] = b"\xff" * (end - begin)
         stats = envs.stats()
         assert stats.doing == (None, None)
-        for told in (stats, stats - before, before - stats):
-            assert told.verdict.kind and str(told)
+        for changed in (stats, stats - before, before - stats):
+            assert changed.verdict.kind and str(changed)
 
 
 def test_a_worker_that_is_restarted_under_a_damaged_header():

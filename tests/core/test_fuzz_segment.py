@@ -394,7 +394,7 @@ class Case:
         return pid
 
     def around(self, kind, post, finish):
-        """A call in two halves, and the damage that is due."""
+        """A call in two parts, and the damage that is due."""
         vandal = None
         if kind == "before":
             self.scribble()
@@ -566,12 +566,12 @@ def isolated(name, seed):
                 select.select([watch], [], [], 0.5)  # until they have said where they hang
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        told = os.read(reader, 1 << 16)
+        received = os.read(reader, 1 << 16)
     finally:
         os.close(watch)
         os.close(reader)
-    if ended and status == 0 and told:
-        return Counter(json.loads(told))
+    if ended and status == 0 and received:
+        return Counter(json.loads(received))
     print(
         f"FAILED: --scenario {name} --seed {seed} --cases 1: "
         + (f"exit status {os.waitstatus_to_exitcode(status)}" if ended else "it hangs"),

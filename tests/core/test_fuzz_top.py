@@ -169,7 +169,7 @@ def test_fuzz():
 
 
 @pytest.mark.parametrize("bit", [0, 64, 8 * 16, 8 * 24, 8 * 60])
-def test_a_damaged_header_is_told(bit, capsys):
+def test_a_damaged_header_is_reported(bit, capsys):
     with closing(ShmVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=0)):
         for descriptor in os.listdir("/proc/self/fd"):
             name = f"/proc/self/fd/{descriptor}"
@@ -177,8 +177,8 @@ def test_a_damaged_header_is_told(bit, capsys):
                 with mmap.mmap(int(descriptor), 4096) as memory:
                     memory[bit // 8] ^= 1 << bit % 8
         assert shown()[0] == 1
-        told = capsys.readouterr()
-        assert f"open in process {os.getpid()} cannot be read: it is damaged, or" in told.err
+        printed = capsys.readouterr()
+        assert f"open in process {os.getpid()} cannot be read: it is damaged, or" in printed.err
 
 
 if __name__ == "__main__":

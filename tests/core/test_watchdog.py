@@ -10,7 +10,7 @@ from processes import gone, run_script
 
 from shmvec._core import start_watchdog, stop_watchdog
 
-MARK = 2**62 + 1  # nobody's
+MARK = 2**62 + 1  # no process has it
 
 
 def threads(pid="self"):
@@ -71,7 +71,7 @@ def test_a_fork_sees_the_threads_of_the_env_alone():
             grandchild = os.fork()
             if grandchild:
                 os.waitpid(grandchild, 0)
-                say("child")  # nobody has started a watchdog after its fork
+                say("child")  # no watchdog was started after its fork
             os._exit(0)
         os.waitpid(child, 0)
         say("watched")

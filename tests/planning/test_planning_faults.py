@@ -445,7 +445,7 @@ def test_a_state_that_cannot_be_set_is_an_error_whatever_the_policy(list_infos):
         assert len(env.step_batch([0, 0])[0]) == 2
 
 
-def test_a_fault_is_told_when_all_rows_were_lost():
+def test_a_fault_is_reported_when_all_rows_were_lost():
     with planning(Dies, 1, faults=RESTART) as env:
         env.reset(seed=0)
         kill(env, 0)
@@ -454,13 +454,13 @@ def test_a_fault_is_told_when_all_rows_were_lost():
         assert infos["fault"]["type"].tolist() == ["WorkerCrashError"] * 4
 
 
-def test_infos_as_a_list_tell_of_faults():
+def test_infos_as_a_list_report_faults():
     with planning(Dies, 2, faults=RESTART, list_infos=True) as env:
         env.reset(seed=0)
         kill(env, 0)
         *_, infos = env.step_batch([0] * 4, np.full((4, 1), 7))
-        told = [info["fault"]["type"] if "fault" in info else "" for info in infos]
-        assert told == ["WorkerCrashError"] * 2 + [""] * 2
+        types = [info["fault"]["type"] if "fault" in info else "" for info in infos]
+        assert types == ["WorkerCrashError"] * 2 + [""] * 2
 
 
 @pytest.mark.parametrize(("count", "rows"), [(10, None), (300, None), (300, 8)])

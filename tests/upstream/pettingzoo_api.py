@@ -51,8 +51,8 @@ class Alone(ParallelEnv):
         over = {agent for agent in asked if results[2][agent][0] or results[3][agent][0]}
         born = {agent for agent, alive in self.envs.alive.items() if alive[0]} - over
         self.agents = [agent for agent in self.possible_agents if agent in born]
-        told = [agent for agent in self.possible_agents if agent in over | born]
-        return *(self.first(part, told) for part in results[:4]), {agent: {} for agent in told}
+        seen = [agent for agent in self.possible_agents if agent in over | born]
+        return *(self.first(part, seen) for part in results[:4]), {agent: {} for agent in seen}
 
     def close(self):
         self.envs.close()
