@@ -18,7 +18,7 @@ Systems take turns in one run:
   be reached. It is no limit where there are more processes than cores, or the policy is cheap: here
   each computes all the time, and takes from the others what they would have there.
 
-The limit is unbeatable on cores that are not: the policy's work, the envs' divided by the
+The limit cannot be beaten on cores that are not: the policy's work, the envs' divided by the
 workers, or both divided by the cores, whichever is longest. Figures are medians of rounds;
 "× lockstep" is the median ratio of the same round.
 """

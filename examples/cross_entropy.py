@@ -32,7 +32,7 @@ def evaluate(envs: shmvec.ShmVectorEnv, policies: np.ndarray, seed: int) -> np.n
 
 
 def evaluate_in_parts(envs: shmvec.ShmVectorEnv, policies: np.ndarray, seed: int) -> np.ndarray:
-    """The same, for whoever is ready first: envs whose episode is over are not asked again."""
+    """The same, for envs that are ready first: those whose episode is over are not asked again."""
     envs.async_reset(seed=seed)
     lengths = np.zeros(envs.num_envs)
     out = envs.num_envs

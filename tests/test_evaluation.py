@@ -206,7 +206,7 @@ def test_an_episode_whose_worker_dies_is_played_again(tmp_path, num_workers):
     assert rows(result) == [one[:4] for one in one_after_the_other(Walk, range(12))]
     assert result.repeats >= 1
     assert result.steps >= result.lengths.sum()
-    assert "begun again" in str(result)
+    assert "repeated" in str(result)
 
 
 def test_workers_that_are_killed_between_any_two_batches():

@@ -158,7 +158,7 @@ class Evaluation:
         """The results as a table."""
         lines = [f"{len(self)} episodes of {self.asked}, {self.steps} steps, {self.seconds:.1f} s"]
         if self.repeats:
-            lines[0] += f", {self.repeats} begun again"
+            lines[0] += f", {self.repeats} repeated"
         if len(self):
             low, high = self.confidence_interval("mean", samples=_SAMPLES)
             low_middle, high_middle = self.confidence_interval(samples=_SAMPLES)

@@ -421,7 +421,7 @@ def test_actions_of_the_dead_do_not_matter(num_workers):
 
 BAD = [
     ({"dan": [0] * 4}, ValueError, "no agent 'dan'"),
-    ({"ann": None}, ValueError, r"no actions for agent 'ann', who is alive in envs \[0, 1, 3\]"),
+    ({"ann": None}, ValueError, r"no actions for agent 'ann', which is alive in envs \[0, 1, 3\]"),
     ({"ann": [0] * 3}, ValueError, r"of agent 'ann': they have shape \(3,\); \(4,\)"),
     ({"bob": np.zeros((4, 3))}, ValueError, r"of agent 'bob': they have shape \(4, 3\)"),
     ({"cid": [1, 2, 3, 4]}, ValueError, "of agent 'cid'"),

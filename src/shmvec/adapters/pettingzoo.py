@@ -678,7 +678,7 @@ def _row_of(gathered: dict[str, Any], row: int) -> dict[str, Any]:
 
 def _missing(agent: Any, envs: npt.NDArray[np.intp]) -> ValueError:
     return ValueError(
-        f"there are no actions for agent {agent!r}, who is alive in envs {envs.tolist()}. "
+        f"there are no actions for agent {agent!r}, which is alive in envs {envs.tolist()}. "
         "Nothing was sent to any env."
     )
 
