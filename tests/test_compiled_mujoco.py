@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import sys
 import warnings
 from contextlib import closing
 from functools import cache, partial
@@ -274,6 +275,119 @@ def test_an_env_as_it_is_made_is_compiled():
     assert summary_of(compiled(env.unwrapped)) == ""
 
 
+ODD_REWARDS = [[1.0, {"own": 1}], None, (1.0,), (1, 2, 3), 5, "xy", (1.0, None), (1.0, [1])]
+
+
+@pytest.mark.parametrize("rewards", ODD_REWARDS, ids=repr)
+@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Walker2d-v5"])
+def test_what_an_own_reward_returns_is_unpacked_as_python_does(name, rewards):
+    python, env = (made(name, _get_rew=lambda self, *_: rewards) for _ in range(2))
+    for each in (python, env):
+        each.reset(seed=1)
+    same(python, env, compiled(env), np.full(6, 0.3, np.float32))
+
+
+def read_only_controls(env):
+    env.data.ctrl.flags.writeable = False
+
+
+def list_as_reward(env):
+    vars(env)["_healthy_reward"] = [0.5, 1.5]
+
+
+@pytest.mark.parametrize("change", [read_only_controls, list_as_reward])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_raises_in_python_raises(name, change):
+    python, env = (made(name) for _ in range(2))
+    for each in (python, env):
+        each.reset(seed=1)
+        change(each)
+    same(python, env, compiled(env), np.full(env.action_space.shape, 0.3, np.float32))
+
+
+@pytest.mark.parametrize("kind", ["warn", "raise"])
+def test_numpy_warns_of_signalling_nans(kind):
+    python, env = (made("HalfCheetah-v5") for _ in range(2))
+    for each in (python, env):
+        each.reset(seed=1)
+    action = np.full(6, 0x7F800001, np.uint32).view(np.float32)
+    with np.errstate(all=kind):
+        same(python, env, compiled(env), action)
+
+
+def warns(name, value):
+    """A property that warns whenever it is read."""
+    return property(
+        lambda self: (warnings.warn(name, stacklevel=1), value)[1], lambda self, value: None
+    )
+
+
+@pytest.mark.parametrize("name", ["Hopper-v4", "Hopper-v5", "Walker2d-v5"])
+def test_ranges_are_read_in_the_same_order(name):
+    ranges = [f"_healthy_{each}_range" for each in ("state", "z", "angle")]
+    own = {each: warns(each, (-5.0, 5.0)) for each in ranges}
+    python, env = (made(name, **own) for _ in range(2))
+    for each in (python, env):
+        each.reset(seed=1)
+    same(python, env, compiled(env), np.zeros(env.action_space.shape, np.float32))
+
+
+def test_the_way_is_computed_before_the_time():
+    own = {"do_simulation": lambda *_: None, "dt": property(lambda self: 1 / 0)}
+    python, env = (made("HalfCheetah-v5", **own) for _ in range(2))
+    for each in (python, env):
+        each.data.qpos[0] = INF
+    with np.errstate(all="raise"):
+        same(python, env, compiled(env), np.zeros(6, np.float32))
+
+
+@pytest.mark.parametrize("module", [True, False])
+def test_what_is_replaced_in_mujoco_is_called(module, monkeypatch):
+    import mujoco
+    from gymnasium.envs.mujoco import mujoco_env
+
+    python, env = (made("HalfCheetah-v5") for _ in range(2))
+    stepper = compiled(env)
+    action = np.zeros(6, np.float32)
+    for each in (python, env):
+        each.reset(seed=1)
+    same(python, env, stepper, action)
+
+    class Other:
+        def __getattr__(self, name):
+            return getattr(mujoco, name)
+
+        def mj_step(self, model, data, nstep):
+            for each in (python, env):
+                if each.data is data:
+                    each.data = mujoco.MjData(model)
+
+        def mj_rnePostConstraint(self, model, data):
+            data.time = 5
+
+    other = Other()
+    if module:
+        monkeypatch.setattr(mujoco_env, "mujoco", other)
+    else:
+        monkeypatch.setattr(mujoco, "mj_step", other.mj_step)
+        monkeypatch.setattr(mujoco, "mj_rnePostConstraint", other.mj_rnePostConstraint)
+    same(python, env, stepper, action)
+    assert env.data.time == 5
+
+
+def test_a_property_of_another_class_is_not_recognised(monkeypatch):
+    class Other(property):
+        def __get__(self, instance, owner=None):
+            return 3.0
+
+    python, env = (made("Hopper-v5") for _ in range(2))
+    kind = type(env)
+    monkeypatch.setattr(kind, "healthy_reward", Other(kind.healthy_reward.fget))
+    for each in (python, env):
+        each.reset(seed=1)
+    same(python, env, compiled(env), np.zeros(3, np.float32))
+
+
 class Mine(gym.Wrapper):
     def step(self, action):
         observation, reward, *rest = self.env.step(action)
@@ -286,9 +400,16 @@ def test_an_env_beneath_a_wrapper_of_ones_own(wrap):
     stepper = compiled(env)
     for each in (python, env):
         each.reset(seed=1)
+    called = set()
     for _ in range(5):
         same(python, env, stepper, np.full(3, 0.3, np.float32))
+        sys.setprofile(lambda frame, *_: called.add(frame.f_code))
+        stepper.step(np.zeros(3, np.float32))
+        sys.setprofile(None)
+        python.step(np.zeros(3, np.float32))
     assert "step" not in vars(env.unwrapped)
+    assert Mine.step.__code__ in called
+    assert type(env.unwrapped).step.__code__ not in called
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -54,6 +54,10 @@ cdef inline bint is_aligned(object array) noexcept:
     return (_fields(array).flags & 0x100) != 0  # NPY_ARRAY_ALIGNED
 
 
+cdef inline bint is_writeable(object array) noexcept:
+    return (_fields(array).flags & 0x400) != 0  # NPY_ARRAY_WRITEABLE
+
+
 # A new array of the same shape and dtype, contiguous in C's order; nothing is written to it.
 cdef object new_like(object array)
 

@@ -5,12 +5,12 @@ step is computed from MuJoCo's arrays; rewards are computed by NumPy's scalars, 
 """
 
 cimport cython
-from libc.math cimport INFINITY, isfinite, sqrt
+from libc.math cimport INFINITY, isfinite, isnan, sqrt
 from libc.string cimport memcpy
 
 import numpy as np
 
-from shmvec._core.arrays cimport data_of, has_dtype, ndim_of, new_like, size_of
+from shmvec._core.arrays cimport data_of, has_dtype, is_writeable, ndim_of, new_like, size_of
 from shmvec._wrappers.chain cimport Chain, Step, Twin
 from shmvec._wrappers.numbers cimport (
     clear_flags,
@@ -21,6 +21,8 @@ from shmvec._wrappers.numbers cimport (
     new_float64,
     raised_flags,
 )
+
+from shmvec._wrappers.results import rewarded
 
 ctypedef fused real:
     float
@@ -47,7 +49,8 @@ cdef class MujocoEnv(Twin):
     cdef bint is_v5
     cdef bint clips          # whether observations' velocities are clipped
     cdef Py_ssize_t hides    # how many positions observations may leave out
-    cdef object mujoco       # the module
+    cdef object mujoco       # the module, and where these envs look it up
+    cdef dict names
     cdef object observation  # one of the last size
 
     def __init__(self, env, Chain owner, frozenset known):
@@ -60,11 +63,12 @@ cdef class MujocoEnv(Twin):
         """
         Twin.__init__(self, env, owner, None, None, None)
         kind = type(env)
-        self.known = tuple(known)
+        self.known = tuple(known - {"step"})  # which any twin sees to
         self.is_v5 = "_get_rew" in kind.step.__code__.co_names
         self.simulates = {"do_simulation", "_step_mujoco_simulation"} <= known
         if self.simulates:
-            self.mujoco = kind._step_mujoco_simulation.__globals__["mujoco"]
+            self.names = kind._step_mujoco_simulation.__globals__
+            self.mujoco = self.names["mujoco"]
         self.knows_dt = "dt" in known
         self.observes = "_get_obs" in known
         self.rewards = "_get_rew" in known
@@ -91,13 +95,15 @@ cdef class MujocoEnv(Twin):
         """What ``do_simulation`` does."""
         env = self.wrapper
         frames = env.frame_skip
-        if self.simulates and is_plain(action) and ndim_of(action) == 1:
+        if (self.simulates and self.names.get("mujoco") is self.mujoco
+                and is_plain(action) and ndim_of(action) == 1):
             model, data = env.model, env.data
             control = data.ctrl
-            if (_is_numbers(control) and size_of(action) == size_of(control) == model.nu
+            if (_is_numbers(control) and is_writeable(control)
+                    and size_of(action) == size_of(control) == model.nu
                     and _copy(action, control)):
                 self.mujoco.mj_step(model, data, nstep=frames)
-                self.mujoco.mj_rnePostConstraint(model, data)
+                self.mujoco.mj_rnePostConstraint(env.model, env.data)
                 return 0
         env.do_simulation(action, frames)
         return 0
@@ -112,8 +118,9 @@ cdef class MujocoEnv(Twin):
         before = self.place()
         self.simulate(action)
         after = self.place()
-        dt = env.model.opt.timestep * env.frame_skip if self.knows_dt else env.dt
-        return after, _velocity(before, after, dt)
+        if not self.knows_dt:
+            return after, (after - before) / env.dt
+        return after, _velocity(before, after, env.model.opt.timestep * env.frame_skip)
 
     cdef object observed(self):
         """What ``_get_obs`` returns."""
@@ -155,7 +162,7 @@ cdef class MujocoEnv(Twin):
         """What ``_get_rew`` returns."""
         env = self.wrapper
         if not self.rewards:
-            return env._get_rew(velocity, action)
+            return rewarded(env._get_rew(velocity, action))
         forward = env._forward_reward_weight * velocity
         cost = self.control_cost(action)
         return forward - cost, {"reward_forward": forward, "reward_ctrl": -cost}
@@ -170,7 +177,7 @@ cdef class MujocoEnv(Twin):
 
     cdef object healthy_reward(self):
         env = self.wrapper
-        if not self.survives:
+        if not self.survives or type(env._healthy_reward) is not float:
             return env.healthy_reward
         if self.forgives:
             return float(self.is_healthy() or env._terminate_when_unhealthy) * env._healthy_reward
@@ -243,7 +250,7 @@ cdef class _Walker(MujocoEnv):
         """What ``_get_rew`` returns."""
         env = self.wrapper
         if not self.rewards:
-            return env._get_rew(velocity, action)
+            return rewarded(env._get_rew(velocity, action))
         forward = env._forward_reward_weight * velocity
         healthy = self.healthy_reward()
         total = forward + healthy
@@ -251,11 +258,10 @@ cdef class _Walker(MujocoEnv):
         return total - cost, {"reward_forward": forward, "reward_ctrl": -cost,
                               "reward_survive": healthy}
 
-    cdef int upright(self) except -1:
+    cdef int upright(self, object positions) except -1:
         """Whether height and angle are in their ranges; 2: not known."""
         cdef double low, high, least, most
         env = self.wrapper
-        positions = env.data.qpos
         if not (_is_numbers(positions) and size_of(positions) > 2
                 and _is_range(env._healthy_z_range, &low, &high)
                 and _is_range(env._healthy_angle_range, &least, &most)):
@@ -268,20 +274,22 @@ cdef class _Walker(MujocoEnv):
 cdef class HopperEnv(_Walker):
     cdef object judged(self):
         cdef double low, high
-        cdef int upright = self.upright()
+        cdef int upright
         env = self.wrapper
-        velocities = env.data.qvel
-        if (upright == 2 or not _is_numbers(velocities)
-                or not _is_range(env._healthy_state_range, &low, &high)):
+        positions, velocities = env.data.qpos, env.data.qvel
+        if not _is_numbers(velocities) or not _is_range(env._healthy_state_range, &low, &high):
             return None
-        return (upright == 1 and _are_within(env.data.qpos, 2, low, high)
+        upright = self.upright(positions)
+        if upright == 2:
+            return None
+        return (upright == 1 and _are_within(positions, 2, low, high)
                 and _are_within(velocities, 0, low, high))
 
 
 @cython.final
 cdef class Walker2dEnv(_Walker):
     cdef object judged(self):
-        cdef int upright = self.upright()
+        cdef int upright = self.upright(self.wrapper.data.qpos)
         return None if upright == 2 else _bool(upright)
 
 
@@ -398,7 +406,7 @@ cdef class AntEnv(_Planar):
     cdef tuple rewarded(self, object velocity, object action):
         env = self.wrapper
         if not self.rewards:
-            return env._get_rew(velocity, action)
+            return rewarded(env._get_rew(velocity, action))
         forward = velocity * env._forward_reward_weight
         healthy = self.healthy_reward()
         total = forward + healthy
@@ -480,12 +488,14 @@ cdef bint _is_range(object given, double *low, double *high) except -1:
 
 
 cdef bint _copy(object action, object control) noexcept:
-    """Copies an action to the array of controls, of the same size; False: it is of another type."""
+    """Copies an action to the array of controls, of the same size; False: NumPy must do it."""
     cdef double *controls = <double *>data_of(control)
     cdef Py_ssize_t i
     if has_dtype(action, float32):
         for i in range(size_of(action)):
             controls[i] = (<float *>data_of(action))[i]
+            if isnan(controls[i]):
+                return False  # NumPy warns of some that it casts
     elif has_dtype(action, float64):
         for i in range(size_of(action)):
             controls[i] = (<double *>data_of(action))[i]

@@ -145,7 +145,7 @@ def is_known(function: Any, name: str) -> bool:
         function: A function, or a property, of which the getter is meant.
         name: Its name in ``KNOWN``.
     """
-    if isinstance(function, property):
+    if type(function) is property:
         function = function.fget
     return (
         type(function) is FunctionType
