@@ -34,6 +34,7 @@
     X(resets, "resets", "Resets of its envs.")                                                     \
     X(step_ns, "in step", "Seconds in ``env.step``, and taking its results.")                      \
     X(reset_ns, "in reset", "Seconds in ``env.reset``.")                                           \
+    X(wrappers_ns, "", "Seconds in wrappers that are not compiled, around compiled ones: estimated.")  \
     X(late, "", "Messages that fitted no ring, and went through the worker's socket.")
 
 #define SV_ON_CORES(X) /* of workers' processes, by the system: since they serve */                \

@@ -53,7 +53,8 @@ bool sv_segment_plan(const sv_segment_sizes *sizes, sv_segment *plan)
     plan->counters = plan->notice + sizeof(sv_notice);
     plan->past = plan->counters + sizes->num_workers * sizeof(sv_counters);
     plan->timings = plan->past + sizes->num_workers * sizeof(sv_counters);
-    plan->requests = plan->timings + sizes->num_envs * sizeof(sv_timings);
+    plan->texts = plan->timings + sizes->num_envs * sizeof(sv_timings);
+    plan->requests = plan->texts + sizes->num_workers * sizeof(sv_text);
     plan->completions = plan->requests + sizes->num_workers * plan->record_stride;
     plan->infos = plan->completions + sizes->num_workers * plan->record_stride;
     plan->actions = plan->infos + sizes->num_workers * plan->info_stride;
@@ -89,6 +90,7 @@ void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker)
     sv_counters *counters = sv_segment_counters(base, plan, worker);
     sv_counters_keep(sv_segment_past(base, plan, worker), counters);
     memset(counters, 0, sizeof *counters);
+    memset(sv_segment_text(base, plan, worker), 0, sizeof(sv_text));
 }
 
 int sv_segment_reserve(int descriptor, uint64_t bytes)

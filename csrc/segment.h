@@ -8,6 +8,7 @@
  *     counters        one block a worker: what it has done
  *     past            one block a worker: its envs, and what its predecessors have done
  *     timings         one block an env: how long its steps and resets have taken
+ *     texts           one a worker, about the wrappers of its envs
  *     requests        one ring a worker, parent to worker
  *     completions     one ring a worker, worker to parent
  *     infos           one byte ring a worker, worker to parent: infos, and observations of spaces
@@ -27,11 +28,12 @@
 #include "completion.h"
 #include "notice.h"
 #include "ring.h"
+#include "text.h"
 #include "timings.h"
 #include "wait.h"
 
 #define SV_SEGMENT_MAGIC UINT64_C(0x316365766d6873ff)
-#define SV_SEGMENT_VERSION 10
+#define SV_SEGMENT_VERSION 11
 
 #define SV_MAX_WORKERS 65536
 #define SV_MAX_ENVS 1048576
@@ -59,6 +61,7 @@ typedef struct {
     uint64_t counters;
     uint64_t past;
     uint64_t timings;
+    uint64_t texts;
     uint64_t requests;
     uint64_t completions;
     uint64_t record_stride;
@@ -80,7 +83,7 @@ void sv_segment_format(void *base, const sv_segment *plan);
  * version, or damaged. */
 bool sv_segment_open(const void *base, uint64_t mapped, sv_segment *copy);
 
-/* Renews the header, and the rings and counters of one worker, for its successor; its counts are
+/* Renews the header, and the rings, counters and text of one worker, for its successor; its counts are
  * added to those of its predecessors.  The caller has confirmed that the worker is dead, and holds the
  * only handles: no other process reads or writes them now. */
 void sv_segment_renew(void *base, const sv_segment *plan, uint32_t worker);
@@ -135,6 +138,12 @@ static inline uint64_t sv_segment_front(const sv_segment *plan)
 static inline sv_timings *sv_segment_timings(void *base, const sv_segment *plan, uint32_t env)
 {
     return (sv_timings *)((char *)base + plan->timings) + env;
+}
+
+/* Precondition: worker < sizes.num_workers. */
+static inline sv_text *sv_segment_text(void *base, const sv_segment *plan, uint32_t worker)
+{
+    return (sv_text *)((char *)base + plan->texts) + worker;
 }
 
 /* Rings of one worker.  Precondition: worker < sizes.num_workers. */

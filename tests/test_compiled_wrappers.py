@@ -4,9 +4,13 @@ import ast
 import copy
 import importlib.util
 import inspect
+import json
+import os
 import pickle
+import re
 import struct
 import sys
+import time
 import warnings
 from collections import deque
 from contextlib import closing
@@ -23,6 +27,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shmvec import ShmVectorEnv
+from shmvec.__main__ import main
 from shmvec._wrappers import TWINS, code_of, kinds_of, notes_of
 from shmvec._wrappers import compiled as compiled_if_it_pays
 from shmvec._wrappers.sources import is_known
@@ -97,6 +102,23 @@ class Mine(gym.Wrapper):
     def step(self, action):
         observation, reward, *rest = self.env.step(action)
         return observation, reward + 1, *rest
+
+
+class Slow(gym.Wrapper):
+    """A wrapper that takes its time."""
+
+    def __init__(self, env, seconds):
+        super().__init__(env)
+        self.seconds = seconds
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return self.env.step(action)
+
+
+def named(name):
+    """An env in a wrapper of a class of this name, and in one that is compiled."""
+    return WRAPPERS["normal"](type(name, (Mine,), {})(Told()))
 
 
 class Sub(wrappers.NormalizeReward):
@@ -652,25 +674,62 @@ def test_stats_say_what_is_compiled_and_what_stops_it(num_workers, tmp_path):
 
     makes = [partial(make, "limit", "normal", "mine", "normal reward")] * 2
     makes += [partial(make, "limit"), make]
-    told = "3 of 4 compiled; Mine between NormalizeObservation and NormalizeReward: it has no twin"
+    stopped = "Mine between NormalizeObservation and NormalizeReward: it has no twin"
+    expected = f"3 of 4 compiled; {stopped}"
     with closing(ShmVectorEnv(makes, num_workers=num_workers)) as envs:
         stats = envs.stats()
         fast = "0 of 1 compiled (Python is as fast)"
-        assert (stats - stats).wrappers == stats.wrappers == (told, told, fast, "")
+        assert (stats - stats).wrappers == stats.wrappers == (expected, expected, fast, "")
         lines = str(stats).splitlines()
-        assert f"wrappers of envs 0-1: {told}" in lines and f"wrappers of env 2: {fast}" in lines
+        assert (
+            f"wrappers of envs 0-1: {expected}" in lines and f"wrappers of env 2: {fast}" in lines
+        )
         assert len([line for line in lines if "wrappers" in line]) == 2
         marker.touch()
         envs.restart([3])
         *others, last = envs.stats().wrappers
         assert last == fast
         if num_workers:
-            assert others[:2] == [told, told]
+            assert others[:2] == [expected, expected]
     with closing(ShmVectorEnv(makes[:2], num_workers=num_workers)) as envs:
         alike = "wrappers: 3 of 5 compiled; Mine between NormalizeReward and the caller: "
         assert alike in str(envs.stats())
     with closing(ShmVectorEnv(makes, num_workers=num_workers, compile_wrappers=False)) as envs:
         assert "wrappers" not in str(envs.stats())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_what_wrappers_without_a_twin_cost(num_workers, capsys):
+    def make():
+        slow = Slow(Mine(wrapped(["limit", "normal"])), 0.001)
+        return WRAPPERS["normal reward"](slow)
+
+    with closing(ShmVectorEnv([make] * 2, num_workers=num_workers)) as envs:
+        envs.reset(seed=1)
+        before = envs.stats()
+        assert "around those that are" not in str(before)
+        for _ in range(640):
+            envs.step(envs.action_space.sample())
+        stats = envs.stats()
+        assert main(["top", str(os.getpid()), "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["vector_envs"]
+    spent = sum(worker.wrappers_s for worker in stats.workers)
+    steps = sum(worker.steps for worker in stats.workers)
+    assert spent >= 0.9e-3 * 64 * (steps // 64 - 2)  # one step in 64 of each env is timed
+    assert re.search(r"not compiled, around those that are: [\d.]+ [mµ]s a step", str(stats))
+    assert stats.wrappers[0].startswith("3 of 5 compiled; Slow between Mine and NormalizeReward: ")
+    assert tuple(row["stats"]["wrappers"]) == stats.wrappers
+    assert sum(worker["wrappers_s"] for worker in row["stats"]["workers"]) == spent
+
+
+def test_words_of_many_kinds_of_envs_are_cut_off_and_belong_to_their_envs():
+    names = [f"Wrapper{number:02}" * 6 + "\n\x1b" for number in range(40)]
+    makes = [partial(named, name) for name in names]
+    with closing(ShmVectorEnv(makes, num_workers=1)) as envs:
+        words = envs.stats().wrappers
+        assert len(words) == 40 and words[0].startswith("1 of 2 compiled; Wrapper00")
+        assert all(f"Wrapper{number:02}" in words[number] for number in range(3))
+        assert words[39] == "" and all(each.isprintable() for each in words)
 
 
 def test_where_python_is_as_fast_it_steps():

@@ -16,14 +16,15 @@ static void test_plan(void)
     sv_segment plan;
     CHECK(sv_segment_plan(&SIZES, &plan));
     const uint64_t offsets[] = {0,          sizeof plan,  plan.bell,       plan.completion,
-                                plan.notice, plan.counters, plan.past, plan.timings, plan.requests, plan.completions, plan.infos, plan.actions, plan.slabs,
+                                plan.notice, plan.counters, plan.past, plan.timings, plan.texts, plan.requests, plan.completions, plan.infos, plan.actions, plan.slabs,
                                 plan.total_bytes};
     for (size_t i = 1; i < sizeof offsets / sizeof *offsets; i++)
         CHECK(offsets[i] > offsets[i - 1]);
     for (size_t i = 2; i < sizeof offsets / sizeof *offsets; i++)
         CHECK(offsets[i] % SV_CACHE_LINE == 0);
     CHECK(plan.record_stride % SV_CACHE_LINE == 0 && plan.info_stride % SV_CACHE_LINE == 0);
-    CHECK(plan.timings + 7 * sizeof(sv_timings) == plan.requests);
+    CHECK(plan.timings + 7 * sizeof(sv_timings) == plan.texts);
+    CHECK(plan.texts + 3 * sizeof(sv_text) == plan.requests);
     CHECK(plan.requests + 3 * plan.record_stride == plan.completions);
     CHECK(plan.infos + 3 * plan.info_stride == plan.actions);
     CHECK(plan.actions + 3 * plan.action_stride == plan.slabs);
@@ -93,22 +94,25 @@ static void test_renew(void)
     void *base = shared_memory(plan.total_bytes);
     sv_counters *counters = sv_segment_counters(base, &plan, 1);
     sv_counts counts = {.steps = 5, .late = 2};
+    char text[SV_TEXT_BYTES];
     const sv_counters *past = sv_segment_past(base, &plan, 1);
     sv_counter_set(&sv_segment_past(base, &plan, 1)->num_envs, 3);
     for (int round = 1; round <= 2; round++) {
         sv_counters_publish(counters, &counts);
         sv_counter_set(&counters->cpu_ns, 9);
         sv_counter_set(&counters->process, 77);
+        sv_text_write(sv_segment_text(base, &plan, 1), "about it", 8);
         sv_segment_renew(base, &plan, 1);
         CHECK(sv_counter_get(&counters->steps) == 0 && sv_counter_get(&counters->process) == 0);
         CHECK(sv_counter_get(&counters->cpu_ns) == 0);
+        CHECK(sv_text_read(sv_segment_text(base, &plan, 1), text) == 0);
         CHECK(sv_counter_get(&sv_segment_past(base, &plan, 1)->num_envs) == 3);
         CHECK(sv_counter_get(&past->steps) == 5 * (uint64_t)round);
         CHECK(sv_counter_get(&past->late) == 2 * (uint64_t)round);
         CHECK(sv_counter_get(&past->resets) == 0);
     }
     CHECK(sv_counter_get(&sv_segment_past(base, &plan, 0)->steps) == 0);
-    CHECK(sv_segment_front(&plan) == plan.timings + 7 * sizeof(sv_timings));
+    CHECK(sv_segment_front(&plan) == plan.texts + 3 * sizeof(sv_text));
     munmap(base, plan.total_bytes);
 }
 

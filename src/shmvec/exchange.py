@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import copy as copying
-import itertools
 import multiprocessing
 import os
 import sys
@@ -21,7 +20,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
 from types import SimpleNamespace
@@ -943,9 +942,7 @@ class Exchange(OwnsProcesses):
             add_note(error, "Its counts went with its memory: call stats() before close().")
             raise
         on_cores = [time_on_cores(process.pid) for process in self.processes]
-        assert self._workers is not None
-        stats = Stats.of(self._links.insight(), on_cores)
-        return replace(stats, wrappers=tuple(itertools.chain(*self._workers.wrappers)))
+        return Stats.of(self._links.insight(), on_cores)
 
     # ---- faults ------------------------------------------------------------------------------
 

@@ -300,8 +300,7 @@ class Stats:
         caller: The calling process; None in ``stats()``.
         shared: Bytes of the segment, which holds requests, results and counters.
         wrappers: Which of each env's wrappers are compiled, and what stops the others, in words,
-            when its worker was started; "": it has none. Empty with ``compile_wrappers=False``, and
-            in ``top``.
+            when its worker was started; "": it has none, or ``compile_wrappers=False``.
     """
 
     parent: Waits
@@ -349,6 +348,7 @@ class Stats:
             tuple(processes),
             caller,
             insight.nbytes,
+            tuple(insight.wrappers()),
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
@@ -842,6 +842,9 @@ def _sentences(stats: Stats) -> list[str]:
         + (f", now for {_duration(waiting_s)}" if waiting_s >= _LONG_S else ""),
     ]
     sentences += [f"wrappers{whose}: {words}" for whose, words in _alike(stats.wrappers)]
+    if spent := sum(worker.wrappers_s for worker in stats.workers):
+        cost = f"{_duration(spent / max(1, steps))} a step"
+        sentences.append(f"wrappers that are not compiled, around those that are: {cost}")
     if stats.caller is not None:
         known = [each.pss for each in stats.processes if each is not None and each.pss is not None]
         of_workers = f", workers {_bytes(sum(known))}" if known else ""

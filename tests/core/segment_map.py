@@ -7,7 +7,7 @@ import shmvec._processes.worker
 from shmvec._core import Ledger, MappedMemory
 
 LINE = 128
-HEADER = struct.Struct("=QII6IQ16Q")  # see csrc/segment.h
+HEADER = struct.Struct("=QII6IQ17Q")  # see csrc/segment.h
 MAGIC = 0x316365766D6873FF
 
 MAPPED = []  # the segments that this process has mapped
@@ -51,7 +51,7 @@ class Map:
         (
             magic, _, _, self.num_workers, _, self.records, self.info_bytes, self.action_bytes, _,
             _, self.bell, self.completion, self.policy, self.notice, self.counters, self.past,
-            self.timings,
+            self.timings, self.texts,
             self._requests, self._completions, self._record_stride, self._infos,
             self._info_stride, self._actions, self._action_stride, self.slabs, self.total,
         ) = HEADER.unpack_from(self.memory)  # fmt: skip

@@ -15,7 +15,7 @@ from segment_map import LINE, Map, forget_mappings, keep_mappings, until_answere
 from tables import crossed
 
 from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
-from shmvec._core import Segment
+from shmvec._core import COUNTERS, Segment
 from shmvec._memory.layout import Layout
 
 LATE = 16  # see protocol.pxd
@@ -395,7 +395,8 @@ def test_closing_workers_that_doze():
 
 def test_a_worker_that_is_busy_with_nonsense():
     def damage(found):
-        busy = found.counters + 8 * 13  # since when, and with what
+        words = len(COUNTERS["waits"]) + len(COUNTERS["work"])
+        busy = found.counters + 8 * words  # since when, and with what
         found.memory[busy : busy + 16] = (1).to_bytes(8, "little") + (2000).to_bytes(8, "little")
         time.sleep(1)
 

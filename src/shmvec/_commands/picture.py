@@ -108,7 +108,7 @@ class _Pen:
     def body(self, look: Look) -> Iterator[RenderableType]:
         """The workers, the times of steps and resets, and the faults."""
         table = Table.of(look.recent)
-        yield from (_single(Text(line, "dim")) for line in table.sentences[1:])
+        yield from (Text(line, "dim") for line in table.sentences[1:])
         yield from self._workers(look, table)
         if table.hidden:
             yield Text(table.hidden)

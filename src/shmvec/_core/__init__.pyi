@@ -156,6 +156,8 @@ class Insight:
         """SV_ON_CORES of each worker's process before it began to serve."""
     def faults(self) -> dict[str, int]:
         """SV_FAULTS: what went wrong, and how often."""
+    def wrappers(self) -> list[str]:
+        """The words about each env that its worker has published; "": there are none."""
     def timings(self) -> npt.NDArray[np.uint64]:
         """How long each env's steps and resets have taken.
 
@@ -543,6 +545,8 @@ class WorkerLoop:
         """Takes the frames of rollouts, in place of any before; None: there are none."""
     def record(self, recorder: Recorder | None) -> None:
         """Starts recording a trace; None stops it."""
+    def publish_words(self, words: Sequence[str]) -> None:
+        """Publishes what is compiled of each env's wrappers."""
     def serve(self, parent_alive: Callable[[], bool], doze: Callable[[], object] | None) -> bool:
         """Serves until a request to close (True) or until the parent is gone (False).
 

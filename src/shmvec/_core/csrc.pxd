@@ -107,6 +107,15 @@ cdef extern from "timings.h" nogil:
     void sv_timings_read(const sv_timings *timings, uint64_t *words)
 
 
+cdef extern from "text.h" nogil:
+    enum:
+        SV_TEXT_BYTES
+    ctypedef struct sv_text:
+        pass
+    void sv_text_write(sv_text *text, const char *data, uint64_t length)
+    int64_t sv_text_read(const sv_text *text, char *data)
+
+
 cdef extern from "notice.h" nogil:
     enum:
         SV_NOTICE_OPEN
@@ -290,6 +299,7 @@ cdef extern from "segment.h" nogil:
     uint64_t sv_segment_front(const sv_segment *plan)
     sv_counters *sv_segment_counters(void *base, const sv_segment *plan, uint32_t worker)
     sv_timings *sv_segment_timings(void *base, const sv_segment *plan, uint32_t env)
+    sv_text *sv_segment_text(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_requests(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_completions(void *base, const sv_segment *plan, uint32_t worker)
     void *sv_segment_infos(void *base, const sv_segment *plan, uint32_t worker)

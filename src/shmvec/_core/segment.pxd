@@ -9,3 +9,6 @@ cdef class Segment:
     cdef sv_segment plan
     cdef Py_buffer _export
     cdef bint has_front(self) noexcept
+
+
+cdef bytes packed_words(words)

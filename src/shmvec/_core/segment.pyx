@@ -20,6 +20,7 @@ from shmvec._core.csrc cimport (
     SV_IN_STEP,
     SV_NOTICE_CLOSED,
     SV_NOTICE_OPEN,
+    SV_TEXT_BYTES,
     SV_TIMING_WORDS,
     sv_busy_doing,
     sv_busy_env,
@@ -45,8 +46,10 @@ from shmvec._core.csrc cimport (
     sv_segment_plan,
     sv_segment_reserve,
     sv_segment_sizes,
+    sv_segment_text,
     sv_segment_timings,
     sv_segment_unmap,
+    sv_text_read,
     sv_timings,
     sv_timings_read,
     sv_wait_lines,
@@ -54,6 +57,7 @@ from shmvec._core.csrc cimport (
 )
 
 import os
+from itertools import groupby
 
 import numpy as np
 
@@ -198,6 +202,27 @@ cdef dict _counted(const sv_counter_line *line, void *structure):
         found[line.name.decode()] = sv_counter_get(sv_counter_at(structure, line))
         line += 1
     return found
+
+
+READS_MOST = 3  # of a text that is being changed
+
+
+cdef bytes packed_words(words):
+    """A text that says something in words of each env; what has no room is cut off."""
+    runs = [(" ".join(each.split()), len(list(envs))) for each, envs in groupby(words)]
+    text = "".join([f"{count}\t{each}\n" for each, count in runs]).encode("utf-8", "replace")
+    return text[:SV_TEXT_BYTES]
+
+
+cdef list unpacked_words(bytes text, count):
+    """What a text says of each of `count` envs, or of the first ones, however damaged it is."""
+    cdef list words = []
+    for line in text.decode("utf-8", "replace").splitlines():
+        number, tab, each = line.partition("\t")
+        if tab and number.isdecimal():
+            each = "".join([letter if letter.isprintable() else "?" for letter in each])
+            words += [each] * min(int(number), count - len(words))
+    return words
 
 
 cdef class Insight:
@@ -347,6 +372,21 @@ cdef class Insight:
         for env in range(num_envs):
             sv_timings_read(sv_segment_timings(self.segment.base, &self.segment.plan, env),
                             &words[env, 0, 0])
+        return found
+
+    def wrappers(self):
+        cdef char[SV_TEXT_BYTES] text
+        cdef int64_t length = -1
+        cdef uint32_t worker
+        cdef list found = [], words
+        for worker, (_, count) in enumerate(self.ranges()):
+            for _ in range(READS_MOST):
+                length = sv_text_read(
+                    sv_segment_text(self.segment.base, &self.segment.plan, worker), text)
+                if length >= 0:
+                    break
+            words = [] if length < 0 else unpacked_words(text[:length], count)
+            found += words + [""] * (count - len(words))
         return found
 
     # ---- operations in progress --------------------------------------------------------------

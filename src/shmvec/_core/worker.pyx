@@ -60,7 +60,9 @@ from shmvec._core.csrc cimport (
     sv_segment_counters,
     sv_segment_policy,
     sv_segment_requests,
+    sv_segment_text,
     sv_segment_timings,
+    sv_text_write,
     sv_ticks,
     sv_timing_add,
     sv_timings,
@@ -88,7 +90,7 @@ from shmvec._core.protocol cimport (
     TRACE,
 )
 from shmvec._core.frames cimport Blocks, Results
-from shmvec._core.segment cimport Segment
+from shmvec._core.segment cimport Segment, packed_words
 from shmvec._core.trace cimport Recorder
 
 import os
@@ -106,6 +108,13 @@ cdef int64_t DOZE_AFTER_NS = 500_000_000  # a worker without requests for so lon
 FAULT_POINTS = range(1, SV_FAULT_POINTS + 1)
 
 cdef bint forked = False
+cdef int64_t in_wrappers_ns = 0  # of this process, so far
+
+
+cdef void add_time_in_wrappers(int64_t ns) noexcept:
+    global in_wrappers_ns
+    in_wrappers_ns += ns
+
 
 
 def _note_fork():
@@ -252,6 +261,11 @@ cdef class WorkerLoop:
         """Frames that follow those in the segment, in place of any before."""
         self.rollouts = rollouts
 
+    def publish_words(self, words):
+        cdef bytes text = packed_words(words)
+        sv_text_write(sv_segment_text(self.segment.base, &self.segment.plan, self.index),
+                      text, len(text))
+
     def record(self, Recorder recorder):
         """Starts recording a trace; None stops it."""
         self.trace = self.waiter.trace = NULL if recorder is None else &recorder.trace
@@ -368,6 +382,7 @@ cdef class WorkerLoop:
         cdef object arguments
         cdef int64_t start
         cdef int64_t reset_ns
+        cdef int64_t wrappers_ns = in_wrappers_ns
         if operation == STEP:
             if self.action_messages is not None:
                 self.receive_actions(request.operation & LATE, request.count)
@@ -380,6 +395,7 @@ cdef class WorkerLoop:
             self.begin_laps(start)
             self.step_range(begin, end)
             self.tally.step_ns += sv_now_ns() - start - (self.tally.reset_ns - reset_ns)
+            self.tally.wrappers_ns += in_wrappers_ns - wrappers_ns
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:

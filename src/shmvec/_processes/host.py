@@ -64,7 +64,6 @@ class EnvHost:
         self.first_env = first_env
         self.mailbox = mailbox
         self.envs: list[gym.Env[Any, Any]] = []
-        self.wrappers: list[str] = []  # of each env: what of its wrappers is compiled, in words
         self._loop: WorkerLoop | None = None
         self._layout: Layout | None = None
 
@@ -144,7 +143,6 @@ class EnvHost:
             from shmvec._wrappers import compiled, summary_of  # which only what holds envs needs
 
             steppers = [compiled(env) for env in self.envs]
-            self.wrappers = list(map(summary_of, steppers))
         self._loop = WorkerLoop(
             segment,
             self.index,
@@ -158,6 +156,8 @@ class EnvHost:
             attachment.resets,
             steppers,
         )
+        if steppers is not None:
+            self._loop.publish_words(list(map(summary_of, steppers)))
         for (name, size), descriptor in zip(attachment.kept, descriptors, strict=True):
             self._take(name, size, descriptor)
         return self._loop

@@ -134,11 +134,6 @@ class InlineWorker:
     pack = staticmethod(_InlineChannel().pack)
     unpack = pack
 
-    @property
-    def wrappers(self) -> list[list[str]]:
-        """What the worker says of its envs' wrappers."""
-        return [self._host.wrappers]
-
     def start(self) -> None:
         """Does nothing: there is no process to start."""
 

@@ -66,7 +66,6 @@ class Supervisor:
         changing: The lock held while workers are replaced.
         kept: Memory, besides the segment, that workers which are started later also need.
         alarms: Descriptors that wake workers which doze.
-        wrappers: What of the wrappers of each worker's envs is compiled, in words.
     """
 
     inline: None = None  # see InlineWorker
@@ -97,7 +96,6 @@ class Supervisor:
         self.alarms = Alarms()
         # A worker that is started later needs these as well.
         self._depots: list[Depot] = []
-        self.wrappers: list[Sequence[str]] = [()] * len(ranges)
         self._attachment: Attachment | None = None
         self._descriptor = -1
         self.kept = Kept()
@@ -196,7 +194,7 @@ class Supervisor:
         for index in range(len(self.ranges)):
             self._hand_over(index, attachment)
         for index in range(len(self.ranges)):
-            self.wrappers[index] = self._receive(index)
+            self._receive(index)
             self._up[index] = True
 
     def _hand_over(self, index: int, attachment: Attachment) -> None:
@@ -241,7 +239,7 @@ class Supervisor:
                 self.end(index)
                 return report
             self._hand_over(index, replace(self._attachment, resets=resets))
-            self.wrappers[index] = self._receive(index)
+            self._receive(index)
             self._up[index] = True
         except BaseException as error:
             self.end(index)

@@ -251,7 +251,7 @@ def _serve(host: EnvHost, parent: Parent, task: Task, limit: Callable[[], None])
     if attachment.mends:
         # By this signal the parent interrupts a step that takes too long.
         signal.signal(signal.SIGUSR1, lambda number, frame: host.interrupt(attachment.limits))
-    parent.send(0, parent.pack(host.wrappers))
+    parent.send(0, parent.pack(None))
     loop.serve(parent.alive, parent.doze_on(alarm))
 
 

@@ -1,4 +1,5 @@
 from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
 
 
 cdef class Stepper
@@ -41,8 +42,10 @@ cdef class Python(Stepper):
     cdef Owner owner
     cdef object below  # the env of a wrapper, which is stepped by
     cdef Chain chain   # this; None: by itself
+    cdef int64_t steps # how often it has stepped with the chain
 
     cdef int step_with_chain(self, object action, Step step) except -1
+    cdef int timed_step(self, object action, Step step) except -1
 
 
 cdef class Twin(Stepper):
@@ -72,6 +75,8 @@ cdef class Chain:
     cdef Owner owner
     cdef public bint steps_env  # whether the env beneath all wrappers has a twin
     cdef int builds
+    cdef bint is_timed     # whether steps add up their times
+    cdef int64_t spent_ns  # in this
 
     cdef object stepped(self, object action)
 

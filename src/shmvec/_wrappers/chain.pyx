@@ -9,6 +9,11 @@ Only ``step`` is compiled: ``reset``, which is rare, stays Python.
 
 cimport cython
 from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
+
+from shmvec._core.worker cimport add_time_in_wrappers
+
+from time import perf_counter_ns
 
 import gymnasium as gym
 
@@ -25,6 +30,7 @@ cdef extern from "Python.h":
     PyObject *PyDict_GetItemWithError(object mapping, object key) except? NULL
 
 BUILDS_MOST = 100  # a chain that changes more often is left to Python
+SAMPLED = 64  # one of so many steps of a wrapper without a twin is timed
 cdef object _wrapper = gym.Wrapper
 # Twins that pass observations on unseen, and call no code of a user's that could look.
 cdef frozenset _BLIND = frozenset({
@@ -104,9 +110,25 @@ cdef class Python(Stepper):
         return self.below, self.chain
 
     cdef int step(self, object action, Step step) except -1:
-        if self.chain is not None:
-            return self.step_with_chain(action, step)
-        return step.take(self.env.step(action))
+        if self.chain is None:
+            return step.take(self.env.step(action))
+        self.steps += 1
+        if self.steps % SAMPLED == 0:
+            return self.timed_step(action, step)
+        return self.step_with_chain(action, step)
+
+    cdef int timed_step(self, object action, Step step) except -1:
+        """Steps, and notes how long that takes without what is beneath."""
+        cdef Chain chain = self.chain
+        cdef int64_t begin = perf_counter_ns()
+        chain.is_timed, chain.spent_ns = True, 0
+        try:
+            self.step_with_chain(action, step)
+        finally:
+            chain.is_timed = False
+        if chain.spent_ns > 0:  # the chain has been used
+            add_time_in_wrappers(SAMPLED * (perf_counter_ns() - begin - chain.spent_ns))
+        return 0
 
     cdef int step_with_chain(self, object action, Step step) except -1:
         """Has the env beneath be stepped by its chain, for as long as this step takes."""
@@ -242,7 +264,10 @@ cdef class Chain:
     cdef object stepped(self, object action):
         cdef Step step = Step.__new__(Step)
         cdef Stepper first = self.first  # kept: the env may lead to a new one in the middle
+        cdef int64_t begin = perf_counter_ns() if self.is_timed else 0
         first.step(action, step)
+        if begin:
+            self.spent_ns += perf_counter_ns() - begin
         if step.is_unusual:
             return step.unusual
         return step.observation, step.reward, step.terminated, step.truncated, step.info
