@@ -51,6 +51,7 @@ def made(envs, *, workers, waited, elapsed=10.0, cores=2, batches=1000, inline=F
                     "step_s": step_s,
                     "resets": sum(t.count for t in reset),
                     "reset_s": reset_s,
+                    "wrappers_s": 0.0,
                     "late": 0,
                     "cpu_s": step_s + reset_s,
                     "starved_s": 0.0,
