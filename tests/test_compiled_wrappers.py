@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import gc
 import importlib.util
 import inspect
 import json
@@ -730,6 +731,18 @@ def test_words_of_many_kinds_of_envs_are_cut_off_and_belong_to_their_envs():
         assert len(words) == 40 and words[0].startswith("1 of 2 compiled; Wrapper00")
         assert all(f"Wrapper{number:02}" in words[number] for number in range(3))
         assert words[39] == "" and all(each.isprintable() for each in words)
+
+
+def test_looking_at_an_env_makes_its_attributes_no_slower():
+    def kinds(env):
+        return [type(each) for each in gc.get_referents(env)]
+
+    for names in ([], ["order", "limit"], ["normal"]):
+        env = wrapped(names)
+        levels = [each for each in chain_of(env) if names != ["normal"] or each is env.unwrapped]
+        before = list(map(kinds, levels))
+        notes_of(compiled_if_it_pays(env))
+        assert list(map(kinds, levels)) == before
 
 
 def test_where_python_is_as_fast_it_steps():
