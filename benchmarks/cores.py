@@ -288,7 +288,10 @@ def main() -> None:
     results: dict[str, Any] = {}
     if options.json is not None and options.json.exists():
         results = json.loads(options.json.read_text())
-    if not options.show:
+    if options.show:
+        if not results:
+            parser.error("--show prints what is in --json's file, and there is none")
+    else:
         setup = _setup(options.python)
         if results and (setup | {"apart": 0} != results["machine"] | {"apart": 0}):
             parser.error(f"{options.json} is of another machine or other versions")

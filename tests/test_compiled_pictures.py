@@ -12,8 +12,8 @@ from gymnasium import wrappers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_compiled_wrappers import (
+    Drawn,
     Mine,
-    Told,
     altered,
     attributes,
     change,
@@ -32,7 +32,7 @@ from shmvec._wrappers import code_of, notes_of
 SCREEN = (6, 5, 3)
 
 
-class Arcade(Told):
+class Arcade(Drawn):
     """An env that looks like ALE's, with lives."""
 
     scale = 90

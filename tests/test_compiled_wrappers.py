@@ -43,7 +43,7 @@ class Broken(Exception):
     pass
 
 
-class Told(gym.Env):
+class Drawn(gym.Env):
     """An env whose observations and rewards are drawn from a seed; now and then odd ones."""
 
     scale = 3
@@ -85,7 +85,7 @@ class Told(gym.Env):
         if self.draw.random() < self.oddness:
             odd = self.draw.integers(10)
             if odd == 0:
-                raise Broken("as it was told")
+                raise Broken("as it was drawn")
             if odd == 1:
                 return self.observed(), reward, ended
             if odd == 2:
@@ -119,7 +119,7 @@ class Slow(gym.Wrapper):
 
 def named(name):
     """An env in a wrapper of a class of this name, and in one that is compiled."""
-    return WRAPPERS["normal"](type(name, (Mine,), {})(Told()))
+    return WRAPPERS["normal"](type(name, (Mine,), {})(Drawn()))
 
 
 class Sub(wrappers.NormalizeReward):
@@ -150,7 +150,7 @@ class OwnReset(gym.Wrapper):
 
 def timed(env, **arguments):
     """An env with its time, of which Gymnasium 1.0 asks the spec how long it is."""
-    env.unwrapped.spec = gym.envs.registration.EnvSpec("Told-v0", max_episode_steps=6)
+    env.unwrapped.spec = gym.envs.registration.EnvSpec("Drawn-v0", max_episode_steps=6)
     made = wrappers.TimeAwareObservation(env, **arguments)
     del env.unwrapped.spec
     for each in list(chain_of(made))[:-1]:
@@ -321,7 +321,7 @@ def follow(make, script):
 
 
 def wrapped(names, **arguments):
-    env = Told(**arguments)
+    env = Drawn(**arguments)
     for name in names:
         env = WRAPPERS[name](env)
     return env
@@ -375,12 +375,12 @@ def test_floating_point_errors_are_numpys(kind):
         for odd in ODD:
             make = partial(wrapped, names, dtype="float64")
 
-            def told(env, value=odd):
+            def odd_one(env, value=odd):
                 env.unwrapped.observed = lambda: np.array([value, 1.0, -value])
                 return env
 
-            follow(lambda make=make, told=told: told(make()), [(("reset",), [0, 0])] * 2)
-            follow(lambda make=make, told=told: told(make()), [(None, [0, 0])] * 4)
+            follow(lambda make=make, odd_one=odd_one: odd_one(make()), [(("reset",), [0, 0])] * 2)
+            follow(lambda make=make, odd_one=odd_one: odd_one(make()), [(None, [0, 0])] * 4)
 
 
 def names_of(stepper):
@@ -444,10 +444,10 @@ def test_the_installed_source_is_recognised_and_another_is_not(name, monkeypatch
     kinds = kinds_of(name)
     if not kinds:
         pytest.skip("its library is not imported")
-    wrap = next((each for each in WRAPPERS.values() if type(each(Told())) in kinds), None)
+    wrap = next((each for each in WRAPPERS.values() if type(each(Drawn())) in kinds), None)
     if wrap is None:
         pytest.skip("another file's")
-    check_sources(name, lambda: wrap(Told()), monkeypatch, tmp_path)
+    check_sources(name, lambda: wrap(Drawn()), monkeypatch, tmp_path)
 
 
 def check_sources(name, make, monkeypatch, folder):
@@ -527,7 +527,7 @@ def test_a_space_of_a_wrappers_own_class_is_asked():
         def action_space(self):
             return gym.spaces.Box(-0.25, 0.25, (2,), np.float32)
 
-    stepper = follow(lambda: wrappers.ClipAction(Narrow(Told())), [(None, [9, -9])])
+    stepper = follow(lambda: wrappers.ClipAction(Narrow(Drawn())), [(None, [9, -9])])
     assert names_of(stepper) == ["ClipAction", "Narrow"]
 
 
@@ -539,11 +539,11 @@ def test_a_wrapper_of_which_not_all_can_be_seen_stays_python(name):
         "step": lambda self, action: self.env.step(action),
     }
     kind = type("Odd", (OwnReset,), {name: odd[name]})
-    assert why_not(kind(Told()))
+    assert why_not(kind(Drawn()))
 
 
 def bounded(make, dtype, shape, script):
-    env = Told(dtype=dtype, shape=shape, script=script, oddness=0.1)
+    env = Drawn(dtype=dtype, shape=shape, script=script, oddness=0.1)
     low = -np.arange(1, 1 + np.prod(shape)).reshape(shape)
     env.observation_space = gym.spaces.Box(low.astype(dtype), np.full(shape, 3, dtype), dtype=dtype)
     env.action_space = gym.spaces.Box(low.astype(dtype), np.full(shape, 3, dtype), dtype=dtype)

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import wrappers
-from test_compiled_wrappers import Mine, Told, attributes, compiled, happens, names_of, seen
+from test_compiled_wrappers import Drawn, Mine, attributes, compiled, happens, names_of, seen
 
 from shmvec import ShmVectorEnv
 
@@ -30,7 +30,7 @@ def both(make, steps=4):
 
 
 def normal(**arguments):
-    return wrappers.NormalizeObservation(Told(dtype="float64", **arguments))
+    return wrappers.NormalizeObservation(Drawn(dtype="float64", **arguments))
 
 
 def test_a_step_around_which_another_one_is_put_in_the_middle():
@@ -102,7 +102,7 @@ def test_a_copy_that_is_made_within_a_step_is_stepped_alone(copied):
 
 @pytest.mark.parametrize("wrapper", ["observation", "func", "reward"])
 def test_what_the_env_changes_in_its_step_counts_in_this_step(wrapper):
-    class Changing(Told):
+    class Changing(Drawn):
         def step(self, action):
             if self.count == 2:
                 setattr(self.outer, wrapper, lambda value: value * 0 + 7)
@@ -129,7 +129,7 @@ def test_what_the_env_changes_in_its_step_counts_in_this_step(wrapper):
 
 
 def test_a_wrapper_that_gets_another_dict_in_the_middle_keeps_its_count():
-    class Changing(Told):
+    class Changing(Drawn):
         def step(self, action):
             self.outer.__dict__ = dict(self.outer.__dict__)
             return super().step(action)
@@ -169,7 +169,7 @@ def test_a_closed_env_is_freed_without_gc(on):
 
 
 def test_a_chain_that_is_made_anew_within_its_own_step():
-    class Calling(Told):
+    class Calling(Drawn):
         """Changes a wrapper, and steps what is around itself: so its chain is made anew."""
 
         depth = 0
@@ -228,7 +228,7 @@ def test_a_wrapper_that_steps_in_another_thread():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit, ValueError])
 def test_what_an_env_raises_leaves_all_as_in_python(error):
-    class Raising(Told):
+    class Raising(Drawn):
         def step(self, action):
             result = super().step(action)
             if self.count % 3 == 0:
@@ -254,7 +254,7 @@ def test_what_an_env_raises_leaves_all_as_in_python(error):
 
 
 def test_results_are_new_arrays_that_nothing_changes():
-    base = Told(dtype="float32", shape=(2, 3))
+    base = Drawn(dtype="float32", shape=(2, 3))
     env = wrappers.NormalizeObservation(wrappers.FlattenObservation(base))
     stepper = compiled(env)
     assert len(names_of(stepper)) == 2
@@ -274,7 +274,7 @@ def test_results_are_new_arrays_that_nothing_changes():
 def test_bounds_that_are_zeros_of_different_signs(low, high):
     found = []
     for stepped_by in (lambda env: env, compiled):
-        base = Told()
+        base = Drawn()
         base.action_space = gym.spaces.Box(low, high, (2,), np.float32)
         base.action_space.low[:], base.action_space.high[:] = low, high
         stepper = stepped_by(wrappers.ClipAction(base))

@@ -185,7 +185,7 @@ cdef class Ledger:
         if over:
             raise AssertionError(
                 f"the episodes of envs {over} are over, and with "
-                "AutoresetMode.DISABLED nobody resets them: call "
+                "AutoresetMode.DISABLED no step resets them: call "
                 "reset(options={'reset_mask': terminations | truncations}) first. "
                 "Nothing was sent to any env."
             )
