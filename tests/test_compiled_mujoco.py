@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_compiled_wrappers import altered, function_of, happens, names_of, seen
 
-from shmvec import ShmVectorEnv
+from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec._wrappers import code_of_env, compiled, summary_of
 
 pytest.importorskip("mujoco")
@@ -469,3 +469,19 @@ def test_vector_envs_are_equal_with_it_and_without(num_workers):
             if i == 20:
                 for envs in (mine, python):
                     envs.set_attr("frame_skip", 3)
+
+
+@pytest.mark.parametrize("compile_wrappers", [False, True])
+def test_a_simulation_that_takes_too_long_is_interrupted(compile_wrappers):
+    makes = [lambda: gym.make("HalfCheetah-v5")] * 2
+    faults = FaultPolicy(on_timeout="reset", step_timeout=0.3)
+    with closing(
+        ShmVectorEnv(makes, num_workers=2, faults=faults, compile_wrappers=compile_wrappers)
+    ) as envs:
+        envs.reset(seed=1)
+        actions = np.zeros((2, 6), np.float32)
+        envs.step(actions)
+        envs.set_attr("frame_skip", [300_000, 5])  # seconds
+        *_, truncations, infos = envs.step(actions)
+        assert truncations.tolist() == [True, False]
+        assert infos["fault"]["type"][0] == "EnvTimeoutError"

@@ -26,7 +26,7 @@ from test_compiled_wrappers import (
     seen,
 )
 
-from shmvec import ShmVectorEnv
+from shmvec import FaultPolicy, ShmVectorEnv
 from shmvec._wrappers import code_of, notes_of
 
 SCREEN = (6, 5, 3)
@@ -495,6 +495,7 @@ def test_a_patch_of_preprocessing_is_noticed(name, monkeypatch):
     assert bool(python.unwrapped.calls) == (name == "ale")
 
 
+@pytest.mark.filterwarnings("ignore:`continuous` is set")  # ale-py 0.10.1
 @pytest.mark.parametrize("arguments", [{"continuous": True}, {"sound_obs": True}])
 def test_ale_with_another_space(arguments):
     try:
@@ -610,3 +611,21 @@ def test_another_source_of_ale_is_noticed(monkeypatch, tmp_path):
             stepper = compiled(env)
             env.reset(seed=1)
             assert fetched(stepper) == 4, name
+
+
+@pytest.mark.parametrize("compile_wrappers", [False, True])
+def test_frames_that_take_too_long_are_interrupted(compile_wrappers):
+    ale_py = pytest.importorskip("ale_py")
+
+    def make():
+        gym.register_envs(ale_py)
+        return wrappers.MaxAndSkipObservation(gym.make("ALE/Breakout-v5", frameskip=1), 2)
+
+    faults = FaultPolicy(on_timeout="reset", step_timeout=0.3)
+    with closing(
+        ShmVectorEnv([make], num_workers=1, faults=faults, compile_wrappers=compile_wrappers)
+    ) as envs:
+        envs.reset(seed=1)
+        envs.step([0])
+        envs.set_attr("_frameskip", 40_000)  # seconds
+        assert envs.step([0])[-1]["fault"]["type"][0] == "EnvTimeoutError"

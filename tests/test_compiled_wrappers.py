@@ -580,7 +580,7 @@ def test_rescaling(kind, dtype, acted, shape, bounds, values, script, swapped):
             return
         stepper = compiled(env)
         action = np.resize(np.array(values), shape).astype(acted)
-    assert python.reset()[0].shape == env.reset()[0].shape
+    assert happens(python.reset) == happens(env.reset)
     for _ in range(3):
         assert happens(lambda: stepper.step(action)) == happens(lambda: python.step(action))
     assert seen(env.unwrapped.taken) == seen(python.unwrapped.taken)
@@ -746,11 +746,11 @@ def test_looking_at_an_env_makes_its_attributes_no_slower():
 
 
 def test_where_python_is_as_fast_it_steps():
-    env = wrapped(["checker", "order", "limit", "statistics"])
+    env = wrapped(["checker", "order", "limit"])
     assert compiled_if_it_pays(env) is env
     assert {why for _, why in notes_of(env)} == {"Python is as fast"}
     env = WRAPPERS["normal"](env)
-    assert [why for _, why in notes_of(compiled_if_it_pays(env))] == [""] * 5
+    assert [why for _, why in notes_of(compiled_if_it_pays(env))] == [""] * 4
 
 
 class Odd(gym.Env):

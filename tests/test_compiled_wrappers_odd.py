@@ -6,13 +6,16 @@ import pickle
 import threading
 import weakref
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import wrappers
+from gymnasium.wrappers.utils import RunningMeanStd
 from test_compiled_wrappers import Drawn, Mine, attributes, compiled, happens, names_of, seen
 
 from shmvec import ShmVectorEnv
+from shmvec.states import StateAccess
 
 ACTION = np.zeros(2, np.float32)
 
@@ -282,3 +285,75 @@ def test_bounds_that_are_zeros_of_different_signs(low, high):
             stepper.step(np.array(action, np.float32))
         found.append(seen(base.taken))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", [wrappers.NormalizeObservation, wrappers.NormalizeReward])
+def test_what_a_running_mean_does_when_attributes_are_set_is_done(monkeypatch, kind, when):
+    seen_names = []
+
+    def noted(self, name, value):
+        seen_names.append(name)
+        object.__setattr__(self, name, value)
+
+    def patch():
+        monkeypatch.setattr(RunningMeanStd, "__setattr__", noted, raising=False)
+
+    if when == "before":
+        patch()
+    env = kind(gym.make("Pendulum-v1"))
+    stepper = compiled(env)
+    env.reset(seed=1)
+    if when == "after":
+        stepper.step(np.zeros(1, np.float32))
+        patch()
+    seen_names.clear()
+    for _ in range(3):
+        stepper.step(np.zeros(1, np.float32))
+    assert seen_names == ["mean", "var", "count"] * 3
+
+
+def test_a_property_of_a_running_mean_is_obeyed(monkeypatch):
+    env = wrappers.NormalizeObservation(gym.make("Pendulum-v1"))
+    stepper = compiled(env)
+    env.reset(seed=1)
+    stepper.step(np.zeros(1, np.float32))
+    fixed = property(lambda self: np.zeros(3, np.float32), lambda self, value: None)
+    monkeypatch.setattr(RunningMeanStd, "mean", fixed, raising=False)
+    before = vars(env.obs_rms)["mean"]
+    for _ in range(3):
+        found = stepper.step(np.zeros(1, np.float32))[0]
+        expected = env.unwrapped._get_obs() / np.sqrt(env.obs_rms.var + env.epsilon)
+        assert np.array_equal(found, np.float32(expected))
+    assert vars(env.obs_rms)["mean"] is before
+
+
+class LookingAhead(gym.Wrapper):
+    def step(self, action):
+        copied = cloudpickle.loads(cloudpickle.dumps(self.env))
+        observation, *rest = self.env.step(action)
+        assert np.array_equal(copied.step(action)[0], observation)
+        again = cloudpickle.loads(cloudpickle.dumps(copied))
+        assert again.obs_rms.count == copied.obs_rms.count
+        return observation, *rest
+
+
+class TryingTwice(gym.Wrapper):
+    def step(self, action):
+        access = StateAccess(self.env, include_rng=True)
+        before = access.get()
+        first = self.env.step(action)
+        access.set(before)
+        second = self.env.step(action)
+        assert np.array_equal(first[0], second[0])
+        return second
+
+
+@pytest.mark.parametrize("kind", [LookingAhead, TryingTwice])
+def test_an_env_is_pickled_whole_within_a_step(kind):
+    env = kind(wrappers.NormalizeObservation(gym.make("Pendulum-v1")))
+    stepper = compiled(env)
+    env.reset(seed=1)
+    for _ in range(4):
+        stepper.step(np.zeros(1, np.float32))
+    assert env.get_wrapper_attr("obs_rms").count == pytest.approx(5, abs=0.1)

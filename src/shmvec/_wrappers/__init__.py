@@ -71,6 +71,7 @@ _PAYING = {
     "MaxAndSkipObservation",
     "NormalizeObservation",
     "NormalizeReward",
+    "RecordEpisodeStatistics",
     "RescaleAction",
     "RescaleObservation",
 }
@@ -327,15 +328,19 @@ def _difference(kind: type) -> str:
     for name, function in code_of(kind):
         if not is_known(function, name):
             return f"{name} is not the one that its twin is for"
-    if _of_class(kind, "__setattr__") is not vars(object)["__setattr__"]:
-        return "it has a __setattr__"
-    if _of_class(kind, "__getattr__") is not None:
-        return "it has a __getattr__"
+    kinds = [kind]
     if kind.__name__.startswith("Normalize"):
         from gymnasium.wrappers.utils import RunningMeanStd
 
-        return _unseen(kind) or _unseen(RunningMeanStd)
-    return _unseen(kind)
+        kinds.append(RunningMeanStd)
+        if not {"mean", "var", "count"}.isdisjoint(dir(RunningMeanStd)):
+            return "an attribute of its RunningMeanStd has been replaced"
+    for each in kinds:
+        if _of_class(each, "__setattr__") is not vars(object)["__setattr__"]:
+            return "it has a __setattr__"
+        if _of_class(each, "__getattr__") is not None:
+            return "it has a __getattr__"
+    return next(filter(None, map(_unseen, kinds)), "")
 
 
 def _of_class(kind: type, name: str) -> Any:

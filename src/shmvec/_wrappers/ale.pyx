@@ -5,6 +5,7 @@ out until a wrapper that skips frames knows which it needs.
 """
 
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 
 import numpy as np
 
@@ -41,6 +42,7 @@ cdef class AtariEnv(Python):
         reward = 0.0
         for _ in range(own["_frameskip"]):
             reward += ale.act(action, 1.0)
+            PyErr_CheckSignals()  # a time limit, as where Python goes on
         terminated, truncated = ale.game_over(with_truncation=False), ale.game_truncated()
         step.take((None, reward, terminated, truncated, self.env._get_info()))
         step.unmade = self

@@ -227,6 +227,15 @@ cdef class Twin(Stepper):
         return self.inner.space(name, own) if space is None else space
 
 
+def _uncompiled():
+    """What a method ``step`` calls that is unpickled: what its env's class has."""
+    return step_of_class
+
+
+def step_of_class(env, *given, **named):
+    return type(env).step(env, *given, **named)
+
+
 @cython.final
 cdef class Chain:
     def __init__(self, env, build):
@@ -259,7 +268,7 @@ cdef class Chain:
                 and len(given) == 1 and not named):
             return self.stepped(given[0])
         # Of a copy, by who has put another method around it, or with other arguments.
-        return type(env).step(env, *given, **named)
+        return step_of_class(env, *given, **named)
 
     cdef object stepped(self, object action):
         cdef Step step = Step.__new__(Step)
@@ -271,6 +280,9 @@ cdef class Chain:
         if step.is_unusual:
             return step.unusual
         return step.observation, step.reward, step.terminated, step.truncated, step.info
+
+    def __reduce__(self):
+        return _uncompiled, ()  # of an env that is pickled within a step, by who pickles methods whole
 
     def make_anew(self):
         self.builds += 1

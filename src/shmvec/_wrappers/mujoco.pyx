@@ -5,6 +5,7 @@ step is computed from MuJoCo's arrays; rewards are computed by NumPy's scalars, 
 """
 
 cimport cython
+from cpython.exc cimport PyErr_CheckSignals
 from libc.math cimport INFINITY, isfinite, isnan, sqrt
 from libc.string cimport memcpy
 
@@ -103,6 +104,7 @@ cdef class MujocoEnv(Twin):
                     and size_of(action) == size_of(control) == model.nu
                     and _copy(action, control)):
                 self.mujoco.mj_step(model, data, nstep=frames)
+                PyErr_CheckSignals()  # a time limit, as where Python goes on
                 self.mujoco.mj_rnePostConstraint(env.model, env.data)
                 return 0
         env.do_simulation(action, frames)
