@@ -167,6 +167,11 @@ class GlobalNumpy(Well):
         return float(np.random.random())
 
 
+class NeverSeeded(Well):
+    def noise(self):
+        return float(np.random.random())
+
+
 class GlobalRandom(Well):
     def reset(self, *, seed=None, options=None):
         if seed is not None:

@@ -27,6 +27,11 @@ SICK = {
     "FixedFile": (["one process", "two processes"], OUTSIDE, "differ"),
     "FixedLock": (["one process", "two processes"], OUTSIDE, "hangs"),
     "GlobalNumpy": (["global generators", "one process"], "worker_init=", "numpy.random"),
+    "NeverSeeded": (
+        ["same seed", "global generators", "one process"],
+        "self.np_random",
+        "in the same env",
+    ),
     "GlobalRandom": (["global generators", "one process"], "worker_init=", "state of random"),
     "NotDeterministic": (["same seed"], "self.np_random", "observations differ"),
     "GoesOnWhereItWas": (["same seed"], "self.np_random", "in the same env"),

@@ -55,6 +55,18 @@ class OldReset(Counter):
         return super().reset()[0]
 
 
+class Returns(Counter):
+    def __init__(self, of_reset=None, of_step=None):
+        super().__init__(9)
+        self.of_reset, self.of_step = of_reset, of_step
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset() if self.of_reset is None else self.of_reset
+
+    def step(self, action):
+        return self.of_step
+
+
 class Sized(Counter):
     def __init__(self, size):
         super().__init__(9, size=size)
@@ -190,7 +202,37 @@ MISTAKES = {
     "info is None": (
         lambda n: made(lambda: Informs(lambda: None), num_workers=n).step([0] * 4),
         TypeError,
-        ["the info must be a dict", "None", "Return {}"],
+        ["env 0: the info must be a dict", "None", "Return {}"],
+    ),
+    "a reset that returns an observation": (
+        lambda n: made(lambda: Returns(np.zeros(4)), num_workers=n),
+        ValueError,
+        ["env 0: reset() returned only a ndarray", "expected the tuple (observation, info)"],
+    ),
+    "a reset that returns three values": (
+        lambda n: made(lambda: Returns((1, 2, 3)), num_workers=n),
+        ValueError,
+        ["env 0: reset() returned 3 values", "expected the tuple (observation, info)"],
+    ),
+    "a step that returns nothing": (
+        lambda n: made(Returns, num_workers=n).step([0] * 4),
+        TypeError,
+        ["env 0: step() returned None", "terminated, truncated, info)"],
+    ),
+    "a step that returns four values": (
+        lambda n: made(lambda: Returns(of_step=(0, 0.0, False, {})), num_workers=n).step([0] * 4),
+        ValueError,
+        ["env 0: step() returned 4 values", "terminated, truncated, info)"],
+    ),
+    "an option given twice": (
+        lambda n: shmvec.make_vec("CartPole-v1", vector_kwargs={"copy": True}, copy=n > 0),
+        TypeError,
+        ["'copy' is an option in vector_kwargs, so this one is the env's"],
+    ),
+    "an id to check": (
+        lambda n: shmvec.testing.check_env_fn("CartPole-v1"),
+        TypeError,
+        ["env_fn must be a function that makes an env", "lambda", "'CartPole-v1'"],
     ),
     "a lock in an info": (
         lambda n: made(lambda: Informs(lambda: {"a": 1, "b": {"c": Lock()}}), num_workers=n).step(

@@ -295,10 +295,10 @@ def test_envs_that_sleep_are_not_shown_a_share_of_the_limit():
 
 
 def test_no_verdict_on_a_few_steps():
-    few = [env((3, MS), resets=[(1, MS)])] * 2
+    few = [env((4, MS), resets=[(1, MS)])] * 2
     early = made(few, workers=2, waited=0.01, elapsed=0.02, batches=4).verdict
     assert (early.kind, early.option) == ("too early", "")
-    assert early.reason == "only 8 steps and resets have been made"
+    assert early.reason == "only 10 steps and resets have been made"
     assert made(few, workers=2, waited=9.9, batches=4).verdict.kind != "too early"
 
 

@@ -108,6 +108,9 @@ def make_vec(
         envs = ShmVectorEnv([make_env] * num_envs, **vector_kwargs)
     except TypeError as error:
         for name in env_kwargs:
+            if name in vector_kwargs and f"argument {name!r}" in str(error):
+                add_note(error, f"{name!r} is an option in vector_kwargs, so this one is the env's")
+                continue
             hint = did_you_mean([name], [*OPTIONS, "num_envs", "vector_kwargs", "wrappers"])
             if hint and f"argument {name!r}" in str(error):
                 add_note(error, f"{name!r} is no option of make_vec{hint}")

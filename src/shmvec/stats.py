@@ -477,7 +477,7 @@ _SMALL_S = 20e-6  # work of a request that is not worth a worker
 _HANGS_S = 10.0  # an operation hangs from so many seconds,
 _HANGS = 10  # if they are so many times the longest that has ended
 _AWAKE = 0.5  # time on a core / time in envs: less is asleep
-_EARLY = 5  # steps and resets of an env, and
+_EARLY = 5  # steps of an env, and
 _EARLY_S = 1.0  # seconds, before which a verdict would be a guess
 _OVER = 1.05  # share of the limit that only envs that sleep exceed
 _IF_IT_HANGS = "step_timeout= and reset_timeout= name such an env, and a FaultPolicy replaces it"
@@ -515,7 +515,7 @@ def _judged(stats: Stats) -> Verdict:
         return _nothing_done(stats)
     if (hanging := _hanging(stats)) is not None:
         return hanging
-    most = max(env.step.count + env.reset.count for env in stats.envs)
+    most = max(env.step.count for env in stats.envs)
     if most < _EARLY and stats.elapsed_s < _EARLY_S:
         return Verdict("too early", f"only {done} steps and resets have been made")
     late = sum(worker.late for worker in workers)

@@ -81,6 +81,7 @@ def check_env_fn(
         that are, and ``print(report)`` shows the table.
 
     Raises:
+        TypeError: ``env_fn`` is no function.
         ValueError: There is no such start method.
 
     Example:
@@ -90,6 +91,11 @@ def check_env_fn(
         >>> report.ok, report.wrong
         (True, [])
     """
+    if not callable(env_fn):
+        raise TypeError(
+            "env_fn must be a function that makes an env, `lambda: gym.make(...)` for example, got "
+            f"{env_fn!r}"
+        )
     return check(env_fn, contexts=contexts, steps=steps, time_limit=time_limit)
 
 

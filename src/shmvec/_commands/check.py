@@ -301,7 +301,7 @@ def _findings(examination: _Examination, methods: Sequence[str]) -> Iterator[Fin
     two = _difference(reference, apart, unstable)
     if other.trouble:
         one = one or f"another seed: {other.trouble}"
-    yield from _beside_others(one, two, facts.render_mode, unstable)
+    yield from _beside_others(one, two, facts, unstable)
     if not one and "fork" in working:
         forked = examination.run(
             "a fork of a program that has made an env", [[0]], "fork", forks=True
@@ -479,23 +479,21 @@ def _difference(reference: dict[int, list[Event]], run: _Run, unstable: set[str]
     return ""
 
 
-def _beside_others(
-    one: str, two: str, render_mode: str | None, unstable: set[str]
-) -> Iterator[Finding]:
+def _beside_others(one: str, two: str, facts: Facts, unstable: set[str]) -> Iterator[Finding]:
     """Judges the differences of envs in one process (``one``) and in two at once (``two``)."""
     left_out = []
     if unstable:
         parts = ", ".join(part for part in PARTS if part in unstable)
         left_out.append(f"not compared: {parts}, which differ alone, too")
-    if render_mode in (None, "human"):
-        left_out.append(f"frames were not compared: render_mode is {render_mode!r}")
+    if facts.render_mode in (None, "human"):
+        left_out.append(f"frames were not compared: render_mode is {facts.render_mode!r}")
     alike = "as alone, bit for bit" + (f" ({'; '.join(left_out)})" if left_out else "")
     verdict, then = OK, None
     if "observations" in unstable or "rewards" in unstable:
         verdict, then = NOTE, 'mend what "same seed" says first, and check once more'
     if not one:
         yield Finding("one process", verdict, f"two and four envs: {alike}", then)
-    elif two:
+    elif two and not facts.generators:
         advice = "and a process for each is not enough: see the next line"
         yield Finding("one process", WRONG, one, advice, "worker_environ=")
     else:
@@ -506,6 +504,10 @@ def _beside_others(
         yield Finding("one process", WRONG, one, advice, "num_workers=num_envs")
     if not two:
         yield Finding("two processes", verdict, f"at once: {alike}", then)
+        return
+    if facts.generators:
+        advice = 'mend what "global generators" says first, and check once more'
+        yield Finding("two processes", NOTE, two, advice)
         return
     advice = (
         "processes share something outside (a port, a file, a lock, a device): give each its own, "

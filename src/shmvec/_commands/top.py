@@ -188,7 +188,7 @@ def _metrics(stats: Stats) -> Iterator[tuple[str, str, str, _Samples]]:
     yield "cores", "gauge", "Cores that the program may use.", _one(stats.cores)
     text = "Shared memory for requests, results and counters."
     yield "shared_bytes", "gauge", text, _one(stats.shared)
-    text = "Share of the steps that free-running loops of the envs would make."
+    text = "Share of the steps that free-running loops would make; above 1 if envs sleep."
     yield "share_of_limit", "gauge", text, _one(stats.share_of_limit)
     text = "What has limited the speed since the vector env was made."
     yield "verdict", "gauge", text, [("", {"kind": stats.verdict.kind}, 1)]

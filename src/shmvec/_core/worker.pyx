@@ -101,6 +101,8 @@ from shmvec._core import messages
 # What an env was doing, for error messages.
 OPERATIONS = {STEP: "step", RESET: "reset", COMMAND: "call", CLOSE: "close"}
 
+cdef str STEPPED = "the tuple (observation, reward, terminated, truncated, info)"
+
 cdef int64_t SLICE_NS = 50_000_000  # between two checks whether the parent lives
 cdef int64_t DOZE_AFTER_NS = 500_000_000  # a worker without requests for so long dozes
 
@@ -120,6 +122,13 @@ cdef void add_time_in_wrappers(int64_t ns) noexcept:
 def _note_fork():
     global forked
     forked = True
+
+
+cdef str _described(result):
+    """What a reset has returned, as text."""
+    if isinstance(result, tuple):
+        return f"{len(result)} values"
+    return f"only a {type(result).__name__}" if result is not None else "None"
 
 
 def watch_forks():
@@ -551,12 +560,12 @@ cdef class WorkerLoop:
         if forked:
             end_forks()
         if type(result) is not tuple:
+            if result is None:
+                raise TypeError(f"env {env}: step() returned None; expected {STEPPED}")
             result = tuple(result)
         if len(<tuple>result) != 5:
             raise ValueError(
-                f"step() returned {len(<tuple>result)} values; expected (observation, reward, "
-                "terminated, truncated, info)"
-            )
+                f"env {env}: step() returned {len(<tuple>result)} values; expected {STEPPED}")
         observation, reward, terminated, truncated, info = <tuple>result
         if not self.resets_in_step:
             self.observe(env, observation)
@@ -637,8 +646,8 @@ cdef class WorkerLoop:
                              start + elapsed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
-                f"reset() returned {type(result).__name__}; expected the tuple "
-                "(observation, info)"
+                f"env {self.first_env + i}: reset() returned {_described(result)}; expected the "
+                "tuple (observation, info)"
             )
         return result
 
@@ -690,7 +699,7 @@ cdef class WorkerLoop:
         """Sends an info."""
         if type(info) is not dict:
             if not isinstance(info, dict):
-                raise TypeError(f"the info must be a dict, got {type(info).__name__}: "
+                raise TypeError(f"env {env}: the info must be a dict, got {type(info).__name__}: "
                                 f"{info!r}. Return {{}} where there is nothing to say")
         elif len(<dict>info) == 0:
             return 0
