@@ -243,6 +243,18 @@ def test_a_crash_is_known_although_the_env_has_another_stderr(capfd):
     assert said.endswith("in step") and "Segmentation fault" in capfd.readouterr().err
 
 
+def test_what_is_printed_of_a_crash_ends_at_the_frames_of_the_env(capfd):
+    envs = vector_env(2, 1, step=["segfault"])
+    with pytest.raises(WorkerCrashError):
+        envs.step([1, 1])
+    envs.close()
+    printed = capfd.readouterr().err.splitlines()
+    begin = next(number for number, line in enumerate(printed) if "Fatal Python error" in line)
+    frames = [line for line in printed[begin:] if line.startswith("  File ")]
+    assert frames and frames[-1].endswith(" in step")
+    assert not any("Extension modules" in line for line in printed)
+
+
 def test_the_user_disables_faulthandler(monkeypatch, capfd):
     monkeypatch.setenv("PYTHONFAULTHANDLER", "0")
     import faulthandler

@@ -141,6 +141,7 @@ _MOST_BYTES = 4096
 _LONGEST_SHOWN = 200
 _FATAL = "Fatal Python error"
 _UNENDED = re.compile(rf"(?<=[^\n]){_FATAL}: ")  # behind an unfinished line
+_FRAME = b'  File "'
 _HEADS = ("Current thread 0x", "Stack (")  # not Python 3.14's "Current thread's C stack trace"
 
 
@@ -158,6 +159,8 @@ class WorkerStderr:
 
     reader = _writer = -1
     cut = False
+    _crashed = False  # a report of a crash has begun
+    _in_ours = False  # and so have the frames below the env's, in the stack of a thread
 
     def __init__(self, channel: Channel, worker: Hashable = None) -> None:
         """Sends the worker its end of the pipe."""
@@ -206,6 +209,12 @@ class WorkerStderr:
                 self._moved_at = time.monotonic()
             self.held += written
             self._last = (self._last + written)[-_LAST_BYTES:]
+
+    def is_noise(self, line: bytes) -> bool:
+        """Whether the next line is of a report of a crash, and not about the env."""
+        self._crashed = self._crashed or _FATAL.encode() + b": " in line
+        self._in_ours = line.startswith(_FRAME) and (self._in_ours or OURS.encode() in line)
+        return self._crashed and (self._in_ours or line.startswith(b"Extension modules: "))
 
     def ready(self) -> bytes:
         """Bytes to copy now: lines, and a piece of a line that has waited long enough."""
@@ -394,10 +403,12 @@ class _Copier:
                     self.pipes.sort(key=lambda each: each is not pipe)
 
     def _without_repeats(self, pipe: WorkerStderr, text: bytes) -> bytes:
-        """The text without the lines that another worker has just written, which are counted."""
+        """The text without noise, and without lines of another worker, which are counted."""
         kept, until = [], time.monotonic() + _ALIKE_S
         counted = False  # whether the last line was
         for number, line in enumerate(io.BytesIO(text)):
+            if pipe.is_noise(line):
+                continue
             is_whole = line.endswith(b"\n") and not (number == 0 and pipe.cut)
             if is_whole and not line.isspace() and len(line) <= _LONGEST_ALIKE and pipe.reader >= 0:
                 if line not in self._lines and len(self._lines) < _MOST_ALIKE:
