@@ -723,6 +723,54 @@ def test_what_wrappers_without_a_twin_cost(num_workers, capsys):
     assert sum(worker["wrappers_s"] for worker in row["stats"]["workers"]) == spent
 
 
+class Recursive(Drawn):
+    def step(self, action):
+        if self.again:
+            self.again = False
+            self.outermost.step(action)
+        self.again = True
+        return super().step(action)
+
+
+def test_the_cost_of_a_wrapper_in_an_env_that_steps_it_again():
+    def make():
+        env = Recursive(length=10**6)
+        env.again = True
+        env.outermost = WRAPPERS["normal reward"](env)
+        return Mine(env.outermost)
+
+    with closing(ShmVectorEnv([make], num_workers=0)) as envs:
+        envs.reset(seed=1)
+        for _ in range(200):
+            envs.step(envs.action_space.sample())
+        assert envs.stats().workers[0].wrappers_s < 10
+
+
+class HoldsEnvs(Drawn):
+    """An env that steps a vector env of its own."""
+
+    def __init__(self):
+        super().__init__(length=10**6)
+        self.inside = ShmVectorEnv([lambda: Mine(wrapped(["normal"]))], num_workers=0)
+        self.inside.reset(seed=1)
+
+    def step(self, action):
+        self.inside.step(self.inside.action_space.sample())
+        return super().step(action)
+
+    def close(self):
+        self.inside.close()
+
+
+def test_the_cost_of_wrappers_of_another_vector_env_does_not_count():
+    with closing(ShmVectorEnv([HoldsEnvs], num_workers=0)) as envs:
+        envs.reset(seed=1)
+        for _ in range(200):
+            envs.step(envs.action_space.sample())
+        (inside,) = envs.get_attr("inside")
+        assert inside.stats().workers[0].wrappers_s > 0 == envs.stats().workers[0].wrappers_s
+
+
 def test_words_of_many_kinds_of_envs_are_cut_off_and_belong_to_their_envs():
     names = [f"Wrapper{number:02}" * 6 + "\n\x1b" for number in range(40)]
     makes = [partial(named, name) for name in names]

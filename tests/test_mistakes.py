@@ -67,6 +67,17 @@ class Returns(Counter):
         return self.of_step
 
 
+class InfoOnce(Counter):
+    """Its second reset, of a step that ends an episode, has no info."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.infos = [{}]
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset()[0], self.infos.pop() if self.infos else None
+
+
 class Sized(Counter):
     def __init__(self, size):
         super().__init__(9, size=size)
@@ -233,6 +244,11 @@ MISTAKES = {
         lambda n: shmvec.testing.check_env_fn("CartPole-v1"),
         TypeError,
         ["env_fn must be a function that makes an env", "lambda", "'CartPole-v1'"],
+    ),
+    "no info of a reset within a step": (
+        lambda n: made(InfoOnce, num_workers=n, autoreset_mode="SameStep").step([0] * 4),
+        TypeError,
+        ["env 0: the info must be a dict", "None", "Return {}"],
     ),
     "a lock in an info": (
         lambda n: made(lambda: Informs(lambda: {"a": 1, "b": {"c": Lock()}}), num_workers=n).step(

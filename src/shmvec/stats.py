@@ -300,7 +300,8 @@ class Stats:
         caller: The calling process; None in ``stats()``.
         shared: Bytes of the segment, which holds requests, results and counters.
         wrappers: Which of each env's wrappers are compiled, and what stops the others, in words,
-            when its worker was started; "": it has none, or ``compile_wrappers=False``.
+            when its worker was started; "": it has none, or ``compile_wrappers=False``, or its
+            worker has no room to say so, which is 1 KB for all kinds of its envs.
     """
 
     parent: Waits

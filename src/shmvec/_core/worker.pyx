@@ -110,7 +110,9 @@ cdef int64_t DOZE_AFTER_NS = 500_000_000  # a worker without requests for so lon
 FAULT_POINTS = range(1, SV_FAULT_POINTS + 1)
 
 cdef bint forked = False
-cdef int64_t in_wrappers_ns = 0  # of this process, so far
+cdef extern from *:
+    """static _Thread_local int64_t in_wrappers_ns; /* of this thread's step, so far */"""
+    int64_t in_wrappers_ns
 
 
 cdef void add_time_in_wrappers(int64_t ns) noexcept:
@@ -387,6 +389,7 @@ cdef class WorkerLoop:
     cdef object carry_out(self, sv_record *request, uint32_t operation, Py_ssize_t begin,
                           Py_ssize_t end):
         """Carries out a request; returns the results of a command."""
+        global in_wrappers_ns
         cdef object results = None
         cdef object arguments
         cdef int64_t start
@@ -405,6 +408,7 @@ cdef class WorkerLoop:
             self.step_range(begin, end)
             self.tally.step_ns += sv_now_ns() - start - (self.tally.reset_ns - reset_ns)
             self.tally.wrappers_ns += in_wrappers_ns - wrappers_ns
+            in_wrappers_ns = wrappers_ns  # an env that holds a vector env counts its own alone
         elif operation == RESET:
             self.reset_range(begin, end, None, None, None)
         elif operation == COMMAND:
@@ -603,7 +607,9 @@ cdef class WorkerLoop:
         self.operation = "reset"
         observation, info = self.reset_env(i, None, None, False)
         self.observe(env, observation)
-        if kept and "final_obs" not in info:
+        if not isinstance(info, dict):
+            self.inform(env, INFO, info)  # which raises
+        elif kept and "final_obs" not in info:
             self.inform(env, FINAL, {"final_info": final_info, **info})
         else:
             self.inform(env, INFO, {"final_obs": final_obs, "final_info": final_info, **info})

@@ -79,6 +79,7 @@ cdef class Chain:
     cdef int64_t spent_ns  # in this
 
     cdef object stepped(self, object action)
+    cdef int timed(self, Stepper first, object action, Step step) except -1
 
 
 cdef unsigned int version_of(object kind) noexcept

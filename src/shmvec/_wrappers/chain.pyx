@@ -126,8 +126,9 @@ cdef class Python(Stepper):
             self.step_with_chain(action, step)
         finally:
             chain.is_timed = False
-        if chain.spent_ns > 0:  # the chain has been used
-            add_time_in_wrappers(SAMPLED * (perf_counter_ns() - begin - chain.spent_ns))
+        cdef int64_t spent = perf_counter_ns() - begin - chain.spent_ns
+        if chain.spent_ns > 0 and spent > 0:  # the chain was used, and not by threads at a time
+            add_time_in_wrappers(SAMPLED * spent)
         return 0
 
     cdef int step_with_chain(self, object action, Step step) except -1:
@@ -273,16 +274,27 @@ cdef class Chain:
     cdef object stepped(self, object action):
         cdef Step step = Step.__new__(Step)
         cdef Stepper first = self.first  # kept: the env may lead to a new one in the middle
-        cdef int64_t begin = perf_counter_ns() if self.is_timed else 0
-        first.step(action, step)
-        if begin:
-            self.spent_ns += perf_counter_ns() - begin
+        if self.is_timed:
+            self.timed(first, action, step)
+        else:
+            first.step(action, step)
         if step.is_unusual:
             return step.unusual
         return step.observation, step.reward, step.terminated, step.truncated, step.info
 
+    cdef int timed(self, Stepper first, object action, Step step) except -1:
+        """Steps, and adds up how long that takes: once, if it leads here again."""
+        cdef int64_t begin = perf_counter_ns()
+        self.is_timed = False
+        try:
+            first.step(action, step)
+        finally:
+            self.spent_ns += perf_counter_ns() - begin
+            self.is_timed = True
+        return 0
+
     def __reduce__(self):
-        return _uncompiled, ()  # of an env that is pickled within a step, by who pickles methods whole
+        return _uncompiled, ()  # of an env that is pickled within a step, with its methods
 
     def make_anew(self):
         self.builds += 1
