@@ -3,69 +3,66 @@
 
 #include "check.h"
 
-#include <string.h>
-
 struct shared {
-    sv_text text;
-    _Atomic uint32_t over;
     uint32_t rounds;
+    sv_text texts[];
 };
 
 static void test_alone(void)
 {
-    static sv_text text;
-    char bytes[SV_TEXT_BYTES], long_one[SV_TEXT_BYTES];
-    CHECK(sv_text_read(&text, bytes) == 0);
-    sv_text_write(&text, "nine char", 9);
-    CHECK(sv_text_read(&text, bytes) == 9 && memcmp(bytes, "nine char", 9) == 0);
-    memset(long_one, 'x', sizeof long_one);
-    sv_text_write(&text, long_one, sizeof long_one);
-    CHECK(sv_text_read(&text, bytes) == SV_TEXT_BYTES &&
-          memcmp(bytes, long_one, sizeof long_one) == 0);
-    sv_text_write(&text, "", 0);
-    CHECK(sv_text_read(&text, bytes) == 0);
-    atomic_store(&text.length, SV_TEXT_BYTES + 1); /* damaged */
-    CHECK(sv_text_read(&text, bytes) == -1);
-    atomic_store(&text.length, 0);
-    atomic_store(&text.changes, 7); /* its writer died */
-    CHECK(sv_text_read(&text, bytes) == -1);
+    static sv_text text, longest, damaged;
+    char bytes[SV_TEXT_BYTES];
+    memcpy(text.bytes, "its writer died", 15);
+    CHECK(sv_text_length(&text) == 0);
+    sv_text_publish(&text, "nine char", 9);
+    CHECK(sv_text_length(&text) == 9 && memcmp(text.bytes, "nine char", 9) == 0);
+    memset(bytes, 'x', sizeof bytes);
+    sv_text_publish(&longest, bytes, sizeof bytes);
+    CHECK(sv_text_length(&longest) == SV_TEXT_BYTES &&
+          memcmp(longest.bytes, bytes, sizeof bytes) == 0);
+    atomic_store(&damaged.length, SV_TEXT_BYTES + 1);
+    CHECK(sv_text_length(&damaged) == 0);
 }
 
-/* Texts of one letter each, of several lengths. */
-static void write_often(void *argument)
+/* The length of the text of a round; its bytes are all the same letter. */
+static uint64_t length_in(uint32_t round)
+{
+    return 1 + round * 37 % SV_TEXT_BYTES;
+}
+
+static void publish_all(void *argument)
 {
     struct shared *shared = argument;
     char bytes[SV_TEXT_BYTES];
     for (uint32_t round = 0; round < shared->rounds; round++) {
         memset(bytes, 'a' + (int)(round % 26), sizeof bytes);
-        sv_text_write(&shared->text, bytes, round % 26 * 37 % SV_TEXT_BYTES);
+        sv_text_publish(&shared->texts[round], bytes, length_in(round));
     }
-    atomic_store(&shared->over, 1);
 }
 
 static void test_reader(bool process, uint32_t rounds)
 {
-    struct shared *shared = shared_memory(sizeof *shared);
+    size_t size = sizeof(struct shared) + rounds * sizeof(sv_text);
+    struct shared *shared = shared_memory(size);
     shared->rounds = rounds;
     runner writer;
-    run(&writer, process, write_often, shared);
-    char bytes[SV_TEXT_BYTES];
-    bool over;
-    do {
-        over = atomic_load(&shared->over);
-        int64_t length = sv_text_read(&shared->text, bytes);
-        for (int64_t i = 0; i < length; i++)
-            CHECK(bytes[i] == bytes[0]);
-        if (length > 0)
-            CHECK(length == (bytes[0] - 'a') * 37 % (int64_t)SV_TEXT_BYTES);
-    } while (!over);
+    run(&writer, process, publish_all, shared);
+    for (uint32_t round = 0; round < rounds; round++) {
+        const sv_text *text = &shared->texts[round];
+        uint64_t length;
+        while ((length = sv_text_length(text)) == 0)
+            sv_pause();
+        CHECK(length == length_in(round));
+        for (uint64_t i = 0; i < length; i++)
+            CHECK(text->bytes[i] == 'a' + (int)(round % 26));
+    }
     join(&writer);
-    munmap(shared, sizeof *shared);
+    munmap(shared, size);
 }
 
 int main(int argc, char **argv)
 {
-    uint32_t rounds = rounds_or(argc, argv, 100000);
+    uint32_t rounds = rounds_or(argc, argv, 20000);
     start_deadline();
     test_alone();
     test_reader(false, rounds);

@@ -111,9 +111,9 @@ cdef extern from "text.h" nogil:
     enum:
         SV_TEXT_BYTES
     ctypedef struct sv_text:
-        pass
-    void sv_text_write(sv_text *text, const char *data, uint64_t length)
-    int64_t sv_text_read(const sv_text *text, char *data)
+        char *bytes
+    void sv_text_publish(sv_text *text, const char *data, uint64_t length)
+    uint64_t sv_text_length(const sv_text *text)
 
 
 cdef extern from "notice.h" nogil:

@@ -49,7 +49,8 @@ from shmvec._core.csrc cimport (
     sv_segment_text,
     sv_segment_timings,
     sv_segment_unmap,
-    sv_text_read,
+    sv_text,
+    sv_text_length,
     sv_timings,
     sv_timings_read,
     sv_wait_lines,
@@ -202,9 +203,6 @@ cdef dict _counted(const sv_counter_line *line, void *structure):
         found[line.name.decode()] = sv_counter_get(sv_counter_at(structure, line))
         line += 1
     return found
-
-
-READS_MOST = 3  # of a text that is being changed
 
 
 cdef bytes packed_words(words):
@@ -375,17 +373,12 @@ cdef class Insight:
         return found
 
     def wrappers(self):
-        cdef char[SV_TEXT_BYTES] text
-        cdef int64_t length = -1
+        cdef sv_text *text
         cdef uint32_t worker
         cdef list found = [], words
         for worker, (_, count) in enumerate(self.ranges()):
-            for _ in range(READS_MOST):
-                length = sv_text_read(
-                    sv_segment_text(self.segment.base, &self.segment.plan, worker), text)
-                if length >= 0:
-                    break
-            words = [] if length < 0 else unpacked_words(text[:length], count)
+            text = sv_segment_text(self.segment.base, &self.segment.plan, worker)
+            words = unpacked_words(text.bytes[:sv_text_length(text)], count)
             found += words + [""] * (count - len(words))
         return found
 

@@ -62,7 +62,7 @@ from shmvec._core.csrc cimport (
     sv_segment_requests,
     sv_segment_text,
     sv_segment_timings,
-    sv_text_write,
+    sv_text_publish,
     sv_ticks,
     sv_timing_add,
     sv_timings,
@@ -118,7 +118,6 @@ cdef extern from *:
 cdef void add_time_in_wrappers(int64_t ns) noexcept:
     global in_wrappers_ns
     in_wrappers_ns += ns
-
 
 
 def _note_fork():
@@ -274,8 +273,8 @@ cdef class WorkerLoop:
 
     def publish_words(self, words):
         cdef bytes text = packed_words(words)
-        sv_text_write(sv_segment_text(self.segment.base, &self.segment.plan, self.index),
-                      text, len(text))
+        sv_text_publish(sv_segment_text(self.segment.base, &self.segment.plan, self.index),
+                        text, len(text))
 
     def record(self, Recorder recorder):
         """Starts recording a trace; None stops it."""
