@@ -108,11 +108,12 @@ def make_vec(
         envs = ShmVectorEnv([make_env] * num_envs, **vector_kwargs)
     except TypeError as error:
         for name in env_kwargs:
-            if name in vector_kwargs and f"argument {name!r}" in str(error):
-                add_note(error, f"{name!r} is an option in vector_kwargs, so this one is the env's")
+            if f"argument {name!r}" not in str(error):
                 continue
             hint = did_you_mean([name], [*OPTIONS, "num_envs", "vector_kwargs", "wrappers"])
-            if hint and f"argument {name!r}" in str(error):
+            if name in vector_kwargs:
+                add_note(error, f"{name!r} is an option in vector_kwargs, so this one is the env's")
+            elif hint:
                 add_note(error, f"{name!r} is no option of make_vec{hint}")
         raise
     vector_spec = copy.deepcopy(spec)
