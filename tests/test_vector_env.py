@@ -3,6 +3,8 @@
 import gc
 import pickle
 import sys
+import warnings
+import weakref
 
 import gymnasium as gym
 import numpy as np
@@ -204,6 +206,59 @@ def test_copies_are_the_users(num_workers):
     envs.step([1, 1])
     assert rewards.tolist() == [1, 2]
     envs.close()
+
+
+HOLDS = {
+    "array": lambda array: array,
+    "view": lambda array: array[1:],
+    "memoryview": memoryview,
+    "cycle": lambda array: (cycle := [array]).append(cycle) or cycle,
+    "weak reference": weakref.ref,
+}
+
+
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
+def test_an_array_that_is_held_is_not_written_again(hold):
+    """Those that nobody holds are written again, which a weak reference must not show."""
+    with ShmVectorEnv([lambda: Counter(50)] * 3, num_workers=0) as envs:
+        envs.reset(seed=0)
+        held = []
+        for _ in range(20):
+            results = envs.step([0, 1, 2])[:4]
+            held.append([(hold(array), array.copy()) for array in results])
+            del results
+        for holder, values in (each for step in held for each in step):
+            if isinstance(holder, weakref.ref):
+                holder = holder()
+                if holder is None:
+                    continue
+            array = holder[0] if isinstance(holder, list) else np.asarray(holder)
+            np.testing.assert_array_equal(array, values[len(values) - len(array) :])
+
+
+def test_what_a_user_did_to_an_array_is_not_in_later_ones():
+    def shape(array):
+        array.shape = (-1, 1)
+
+    def kind(array):
+        array.dtype = np.uint8
+
+    def size(array):
+        array.resize(1, refcheck=False)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy deprecates some of this
+        with ShmVectorEnv([lambda: Counter(50)] * 3, num_workers=0) as envs:
+            envs.reset(seed=0)
+            for count in range(1, 13):
+                results = envs.step([0, 1, 2])[:4]
+                shapes = [(array.shape, array.dtype, array.flags.writeable) for array in results]
+                assert shapes[0] == ((3, 4), np.float64, True)
+                assert shapes[1] == ((3,), np.float64, True)
+                assert shapes[2] == shapes[3] == ((3,), np.bool_, True)
+                assert results[0][:, 0].tolist() == results[1].tolist() == [count] * 3
+                for array in results:
+                    [shape, kind, size, lambda array: array.setflags(write=False)][count % 4](array)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

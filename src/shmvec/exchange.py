@@ -39,6 +39,7 @@ from shmvec._arguments import (
 from shmvec._autoreset import Autoreset, AutoresetMode
 from shmvec._core import (
     Batch,
+    BatchSteps,
     Frames,
     Guard,
     Ledger,
@@ -95,7 +96,7 @@ class OwnsProcesses:
         )
 
 
-class Exchange(OwnsProcesses):
+class Exchange(OwnsProcesses, BatchSteps):
     """Envs in worker processes, and the one ledger of what is in flight.
 
     Attributes:
@@ -257,7 +258,7 @@ class Exchange(OwnsProcesses):
         )
         self.layout = agreement.layout
         self._links, self._frames, self._ledger = made.links, made.frames, made.ledger
-        self._recovery = Recovery(
+        self._recovery: Recovery = Recovery(
             self.policy,
             self._settings.recycle_after,
             made.ledger,
@@ -303,12 +304,12 @@ class Exchange(OwnsProcesses):
         ledger, workers = self._settled()
         workers.doing = "step"
         if envs is None and not self._left:
-            ledger.step_all(actions, workers.pack, frame)
+            ledger.step_all(actions, frame)
             return
         chosen = self._asked(envs)
         if len(chosen):
             at = None if frame < 0 else frame
-            ledger.step(chosen, actions, workers.pack, at, together)
+            ledger.step(chosen, actions, at, together)
 
     def _ready(self) -> tuple[Ledger, Workers]:
         """The ledger and the workers, all of them alive as far as is known."""
@@ -571,67 +572,6 @@ class Exchange(OwnsProcesses):
     # ---- calls that ask envs and take their answers ------------------------------------------
 
     @whole
-    def step(
-        self,
-        actions: Any,
-        gather: Any = None,
-        envs: Envs | None = None,
-        *,
-        frame: int = -1,
-        last: bool = False,
-        arrays: bool = True,
-        meanwhile: Callable[[], object] | None = None,
-        within: Any = None,
-    ) -> tuple[Any, ...]:
-        """Steps all envs, or some, none of which may be in flight.
-
-        Args:
-            actions: As for :meth:`ask`.
-            gather: As for :meth:`take`.
-            envs: Which. None: all.
-            frame: The rollout's frame for the results; -1: none.
-            last: Whether that is the rollout's last frame.
-            arrays: Whether results other than infos are wanted at all.
-            meanwhile: Called while the envs step.
-            within: The loan under which this call is made.
-
-        Returns:
-            Observations, rewards, terminations and truncations of all envs, and infos.
-
-        Raises:
-            AlreadyPendingCallError: Another call is under way, or its results are to be taken.
-            Exception: As :meth:`ask` and :meth:`take`, and whatever envs raise.
-        """
-        ledger, workers, guard = self._ledger, self._workers, self.guard
-        if (
-            ledger is None
-            or workers is None
-            or guard.pending is not within
-            or guard.abandoned
-            or ledger.num_in_flight
-            or self._recovery.down
-        ):
-            self._check_pending("step_async", within, alone=True)
-            ledger, workers = self._settled()
-        workers.doing = "step"
-        if self._left:
-            self._asked(envs)
-        if envs is None:
-            ledger.step_all(actions, workers.pack, frame)
-        elif len(envs):
-            ledger.step(envs, actions, workers.pack)
-        if meanwhile is not None:
-            meanwhile()
-        _, results, rest = self._take_all(ledger, gather, True, arrays)
-        if rest and rest[1]:
-            self.raise_failures(rest[1])
-        if self._recycles:
-            self._recycle(None)
-        if last:
-            self._frames.come_home()
-        return results
-
-    @whole
     def reset(
         self,
         envs: npt.ArrayLike | None = None,
@@ -813,7 +753,7 @@ class Exchange(OwnsProcesses):
         ledger, workers = self._open()
         if operation == "step":
             workers.doing = "step"
-            ledger.step_all(arguments[0], workers.pack)
+            ledger.step_all(arguments[0])
         elif operation == "reset":
             self._ask_reset(*arguments)
         else:

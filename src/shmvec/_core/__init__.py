@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 _NAMES = {
+    "batch_step": "BatchSteps",
     "channel": "Channel ChannelMessage",
     "codec": "ACTION_ITEMSIZE ActionCodec ArrayCodec Codec DictCodec MessageCodec "
     "OtherShapeError TextCodec TupleCodec",

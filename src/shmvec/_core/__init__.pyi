@@ -683,6 +683,7 @@ class Ledger:
         frames: Frames,
         slabs: Slabs,
         autoreset: Autoreset,
+        pack: Callable[[Any], Any],
         may_step_over: bool = True,
         in_ranges: bool = False,
     ) -> None:
@@ -693,6 +694,7 @@ class Ledger:
             frames: The frames of results.
             slabs: The arrays of the segment.
             autoreset: Who resets an env whose episode has ended, and when.
+            pack: Makes a message of actions that do not fit a worker's ring.
             may_step_over: Whether an env may be stepped after its episode is over.
             in_ranges: Whether neighbours are asked together.
         """
@@ -707,13 +709,12 @@ class Ledger:
         """At least how many requests to these envs are pending."""
     def check(self, envs: Envs) -> None:
         """Raises ValueError unless each of these is an env, once, and may be asked something."""
-    def step_all(self, actions: Any, pack: Callable[[Any], Any], rollout_frame: int = -1) -> None:
+    def step_all(self, actions: Any, rollout_frame: int = -1) -> int:
         """Writes actions and asks every env to step."""
     def step(
         self,
         envs: Envs,
         actions: Any,
-        pack: Callable[[Any], Any],
         rollout_frame: int | None = None,
         together: bool = False,
     ) -> None:
@@ -857,6 +858,30 @@ class Guard:
 
     def record(self, recorder: Recorder | None) -> None:
         """Has a trace note the end of each call, when the caller goes on; None stops it."""
+
+class BatchSteps:
+    """Base of the Exchange, with its ``step``: a batch step in one compiled call."""
+
+    guard: Guard
+    _ledger: Ledger | None
+    _workers: Any
+    _recovery: Any
+    _left: set[int]
+    _recycles: bool
+
+    def step(
+        self,
+        actions: Any,
+        gather: Any = None,
+        envs: Envs | None = None,
+        *,
+        frame: int = -1,
+        last: bool = False,
+        arrays: bool = True,
+        meanwhile: Callable[[], object] | None = None,
+        within: Any = None,
+    ) -> tuple[Any, ...]:
+        """Steps all envs, or some, none of which may be in flight."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

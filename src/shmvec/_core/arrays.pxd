@@ -11,6 +11,7 @@ cdef struct Fields:
     PyObject *base
     PyObject *descr
     int flags
+    PyObject *weakreflist
 
 
 cdef inline Fields *_fields(object array) noexcept:
@@ -64,6 +65,16 @@ cdef object new_like(object array)
 
 # The same, of another dtype.
 cdef object new_like_as(object array, object dtype)
+
+
+# Copies of an array whose elements change; see arrays.pyx.
+cdef class Copies:
+    cdef readonly object source
+    cdef Py_ssize_t itemsize
+    cdef list kept
+    cdef Py_ssize_t oldest
+    cdef object next(self)
+    cdef bint is_free(self, PyObject *copy) noexcept
 
 
 # An array over memory of an exporter, from `start` on, which keeps the exporter.

@@ -31,6 +31,7 @@ cdef class Results(Lender):
     cdef double[::1] reward_of
     cdef uint8_t[::1] terminated_of
     cdef uint8_t[::1] truncated_of
+    cdef tuple copies             # Copies of rewards, terminations and truncations
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1
     cdef tuple gather(self, object rows)
     cpdef tuple view(self, Lease lease, tuple lead)
@@ -85,6 +86,6 @@ cdef class Frames:
     cdef int truncate(self, Py_ssize_t env) except -1
     cdef object last_observation(self, Py_ssize_t env, bint before)
     cdef int mark_truncated(self, Py_ssize_t env) except -1
-    cdef tuple all(self, bint usual)
+    cdef tuple all(self, bint usual, infos)
     cdef tuple some(self, object envs)
     cdef int count_batch(self, Lease lease) except -1

@@ -39,8 +39,8 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 
-from shmvec._core.arrays cimport array_over
-from shmvec._core.codec cimport Codec, copied
+from shmvec._core.arrays cimport Copies, array_over
+from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport (
     sv_area_add,
     sv_area_is_common,
@@ -138,6 +138,7 @@ cdef class Results(Lender):
         self.reward_of = rewards
         self.terminated_of = terminations.view("u1")
         self.truncated_of = truncations.view("u1")
+        self.copies = tuple([Copies(array) for array in (rewards, terminations, truncations)])
         self.num_envs = num_envs
         self.num_frames = len(rewards) // num_envs
 
@@ -454,8 +455,8 @@ cdef class Frames:
                 return self.home.observations.gather(self.rows)
         return self.home.observations.batch(self.copy, first, self.num_envs)
 
-    cdef tuple all(self, bint usual):
-        """Observations, rewards, terminations and truncations of all envs.
+    cdef tuple all(self, bint usual, infos):
+        """Observations, rewards, terminations and truncations of all envs, and these infos.
 
         `usual` says that all envs have written their results in one lockstep request, the last.
         """
@@ -469,10 +470,11 @@ cdef class Frames:
         else:
             observations = self.observe()
         if not self.several:
-            return (observations, copied(home.rewards, sizeof(double)),
-                    copied(home.terminations, 1), copied(home.truncations, 1))
+            return (observations, (<Copies>home.copies[0]).next(), (<Copies>home.copies[1]).next(),
+                    (<Copies>home.copies[2]).next(), infos)
         index = np.asarray(self.rows)
-        return observations, home.rewards[index], home.terminations[index], home.truncations[index]
+        return (observations, home.rewards[index], home.terminations[index],
+                home.truncations[index], infos)
 
     cdef tuple some(self, object envs):
         """Results of some envs, in this order, and the lease if these are views."""

@@ -20,6 +20,7 @@ cdef class Guard:
     cdef void leave(self) noexcept
     cdef void note_asked(self) noexcept
     cdef int abandon_own(self, uint64_t asked, pending) except -1
+    cdef int abandon_all_of(self, uint64_t asked, pending) except -1
 
 
 cdef class Loan:

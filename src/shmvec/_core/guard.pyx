@@ -77,6 +77,12 @@ cdef class Guard:
             self.abandoned = True
         return 0
 
+    cdef int abandon_all_of(self, uint64_t asked, pending) except -1:
+        """Abandons what a call that raises has claimed, begun or asked, and not taken."""
+        if self.claimed and self.untaken:
+            self.abandoned = True
+        return self.abandon_own(asked, pending)
+
     def leave_pending(self, pending, held=None):
         self.beginner = PyThread_get_thread_ident()
         self.held = held
@@ -137,9 +143,7 @@ def whole(method):
         try:
             return method(self, *args, **kwargs) if kwargs else method(self, *args)
         except BaseException:
-            if guard.claimed and guard.untaken:
-                guard.abandoned = True
-            guard.abandon_own(asked, pending)
+            guard.abandon_all_of(asked, pending)
             raise
         finally:
             guard.leave()

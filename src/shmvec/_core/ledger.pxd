@@ -11,6 +11,7 @@ cdef class Ledger:
     cdef readonly Links links
     cdef readonly Frames frames
     cdef Inbox inbox
+    cdef object pack              # makes a message of actions that do not fit a ring
     cdef Codec actions
     cdef list encoders            # by worker, for actions as messages; None: actions lie in a slab
     cdef bint resets_in_step      # autoreset: by the step that ends an episode
@@ -62,8 +63,10 @@ cdef class Ledger:
     cdef int renew(self, uint32_t worker) except -1
     cdef int check_exists(self, Py_ssize_t env) except -1
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
-    cdef dict write_all_actions(self, actions, pack, uint32_t sequence, bint any_shape)
-    cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, pack, uint32_t sequence,
+    cpdef int step_all(self, actions, Py_ssize_t rollout_frame=*) except -1
+    cpdef tuple take_all(self, vector_env, bint arrays=*)
+    cdef dict write_all_actions(self, actions, uint32_t sequence, bint any_shape)
+    cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, uint32_t sequence,
                             bint any_shape)
     cdef list write_rows(self, const Py_ssize_t[::1] envs, actions, bint any_shape)
     cdef bint encode(self, Py_ssize_t env, action, uint32_t sequence) except -1

@@ -67,12 +67,13 @@ cdef class Ledger:
     def __dealloc__(self):
         free(self.lock_answers)
 
-    def __init__(self, Links links, Frames frames, slabs, autoreset, may_step_over=True,
+    def __init__(self, Links links, Frames frames, slabs, autoreset, pack, may_step_over=True,
                  in_ranges=False):
         cdef uint32_t worker
         cdef Py_ssize_t env
         self.links = links
         self.frames = frames
+        self.pack = pack
         self.resets_in_step = autoreset.in_step
         self.resets_in_next_step = autoreset.in_next_step
         self.may_step_over = may_step_over
@@ -191,12 +192,11 @@ cdef class Ledger:
             )
         return 0
 
-    def step_all(self, actions, pack, Py_ssize_t rollout_frame=-1):
+    cpdef int step_all(self, actions, Py_ssize_t rollout_frame=-1) except -1:
         """Writes actions and asks every env to step, none of which may be in flight.
 
         Args:
             actions: Batched as their space says.
-            pack: Makes a message of those actions of a worker that do not fit its ring.
             rollout_frame: The frame for the results; -1: one at home.
         """
         cdef Py_ssize_t frame
@@ -208,20 +208,20 @@ cdef class Ledger:
         if not self.may_step_over:
             self.check_none_over(self.everyone)
         if self.num_broken > 0:
-            self.step(self.everyone, actions, pack, rollout_frame)
-            return
+            self.step(self.everyone, actions, rollout_frame)
+            return 0
         self.links.sequence += 1
         sequence = self.links.sequence
-        late = self.write_all_actions(actions, pack, sequence, rollout_frame < 0)
+        late = self.write_all_actions(actions, sequence, rollout_frame < 0)
         self.send(late, sequence)
         frame = self.frames.aim_all(rollout_frame)
-        self.post_all(STEP, sequence, frame, late)
+        return self.post_all(STEP, sequence, frame, late)
 
     # Actions are written before their requests. A call that is interrupted in between, or raises,
     # has asked for nothing: its actions are overwritten later, or discarded, as no request has
     # their number.
 
-    cdef dict write_all_actions(self, actions, pack, uint32_t sequence, bint any_shape):
+    cdef dict write_all_actions(self, actions, uint32_t sequence, bint any_shape):
         """Writes all envs' actions for one request number; returns what does not fit, by worker."""
         cdef Links links = self.links
         cdef uint32_t worker
@@ -236,10 +236,10 @@ cdef class Ledger:
                 if self.encoders is None or not self.encode(env, each[env], sequence):
                     left.setdefault(worker, []).append((env, each[env]))
         for worker in left:
-            left[worker] = pack(left[worker])
+            left[worker] = self.pack(left[worker])
         return left
 
-    cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, pack, uint32_t sequence,
+    cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, uint32_t sequence,
                             bint any_shape):
         """Writes envs' actions for numbers from ``sequence`` on; returns what does not fit."""
         cdef Py_ssize_t i
@@ -251,7 +251,7 @@ cdef class Ledger:
         for i in range(envs.shape[0]):
             if self.encoders is None or not self.encode(
                     envs[i], each[i], sequence + <uint32_t>i):
-                left[envs[i]] = pack([(envs[i], each[i])])
+                left[envs[i]] = self.pack([(envs[i], each[i])])
         return left
 
     cdef list write_rows(self, const Py_ssize_t[::1] envs, actions, bint any_shape):
@@ -308,7 +308,7 @@ cdef class Ledger:
             self.spread()
         return links.ring(SV_EVERYONE)
 
-    def step(self, const Py_ssize_t[::1] envs, actions, pack, rollout_frame=None, together=False):
+    def step(self, const Py_ssize_t[::1] envs, actions, rollout_frame=None, together=False):
         """Writes actions and asks each of these envs, which were checked, to step."""
         cdef uint32_t base = self.links.sequence
         cdef dict late
@@ -326,7 +326,7 @@ cdef class Ledger:
             self.frames.check_away()
         self.links.sequence += <uint32_t>envs.shape[0]  # these numbers are gone if this fails
         late = self.write_actions(
-            envs, actions, pack, base + 1, rollout_frame is None or rollout_frame < 0)
+            envs, actions, base + 1, rollout_frame is None or rollout_frame < 0)
         lasts = self.last_of_broken(envs)
         if late:
             for i in range(envs.shape[0]):
@@ -622,7 +622,7 @@ cdef class Ledger:
                 self.settle(worker, &self.lock_answers[worker])
         return 0
 
-    def take_all(self, vector_env, bint arrays=True):
+    cpdef tuple take_all(self, vector_env, bint arrays=True):
         """Waits for a lockstep request and takes its answers: four arrays and infos.
 
         Returns None in an exceptional case, or if envs were asked one by one: for these there are
@@ -635,7 +635,6 @@ cdef class Ledger:
         cdef Links links = self.links
         cdef uint32_t worker
         cdef list sending = None
-        infos, results = {}, (None, None, None, None)
         if not self.lockstep:
             return None
         links.enter(SV_TRACE_TAKE)
@@ -648,22 +647,24 @@ cdef class Ledger:
                 sending = [] if sending is None else sending
                 sending.append(worker)
         if self.awaits_messages or self.after or (
-                vector_env is not None and type(vector_env)._add_info is not _plain_add_info):
+                sending is not None and vector_env is not None
+                and type(vector_env)._add_info is not _plain_add_info):
             self.spread()
             return None
         try:
             if vector_env is None:
                 infos = [{} for _ in range(self.num_envs)]
-            if sending is not None and vector_env is None:
-                infos = self.inbox.each_of_all(sending, self.lock_sequence)
+                if sending is not None:
+                    infos = self.inbox.each_of_all(sending, self.lock_sequence)
             elif sending is not None:
                 infos = self.inbox.gather_all(sending, self.lock_sequence, vector_env)
+            else:
+                infos = {}
             if arrays:
-                results = self.frames.all(True)
-            results = (*results, infos)
+                return self.frames.all(True, infos)
+            return None, None, None, None, infos
         finally:  # also after an exception, which loses the results
             self.commit(self.everyone, ())
-        return results
 
     cdef int pop_all(self) except -1:
         """Receives the answers to a lockstep request, all of which are on the rings."""
@@ -967,12 +968,11 @@ cdef class Ledger:
         return envs
 
     cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays):
-        """(Ready envs, four arrays of these or of all envs, infos), and the lease of views."""
+        """(Four arrays of these envs, or of all, and infos), and the lease of views."""
         cdef const Py_ssize_t[::1] envs = which
         cdef Frames frames = self.frames
         cdef Py_ssize_t i
         cdef Report report
-        lease, results = None, (None, None, None, None)
         if self.reports:
             for i in range(envs.shape[0]):
                 report = self.reports.get(envs[i])
@@ -991,10 +991,11 @@ cdef class Ledger:
             infos = {}
         # Only after the infos, with which observations come that are messages.
         if arrays and everyone:
-            results = frames.all(False)
-        elif arrays:
+            return frames.all(False, infos), None
+        if arrays:
             results, lease = frames.some(which)
-        return (which, *results, infos), lease
+            return (*results, infos), lease
+        return (None, None, None, None, infos), None
 
     def take(self, envs, vector_env, everyone, arrays, among):
         """Takes ready envs, which are idle afterwards.
@@ -1024,7 +1025,7 @@ cdef class Ledger:
         failures = [failure for failure in self.raised if among is None or failure.env in among]
         values = {env: self.results[env].open() for env in envs.tolist() if env in self.results} \
             if self.results else {}
-        taken = results[0], results[1:], (telling, failures, values, self.unanswered)
+        taken = envs, results, (telling, failures, values, self.unanswered)
         self.commit(envs, failures)
         self.frames.count_batch(lease)
         return taken

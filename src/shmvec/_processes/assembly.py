@@ -172,7 +172,7 @@ def assemble(
     frames = Frames(
         slabs.results, settings.copy, agreement.leasing, mends, slabs.blocks, hold_batches
     )
-    ledger = Ledger(links, frames, slabs, autoreset, may_step_over, in_ranges)
+    ledger = Ledger(links, frames, slabs, autoreset, workers.pack, may_step_over, in_ranges)
     return Assembly(links, frames, ledger)
 
 
