@@ -261,7 +261,8 @@ def test_at_any_line_of_a_call_another_is_refused_or_comes_before_or_after_it(ou
             assert made == list(range(count + 1, count + 1 + len(made))), (becames, result)
             assert result == [result[0]] * 2
             count += len(made)
-        assert len(becames) > 10 and "refused" in becames
+        # ShmVectorEnv's step has no line of Python between its request and its results.
+        assert ("refused" in becames) == ((outer, kind) != ("step", ShmVectorEnv))
 
 
 @pytest.mark.parametrize("masked", [False, True])
