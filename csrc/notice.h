@@ -19,7 +19,7 @@ typedef struct {
     sv_counters parent; /* the parent's waits, and when the present one began */
     alignas(SV_CACHE_LINE) _Atomic uint64_t state;
     _Atomic uint64_t began;       /* when it was ready for use: sv_now_ns */
-    _Atomic uint64_t num_workers; /* processes; 0: the envs live in the parent */
+    _Atomic uint64_t num_processes; /* workers that are processes; the parent is the last one, or none */
     _Atomic uint64_t cores;       /* number of cores that the parent and its workers may use */
     _Atomic uint64_t number;      /* its number among the process's vector envs, from 1 */
     SV_FAULTS(SV_COUNTER)
@@ -31,10 +31,10 @@ _Static_assert(sizeof(sv_notice) % SV_CACHE_LINE == 0, "lines of its own");
 static const sv_counter_line sv_fault_lines[] = {SV_FAULTS(SV_FAULT_LINE){0}};
 
 /* Parent: the vector env is ready for use. */
-static inline void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_workers)
+static inline void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_processes)
 {
     sv_counter_set(&notice->parent.process, process);
-    sv_counter_set(&notice->num_workers, num_workers);
+    sv_counter_set(&notice->num_processes, num_processes);
     sv_counter_set(&notice->began, (uint64_t)sv_now_ns());
     /* release: pairs with the acquire of sv_notice_state: a reader that sees it open sees its owner. */
     atomic_store_explicit(&notice->state, SV_NOTICE_OPEN, memory_order_release);

@@ -41,6 +41,11 @@ class TestShmVectorEnvInThisProcess(VectorEnvContract):
         return ShmVectorEnv(env_fns, num_workers=0, **kwargs)
 
 
+class TestShmVectorEnvWhoseCallerSteps(VectorEnvContract):
+    def make_vector_env(self, env_fns, **kwargs):
+        return ShmVectorEnv(env_fns, num_workers=len(env_fns), caller_steps=True, **kwargs)
+
+
 class TestShmVectorEnvByMessages(VectorEnvContract):
     def make_vector_env(self, env_fns, **kwargs):
         return ShmVectorEnv(env_fns, shared_memory=False, **kwargs)

@@ -10,6 +10,7 @@ import shmvec.__main__
 from shmvec._commands.measuring import SIMPLER, simplest
 from shmvec._commands.named import find_env
 from shmvec._commands.tune import Setting
+from shmvec._cores import usable_cores
 
 ENV = """
 import gymnasium as gym
@@ -57,6 +58,8 @@ def test_a_registered_env(tmp_path, capsys):
     settings = [Setting(**{name: row[name] for name in names}) for row in found["rows"]]
     assert len(set(settings)) == len(settings)
     assert {setting.num_envs for setting in settings} == {1, 3}
+    if usable_cores() > 1:
+        assert any(setting.caller_steps for setting in settings)
     assert sum(row["best"] for row in found["rows"]) == 2
     assert any(row["best"] and found["best"].items() <= row.items() for row in found["rows"])
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -49,7 +49,7 @@ static void test_reader(bool process, uint32_t rounds)
         state = sv_notice_state(notice);
         if (state != SV_NOTICE_NOT_YET) {
             CHECK(sv_counter_get(&notice->parent.process) == 77);
-            CHECK(sv_counter_get(&notice->num_workers) == 3 && sv_counter_get(&notice->began) != 0);
+            CHECK(sv_counter_get(&notice->num_processes) == 3 && sv_counter_get(&notice->began) != 0);
         }
         if (sv_busy_for(&notice->parent, rounds, &elapsed) != 0)
             CHECK(elapsed > 0 && elapsed <= rounds);

@@ -227,6 +227,21 @@ def _checked_num_workers(num_workers: Any, settings: Settings) -> int:
     return count
 
 
+def _checked_caller_steps(caller_steps: Any, settings: Settings) -> bool:
+    if caller_steps and settings.num_workers == 1:
+        settings.num_workers = 0  # the caller is the only worker
+    return bool(caller_steps) and settings.num_workers > 0
+
+
+def _refuse_caller_steps(name: str, settings: Settings) -> None:
+    """Raises ValueError where the caller steps envs: an option does not reach them."""
+    if settings.caller_steps:
+        raise ValueError(
+            f"{name} is for worker processes, and with caller_steps=True some envs are in the "
+            "calling one: leave one of them out"
+        )
+
+
 def _checked_wait_policy(policy: Any, _: Settings) -> Any:
     if policy not in WAIT_POLICIES:
         names = ", ".join(map(repr, WAIT_POLICIES))
@@ -274,6 +289,7 @@ def _time_limit(name: str) -> Check:
                 f"{name} needs worker processes: with num_workers=0 the env runs in this one, "
                 "and nothing is left to look at the clock"
             )
+        _refuse_caller_steps(name, settings)
         return limit if limit <= _FOR_EVER else None
 
     return check
@@ -304,6 +320,7 @@ def _checked_worker_environ(worker_environ: Any, settings: Settings) -> list[dic
         raise ValueError(
             "worker_environ is for worker processes, and num_workers=0 has none: set os.environ"
         )
+    _refuse_caller_steps("worker_environ", settings)
     one = (lambda _: worker_environ) if isinstance(worker_environ, Mapping) else worker_environ
     found = []
     for worker in range(settings.num_workers):
@@ -324,7 +341,18 @@ def _checked_worker_init(init: Any, settings: Settings) -> Any:
         raise TypeError(f"worker_init must be a function of a worker's index, got {init!r}")
     if init is not None and settings.num_workers == 0:
         raise ValueError("worker_init is for worker processes, and num_workers=0 has none")
+    if init is not None:
+        _refuse_caller_steps("worker_init", settings)
     return init
+
+
+def _checked_batch_size(batch_size: Any, settings: Settings) -> int | None:
+    if batch_size is not None and settings.caller_steps:
+        raise ValueError(
+            "batch_size asks for the envs that are ready first, and with caller_steps=True the "
+            "caller steps some of them only while it waits: leave one of them out"
+        )
+    return checked_batch_size(batch_size, settings.num_envs)
 
 
 def _positive(name: str, optional: bool = True) -> Check:
@@ -472,6 +500,13 @@ class VectorEnvOptions:
         parse=AtMost,
         scope=Scope.WORKERS,
     )
+    caller_steps: bool = _option(
+        False,
+        """Whether the caller is the last worker, and steps its envs while the others step theirs:
+        faster where there are few cores, as in a notebook. If one of these envs crashes or hangs,
+        so does the calling process.""",
+        check=_checked_caller_steps,
+    )
     wait_policy: str = _option(
         "adaptive",
         """How parent and workers wait for each other. "adaptive": spin while it pays, then sleep;
@@ -573,7 +608,7 @@ class VectorEnvOptions:
         None,
         """``recv`` returns so many envs, those that are ready first; ``step`` and ``reset``, too.
         None: all.""",
-        check=lambda batch_size, settings: checked_batch_size(batch_size, settings.num_envs),
+        check=_checked_batch_size,
         scope=Scope.VECTOR_ENV,
     )
     num_buffers: int = _option(
@@ -798,7 +833,13 @@ def _from_environment(scope: Scope | None = None) -> dict[str, Any]:
         if not text or option.parse is None or scope not in (None, option.scope):
             continue
         # What a check needs to know of others, for a value to be judged alone.
-        alone = Settings(num_envs=1, num_workers=1, max_concurrency=None, faults=FaultPolicy())
+        alone = Settings(
+            num_envs=1,
+            num_workers=1,
+            caller_steps=False,
+            max_concurrency=None,
+            faults=FaultPolicy(),
+        )
         try:
             found[name] = option.parse(text)
             if option.check is not None:

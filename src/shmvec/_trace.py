@@ -279,7 +279,7 @@ def _save(path: str, recorded: Recorded) -> None:
 
 def _know(pids: list[list[int]], workers: Workers, index: int) -> None:
     """Notes the process id of a worker, if its process has begun to record."""
-    if workers.inline is None and (workers.is_up(index) or workers.stopped):
+    if not workers.is_here(index) and (workers.is_up(index) or workers.stopped):
         pid = workers.processes[index].pid
         if pids[index][-1] != pid:
             pids[index].append(pid)

@@ -882,6 +882,8 @@ class Exchange(OwnsProcesses, BatchSteps):
             add_note(error, "Its counts went with its memory: call stats() before close().")
             raise
         on_cores = [time_on_cores(process.pid) for process in self.processes]
+        if self._settings.caller_steps:
+            on_cores.append((None, None))  # the caller has computed other things, too
         return Stats.of(self._links.insight(), on_cores)
 
     # ---- faults ------------------------------------------------------------------------------

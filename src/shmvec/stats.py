@@ -290,7 +290,7 @@ class Stats:
         faults: The numbers of faults.
         envs: The durations of each env's steps and resets.
         elapsed_s: Seconds since the vector env was made.
-        num_workers: Number of worker processes; 0 if the envs live in the calling one.
+        num_workers: Number of workers; 0 if the envs live in the calling process.
         cores: Number of cores that the program may use.
         doing: The operation that each worker was in when ``stats`` was called; None: none.
         waiting_s: Seconds for which the caller had waited for answers by then; None: it did not
@@ -302,6 +302,7 @@ class Stats:
         wrappers: Which of each env's wrappers are compiled, and what stops the others, in words,
             when its worker was started; "": it has none, or ``compile_wrappers=False``, or its
             worker has no room to say so, which is 1 KB for all kinds of its envs.
+        caller_steps: Whether the calling process is the last worker.
     """
 
     parent: Waits
@@ -317,6 +318,7 @@ class Stats:
     caller: Process | None = None
     shared: int = 0
     wrappers: tuple[str, ...] = ()
+    caller_steps: bool = False
 
     @classmethod
     def of(
@@ -350,6 +352,7 @@ class Stats:
             caller,
             insight.nbytes,
             tuple(insight.wrappers()),
+            insight.caller_steps,
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
@@ -531,6 +534,8 @@ def _judged(stats: Stats) -> Verdict:
         )
     busy = [worker.busy_s for worker in workers]
     waited = sum(busy) if not stats.num_workers else parent.waited_s
+    if stats.caller_steps:
+        waited += busy[-1]
     # The share of the caller's waiting time that workers were in their envs.
     used = sum(busy) / (len(workers) * max(waited, *busy, 1e-9))
     return (

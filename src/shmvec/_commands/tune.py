@@ -1,11 +1,11 @@
 """Finds the best setting for an env: measures the env, and settings of ShmVectorEnv side by side.
 
 The candidates take turns, in slices, in one run: numbers of envs (which are the batch sizes), for
-each the numbers of workers, and for the best of these the wait policies and copy=False. The limit
-beside them is what free-running loops reach, one a core. A candidate is preferred to a simpler one
-if it is more than 3 % faster, and more envs to fewer if they are more than 5 % faster. copy=False
-is measured but never advised: only you know whether your code keeps observations. A short check
-comes first: whether two envs in one process disturb each other.
+each the numbers of workers and caller_steps, and for the best of these the wait policies and
+copy=False. The limit beside them is what free-running loops reach, one a core. A candidate is
+preferred to a simpler one if it is more than 3 % faster, and more envs to fewer if they are more
+than 5 % faster. copy=False is measured but never advised: only you know whether your code keeps
+observations. A short check comes first: whether two envs in one process disturb each other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -53,6 +53,7 @@ class Setting:
     num_workers: int | None = None
     wait_policy: str = "adaptive"
     copy: bool = True
+    caller_steps: bool = False
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments that are not the defaults."""
@@ -155,17 +156,18 @@ def tune(
     limits: list[float] = []
     for number, num_envs in enumerate(sorted(set(nums_envs)), 1):
         say = Progress(progress, f"[{number}/{len(set(nums_envs))}] {num_envs} envs")
-        counts = _counts_of_workers(num_envs, cores)
-        first = _measure(
-            make, [Setting(num_envs, count) for count in counts], seconds, compute, limits, say
-        )
-        count = _best(first).num_workers
-        rest = [Setting(num_envs, count, policy) for policy in WAIT_POLICIES[1:] if count != 0]
-        rest += [Setting(num_envs, count, copy=False)]
+        settings = [Setting(num_envs, count) for count in _counts_of_workers(num_envs, cores)]
+        if min(num_envs, cores) > 1:
+            settings.append(Setting(num_envs, caller_steps=True))
+        first = _measure(make, settings, seconds, compute, limits, say)
+        best = _best(first)
+        policies = () if best.num_workers == 0 else WAIT_POLICIES[1:]
+        rest = [replace(best, wait_policy=policy) for policy in policies]
+        rest.append(replace(best, copy=False))
         # The winner is measured once more beside them: only figures of one race are compared.
-        second = _measure(make, [Setting(num_envs, count), *rest], seconds, compute, limits, say)
+        second = _measure(make, [best, *rest], seconds, compute, limits, say)
+        rows += [row for row in first if _setting(row) != asdict(best)] + second
         best = _best([row for row in second if row["copy"]])
-        rows += [row for row in first if row["num_workers"] != count] + second
         winners.append(next(row for row in second if _setting(row) == asdict(best)))
         say.done()
     for row in rows:
@@ -235,6 +237,7 @@ def _lines(results: dict[str, Any], code: str) -> Iterator[str]:
     yield "|--:|--:|---|---|--:|--:|--:|--:|---|"
     for row in results["rows"]:
         workers = "one a core" if row["num_workers"] is None else str(row["num_workers"])
+        workers += ", one the caller" if row["caller_steps"] else ""
         setting = row["num_envs"], workers, row["wait_policy"], row["copy"]
         yield line(*setting, *cells(row), "best" if row["best"] else "")
     yield ""
@@ -264,6 +267,7 @@ def plot(results: dict[str, Any], file: Path) -> None:
             (min(cores, num_envs) if row["num_workers"] is None else row["num_workers"], rate)
             for row in results["rows"]
             if row["num_envs"] == num_envs and row["wait_policy"] == "adaptive" and row["copy"]
+            if not row["caller_steps"]
             for rate in [row["steps_per_s"]]
         )
         axes.plot(*zip(*points, strict=True), marker="o", label=f"{num_envs} envs")

@@ -111,7 +111,8 @@ class Insight:
             are none.
         number: Its number among the vector envs of its process, from 1, closed ones included.
         nbytes: Bytes of the segment.
-        num_workers: Worker processes.
+        num_workers: Workers; 0: the envs live in the parent.
+        caller_steps: Whether the parent is the last worker.
         num_envs: Envs.
         cores: Number of cores that parent and workers may use.
         elapsed_s: Seconds since it was made ready.
@@ -140,6 +141,8 @@ class Insight:
     def nbytes(self) -> int: ...
     @property
     def num_workers(self) -> int: ...
+    @property
+    def caller_steps(self) -> bool: ...
     @property
     def num_envs(self) -> int: ...
     @property

@@ -124,10 +124,10 @@ cdef extern from "notice.h" nogil:
     ctypedef struct sv_notice:
         sv_counters parent
         sv_counter began
-        sv_counter num_workers
+        sv_counter num_processes
         sv_counter cores
         sv_counter number
-    void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_workers)
+    void sv_notice_open(sv_notice *notice, uint64_t process, uint64_t num_processes)
     void sv_notice_close(sv_notice *notice)
     uint64_t sv_notice_state(const sv_notice *notice)
     void sv_notice_wait(sv_notice *notice, int64_t now)

@@ -40,7 +40,8 @@ cdef class Links:
     cdef object look
     cdef Alarms alarms            # wake workers that doze
     cdef object budgets
-    cdef object inline
+    cdef object inline            # serves the last worker's requests, in this process; or None
+    cdef uint32_t num_processes   # workers that are processes: all, or all but the last
     cdef int64_t followed_at
     cdef int64_t looked_at
     cdef int64_t step_limit       # ns that a step of one env may take; -1: no limit

@@ -194,6 +194,7 @@ cdef class Links:
         self.alarms = alarms
         self.budgets = budgets
         self.inline = inline
+        self.num_processes = self.num_workers - (inline is not None)
         self.hung = hung
         self.hang_ns = -1 if hang_after is None else <int64_t>(hang_after * 1e9)
         self.hang_reported = np.zeros(self.num_workers, np.int64)
@@ -213,7 +214,7 @@ cdef class Links:
         self.follow()
         self.owner = os.getpid()
         sv_counter_set(&self.notice.number, next(numbers))
-        sv_notice_open(self.notice, self.owner, 0 if inline is not None else self.num_workers)
+        sv_notice_open(self.notice, self.owner, self.num_processes)
 
     @property
     def closed(self):
@@ -273,13 +274,13 @@ cdef class Links:
             request.first = self.firsts[worker]
             request.count = self.counts[worker]
             self.push(worker, &request)
-        if self.inline is None:
+        if self.num_processes:
             sv_bell_ring(self.bell, SV_EVERYONE)
         self.remind()  # unconditionally, because no wait in slices repeats this call
 
     cdef int ring(self, uint32_t mask) except -1:
         """Rings for the workers whose bit of the bell is in the mask."""
-        if self.inline is None and sv_bell_ring(self.bell, mask):
+        if self.num_processes and sv_bell_ring(self.bell, mask):
             self.tally.wakes += 1
             if sv_bell_has_dozers(self.bell):
                 self.alarms.rouse(mask)
@@ -342,10 +343,13 @@ cdef class Links:
                 self.inline()
             finally:
                 self.waiting = False
-            if not sv_completion_reached(self.answered(), target):
-                raise RuntimeError("the segment is damaged: a request or its answer is lost")
-            self.publish()
-            return True
+            self.check_open()
+            if self.num_processes == 0:
+                if not sv_completion_reached(self.answered(), target):
+                    raise RuntimeError("the segment is damaged: a request or its answer is lost")
+                self.publish()
+                return True
+            self.enter(SV_TRACE_TAKE)
         if (sv_completion_check(self.completion, target)
                 and sv_completion_reached(self.answered(), target)):
             return True
@@ -564,7 +568,8 @@ cdef class Links:
             self.push(worker, &request)
         if workers:
             self.ring(SV_EVERYONE)
-            if self.inline is not None and self.outstanding[0] == 0 and not self.waiting:
+            if (self.inline is not None and self.outstanding[self.num_processes] == 0
+                    and not self.waiting):
                 self.inline()  # else it would be served with the next request to envs
         self.waiter.trace = NULL if recorder is None else &recorder.trace
         self.recorder = recorder

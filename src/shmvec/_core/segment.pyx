@@ -262,7 +262,11 @@ cdef class Insight:
     @property
     def num_workers(self):
         # Without processes the segment has rings for one worker all the same.
-        return self.segment.num_workers if sv_counter_get(&self.notice.num_workers) else 0
+        return self.segment.num_workers if sv_counter_get(&self.notice.num_processes) else 0
+
+    @property
+    def caller_steps(self):
+        return 0 < sv_counter_get(&self.notice.num_processes) < self.segment.num_workers
 
     @property
     def number(self):

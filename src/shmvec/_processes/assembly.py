@@ -27,7 +27,7 @@ from shmvec._memory.segment import reserve_segment
 from shmvec._options import Settings
 from shmvec._processes.control import Attachment, Report
 from shmvec._processes.host import EnvFn
-from shmvec._processes.inline import InlineWorker, Workers
+from shmvec._processes.inline import InlineWorker, Workers, WorkersAndCaller
 from shmvec._processes.launcher import Launcher
 from shmvec._processes.supervisor import Supervisor
 from shmvec.faults import Failure, raise_failures
@@ -74,10 +74,14 @@ class Assembly:
 
 def workers_for(env_fns: Sequence[EnvFn], settings: Settings, name: str) -> Workers:
     """The workers that step the envs: processes, not started yet, or this process."""
-    if settings.num_workers == 0:
+    if settings.num_workers == settings.caller_steps:
         return InlineWorker(env_fns)
     ranges = split_evenly(len(env_fns), settings.num_workers, settings.pin_workers)
-    return Supervisor(Launcher(env_fns, ranges, settings, name), ranges, settings.hang_warning_s)
+    launcher = Launcher(env_fns, ranges, settings, name)
+    if settings.caller_steps:
+        own = [env_fns[env] for env in ranges[-1]]
+        return WorkersAndCaller(launcher, ranges, settings.hang_warning_s, own)
+    return Supervisor(launcher, ranges, settings.hang_warning_s)
 
 
 def agree(workers: Workers, settings: Settings, name: str, num_buffers: int) -> Agreement:
@@ -163,7 +167,7 @@ def assemble(
         guard,
         workers.look,
         workers.alarms,
-        partial(current_budgets, settings.wait_policy, settings.num_workers, workers.processes),
+        partial(current_budgets, settings.wait_policy, len(workers.processes), workers.processes),
         limits=settings.limits,
         inline=workers.inline,
         hang_after=settings.hang_warning_s,

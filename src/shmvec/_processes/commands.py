@@ -107,7 +107,7 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
             failures.append(Failure.of(error, env, index, "info"))
             continue
         # Without a process the message is the env's own object, and must be copied.
-        messages.append((kind, env, message if workers.inline is None else deepcopy(message)))
+        messages.append((kind, env, deepcopy(message) if workers.is_here(index) else message))
     return Late(messages, failures, results)
 
 

@@ -1,4 +1,7 @@
-"""``num_workers=0``: envs in the calling process, behind the interface of worker processes."""
+"""Envs in the calling process, behind the interface of worker processes.
+
+All of them with ``num_workers=0``; with ``caller_steps=True`` those of the last worker.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from shmvec._core import Alarms, Segment, WorkerLoop
 from shmvec._memory.segment import Kept
 from shmvec._processes.control import Attachment, Report, Resets
 from shmvec._processes.host import EnvFn, EnvHost
+from shmvec._processes.launcher import Launcher
 from shmvec._processes.supervisor import Supervisor
 from shmvec.faults import Failure
 
-__all__ = ["InlineWorker", "Workers"]
+__all__ = ["InlineWorker", "Workers", "WorkersAndCaller"]
 
 
 @dataclass
@@ -41,13 +45,21 @@ class _Given:
         return self.result
 
 
+def _itself(message: Any) -> Any:
+    """Returns a message that stays in this process."""
+    return message
+
+
 class _InlineChannel:
     """A control channel, and the mailbox at its other end, without a process between them."""
 
     broken = None
 
-    def __init__(self) -> None:
-        """Makes a channel without messages."""
+    def __init__(
+        self, pack: Callable[[Any], Any] = _itself, unpack: Callable[[Any], Any] = _itself
+    ) -> None:
+        """Makes a channel without messages, for what is packed and unpacked so."""
+        self.pack, self.unpack = pack, unpack
         self._to_worker: deque[_Message] = deque()
         self._to_parent: deque[_Message] = deque()
 
@@ -89,12 +101,6 @@ class _InlineChannel:
                 os.close(descriptor)
         self._to_worker.clear()
 
-    def pack(self, message: Any) -> Any:
-        """Returns the message itself: it stays in this process."""
-        return message
-
-    unpack = pack
-
     def packer(self, lent: bool) -> Callable[[Any], _Given]:
         """A function that packs a result; there is no depot."""
         return _Given
@@ -113,17 +119,32 @@ class InlineWorker:
         generation: A new object after each replacement.
     """
 
-    def __init__(self, env_fns: Sequence[EnvFn]) -> None:
-        """Prepares for the envs; ``reports`` builds them."""
+    def __init__(
+        self,
+        env_fns: Sequence[EnvFn],
+        index: int = 0,
+        first_env: int = 0,
+        channel: _InlineChannel | None = None,
+    ) -> None:
+        """Prepares for the envs; ``reports`` builds them.
+
+        Args:
+            env_fns: The functions that make them.
+            index: The worker's index.
+            first_env: Index of its first env.
+            channel: For its messages.
+        """
+        self.index = index
+        self.first_env = first_env
         self.ranges = [range(len(env_fns))]
         self.processes: list[Any] = []
         self.doing = "start"  # the last command, for messages
         self.stopped = self.ended = False
         self.changing = nullcontext()
-        self._channel = _InlineChannel()
+        self._channel = _InlineChannel() if channel is None else channel
         self.channels: list[Any] = [self._channel]
         self._env_fns = env_fns
-        self._host = EnvHost(0, 0, self._channel)
+        self._host = EnvHost(index, first_env, self._channel)
         self.generation: Any = self._host
         self._loop: WorkerLoop | None = None
         self._attached: tuple[Segment, Attachment] | None = None
@@ -131,8 +152,12 @@ class InlineWorker:
         self.kept = Kept()
         self.alarms = Alarms()
 
-    pack = staticmethod(_InlineChannel().pack)
+    pack = staticmethod(_itself)
     unpack = pack
+
+    def is_here(self, index: int) -> bool:
+        """Whether a worker's envs are in this process."""
+        return True
 
     def start(self) -> None:
         """Does nothing: there is no process to start."""
@@ -158,7 +183,7 @@ class InlineWorker:
 
     def begin(self, index: int) -> None:
         """Prepares for envs in place of the closed ones."""
-        self._host = EnvHost(0, 0, self._channel)
+        self._host = EnvHost(self.index, self.first_env, self._channel)
         self.generation = self._host
 
     def finish(self, index: int, resets: Resets) -> Failure | None:
@@ -229,6 +254,112 @@ class InlineWorker:
         if descriptor >= 0:
             os.close(descriptor)
         self.kept.clear()
+
+
+class WorkersAndCaller(Supervisor):
+    """Worker processes, and a last worker, which is the caller: it steps envs while the others do.
+
+    OpenMP's master thread does so. Where there are few cores, the caller does not hand its core to
+    a worker and get it back in each batch step.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        ranges: Sequence[range],
+        hang_warning_s: float | None,
+        env_fns: Sequence[EnvFn],
+    ) -> None:
+        """Prepares a process for each range of envs but the last, whose functions are given."""
+        super().__init__(launcher, ranges[:-1], hang_warning_s)
+        self.ranges = list(ranges)
+        self._here = len(ranges) - 1
+        # Messages are pickled as others are: envs get copies, and so does the caller.
+        channel = _InlineChannel(self.pack, self.unpack)
+        self._own = InlineWorker(env_fns, self._here, ranges[-1].start, channel)
+        self._own.kept = self.kept
+
+    def is_here(self, index: int) -> bool:
+        """Whether a worker's envs are in this process."""
+        return index == self._here
+
+    @property
+    def generation(self) -> Any:
+        """A new object after each replacement of the caller's envs."""
+        return self._own.generation
+
+    def start(self) -> None:
+        """Starts the processes. If that fails, the caller must stop them."""
+        super().start()
+        self.channels += self._own.channels
+
+    def reports(self) -> list[Report | Failure]:
+        """Builds the caller's envs while the processes build theirs; one report a worker."""
+        own = self._own.reports()
+        return super().reports() + own
+
+    def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
+        """Hands the segment to all workers and waits until they have attached."""
+        self._own.attach(attachment, descriptor, segment)
+        super().attach(attachment, descriptor, segment)
+
+    def collect(self, index: int, results: Sequence[Any]) -> Sequence[Any]:
+        """The results of a command, of which those of a process may lie in its depot."""
+        return results if self.is_here(index) else super().collect(index, results)
+
+    def begin(self, index: int) -> None:
+        """Starts a worker in place of an ended one."""
+        return self._own.begin(index) if self.is_here(index) else super().begin(index)
+
+    def finish(self, index: int, resets: Resets) -> Failure | None:
+        """Waits until the worker is built and attached; returns what building its envs raised."""
+        which: Any = self._own if self.is_here(index) else super()
+        failure: Failure | None = which.finish(index, resets)
+        return failure
+
+    def is_up(self, index: int) -> bool:
+        """Whether the worker is attached, and was not ended."""
+        return self._own.is_up(index) if self.is_here(index) else super().is_up(index)
+
+    def listen(self, indices: Sequence[int], timeout: float) -> None:
+        """Waits until one of these workers has sent something or has ended."""
+        if self._here in indices:
+            self._own.listen(indices, timeout)
+        super().listen(indices, timeout)
+
+    def last_words(self, index: int) -> str:
+        """The last lines that a process has written to stderr."""
+        return "" if self.is_here(index) else super().last_words(index)
+
+    def stack(self, index: int) -> str:
+        """The Python stack of a process."""
+        return "" if self.is_here(index) else super().stack(index)
+
+    def inline(self) -> None:
+        """Serves the pending requests to the caller's envs."""
+        self._own.inline()
+
+    def end(self, index: int) -> None:
+        """Ends a worker, whatever it is doing, and confirms its death."""
+        return self._own.end(index) if self.is_here(index) else super().end(index)
+
+    def stop(
+        self, timeout: float | None, remind: Callable[[], object] | None = None
+    ) -> list[Failure]:
+        """Closes the caller's envs, and ends all processes, which were asked to close before."""
+        if self._own.ended:
+            return super().stop(timeout, remind)
+        failures: list[Failure] = []
+        try:
+            failures = self._own.stop(timeout)
+        finally:
+            failures = super().stop(timeout, remind) + failures
+        return failures
+
+    def disown(self) -> None:
+        """Gives up the workers, in a process that is a fork of their owner."""
+        super().disown()
+        self._own.disown()
 
 
 # The workers of one vector env: processes, or a stand-in in this process.

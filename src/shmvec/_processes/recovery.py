@@ -227,8 +227,10 @@ class Recovery:
 
     def _is_ours(self, failure: Failure) -> bool:
         """Whether a failure is not the env's own: without workers Ctrl-C interrupts its code."""
-        inline = self._workers.inline is not None
-        return inline and failure.type in ("KeyboardInterrupt", "SystemExit")
+        return self._workers.is_here(failure.worker) and failure.type in (
+            "KeyboardInterrupt",
+            "SystemExit",
+        )
 
     # ---- restarting --------------------------------------------------------------------------
 
@@ -272,8 +274,9 @@ class Recovery:
 
     def _process(self, worker: int) -> Any:
         """An object for a worker's present process; without processes, its generation."""
-        processes = self._workers.processes
-        return processes[worker] if processes else self._workers.generation
+        if self._workers.is_here(worker):
+            return self._workers.generation
+        return self._workers.processes[worker]
 
     def _is_replaced(self, worker: int) -> bool:
         return self._workers.is_up(worker) and self._process(worker) is not self._replaced[worker]

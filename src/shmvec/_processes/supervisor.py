@@ -68,7 +68,7 @@ class Supervisor:
         alarms: Descriptors that wake workers which doze.
     """
 
-    inline: None = None  # see InlineWorker
+    inline: Callable[[], None] | None = None  # see InlineWorker
     generation: Any = None
     # Bound here, because other code may patch the modules.
     pack = staticmethod(_classes.dumps)
@@ -79,6 +79,7 @@ class Supervisor:
     ) -> None:
         """Prepares a process for each range of envs; the last argument is that of ``Hangs``."""
         self.ranges = list(ranges)
+        self._indices = range(len(self.ranges))  # the workers that are processes
         self.doing = "start"
         self.stopped = False
         self.processes: list[Any] = []
@@ -100,14 +101,18 @@ class Supervisor:
         self._descriptor = -1
         self.kept = Kept()
 
+    def is_here(self, index: int) -> bool:
+        """Whether a worker's envs are in this process."""
+        return False
+
     # ---- starting ----------------------------------------------------------------------------
 
     def start(self) -> None:
         """Starts the processes. If that fails, the caller must stop them."""
         # With a core for each worker, it is faster if all of them import at the same time.
-        learns = self._launcher.may_learn and len(self.ranges) > usable_cores()
+        learns = self._launcher.may_learn and len(self._indices) > usable_cores()
         with naming_limits(), self._launcher.ready():
-            for index in range(len(self.ranges)):
+            for index in self._indices:
                 self._launch(index, self._keep)
                 self._stderrs.append(WorkerStderr(self.channels[index], (id(self), index)))
                 if index == 0 and learns:
@@ -153,7 +158,7 @@ class Supervisor:
         """
         reports: dict[int, Report | Failure] = {}
         dead: list[int] = []
-        waiting = list(range(len(self.ranges)))
+        waiting = list(self._indices)
         end = math.inf
         building = Watch(self._hangs, "has been building its envs")
         try:
@@ -188,12 +193,12 @@ class Supervisor:
         """Hands the segment to the workers and waits until all have attached."""
         self._attachment = attachment
         self._descriptor = os.dup(descriptor)
-        self.alarms = Alarms(len(self.ranges))
-        for _ in self.ranges:
+        self.alarms = Alarms(len(self._indices))
+        for _ in self._indices:
             self._depots.append(Depot.create())
-        for index in range(len(self.ranges)):
+        for index in self._indices:
             self._hand_over(index, attachment)
-        for index in range(len(self.ranges)):
+        for index in self._indices:
             self._receive(index)
             self._up[index] = True
 
@@ -294,7 +299,7 @@ class Supervisor:
         dead = {pidfd for pidfd, _ in ended}
         indices = [
             index
-            for index, (pidfd, channel) in enumerate(zip(pidfds, self.channels, strict=True))
+            for index, pidfd, channel in zip(self._indices, pidfds, self.channels, strict=False)
             if pidfd >= 0 and (pidfd in dead or channel.broken is not None)
         ]
         if indices:
@@ -421,7 +426,7 @@ class Supervisor:
         # Workers that are being started are left out: they expect other messages first.
         if self.changing.acquire(blocking=False):
             try:
-                for index, channel in enumerate(self.channels):
+                for index, channel in zip(self._indices, self.channels, strict=False):
                     if not self._up[index] and index != self._begun:
                         channel.put(0, self.pack(None))
             finally:
@@ -532,7 +537,7 @@ class Supervisor:
     def disown(self) -> None:
         """Gives up the workers, in a process that is a fork of their owner."""
         self.stopped = self.ended = True
-        for channel in self.channels:
+        for _, channel in zip(self._indices, self.channels, strict=False):
             channel.close()
         self._close_descriptors()
         # Otherwise multiprocessing would terminate daemonic processes when this one ends.
