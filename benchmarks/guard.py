@@ -146,6 +146,7 @@ def one_by_one(envs: Any, turns: int) -> Any:
 WORKLOADS: dict[str, tuple[str, int, Callable[[Any], Any], dict[str, Any]]] = {
     "noop-1": ("Noop", 1, in_lockstep, {}),
     "noop-32": ("Noop", 32, in_lockstep, {}),
+    "cartpole-2": ("CartPole-v1", 2, in_lockstep, {}),
     "cartpole-8": ("CartPole-v1", 8, in_lockstep, {}),
     "cartpole-32": ("CartPole-v1", 32, in_lockstep, {}),
     "halfcheetah-32": ("HalfCheetah-v5", 32, in_lockstep, {}),
@@ -155,6 +156,7 @@ WORKLOADS: dict[str, tuple[str, int, Callable[[Any], Any], dict[str, Any]]] = {
     "3-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 3}),
     "8-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 8}),
     "32-workers": ("CartPole-v1", 32, in_lockstep, {"num_workers": 32}),
+    "partial-8/4": ("CartPole-v1", 8, in_batches, {"batch_size": 4}),
     "partial-32/16": ("CartPole-v1", 32, in_batches, {"batch_size": 16}),
     "masked-16-of-32": ("CartPole-v1", 32, masked, {}),
     "rollout-128": ("CartPole-v1", 32, in_rollouts, {}),

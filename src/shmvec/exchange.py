@@ -274,43 +274,6 @@ class Exchange(OwnsProcesses, BatchSteps):
 
     # ---- asking ------------------------------------------------------------------------------
 
-    @exclusive
-    def ask(
-        self,
-        envs: npt.ArrayLike | None,
-        actions: Any,
-        *,
-        frame: int = -1,
-        together: bool = False,
-    ) -> None:
-        """Asks envs to step, and does not wait.
-
-        Args:
-            envs: Which, int ``(n,)``. None: all.
-            actions: One for each of these envs, batched as the action space says; lists will do.
-            frame: The rollout's frame for the results; with some envs, one that has the others'
-                results.
-            together: Whether neighbouring envs answer together: cheaper, if no caller waits for one
-                of them alone.
-
-        Raises:
-            ClosedEnvironmentError: It is closed.
-            AlreadyPendingCallError: Another call is under way.
-            ValueError: There is no such env, it is named twice, or is in flight; the number or
-                shape of the actions is wrong. Nothing was sent.
-            TypeError: The dtype of the actions or of ``envs`` is wrong. Nothing was sent.
-            BufferError: All frames of an env are held. Nothing was sent.
-        """
-        ledger, workers = self._settled()
-        workers.doing = "step"
-        if envs is None and not self._left:
-            ledger.step_all(actions, frame)
-            return
-        chosen = self._asked(envs)
-        if len(chosen):
-            at = None if frame < 0 else frame
-            ledger.step(chosen, actions, at, together)
-
     def _ready(self) -> tuple[Ledger, Workers]:
         """The ledger and the workers, all of them alive as far as is known."""
         ledger, workers = self._ledger, self._workers

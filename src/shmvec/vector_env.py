@@ -558,9 +558,12 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             TypeError: The dtype of the actions or of ``env_id`` is wrong. Nothing was sent.
             BufferError: With ``copy=False``: all buffers of an env are held. Nothing was sent.
         """
-        envs = checked_env_ids(env_id, self.num_envs)
-        self.exchange.check_pending("send")
-        self.exchange.ask(envs, actions)
+        exchange = self.exchange
+        if type(env_id) is not np.ndarray or env_id.size == 0:
+            env_id = checked_env_ids(env_id, self.num_envs)
+        if exchange.guard.pending is not None:
+            exchange.check_pending("send")
+        exchange.ask(env_id, actions)
 
     def recv(self, *, min_envs: int | None = None, timeout: float | None = None) -> StepResults:
         """Waits for a batch of envs: those that have been ready for longest.
@@ -613,13 +616,23 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
         exchange = self.exchange
+        if self._replay is not None:
+            return self._recv_again(self._replay, timeout)
+        results, envs, failures = exchange.take_batch(count, self, min_envs, timeout)
+        if failures:
+            exchange.raise_failures(failures)
+        if self._record is not None:
+            self._record.append(envs.copy())
+        results[4]["env_id"] = envs
+        return results
+
+    def _recv_again(self, replay: Replay, timeout: float | None) -> StepResults:
+        """The next batch of a recorded order."""
+        exchange = self.exchange
         exchange.check_pending("recv")
         exchange.recycle()
-        if self._replay is not None:
-            answers = exchange.take(self._replay.batch(exchange), timeout=timeout, gather=self)
-            self._replay.batches += 1
-        else:
-            answers = exchange.take(count=count, least=min_envs, timeout=timeout, gather=self)
+        answers = exchange.take(replay.batch(exchange), timeout=timeout, gather=self)
+        replay.batches += 1
         if answers.failures:
             exchange.raise_failures(answers.failures)
         if self._record is not None:

@@ -621,7 +621,7 @@ class Links:
     def look_around(self) -> None:
         """Checks signals, channels, ended workers and time limits."""
 
-    def look_if_due(self) -> None:
+    def look_if_due(self) -> int:
         """Looks around if the last time was a slice ago."""
 
     def is_idle(self, worker: int) -> bool:
@@ -885,6 +885,18 @@ class BatchSteps:
         within: Any = None,
     ) -> tuple[Any, ...]:
         """Steps all envs, or some, none of which may be in flight."""
+
+    def ask(self, envs: Any, actions: Any, *, frame: int = -1, together: bool = False) -> None:
+        """Asks envs to step, and does not wait."""
+
+    def take_batch(
+        self,
+        count: int,
+        gather: Any = None,
+        least: int | None = None,
+        timeout: float | None = None,
+    ) -> tuple[tuple[Any, ...], Envs, list[Failure]]:
+        """Takes the envs that have been ready for longest."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

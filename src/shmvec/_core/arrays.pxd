@@ -67,14 +67,15 @@ cdef object new_like(object array)
 cdef object new_like_as(object array, object dtype)
 
 
-# Copies of an array whose elements change; see arrays.pyx.
-cdef class Copies:
-    cdef readonly object source
-    cdef Py_ssize_t itemsize
+# Arrays that are handed out again; see arrays.pyx.
+cdef class Pool:
+    cdef object like
+    cdef Py_ssize_t nbytes
     cdef list kept
     cdef Py_ssize_t oldest
-    cdef object next(self)
-    cdef bint is_free(self, PyObject *copy) noexcept
+    cdef object new(self)
+    cdef object copy(self)
+    cdef bint is_free(self, PyObject *array) noexcept
 
 
 # An array over memory of an exporter, from `start` on, which keeps the exporter.

@@ -110,60 +110,62 @@ cdef extern from *:
 cdef Py_ssize_t _LONG = 1 << 16  # bytes from which on a copy releases the GIL
 # Flags of a new array: contiguous in C's order, owner of its data, aligned, writable.
 cdef int _AS_MADE = 0x1 | 0x4 | 0x100 | 0x400
-cdef Py_ssize_t _KEPT = 3  # a caller holds the last copy, and often the one before
+cdef Py_ssize_t _KEPT = 3  # a caller holds the last array, and often the one before
 
 
-cdef class Copies:
-    """Copies of a contiguous array, whose elements must not be objects.
+cdef class Pool:
+    """Contiguous arrays like a given one, whose elements must not be objects.
 
-    A copy that nobody holds any more is written again, in a fraction of the time that a new one
-    takes: a batch step makes four copies.
+    An array that nobody holds any more is handed out again, in a fraction of the time that a new one
+    takes: a batch step needs four.
     """
 
-    def __init__(self, source):
-        self.source = source
-        self.itemsize = source.itemsize
+    def __init__(self, like):
+        self.like = like
+        self.nbytes = size_of(like) * <Py_ssize_t>like.itemsize
         self.kept = []
         self.oldest = 0
 
-    cdef object next(self):
-        cdef object array = self.source
-        cdef Py_ssize_t nbytes = size_of(array) * self.itemsize
-        cdef const void *source = data_of(array)
-        cdef void *target
+    cdef object new(self):
+        """An array in which anything may be."""
         cdef Py_ssize_t i
-        cdef object copy
-        if nbytes >= _LONG:
-            copy = new_like(array)
-            target = data_of(copy)
-            with nogil:
-                memcpy(target, source, nbytes)
-            return copy
+        cdef object array
         for i in range(len(self.kept)):
             if self.is_free(PyList_GET_ITEM(self.kept, i)):  # borrowed: a reference would count
-                copy = self.kept[i]
-                break
+                return self.kept[i]
+        array = new_like(self.like)
+        if self.nbytes >= _LONG:
+            return array
+        if len(self.kept) < _KEPT:
+            self.kept.append(array)
         else:
-            copy = new_like(array)
-            if len(self.kept) < _KEPT:
-                self.kept.append(copy)
-            else:
-                self.kept[self.oldest] = copy
-                self.oldest = (self.oldest + 1) % _KEPT
-        memcpy(data_of(copy), source, nbytes)
-        return copy
+            self.kept[self.oldest] = array
+            self.oldest = (self.oldest + 1) % _KEPT
+        return array
 
-    cdef bint is_free(self, PyObject *copy) noexcept:
-        """Whether only `kept` has a copy, and it is as it was made: users may change its shape."""
-        cdef Fields *fields = <Fields *>copy
-        cdef Fields *source = <Fields *><PyObject *>self.source
+    cdef object copy(self):
+        """A copy of the given array."""
+        cdef object array = self.new()
+        cdef const void *source = data_of(self.like)
+        cdef void *target = data_of(array)
+        if self.nbytes < _LONG:
+            memcpy(target, source, self.nbytes)
+        else:
+            with nogil:
+                memcpy(target, source, self.nbytes)
+        return array
+
+    cdef bint is_free(self, PyObject *array) noexcept:
+        """Whether only `kept` has an array, and it is as it was made: users may change its shape."""
+        cdef Fields *fields = <Fields *>array
+        cdef Fields *like = _fields(self.like)
         cdef int axis
-        if (not sv_is_unshared(copy) or fields.weakreflist is not NULL or fields.base is not NULL
-                or fields.descr is not source.descr or fields.flags & _AS_MADE != _AS_MADE
-                or fields.nd != source.nd):
+        if (not sv_is_unshared(array) or fields.weakreflist is not NULL or fields.base is not NULL
+                or fields.descr is not like.descr or fields.flags & _AS_MADE != _AS_MADE
+                or fields.nd != like.nd):
             return False
-        for axis in range(source.nd):
-            if fields.dimensions[axis] != source.dimensions[axis]:
+        for axis in range(like.nd):
+            if fields.dimensions[axis] != like.dimensions[axis]:
                 return False
         return True
 

@@ -19,7 +19,7 @@ from libc.stdint cimport uint8_t, uint32_t
 from libc.string cimport memcpy, strcmp
 
 from shmvec._core.arrays cimport (
-    Copies,
+    Pool,
     array_over,
     data_of,
     has_dtype,
@@ -180,7 +180,8 @@ cdef class ArrayCodec(Codec):
     """Observations of Box, Discrete, MultiDiscrete and MultiBinary."""
 
     cdef _Rows rows
-    cdef Copies copies
+    cdef Pool copies           # of all rows
+    cdef Pool gathered         # arrays for as many rows as were gathered last; None: none were
     cdef bint scalar
     cdef object shape
     cdef object dtype
@@ -189,7 +190,7 @@ cdef class ArrayCodec(Codec):
 
     def __init__(self, array):
         self.rows = _Rows(array)
-        self.copies = Copies(array)
+        self.copies = Pool(array)
         self.shape = array.shape[1:]
         self.scalar = self.shape == ()
         self.dtype = array.dtype
@@ -238,11 +239,13 @@ cdef class ArrayCodec(Codec):
         if count >= 0 and count < self.rows.num_envs:
             array = array[first:first + count]
             return copied(array, self.rows.itemsize) if copy else array
-        return self.copies.next() if copy else array
+        return self.copies.copy() if copy else array
 
     cdef object gather(self, const Py_ssize_t[::1] envs):
-        array = np.empty((len(envs), *self.shape), self.dtype)
-        cdef char *target = <char *>address_of(array)
+        if self.gathered is None or shape_of(self.gathered.like)[0] != envs.shape[0]:
+            self.gathered = Pool(np.empty((envs.shape[0], *self.shape), self.dtype))
+        cdef object array = self.gathered.new()
+        cdef char *target = <char *>data_of(array)
         cdef char *base = self.rows.base
         cdef Py_ssize_t nbytes = self.rows.row_bytes
         cdef Py_ssize_t i

@@ -31,7 +31,8 @@ cdef class Results(Lender):
     cdef double[::1] reward_of
     cdef uint8_t[::1] terminated_of
     cdef uint8_t[::1] truncated_of
-    cdef tuple copies             # Copies of rewards, terminations and truncations
+    cdef tuple copies             # Pools of copies of rewards, terminations and truncations
+    cdef tuple gathered           # likewise for as many rows as were gathered last; None: none were
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1
     cdef tuple gather(self, object rows)
     cpdef tuple view(self, Lease lease, tuple lead)

@@ -39,7 +39,7 @@ from cpython.buffer cimport (
     PyObject_GetBuffer,
 )
 
-from shmvec._core.arrays cimport Copies, array_over
+from shmvec._core.arrays cimport Pool, array_over, data_of, shape_of
 from shmvec._core.codec cimport Codec
 from shmvec._core.csrc cimport (
     sv_area_add,
@@ -138,14 +138,28 @@ cdef class Results(Lender):
         self.reward_of = rewards
         self.terminated_of = terminations.view("u1")
         self.truncated_of = truncations.view("u1")
-        self.copies = tuple([Copies(array) for array in (rewards, terminations, truncations)])
+        self.copies = tuple([Pool(array) for array in (rewards, terminations, truncations)])
         self.num_envs = num_envs
         self.num_frames = len(rewards) // num_envs
 
     cdef tuple gather(self, object rows):
         """Copies of rows, an array of their numbers."""
-        return (self.observations.gather(rows), self.rewards[rows], self.terminations[rows],
-                self.truncations[rows])
+        cdef const Py_ssize_t[::1] row_of = rows
+        cdef Py_ssize_t count = row_of.shape[0]
+        cdef Py_ssize_t i
+        if self.gathered is None or shape_of((<Pool>self.gathered[0]).like)[0] != count:
+            self.gathered = tuple([
+                Pool(np.empty(count, array.dtype))
+                for array in (self.rewards, self.terminations, self.truncations)
+            ])
+        cdef object rewards = (<Pool>self.gathered[0]).new()
+        cdef object terminations = (<Pool>self.gathered[1]).new()
+        cdef object truncations = (<Pool>self.gathered[2]).new()
+        for i in range(count):
+            (<double *>data_of(rewards))[i] = self.reward_of[row_of[i]]
+            (<uint8_t *>data_of(terminations))[i] = self.terminated_of[row_of[i]]
+            (<uint8_t *>data_of(truncations))[i] = self.truncated_of[row_of[i]]
+        return self.observations.gather(row_of), rewards, terminations, truncations
 
     cpdef tuple view(self, Lease lease, tuple lead):
         return (
@@ -470,8 +484,8 @@ cdef class Frames:
         else:
             observations = self.observe()
         if not self.several:
-            return (observations, (<Copies>home.copies[0]).next(), (<Copies>home.copies[1]).next(),
-                    (<Copies>home.copies[2]).next(), infos)
+            return (observations, (<Pool>home.copies[0]).copy(), (<Pool>home.copies[1]).copy(),
+                    (<Pool>home.copies[2]).copy(), infos)
         index = np.asarray(self.rows)
         return (observations, home.rewards[index], home.terminations[index],
                 home.truncations[index], infos)

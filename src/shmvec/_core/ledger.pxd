@@ -65,6 +65,9 @@ cdef class Ledger:
     cdef int check_none_over(self, const Py_ssize_t[::1] envs) except -1
     cpdef int step_all(self, actions, Py_ssize_t rollout_frame=*) except -1
     cpdef tuple take_all(self, vector_env, bint arrays=*)
+    cpdef int wait_ready(self, Py_ssize_t wanted, envs=*, timeout=*) except -1
+    cpdef object oldest(self, Py_ssize_t count)
+    cpdef tuple take(self, envs, vector_env, bint everyone, bint arrays, among)
     cdef dict write_all_actions(self, actions, uint32_t sequence, bint any_shape)
     cdef dict write_actions(self, const Py_ssize_t[::1] envs, actions, uint32_t sequence,
                             bint any_shape)
@@ -97,4 +100,5 @@ cdef class Ledger:
     cdef int pop_all(self) except -1
     cdef int pop(self) except -1
     cdef int postpone_reports(self, list envs) except -1
-    cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays)
+    cdef tuple results_of(self, object which, const Py_ssize_t[::1] envs, vector_env,
+                          bint everyone, bint arrays)

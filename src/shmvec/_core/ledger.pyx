@@ -27,6 +27,7 @@ from shmvec._core.csrc cimport (
     sv_record,
     sv_ring_try_pop,
 )
+from shmvec._core.arrays cimport data_of
 from shmvec._core.codec cimport ActionCodec, MessageCodec
 from shmvec._core.infos cimport Inbox, Report, report_of
 from shmvec._core.messages cimport Encoder
@@ -566,7 +567,7 @@ cdef class Ledger:
         finally:
             links.waiter.budget = usual
 
-    def wait_ready(self, Py_ssize_t wanted, envs=None, timeout=None):
+    cpdef int wait_ready(self, Py_ssize_t wanted, envs=None, timeout=None) except -1:
         """Waits until enough envs are ready, and these have answered.
 
         Args:
@@ -941,14 +942,14 @@ cdef class Ledger:
 
     # ---- taking ------------------------------------------------------------------------------
 
-    def oldest(self, Py_ssize_t count):
+    cpdef object oldest(self, Py_ssize_t count):
         """The envs that have been ready for longest, at most so many of them."""
         count = min(count, self.num_ready)
-        envs = np.empty(count, np.intp)
-        cdef Py_ssize_t[::1] view = envs
+        cdef object envs = np.empty(count, np.intp)
+        cdef Py_ssize_t *found = <Py_ssize_t *>data_of(envs)
         cdef Py_ssize_t i
         for i in range(count):
-            view[i] = self.queue[(self.head + i) % self.num_envs]
+            found[i] = self.queue[(self.head + i) % self.num_envs]
         return envs
 
     def ready_among(self, const Py_ssize_t[::1] envs):
@@ -967,9 +968,9 @@ cdef class Ledger:
                 count += 1
         return envs
 
-    cdef tuple results_of(self, object which, vector_env, bint everyone, bint arrays):
+    cdef tuple results_of(self, object which, const Py_ssize_t[::1] envs, vector_env,
+                          bint everyone, bint arrays):
         """(Four arrays of these envs, or of all, and infos), and the lease of views."""
-        cdef const Py_ssize_t[::1] envs = which
         cdef Frames frames = self.frames
         cdef Py_ssize_t i
         cdef Report report
@@ -997,7 +998,7 @@ cdef class Ledger:
             return (*results, infos), lease
         return (None, None, None, None, infos), None
 
-    def take(self, envs, vector_env, everyone, arrays, among):
+    cpdef tuple take(self, envs, vector_env, bint everyone, bint arrays, among):
         """Takes ready envs, which are idle afterwards.
 
         An exception while results are read loses these results: the envs are idle, and their next
@@ -1014,11 +1015,12 @@ cdef class Ledger:
             The envs; their results: four arrays and infos; and the rest: {env: Report}, failures,
             results of a command, by env, and envs whose command was lost.
         """
+        cdef const Py_ssize_t[::1] view = envs
         try:
-            results, lease = self.results_of(envs, vector_env, everyone, arrays)
+            results, lease = self.results_of(envs, view, vector_env, everyone, arrays)
         except BaseException:
             self.postpone_reports(envs.tolist())
-            self.commit(envs, ())
+            self.commit(view, ())
             raise
         telling = {env: self.reports[env] for env in envs.tolist() if env in self.reports} \
             if self.reports else {}
@@ -1026,7 +1028,7 @@ cdef class Ledger:
         values = {env: self.results[env].open() for env in envs.tolist() if env in self.results} \
             if self.results else {}
         taken = envs, results, (telling, failures, values, self.unanswered)
-        self.commit(envs, failures)
+        self.commit(view, failures)
         self.frames.count_batch(lease)
         return taken
 

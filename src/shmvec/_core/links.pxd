@@ -70,6 +70,7 @@ cdef class Links:
     cdef int publish(self) except -1
     cdef bint wait_until(self, uint32_t target, timeout) except -1
     cdef int check_open(self) except -1
+    cpdef int look_if_due(self) except -1
     cpdef int look_around(self) except -1
     cdef int check_limits(self, int64_t now) except -1
     cpdef bint has_answered(self, uint32_t worker) noexcept

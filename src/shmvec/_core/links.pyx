@@ -408,10 +408,11 @@ cdef class Links:
             raise ClosedEnvironmentError("The vector env was closed while this call waited for it.")
         return 0
 
-    def look_if_due(self):
+    cpdef int look_if_due(self) except -1:
         """Calls ``look_around`` if its last call was a slice ago, even without a wait."""
         if sv_now_ns() - self.looked_at >= self.slice_ns:
             self.look_around()
+        return 0
 
     cpdef int look_around(self) except -1:
         """Checks signals, channels, ended workers and time limits, as after a slice of waiting."""
