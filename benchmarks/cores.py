@@ -37,6 +37,7 @@ from typing import Any
 import peers
 from frameworks import apart, frameworks
 from guard import in_batches, stepping
+from keeping import Row, merged, write
 from workloads import ENVPOOL, WORKLOADS
 
 from shmvec._commands.measuring import (
@@ -57,9 +58,7 @@ GYMNASIUM = ("AsyncVectorEnv", "SyncVectorEnv")  # like ours, these start in thi
 HEAD = "workload cores NUMA envs system setting".split() + [
     *("batch, µs", "spread", "steps/s", "of the limit")
 ]
-CELL = ("workload", "cores", "num_envs")
-
-Row = dict[str, Any]
+CELL = ("workload", "cores", "num_envs", "system")
 
 
 def nodes() -> dict[int, int]:
@@ -173,16 +172,6 @@ def _turns(
         left = until - time.perf_counter()
         seconds = min(most, max(LEAST_S, left / (2 * ROUNDS)))
         return [(running.run(seconds), limit.run(seconds)) for _ in range(ROUNDS)]
-
-
-def merged(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
-    """All rows; those of a cell and system that was measured anew are the new ones."""
-
-    def key(row: Row) -> tuple[Any, ...]:
-        return (*(row[name] for name in CELL), row["system"])
-
-    anew = {key(row) for row in new}
-    return [*(row for row in old if key(row) not in anew), *new]
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -299,9 +288,8 @@ def main() -> None:
         results = {"machine": setup, "cores": results.get("cores", [])}
 
         def keep(rows: list[Row]) -> None:
-            results["cores"] = merged(results["cores"], rows)
-            if options.json is not None:
-                options.json.write_text(written(results))
+            results["cores"] = merged(results["cores"], rows, CELL)
+            write(options.json, results)
 
         measure(options, partial(print, file=sys.stderr, flush=True), keep)
     setup = results["machine"]
@@ -309,13 +297,6 @@ def main() -> None:
     for system, found in {"": setup["libraries"], **setup["apart"]}.items():
         print(f"{system}: " * bool(system) + ", ".join(map(" ".join, found.items())))
     print("", *table(results["cores"]), sep="\n")
-
-
-def written(results: Mapping[str, Any]) -> str:
-    """As JSON, a line a row."""
-    rows = ",\n".join(map(json.dumps, results["cores"]))
-    setup = json.dumps(results["machine"], indent=1)
-    return f'{{"machine": {setup},\n"cores": [\n{rows}\n]}}\n'
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/workers.py                         # CartPole, 32 envs, 1 to 32 workers
     python benchmarks/workers.py --workload HalfCheetah-v5 --num-workers 2 3 8
+    python benchmarks/workers.py --num-workers 4 --json FILE   # adds to what FILE has of others
 
 For each number of workers, by turns in one run: ShmVectorEnv in lockstep, and with
 `pin_workers=True`; and `bound`, as many processes, an equal number on each core, which take turns
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from keeping import Row, merged, read, write
 from processes import descendants
 from workloads import WORKLOADS, arguments
 
@@ -165,6 +167,14 @@ def _take_turns(
         env.close()
 
 
+HEAD = [
+    line(
+        *("workload", "envs", "workers", "system", "batch, µs", "spread", "steps/s"),
+        *("of the limit", "step, µs", "switches"),
+    ),
+    "|---|--:|--:|---" + "|--:" * 6 + "|",
+]
+
 KINDS: dict[str, Callable[[str, int, int], Any]] = {
     BOUND: Bound,
     OURS: Ours,
@@ -176,17 +186,24 @@ def main() -> None:
     """Runs the command line."""
     parser = arguments(__doc__, ["CartPole-v1"], [32])
     parser.add_argument("--num-workers", nargs="+", type=int, default=[1, 2, 3, 4, 8, 16, 32])
+    parser.add_argument("--json", type=Path, metavar="FILE")
     options: argparse.Namespace = parser.parse_args()
-    print(described(machine()))
-    print("\n| workload | envs | workers | system | batch, µs | spread | steps/s ", end="")
-    print("| of the limit | step, µs | switches |\n|" + "---|" * 10)
+    setup = machine()
+    rows = read(options.json, "workers", setup)
+    print(described(setup), "", *HEAD, sep="\n", flush=True)
     for workload in options.workload:
+        if missing := WORKLOADS[workload].missing():
+            print(f"left out: {workload} ({' and '.join(missing)} not installed)")
+            continue
         for n in options.num_envs:
-            print("\n".join(measure(workload, n, options)), flush=True)
+            found = measure(workload, n, options)
+            print(*map(shown, found), sep="\n", flush=True)
+            rows = merged(rows, found, ("workload", "num_envs", "workers"))
+            write(options.json, {"machine": setup, "workers": rows})
 
 
-def measure(workload: str, n: int, options: argparse.Namespace) -> list[str]:
-    """The lines of a workload and a number of envs."""
+def measure(workload: str, n: int, options: argparse.Namespace) -> list[Row]:
+    """The rows of a workload and a number of envs."""
     running: dict[Any, Any] = {}
     starts = {
         (count, name): partial(kind, workload, n, count)
@@ -196,13 +213,23 @@ def measure(workload: str, n: int, options: argparse.Namespace) -> list[str]:
     }
     limit = WORKLOADS[workload].makes
     results = race(starts, options.seconds, ROUNDS, limit=limit, started=running.update)
-    lines = [line(workload, n, "", LIMIT, *cells(results[LIMIT].figures(results[LIMIT])), "", "")]
-    for key in starts:
-        medians = map(statistics.median, zip(*running[key].figures[1:], strict=True))
-        more = [f"{value:,.1f}" for value in medians]
-        row = results[key].figures(results[LIMIT])
-        lines.append(line(workload, n, *key, *cells(row), *more, *[""] * (2 - len(more))))
-    return lines
+    rows: list[Row] = []
+    for key, result in results.items():
+        row = {"workload": workload, "num_envs": n}
+        row |= dict(zip(("workers", "system"), ("", LIMIT) if key == LIMIT else key, strict=True))
+        row |= result.figures(results[LIMIT])
+        if key != LIMIT:
+            medians = map(statistics.median, zip(*running[key].figures[1:], strict=True))
+            row |= dict(zip(("step_us", "switches"), medians, strict=False))
+        rows.append(row)
+    return rows
+
+
+def shown(row: Row) -> str:
+    """A line of the table."""
+    more = [f"{row[name]:,.1f}" if name in row else "" for name in ("step_us", "switches")]
+    names = ("workload", "num_envs", "workers", "system")
+    return line(*(row[name] for name in names), *cells(row), *more)
 
 
 if __name__ == "__main__":
