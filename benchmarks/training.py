@@ -49,23 +49,10 @@ from apart import Apart
 from learner import PARTS, Recipe, Threads, Training
 from offpolicy import DQN, SAC, OffPolicy
 from processes import cpu_s, descendants
-from workloads import WORKLOADS
+from workloads import WORKLOADS, cartpole, cheetah, clipped, pong
 
 import shmvec
 from shmvec._commands.measuring import described, line, machine, spread, turns
-
-
-def cartpole() -> gym.Env[Any, Any]:
-    """CartPole as CleanRL's ppo.py and dqn.py wrap it."""
-    return gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
-
-
-def cheetah() -> gym.Env[Any, Any]:
-    """HalfCheetah as CleanRL's ppo_continuous_action.py wraps it."""
-    env: Any = gym.wrappers.RecordEpisodeStatistics(bare_cheetah())
-    env = gym.wrappers.NormalizeObservation(gym.wrappers.ClipAction(env))
-    env = gym.wrappers.TransformObservation(env, _clipped, env.observation_space)
-    return gym.wrappers.TransformReward(gym.wrappers.NormalizeReward(env), _clipped)
 
 
 def bare_cheetah() -> gym.Env[Any, Any]:
@@ -76,20 +63,6 @@ def bare_cheetah() -> gym.Env[Any, Any]:
 def recorded_cheetah() -> gym.Env[Any, Any]:
     """HalfCheetah as CleanRL's sac_continuous_action.py wraps it."""
     return gym.wrappers.RecordEpisodeStatistics(bare_cheetah())
-
-
-def _clipped(value: Any) -> Any:
-    return value.clip(-10, 10)
-
-
-def pong() -> gym.Env[Any, Any]:
-    """Pong as CleanRL's ppo_atari.py wraps it: 84 x 84, four frames."""
-    env = gym.wrappers.RecordEpisodeStatistics(WORKLOADS["ALE/Pong-v5"].make())
-    return gym.wrappers.TransformReward(env, _sign)
-
-
-def _sign(reward: Any) -> float:
-    return float((reward > 0) - (reward < 0))
 
 
 class Run:
@@ -180,8 +153,8 @@ def normalised(envs: Any) -> Any:
     from gymnasium.wrappers import vector
 
     envs = vector.NormalizeObservation(vector.ClipAction(vector.RecordEpisodeStatistics(envs)))
-    envs = vector.TransformObservation(envs, _clipped)
-    return vector.TransformReward(vector.NormalizeReward(envs), _clipped)
+    envs = vector.TransformObservation(envs, clipped)
+    return vector.TransformReward(vector.NormalizeReward(envs), clipped)
 
 
 class _EnvPool(gym.vector.VectorEnv[Any, Any, Any]):

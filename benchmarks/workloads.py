@@ -15,7 +15,15 @@ import numpy as np
 from shmvec._commands.bench import WORKLOADS as REAL
 from shmvec._commands.bench import Workload
 
-__all__ = ["ENVPOOL", "WORKLOADS", "arguments"]
+__all__ = [
+    "ENVPOOL",
+    "WORKLOADS",
+    "arguments",
+    "cartpole",
+    "cheetah",
+    "clipped",
+    "pong",
+]
 
 
 class Work(gym.Env[Any, Any]):
@@ -69,6 +77,34 @@ def _ant() -> gym.Env[Any, Any]:
     return gym.make("Ant-v5")
 
 
+def cartpole() -> gym.Env[Any, Any]:
+    """CartPole as CleanRL's ppo.py and dqn.py wrap it."""
+    return gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))
+
+
+def cheetah() -> gym.Env[Any, Any]:
+    """HalfCheetah as CleanRL's ppo_continuous_action.py wraps it."""
+    env: Any = gym.wrappers.RecordEpisodeStatistics(REAL["HalfCheetah-v5"].make())
+    env = gym.wrappers.NormalizeObservation(gym.wrappers.ClipAction(env))
+    env = gym.wrappers.TransformObservation(env, clipped, env.observation_space)
+    return gym.wrappers.TransformReward(gym.wrappers.NormalizeReward(env), clipped)
+
+
+def clipped(value: Any) -> Any:
+    """Between -10 and 10."""
+    return value.clip(-10, 10)
+
+
+def pong() -> gym.Env[Any, Any]:
+    """Pong as CleanRL's ppo_atari.py wraps it: 84 x 84, four frames."""
+    env = gym.wrappers.RecordEpisodeStatistics(REAL["ALE/Pong-v5"].make())
+    return gym.wrappers.TransformReward(env, _sign)
+
+
+def _sign(reward: Any) -> float:
+    return float((reward > 0) - (reward < 0))
+
+
 _US = _bytes_per_us()  # measured once: all contenders get the same amounts, which disturbance slows
 _FAST, _SLOW = (partial(Work, int(us * _US)) for us in (20, 200))
 
@@ -79,6 +115,9 @@ WORKLOADS = {
     "Uneven": Workload(_FAST, others=(*[_FAST] * 6, _SLOW)),  # one of eight is ten times slower
     "Slow-resets": Workload(partial(Work, int(20 * _US), int(1000 * _US), length=100)),
     "Ant-v5": Workload(_ant, ("mujoco",)),
+    "CartPole-wrapped": Workload(cartpole),  # these as training scripts have them
+    "HalfCheetah-wrapped": Workload(cheetah, ("mujoco",)),
+    "Pong-wrapped": Workload(pong, REAL["ALE/Pong-v5"].modules),
 }
 
 # What EnvPool has of them.
