@@ -19,6 +19,8 @@ from gymnasium.vector import VectorEnv
 from torch import nn
 from torch.distributions import Categorical, Normal
 
+from shmvec import Pipeline
+
 __all__ = ["PARTS", "Clock", "Recipe", "Threads", "Training", "network"]
 
 PARTS = ("env", "policy", "learning", "handling")
@@ -120,7 +122,7 @@ def _convolutions(channels: int) -> Any:
 class _Agent:
     """A policy and a value function: one network for images, else one for each."""
 
-    def __init__(self, observations: Any, actions: Any, width: int) -> None:
+    def __init__(self, observations: Any, actions: Any, width: int, device: torch.device) -> None:
         self.images = len(observations.shape) == 3
         self.discrete = isinstance(actions, gym.spaces.Discrete)
         outputs = int(actions.n) if self.discrete else math.prod(actions.shape)
@@ -135,7 +137,8 @@ class _Agent:
             inputs = math.prod(observations.shape)
             policy = network(inputs, width, outputs, 0.01)
             self._parts = nn.ModuleList([policy, network(inputs, width, 1, 1.0)])
-        self._log_std = nn.Parameter(torch.zeros(0 if self.discrete else outputs))
+        self._parts.to(device)  # the same weights at first, wherever they are
+        self._log_std = nn.Parameter(torch.zeros(0 if self.discrete else outputs, device=device))
         self.parameters = [*self._parts.parameters(), self._log_std]
 
     def __call__(self, observations: Any) -> tuple[Any, Any]:
@@ -191,6 +194,8 @@ class Training:
         *,
         seed: int = 1,
         rollouts: bool = False,
+        pipeline: bool = False,
+        device: str = "cpu",
         threads: Threads | None = None,
     ) -> None:
         """Makes a learner and resets the envs.
@@ -200,13 +205,16 @@ class Training:
             recipe: What to do.
             seed: Of the learner and the envs.
             rollouts: Workers write where the learner reads: ``ShmVectorEnv.rollout``.
+            pipeline: So they do, and step some envs while the policy computes: ``Pipeline``.
+            device: Where the networks are, and what they learn from.
             threads: Torch's; None: they are left alone.
         """
         torch.manual_seed(seed)
         self._envs, self._recipe, self._threads = envs, recipe, threads
-        self._rollouts = rollouts
+        self._device = torch.device(device)
+        self._on_host = self._device.type == "cpu"
         space = envs.single_observation_space
-        self._agent = _Agent(space, envs.single_action_space, recipe.width)
+        self._agent = _Agent(space, envs.single_action_space, recipe.width, self._device)
         self._optimizer = torch.optim.Adam(
             self._agent.parameters, lr=recipe.learning_rate, eps=1e-5
         )
@@ -214,18 +222,25 @@ class Training:
         self.steps = 0
         self._copies = self._empty()
         observations, _ = envs.reset(seed=seed)
-        self._observations = torch.as_tensor(observations)
-        self._over = torch.zeros(recipe.num_envs, dtype=torch.bool)
+        self._observations = self._moved(observations)
+        self._over = torch.zeros(recipe.num_envs, dtype=torch.bool, device=self._device)
+        self._collect = self._into_rollouts if rollouts else self._with_copies
+        if pipeline:
+            shm: Any = envs
+            self._pipeline = Pipeline(shm, self._answer, device=self._device)
+            self._collect = self._by_pipeline
         self.clock = Clock()
 
     def iterate(self) -> None:
         """Collects once, and learns from it."""
         self._use(self._threads.collecting if self._threads else None)
-        kept = self._into_rollouts() if self._rollouts else self._with_copies()
+        kept = self._collect()
         self.steps += int((~kept.was_over).sum())
         self.clock("handling")
         self._use(self._threads.learning if self._threads else None)
         self._learn(kept)
+        if not self._on_host:
+            torch.cuda.synchronize(self._device)
         self.clock("learning")
 
     @staticmethod
@@ -241,6 +256,10 @@ class Training:
         """Of the learning curve: of each episode's return."""
         return hashlib.sha256(np.asarray(self.returns, np.float64).tobytes()).hexdigest()[:12]
 
+    def _moved(self, batch: Any) -> Any:
+        """A tensor where the networks are; on the CPU of the same memory."""
+        return torch.as_tensor(batch).to(self._device)
+
     def _empty(self) -> _Kept:
         shape = self._recipe.num_steps, self._recipe.num_envs
         envs: Any = self._envs
@@ -250,14 +269,16 @@ class Training:
                 *shape,
                 *envs.single_observation_space.shape,
                 dtype=torch.uint8 if images else torch.float32,
+                device=self._device,
             ),
             torch.zeros(
                 *shape,
                 *actions.shape,
                 dtype=torch.int64 if self._agent.discrete else torch.float32,
+                device=self._device,
             ),
-            *(torch.zeros(shape) for _ in range(4)),
-            *(torch.zeros(shape, dtype=torch.bool) for _ in range(2)),
+            *(torch.zeros(shape, device=self._device) for _ in range(4)),
+            *(torch.zeros(shape, dtype=torch.bool, device=self._device) for _ in range(2)),
         )
 
     def _act(self, observations: Any) -> tuple[Any, Any, Any]:
@@ -276,13 +297,15 @@ class Training:
             clock("policy")
             kept.actions[t], kept.log_probs[t], kept.values[t] = actions, log_probs, values
             clock("handling")
-            results = self._envs.step(actions.numpy())
+            actions = actions.cpu().numpy()
+            clock("policy")
+            results = self._envs.step(actions)
             clock("env")
             observations, rewards, terminations, truncations, infos = results
-            self._observations = torch.as_tensor(observations)
-            self._over = torch.as_tensor(terminations | truncations)
-            kept.rewards[t] = torch.as_tensor(rewards)
-            kept.terminations[t], kept.ends[t] = torch.as_tensor(terminations), self._over
+            self._observations = self._moved(observations)
+            self._over = self._moved(terminations | truncations)
+            kept.rewards[t] = self._moved(rewards)
+            kept.terminations[t], kept.ends[t] = self._moved(terminations), self._over
             self._record(infos)
         return kept
 
@@ -290,25 +313,51 @@ class Training:
         """Learns from where workers have written."""
         clock = self.clock
         envs: Any = self._envs
-        rollout = envs.rollout(self._recipe.num_steps)
-        observations = torch.from_numpy(rollout.observations)
+        rollout = envs.rollout(self._recipe.num_steps, pin=not self._on_host)
+        written = torch.from_numpy(rollout.observations)
+        observations = written[:-1] if self._on_host else self._copies.observations
         log_probs, values = self._copies.log_probs, self._copies.values
-        clock("handling")
         for t in range(self._recipe.num_steps):
+            if not self._on_host:
+                observations[t].copy_(written[t], non_blocking=True)
+            clock("handling")
             actions, log_probs[t], values[t] = self._act(observations[t])
+            actions = actions.cpu().numpy()
             clock("policy")
-            infos = rollout.step(actions.numpy())
+            infos = rollout.step(actions)
             clock("env")
             self._record(infos)
-        self._observations = observations[-1]
-        terminations = torch.from_numpy(rollout.terminations)
-        over = terminations | torch.from_numpy(rollout.truncations)
+        self._observations = self._moved(written[-1])
+        return self._kept(rollout, observations, log_probs, values)
+
+    def _by_pipeline(self) -> _Kept:
+        """Learns from what a pipeline has collected."""
+        rollout = self._pipeline.collect(self._recipe.num_steps)
+        self.clock("env")
+        for infos in rollout.infos:
+            self._record(infos)
+        extras = rollout.extras
+        self._observations = rollout.observations[-1]
+        return self._kept(rollout, rollout.observations[:-1], extras["log_probs"], extras["values"])
+
+    def _answer(self, observations: Any, env_ids: Any) -> tuple[Any, dict[str, Any]]:
+        """The pipeline's policy."""
+        self.clock("env")
+        actions, log_probs, values = self._act(observations)
+        actions = actions.cpu()
+        self.clock("policy")
+        return actions, {"log_probs": log_probs, "values": values}
+
+    def _kept(self, rollout: Any, observations: Any, log_probs: Any, values: Any) -> _Kept:
+        """What a rollout holds, where the networks are."""
+        terminations = self._moved(rollout.terminations)
+        over = terminations | self._moved(rollout.truncations)
         return _Kept(
-            observations[:-1],
-            torch.from_numpy(rollout.actions),
+            observations,
+            self._moved(rollout.actions),
             log_probs,
             values,
-            torch.from_numpy(rollout.rewards[1:]).float(),
+            self._moved(rollout.rewards[1:]).float(),
             terminations[1:].float(),
             over[1:],
             over[:-1],
@@ -345,7 +394,7 @@ class Training:
         returns = gains + old_values
         size = max(2, -(-len(rows) // recipe.minibatches))
         for _ in range(recipe.epochs):
-            for batch in torch.randperm(len(rows)).split(size):
+            for batch in torch.randperm(len(rows)).to(self._device).split(size):
                 policy, values = agent(observations[batch])
                 ratio = (agent.log_prob(policy, actions[batch]) - old_log_probs[batch]).exp()
                 gain = gains[batch]

@@ -3,14 +3,16 @@
     pip install 'shmvec[bench,examples]' envpool         # EnvPool is left out where it is missing
     python benchmarks/training.py                        # all runs
     python benchmarks/training.py --run cheetah --threads 1 2 1,2 --system sync ours rollout
+    python benchmarks/training.py --run pong --num-envs 128 --steps 65536 --device cuda
 
 PPO in the shape of CleanRL's single-file scripts, on envs wrapped as those do it: collect with all
 envs, then learn, by turns. DQN and SAC have one env and a learner that computes between its steps.
 The contenders are SyncVectorEnv, AsyncVectorEnv, ShmVectorEnv, ShmVectorEnv with rollouts (workers
-write where the learner reads) and EnvPool's C++ envs, where it has the env: bare, and HalfCheetah
-also with Gymnasium's vector wrappers in place of the envs' own. DQN and SAC begin a step, learn,
-and take its results then; "waits" means that they call step() before they learn instead. What
-they learn from is the same.
+write where the learner reads), shmvec's Pipeline (some envs step while the policy computes; its
+policy is asked about some at a time, so its curve is another) and EnvPool's C++ envs, where it has
+the env: bare, and HalfCheetah also with Gymnasium's vector wrappers in place of the envs' own. DQN
+and SAC begin a step, learn, and take its results then; "waits" means that they call step() before
+they learn instead. What they learn from is the same.
 
 Each contender is a process of its own, with torch and its envs loaded. They take turns; a turn is
 a whole training run, from the same seed. The clock starts after the first reset: what starting
@@ -22,6 +24,10 @@ their shares of a core. "curve" is a digest of all episodes' returns and the sum
 the end, of the first turn. (Later ones differ where wrappers go on normalising.) Runs on the same
 envs with the same number of threads must agree in every turn: else the script fails.
 
+--device says where PPO's networks are, and what they learn from: on a GPU sums may be added in
+another order in each run, and other curves are no failure. What --json's file has of other runs,
+systems and devices stays there; it is written after each turn.
+
 --threads says how many threads torch has within an operation: "1,2" is 1 while it collects and 2
 while it learns. Other numbers of threads add in another order, and learn something else in the end.
 """
@@ -30,6 +36,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import os
 import statistics
@@ -46,6 +53,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from apart import Apart
+from keeping import Row, merged, read, write
 from learner import PARTS, Recipe, Threads, Training
 from offpolicy import DQN, SAC, OffPolicy
 from processes import cpu_s, descendants
@@ -88,6 +96,14 @@ class Run:
         self.make, self.steps, self.recipe = make, steps, recipe
         self.missing, self.task = WORKLOADS[workload].missing(), task
 
+    def of(self, num_envs: int | None) -> Run:
+        """The same with so many envs, if it is one of PPO."""
+        if num_envs is None or not self.ppo:
+            return self
+        changed = copy.copy(self)
+        changed.recipe = replace(self.recipe, num_envs=num_envs)
+        return changed
+
     @property
     def ppo(self) -> bool:
         """Whether it collects, and then learns."""
@@ -119,6 +135,7 @@ NAMES = {
     "ours": "ShmVectorEnv",
     "ours-waits": "ShmVectorEnv, waits",
     "rollout": "ShmVectorEnv, rollouts",
+    "pipeline": "ShmVectorEnv, Pipeline",
     "envpool": "EnvPool (C++)",
     "envpool-normalised": "EnvPool (C++), normalised",
 }
@@ -129,7 +146,8 @@ def systems(run: Run) -> Iterator[str]:
     for name in NAMES:
         if name == "envpool-normalised" and run.make is not cheetah:
             continue
-        if not (name == "rollout" and not run.ppo or name.endswith("-waits") and run.ppo):
+        of_ppo = name in ("rollout", "pipeline")
+        if not (of_ppo and not run.ppo or name.endswith("-waits") and run.ppo):
             yield name
 
 
@@ -188,12 +206,21 @@ class _EnvPool(gym.vector.VectorEnv[Any, Any, Any]):
         self._envs.close()
 
 
-def trained(envs: Any, run: Run, system: str, threads: Threads, steps: int) -> dict[str, Any]:
+def trained(
+    envs: Any, run: Run, system: str, threads: Threads, steps: int, device: str
+) -> dict[str, Any]:
     """One training run."""
     waits = system.endswith("-waits") or system.startswith(("sync", "envpool"))
     training: Training | OffPolicy
     if run.ppo:
-        training = Training(envs, run.recipe, rollouts=system == "rollout", threads=threads)
+        training = Training(
+            envs,
+            run.recipe,
+            rollouts=system == "rollout",
+            pipeline=system == "pipeline",
+            device=device,
+            threads=threads,
+        )
         iterations = -(-steps // run.recipe.steps)
     else:
         training = run.recipe(envs, waits=waits, threads=threads.learning)
@@ -229,18 +256,24 @@ class Trainer:
     """A contender: envs, and training runs on them."""
 
     def __init__(
-        self, system: str, name: str, options: dict[str, Any], threads: Threads, steps: int
+        self,
+        system: str,
+        run: Run,
+        options: dict[str, Any],
+        threads: Threads,
+        steps: int,
+        device: str,
     ) -> None:
         """Makes the envs, and warms up."""
         torch.set_num_threads(threads.learning)
-        self._run, self._system = RUNS[name], system
-        self._threads, self._steps = threads, steps
-        self._envs = vector_env(system, self._run, options)
-        trained(self._envs, self._run, system, threads, min(steps, self._run.num_envs * 8))
+        self._envs = vector_env(system, run, options)
+        self._run = partial(trained, self._envs, run, system, threads, device=device)
+        self._steps = steps
+        self._run(steps=min(steps, run.num_envs * 8))
 
     def run(self) -> dict[str, Any]:
         """One turn: a whole run."""
-        return trained(self._envs, self._run, self._system, self._threads, self._steps)
+        return self._run(steps=self._steps)
 
     def close(self) -> None:
         """Ends the envs."""
@@ -248,21 +281,25 @@ class Trainer:
 
 
 def measure(
-    name: str, options: argparse.Namespace, left_out: dict[str, str]
-) -> list[dict[str, Any]]:
-    """One kind of run: every contender, by turns."""
-    run = RUNS[name]
+    name: str,
+    options: argparse.Namespace,
+    left_out: dict[str, str],
+    keep: Callable[[list[Row]], object],
+) -> list[Row]:
+    """One kind of run: every contender, by turns; keeps all rows after each."""
+    run = RUNS[name].of(options.num_envs)
     steps = options.steps or run.steps
+    device = options.device if run.ppo else "cpu"
     running: dict[tuple[str, Threads, str], Apart] = {}
     with contextlib.ExitStack() as stack:
         keys = []
         for system, threads in product(options.system, options.threads):
             if system in systems(run):
-                ours = system in ("ours", "ours-waits", "rollout")
+                ours = system in ("ours", "ours-waits", "rollout", "pipeline")
                 variants = options.ours if ours else [{}]
                 keys += [(system, threads, variant) for variant in variants]
         for system, threads, variant in keys:
-            process = Apart(partial(Trainer, system, name, variant, threads, steps))
+            process = Apart(partial(Trainer, system, run, variant, threads, steps, device))
             running[system, threads, _shown(variant)] = stack.enter_context(
                 contextlib.closing(process)
             )
@@ -280,10 +317,17 @@ def measure(
                 break
             for key in order:
                 runs[key].append(running[key].run())
+                keep(rows(name, run, device, runs))
+    return rows(name, run, device, runs)
+
+
+def rows(name: str, run: Run, device: str, runs: dict[Any, list[dict[str, Any]]]) -> list[Row]:
+    """A row for each contender that has had a turn."""
     return [
         {
             "run": name,
             "num_envs": run.num_envs,
+            "device": device,
             "system": NAMES[system],
             "options": variant,
             "threads": str(threads),
@@ -295,6 +339,7 @@ def measure(
             "curves": [one["curve"] for one in results],
         }
         for (system, threads, variant), results in runs.items()
+        if results
     ]
 
 
@@ -312,18 +357,16 @@ def _medians(results: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def _ratio(runs: dict[Any, Any], system: str, threads: Threads, results: Any) -> float | None:
     """How many times faster than another one in the same round."""
-    theirs = runs.get((system, threads, ""))
-    if theirs is None:
-        return None
-    rounds = zip(theirs, results, strict=True)
-    return statistics.median(other["wall_s"] / one["wall_s"] for other, one in rounds)
+    rounds = zip(runs.get((system, threads, ""), []), results, strict=False)
+    ratios = [other["wall_s"] / one["wall_s"] for other, one in rounds]
+    return statistics.median(ratios) if ratios else None
 
 
-def disagreements(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def disagreements(rows: Sequence[Row]) -> Iterator[str]:
     """Runs from the same seed that did not learn the same, turn by turn."""
     cells: dict[Any, dict[str, tuple[str, ...]]] = {}
     for row in rows:
-        if not row["system"].startswith(NAMES["envpool"]):
+        if not row["system"].startswith((NAMES["envpool"], NAMES["pipeline"])):
             name = f"{row['system']} {row['options']}".strip()
             cells.setdefault((row["run"], row["threads"]), {})[name] = tuple(row["curves"])
     for (run, threads), curves in cells.items():
@@ -331,6 +374,7 @@ def disagreements(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield f"{run}, {threads} threads: not the same curve: {curves}"
 
 
+CELL = ("run", "num_envs", "device", "system", "options", "threads")
 HEAD = [
     "run",
     "envs",
@@ -346,7 +390,7 @@ HEAD = [
 HEAD += ["main", "threads", "workers", "episodes", "curve"]
 
 
-def row_line(row: dict[str, Any]) -> str:
+def row_line(row: Row) -> str:
     """A row of the table."""
     ratios = [row[f"times_{name}"] for name in ("sync", "async")]
     system = f"{row['system']} {row['options']}".strip()
@@ -383,6 +427,8 @@ def main() -> None:
         metavar="JSON",
         help='options of ShmVectorEnv to try, each as {"num_workers": 1}',
     )
+    parser.add_argument("--num-envs", type=int, help="of PPO's runs (default: by the run)")
+    parser.add_argument("--device", default="cpu", help="torch's name of it")
     parser.add_argument("--steps", type=int, help="of a run (default: by the run)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
@@ -391,24 +437,30 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     setup = {**machine(), "torch": torch.__version__}
-    print(f"{described(setup)}, torch {setup['torch']}\n")
+    if options.device.startswith("cuda"):
+        setup["gpu"] = torch.cuda.get_device_name(options.device)
+    there = read(options.json, "training", setup)
+    print(f"{described(setup)}, torch {setup['torch']}, {setup.get('gpu', 'no GPU')}\n")
     print(line(*HEAD) + "\n|" + "---|" * len(HEAD), flush=True)
-    rows: list[dict[str, Any]] = []
+    found: list[Row] = []
     left_out: dict[str, str] = {}
+
+    def keep(new: list[Row]) -> None:
+        everything = merged(there, [*found, *new], CELL)
+        write(options.json, {"machine": setup, "left_out": left_out, "training": everything})
+
     for name in options.run:
         if RUNS[name].missing:
             left_out[name] = f"{' and '.join(RUNS[name].missing)} not installed"
             continue
-        cell = measure(name, options, left_out)
-        rows += cell
-        print("\n".join(map(row_line, cell)), flush=True)
-        if options.json is not None:
-            results = {"machine": setup, "left_out": left_out, "training": rows}
-            options.json.write_text(json.dumps(results, indent=2) + "\n")
+        found += measure(name, options, left_out, keep)
+        print("\n".join(row_line(row) for row in found if row["run"] == name), flush=True)
+        keep([])
     for name, why in left_out.items():
         print(f"left out: {name} ({why})")
-    if complaints := list(disagreements(rows)):
-        sys.exit("\n".join(complaints))
+    if complaints := list(disagreements(found)):
+        print("\n".join(complaints))
+        sys.exit(options.device == "cpu")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,19 @@ from processes import BENCHMARKS, run_benchmark
 pytest.importorskip("torch", reason="the examples extra")
 
 
+def test_by_a_pipeline_and_with_other_envs(tmp_path):
+    """Its curve is its own; what the file has of other numbers of envs stays there."""
+    few = ["--run", "cartpole", "--rounds", "1", "--system", "rollout", "pipeline"]
+    for n in ("2", "4"):
+        _, results = run_benchmark("training.py", tmp_path, *few, "--num-envs", n, "--steps", "512")
+    names = ["ShmVectorEnv, rollouts", "ShmVectorEnv, Pipeline"]
+    rows = results["training"]
+    assert [(row["num_envs"], row["system"]) for row in rows] == [
+        (n, name) for n in (2, 4) for name in names
+    ]
+    assert all(400 < row["steps"] <= 512 and row["episodes"] > 5 for row in rows)
+
+
 @pytest.mark.parametrize("kind", ["cartpole", "dqn"])
 def test_the_same_curve(tmp_path, kind):
     arguments = ["--run", kind, "--system", "sync", "async", "ours", "rollout", "ours-waits"]
