@@ -16,8 +16,9 @@ of which the table has the best. A contender that can not do it has a row that s
 
 Time is given out evenly to the cells that are left, and in a cell to its contenders, the first
 setting of each system before second ones: with too little, turns are shorter, and what remains of a
-cell whose time is over is left out, by name. What --json's file has of other cells and systems
-stays there, if machine and versions are the same: so it can be made in parts.
+cell whose time is over is left out, by name, and the script fails in the end. What --json's file
+has of other cells and systems stays there, if machine and versions are the same: so it can be made
+in parts.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ NODES = Path("/sys/devices/system/node")
 ROUNDS = 3
 WARM_UP_S = 0.1
 LEAST_S = 0.05  # a turn
+NO_TIME = "no time"
 GYMNASIUM = ("AsyncVectorEnv", "SyncVectorEnv")  # like ours, these start in this process
 HEAD = "workload cores NUMA envs system setting".split() + [
     *("batch, µs", "spread", "steps/s", "of the limit")
@@ -148,7 +150,7 @@ def cell(
             left = deadline - time.perf_counter()
             share = left / (len(every) - number)
             if share < 2 * ROUNDS * LEAST_S:
-                row["reason"] = "no time"
+                row["reason"] = NO_TIME
                 keep(rows)
                 continue
             begin = time.perf_counter()
@@ -275,6 +277,7 @@ def main() -> None:
     options.python = dict(options.python)
     warnings.simplefilter("ignore")  # of peers; none of ours
     results: dict[str, Any] = {}
+    measured: list[Row] = []
     if options.json is not None and options.json.exists():
         results = json.loads(options.json.read_text())
     if options.show:
@@ -288,6 +291,7 @@ def main() -> None:
         results = {"machine": setup, "cores": results.get("cores", [])}
 
         def keep(rows: list[Row]) -> None:
+            measured[:] = merged(measured, rows, CELL)
             results["cores"] = merged(results["cores"], rows, CELL)
             write(options.json, results)
 
@@ -296,7 +300,9 @@ def main() -> None:
     print(f"{described(setup)}, {setup['numa_nodes']} NUMA nodes")
     for system, found in {"": setup["libraries"], **setup["apart"]}.items():
         print(f"{system}: " * bool(system) + ", ".join(map(" ".join, found.items())))
-    print("", *table(results["cores"]), sep="\n")
+    print("", *table(results["cores"]), sep="\n", flush=True)
+    if any(row.get("reason") == NO_TIME for row in measured):
+        sys.exit("there was no time for some of them: see the table")
 
 
 if __name__ == "__main__":

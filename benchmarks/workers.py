@@ -26,7 +26,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -223,6 +223,16 @@ def measure(workload: str, n: int, options: argparse.Namespace) -> list[Row]:
             row |= dict(zip(("step_us", "switches"), medians, strict=False))
         rows.append(row)
     return rows
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines, by workload and number of envs and of workers."""
+    yield from HEAD
+    order = list(WORKLOADS)
+    for row in sorted(
+        rows, key=lambda row: (order.index(row["workload"]), row["num_envs"], row["workers"] or 0)
+    ):
+        yield shown(row)
 
 
 def shown(row: Row) -> str:
