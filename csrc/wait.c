@@ -199,19 +199,18 @@ static inline int yield_until(sv_waiter *waiter, sv_ready ready, void *what, int
     return 0;
 }
 
-/* The pause and yield phases. */
-static inline int spin(sv_waiter *waiter, sv_ready ready, void *what)
+/* The pause and yield phases, from now on. */
+static inline int spin(sv_waiter *waiter, sv_ready ready, void *what, int64_t now)
 {
     int found;
     waiter->counts->waits++;
-    waiter->since = sv_now_ns();
+    waiter->since = now;
     bool probe = waiter->counts->waits % PROBE_FIRST == 0;
     bool core_is_shared = waiter->shared > SHARED_ONE / 2 && !probe;
     int64_t pause = core_is_shared ? 0 : worthwhile(waiter, waiter->budget.pause);
     int64_t yield = worthwhile(waiter, waiter->budget.yield);
     bool may_yield = yield > 0 && sv_waiter_may_yield(waiter);
-    int64_t pause_until = waiter->since + pause;
-    int64_t now = waiter->since;
+    int64_t pause_until = now + pause;
     int64_t polite_at = now + POLITE;
     enter(waiter, &waiter->counts->pause_ns, now);
     while (now < pause_until) {
@@ -297,10 +296,11 @@ int sv_wait_request(sv_waiter *waiter, sv_bell *bell, sv_ring *requests, uint32_
     int found = sv_ring_peek(requests);
     if (found != 0 && waiter->since == 0)
         return found;
-    int64_t end = sv_now_ns() + slice_ns;
+    int64_t now = sv_now_ns();
+    int64_t end = now + slice_ns;
     if (found == 0 && waiter->since == 0) {
         follow(waiter);
-        found = spin(waiter, request_ready, &wait);
+        found = spin(waiter, request_ready, &wait, now);
         if (found == 0)
             found = nap(waiter, request_ready, sleep_for_request, &wait, end);
     }
@@ -343,9 +343,10 @@ int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t ta
     int found = completion_ready(&wait);
     if (found && waiter->since == 0)
         return SV_WAIT_READY;
-    int64_t end = sv_now_ns() + slice_ns;
+    int64_t now = sv_now_ns();
+    int64_t end = now + slice_ns;
     if (!found && waiter->since == 0) {
-        found = spin(waiter, completion_ready, &wait);
+        found = spin(waiter, completion_ready, &wait, now);
         waiter->early = waiter->budget.linger > 0 && waiter->probe_in <= 1;
         if (!found && !waiter->early)
             found = nap(waiter, completion_ready, sleep_for_completion, &wait, end);
@@ -354,7 +355,7 @@ int sv_wait_completion(sv_waiter *waiter, sv_completion *completion, uint32_t ta
         if (!sleep_for_completion(waiter, &all_but_one, end))
             return SV_WAIT_SLICE;
         waiter->early = false;
-        int64_t now = sv_now_ns();
+        now = sv_now_ns();
         found = completion_ready(&wait);
         if (!found)
             found = yield_until(waiter, completion_ready, &wait, now, now + waiter->budget.linger);

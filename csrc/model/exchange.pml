@@ -469,7 +469,7 @@ inline wait()
     od
 }
 
-/* exchange.py: discard, exchange.py: ask, exchange.py: take; or without the first. */
+/* exchange.py: discard, batch_step.pyx: ask, exchange.py: take; or without the first. */
 inline call()
 {
 #if TRACES
