@@ -153,6 +153,11 @@ CASES = {
         "too many workers",
         "num_workers=2",
     ),
+    "steps of microseconds, two workers": (
+        made([env((1000, 2e-6))] * 4, workers=2, waited=9.0),
+        "too many workers",
+        "caller_steps=True",
+    ),
     "a step of a microsecond, and no policy": (
         made([env((500_000, 2e-6))], workers=1, waited=3.0, batches=500_000),
         "too many workers",

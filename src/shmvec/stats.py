@@ -715,7 +715,9 @@ def _too_little(stats: Stats, busy: float, used: float) -> Verdict | None:
     work = busy / max(1, requests)
     if stats.num_workers == 0 or work > _SMALL_S or used >= _IDLE:
         return None
-    option = f"num_workers={stats.num_workers // 2}"
+    option = f"num_workers={0 if stats.caller_steps else stats.num_workers // 2}"
+    if stats.num_workers == 2 and not stats.caller_steps:
+        option = "caller_steps=True"
     return Verdict(
         "too many workers",
         f"what a worker is asked at a time takes {1e6 * work:.3g} µs, less than asking it",
