@@ -558,7 +558,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             TypeError: The dtype of the actions or of ``env_id`` is wrong. Nothing was sent.
             BufferError: With ``copy=False``: all buffers of an env are held. Nothing was sent.
         """
-        exchange = self.exchange
+        exchange = self._exchange
+        assert exchange is not None
         if type(env_id) is not np.ndarray or env_id.size == 0:
             env_id = checked_env_ids(env_id, self.num_envs)
         if exchange.guard.pending is not None:
@@ -615,7 +616,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         return self._recv(size, min_envs, timeout)
 
     def _recv(self, count: int, min_envs: int | None, timeout: float | None) -> StepResults:
-        exchange = self.exchange
+        exchange = self._exchange
+        assert exchange is not None
         if self._replay is not None:
             return self._recv_again(self._replay, timeout)
         results, envs, failures = exchange.take_batch(count, self, min_envs, timeout)
