@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -624,3 +625,93 @@ def test_exceptions_that_do_not_fit_the_pipes():
             envs.step(np.zeros(32, int), mask=np.arange(32) > 0)
     finally:
         envs.close()
+
+
+# ---- batches with a deadline ------------------------------------------------------------------
+
+
+class Gated(Counter):
+    """Steps only once its file exists."""
+
+    def __init__(self, gate):
+        super().__init__(999)
+        self.gate = gate
+
+    def step(self, action):
+        while not self.gate.exists():
+            time.sleep(0.001)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_a_batch_is_the_most_if_they_are_in_time(num_workers):
+    options = {"batch_size": (1, 3), "batch_timeout": DEADLINE, "num_workers": num_workers}
+    with closing(ShmVectorEnv([lambda: Counter(99)] * 3, **options)) as envs:
+        assert envs.batch_size == 3
+        *_, infos = envs.reset(seed=0)
+        for _ in range(5):
+            envs.send([0] * 3, infos["env_id"])
+            *_, infos = envs.recv()
+            assert sorted(infos["env_id"]) == [0, 1, 2]
+
+
+def test_at_the_deadline_a_batch_is_what_is_ready(tmp_path):
+    gates = [tmp_path / str(env) for env in range(3)]
+    fns = [partial(Gated, gate) for gate in gates]
+    options = {"num_workers": 3, "batch_size": (1, 3), "batch_timeout": 0.05}
+    with closing(ShmVectorEnv(fns, **options)) as envs:
+        seen = []
+        envs.async_reset(seed=0)
+        while len(seen) < 3:
+            seen += envs.recv()[-1]["env_id"].tolist()
+        for gate in gates[1:]:
+            gate.touch()
+        envs.send([0] * 3, [0, 1, 2])
+        seen = []
+        while len(seen) < 2:  # usually one batch
+            seen += envs.recv()[-1]["env_id"].tolist()
+        assert sorted(seen) == [1, 2]
+        with pytest.raises(multiprocessing.TimeoutError):  # the least is not ready either
+            envs.recv(timeout=0.1)
+        gates[0].touch()
+        assert envs.recv()[-1]["env_id"].tolist() == [0]
+        with pytest.raises(NoAsyncCallError):
+            envs.recv()
+        envs.send([0], [2])  # fewer than the most are in flight
+        assert envs.recv()[-1]["env_id"].tolist() == [2]
+
+
+def test_the_least_is_waited_for_beyond_the_deadline(tmp_path):
+    gates = [tmp_path / str(env) for env in range(3)]
+    fns = [partial(Gated, gate) for gate in gates]
+    options = {"num_workers": 3, "batch_size": (2, 3), "batch_timeout": 0.0}
+    with closing(ShmVectorEnv(fns, **options)) as envs:
+        for gate in gates:
+            gate.touch()
+        ready = envs.reset(seed=0)[-1]["env_id"].tolist()
+        assert len(ready) >= 2
+        for gate in gates:
+            gate.unlink()
+        envs.send([0] * len(ready), ready)
+        opener = threading.Timer(0.2, lambda: [gate.touch() for gate in gates])
+        opener.start()
+        assert len(envs.recv()[-1]["env_id"]) >= 2
+        opener.join()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"batch_size": (1, 3)}, "belong together"),
+        ({"batch_size": 2, "batch_timeout": 1.0}, "belong together"),
+        ({"batch_timeout": 1.0}, "belong together"),
+        ({"batch_size": (3, 1), "batch_timeout": 1.0}, "in order"),
+        ({"batch_size": (0, 1), "batch_timeout": 1.0}, "between 1 and"),
+        ({"batch_size": (1, 4), "batch_timeout": 1.0}, "between 1 and"),
+        ({"batch_size": (1, 2, 3), "batch_timeout": 1.0}, "a pair"),
+        ({"batch_size": (1, 2), "batch_timeout": -1.0}, "must not be negative"),
+    ],
+)
+def test_a_wrong_deadline(options, message):
+    with pytest.raises(ValueError, match=message):
+        ShmVectorEnv([Counter] * 3, **options)

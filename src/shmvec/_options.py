@@ -346,13 +346,31 @@ def _checked_worker_init(init: Any, settings: Settings) -> Any:
     return init
 
 
-def _checked_batch_size(batch_size: Any, settings: Settings) -> int | None:
+def _checked_batch_size(batch_size: Any, settings: Settings) -> int | tuple[int, int] | None:
     if batch_size is not None and settings.caller_steps:
         raise ValueError(
             "batch_size asks for the envs that are ready first, and with caller_steps=True the "
             "caller steps some of them only while it waits: leave one of them out"
         )
-    return checked_batch_size(batch_size, settings.num_envs)
+    if not isinstance(batch_size, tuple):
+        return checked_batch_size(batch_size, settings.num_envs)
+    if len(batch_size) != 2:
+        raise ValueError(f"batch_size must be an int or a pair (least, most), got {batch_size!r}")
+    least, most = (checked_batch_size(size, settings.num_envs) for size in batch_size)
+    if least is None or most is None or least > most:
+        raise ValueError(f"batch_size=(least, most) must be two ints in order, got {batch_size!r}")
+    return least, most
+
+
+def _checked_batch_timeout(batch_timeout: Any, settings: Settings) -> float | None:
+    seconds = checked_seconds("batch_timeout", batch_timeout, or_zero=True)
+    if (seconds is None) == isinstance(settings.batch_size, tuple):
+        raise ValueError(
+            "batch_timeout= and batch_size=(least, most) belong together: recv() returns when "
+            "`most` envs are ready, or after so many seconds with at least `least`; got "
+            f"batch_size={settings.batch_size!r} and batch_timeout={batch_timeout!r}"
+        )
+    return seconds
 
 
 def _positive(name: str, optional: bool = True) -> Check:
@@ -604,11 +622,18 @@ class VectorEnvOptions:
         check=_checked_worker_init,
         needs_workers=True,
     )
-    batch_size: int | None = _option(
+    batch_size: int | tuple[int, int] | None = _option(
         None,
         """``recv`` returns so many envs, those that are ready first; ``step`` and ``reset``, too.
-        None: all.""",
+        None: all. A pair: the least and the most, with ``batch_timeout``.""",
         check=_checked_batch_size,
+        scope=Scope.VECTOR_ENV,
+    )
+    batch_timeout: float | None = _option(
+        None,
+        """With ``batch_size=(least, most)``: ``recv`` returns as soon as ``most`` envs are ready,
+        and after so many seconds those that are, ``least`` of them at least.""",
+        check=_checked_batch_timeout,
         scope=Scope.VECTOR_ENV,
     )
     num_buffers: int = _option(

@@ -478,6 +478,29 @@ class Exchange(OwnsProcesses, BatchSteps):
         return ledger.oldest(count), ()
 
     @exclusive
+    def wait_for(self, count: int, timeout: float) -> int:
+        """Waits until so many envs are ready, or all that are in flight, or the time is up.
+
+        Args:
+            count: Number of envs.
+            timeout: Seconds to wait.
+
+        Returns:
+            The number of envs that are ready.
+
+        Raises:
+            Exception: As :meth:`take`, but for a time that is up.
+        """
+        ledger, _ = self._settled()
+        try:
+            self._wait(min(count, ledger.num_in_flight), timeout=timeout)
+        except EnvTimeoutError:
+            raise
+        except multiprocessing.TimeoutError:
+            pass
+        return ledger.num_ready
+
+    @exclusive
     def first_ready(self, groups: Sequence[Envs]) -> int:
         """Waits until all envs of one of these groups have answered; returns the group's index.
 

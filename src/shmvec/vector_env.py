@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -120,7 +121,9 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.autoreset_mode = settings.autoreset_mode
         self.max_concurrency = settings.max_concurrency
         self.wait_policy = settings.wait_policy
-        self.batch_size = settings.batch_size
+        size = settings.batch_size
+        self._least, self.batch_size = size if isinstance(size, tuple) else (size, size)
+        self._batch_timeout: float | None = settings.batch_timeout
         self._record = settings.record_order
         self._replay = None if settings.replay_order is None else Replay(settings.replay_order)
         functions: Sequence[Callable[[], Any]] = self.env_fns
@@ -574,7 +577,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
         Args:
             min_envs: Return as soon as so many are ready, with all that are, at most
-                ``batch_size``; and with those that are when the time is up. None: ``batch_size``.
+                ``batch_size``; and with those that are when the time is up. None: ``batch_size``;
+                of a pair, the most, or after ``batch_timeout`` the least.
             timeout: Seconds to wait. None: as long as it takes.
 
         Returns:
@@ -620,6 +624,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         assert exchange is not None
         if self._replay is not None:
             return self._recv_again(self._replay, timeout)
+        if self._batch_timeout is not None and min_envs is None:
+            min_envs, timeout = self._least, self._waited_for_most(count, timeout)
         results, envs, failures = exchange.take_batch(count, self, min_envs, timeout)
         if failures:
             exchange.raise_failures(failures)
@@ -627,6 +633,14 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
             self._record.append(envs.copy())
         results[4]["env_id"] = envs
         return results
+
+    def _waited_for_most(self, count: int, timeout: float | None) -> float | None:
+        """Waits for a whole batch, as long as it may take; returns what is left of the time."""
+        assert self._batch_timeout is not None
+        limit = self._batch_timeout if timeout is None else min(self._batch_timeout, timeout)
+        begin = time.monotonic()
+        self.exchange.wait_for(count, limit)
+        return None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
 
     def _recv_again(self, replay: Replay, timeout: float | None) -> StepResults:
         """The next batch of a recorded order."""
