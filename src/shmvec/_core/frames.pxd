@@ -35,6 +35,7 @@ cdef class Results(Lender):
     cdef tuple gathered           # likewise for as many rows as were gathered last; None: none were
     cdef int copy_row(self, Results source, Py_ssize_t row, Py_ssize_t target) except -1
     cdef tuple gather(self, object rows)
+    cdef tuple rewards_and_flags(self, const Py_ssize_t[::1] row_of)
     cpdef tuple view(self, Lease lease, tuple lead)
 
 

@@ -145,6 +145,10 @@ cdef class Results(Lender):
     cdef tuple gather(self, object rows):
         """Copies of rows, an array of their numbers."""
         cdef const Py_ssize_t[::1] row_of = rows
+        return (self.observations.gather(row_of), *self.rewards_and_flags(row_of))
+
+    cdef tuple rewards_and_flags(self, const Py_ssize_t[::1] row_of):
+        """Copies of the rewards, terminations and truncations of rows."""
         cdef Py_ssize_t count = row_of.shape[0]
         cdef Py_ssize_t i
         if self.gathered is None or shape_of((<Pool>self.gathered[0]).like)[0] != count:
@@ -159,7 +163,7 @@ cdef class Results(Lender):
             (<double *>data_of(rewards))[i] = self.reward_of[row_of[i]]
             (<uint8_t *>data_of(terminations))[i] = self.terminated_of[row_of[i]]
             (<uint8_t *>data_of(truncations))[i] = self.truncated_of[row_of[i]]
-        return self.observations.gather(row_of), rewards, terminations, truncations
+        return rewards, terminations, truncations
 
     cpdef tuple view(self, Lease lease, tuple lead):
         return (
@@ -486,9 +490,7 @@ cdef class Frames:
         if not self.several:
             return (observations, (<Pool>home.copies[0]).copy(), (<Pool>home.copies[1]).copy(),
                     (<Pool>home.copies[2]).copy(), infos)
-        index = np.asarray(self.rows)
-        return (observations, home.rewards[index], home.terminations[index],
-                home.truncations[index], infos)
+        return (observations, *home.rewards_and_flags(self.rows), infos)
 
     cdef tuple some(self, object envs):
         """Results of some envs, in this order, and the lease if these are views."""
