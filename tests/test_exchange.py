@@ -7,6 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from envs import Counter
+from gymnasium.error import ClosedEnvironmentError
 from test_partial import Story
 
 from shmvec.exchange import Exchange
@@ -191,3 +192,21 @@ def test_the_first_of_several_groups_of_a_step_of_all(tmp_path):
         gate.touch()
         assert exchange.first_ready([np.array([0])]) == 0
         assert exchange.take().envs.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("call", ["step", "ask", "take", "take_batch"])
+def test_a_call_before_the_exchange_is_made(call):
+    arguments = {"step": ([0],), "ask": (None, [0]), "take": (), "take_batch": (1,)}[call]
+    with pytest.raises(AttributeError):
+        getattr(Exchange.__new__(Exchange), call)(*arguments)
+
+
+@pytest.mark.parametrize("recycle_after", [None, 10**6])
+def test_a_batch_is_asked_for_too_early_or_too_late(recycle_after):
+    exchange = Exchange([Counter], wait=False, recycle_after=recycle_after)
+    with pytest.raises(RuntimeError, match="initialize"):
+        exchange.take_batch(1)
+    exchange.initialize()
+    exchange.close()
+    with pytest.raises(ClosedEnvironmentError, match="after a call to `close"):
+        exchange.take_batch(1)

@@ -236,6 +236,18 @@ def test_an_array_that_is_held_is_not_written_again(hold):
             np.testing.assert_array_equal(array, values[len(values) - len(array) :])
 
 
+def test_an_array_that_somebody_waits_for_ends_when_it_is_let_go():
+    with ShmVectorEnv([lambda: Counter(50)] * 3, num_workers=0) as envs:
+        envs.reset(seed=0)
+        ended = []
+        for array in envs.step([0, 1, 2])[:4]:
+            weakref.finalize(array, ended.append, True)
+        del array
+        for _ in range(3):
+            envs.step([0, 1, 2])
+        assert ended == [True] * 4
+
+
 def test_what_a_user_did_to_an_array_is_not_in_later_ones():
     def shape(array):
         array.shape = (-1, 1)

@@ -186,7 +186,6 @@ class Exchange(OwnsProcesses, BatchSteps):
         if may_step_over is None:
             may_step_over = self.autoreset.by_worker
         self._ledger_options = num_buffers, bool(may_step_over), in_ranges, hold_batches
-        self.guard = Guard()
         self._called: Envs | None = None  # the envs of the pending call; None: all
         self._left: set[int] = set()  # envs that `leave` has closed
         self._everyone = np.arange(self.num_envs, dtype=np.intp)

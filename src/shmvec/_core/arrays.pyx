@@ -128,11 +128,18 @@ cdef class Pool:
 
     cdef object new(self):
         """An array in which anything may be."""
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i = 0
         cdef object array
-        for i in range(len(self.kept)):
-            if self.is_free(PyList_GET_ITEM(self.kept, i)):  # borrowed: a reference would count
+        cdef PyObject *kept
+        while i < len(self.kept):
+            kept = PyList_GET_ITEM(self.kept, i)  # borrowed: a reference would count
+            if self.is_free(kept):
                 return self.kept[i]
+            if sv_is_unshared(kept):  # changed, or somebody waits for its end
+                del self.kept[i]
+                self.oldest = 0
+            else:
+                i += 1
         array = new_like(self.like)
         if self.nbytes >= _LONG:
             return array

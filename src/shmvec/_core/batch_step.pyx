@@ -23,12 +23,15 @@ cdef object _intp = np.dtype(np.intp)
 cdef class BatchSteps:
     """Base of the Exchange, with its `step`, `ask` and `take_batch`."""
 
-    cdef public Guard guard
+    cdef readonly Guard guard       # never None: its methods are called without a check
     cdef public Ledger _ledger      # None: the exchange is not started yet, or closed
     cdef public object _workers
     cdef public object _recovery
     cdef public set _left           # envs that `leave` has closed
     cdef public bint _recycles
+
+    def __cinit__(self, *args, **kwargs):
+        self.guard = Guard()
 
     def step(self, actions, gather=None, envs=None, *, Py_ssize_t frame=-1, bint last=False,
              bint arrays=True, meanwhile=None, within=None):
@@ -166,6 +169,7 @@ cdef class BatchSteps:
             if guard.pending is not None:
                 self._check_pending("recv")
             if self._recycles:
+                self._open()
                 self._recycle(None)
             return self.take_oldest(count, gather, least, timeout)
         finally:

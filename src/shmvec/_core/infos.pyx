@@ -104,9 +104,9 @@ cdef class Column:
             else:
                 self.data = <char *>address_of(array)
             self.flags = <uint8_t *>address_of(mask)
+            columns.entered.append(self)  # first: what raises later must find it there
             self.array = array
             self.mask = mask
-            columns.entered.append(self)
         if self.dtype is field.dtype:
             return field.dtype is None or self.shape is field.shape or self.shape == field.shape
         return (self.dtype is not None and field.dtype is not None
