@@ -4,6 +4,8 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -17,6 +19,15 @@ from shmvec import FaultPolicy, ShmVectorEnv, WorkerCrashError
 from shmvec.exchange import Exchange
 
 RESTART = FaultPolicy(on_crash="restart", on_error="restart", backoff_s=0, max_restarts=100)
+
+
+class Unreadable:
+    def __reduce__(self):
+        return _fail, ()
+
+
+def _fail():
+    raise LookupError("cannot be read")
 
 
 class Where(Counter):
@@ -252,10 +263,97 @@ def test_an_exchange_and_an_evaluation_take_it():
     assert results[0].returns.tolist() == results[1].returns.tolist()
 
 
-def test_a_trace_has_both_sides(tmp_path):
+@pytest.mark.parametrize("size", [16, 65_536])
+def test_a_trace_has_both_sides(tmp_path, size):
     with closing(made([Counter] * 2)) as envs:
-        with envs.trace(tmp_path / "run.json"):
+        with envs.trace(tmp_path / "run.json", size=size):
             envs.reset(seed=0)
-            envs.step([0, 0])
+            for _ in range(100):
+                envs.step([0, 0])
         text = (tmp_path / "run.json").read_text()
         assert '"step' in text and str(os.getpid()) in text
+
+
+class Hostile(Where):
+    """Has attributes that cannot be pickled, or cannot be unpickled."""
+
+    lock = threading.Lock()
+    unreadable = Unreadable()
+
+
+@pytest.mark.parametrize(
+    "name, error", [("lock", TypeError), ("unreadable", LookupError)], ids=["pickle", "unpickle"]
+)
+@pytest.mark.parametrize("env", [0, 3])
+def test_a_result_that_cannot_be_sent_is_an_error_of_its_env(name, error, env):
+    with closing(made([lambda: Hostile(99)] * 4)) as envs:
+        envs.reset()
+        with pytest.raises(error):
+            envs.get_attr(name, [env])
+        with pytest.raises(error):
+            envs.get_attr(name)
+        assert envs.step([0] * 4)[1].tolist() == [1] * 4
+
+
+def test_no_env_is_left_behind_by_batches_of_what_is_ready():
+    with closing(made([lambda: Counter(9999)] * 4)) as envs:
+        envs.async_reset(seed=0)
+        asked = np.zeros(4, int)
+        for _ in range(40):
+            ids = envs.recv(min_envs=1)[4]["env_id"]
+            time.sleep(0.005)  # a policy, meanwhile the process's envs get ready
+            envs.send([0] * len(ids), ids)
+            asked[ids] += 1
+        assert asked.min() >= 20
+
+
+def test_envs_of_the_callers_that_have_left_stay_so():
+    class Clinging(Counter):
+        def close(self):
+            time.sleep(30 * (self.offset == 0))
+
+    fns = [lambda offset=offset: Clinging(99, offset) for offset in (0, 1, 2)]
+    exchange = Exchange(fns, num_workers=3, caller_steps=True)
+    exchange.reset()
+    exchange.leave([2])
+    exchange.leave([0], timeout=0.1)
+    exchange.ask([1], [0])
+    assert exchange.take([1]).rewards.tolist() == [2]
+    exchange.close()
+
+
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+def test_others_are_not_waited_for_where_the_callers_env_cannot_be_built(error, tmp_path):
+    def fail():
+        raise error("cannot be built")
+
+    def wait():
+        while not (tmp_path / "never").exists():
+            time.sleep(0.01)
+
+    with pytest.raises(error, match="cannot be built"):
+        made([wait, fail])
+
+
+def test_defaults_from_outside_give_way(monkeypatch):
+    monkeypatch.setenv("SHMVEC_STEP_TIMEOUT", "3")
+    made([Counter] * 2).close()
+    monkeypatch.setenv("SHMVEC_FAULTS", "on_crash=restart,step_timeout=3")
+    with closing(made([Counter] * 2)) as envs:
+        assert envs.faults.on_crash == "restart" and envs.faults.step_timeout is None
+    monkeypatch.delenv("SHMVEC_STEP_TIMEOUT")
+    monkeypatch.delenv("SHMVEC_FAULTS")
+    shmvec.install(caller_steps=True)
+    try:
+        for refused in (
+            {"step_timeout": 3.0},
+            {"batch_size": 1},
+            {"worker_init": print},
+            {"faults": FaultPolicy(step_timeout=3.0)},
+        ):
+            with closing(ShmVectorEnv([Counter] * 2, num_workers=2, **refused)) as envs:
+                assert len(envs.processes) == 2
+        with closing(ShmVectorEnv([Counter] * 2, num_workers=2)) as envs:
+            assert len(envs.processes) == 1
+    finally:
+        shmvec.uninstall()

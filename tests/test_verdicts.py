@@ -386,3 +386,9 @@ def test_a_real_run(kind):
 def test_the_table_of_envs_in_the_calling_process():
     text = str(judged([lambda: Slow(0.001)] * 2, 10, num_workers=0))
     assert "20 steps" in text and "0 workers, 2 envs" in text and "env-bound" in text
+
+
+def test_no_advice_is_what_caller_steps_refuses():
+    for name, case in CASES.items():
+        stats = replace(case[0], caller_steps=True)
+        assert not stats.verdict.option.startswith(("batch_size", "step_timeout")), name

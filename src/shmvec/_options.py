@@ -64,6 +64,8 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 _FOR_EVER = 1e9  # seconds: the nanoseconds of more do not fit into 64 bits
 _LIMITS = ("step_timeout", "reset_timeout")
+# Options that caller_steps=True refuses.
+_NO_CALLER = (*_LIMITS, "worker_environ", "worker_init", "batch_size", "batch_timeout")
 # The last arguments came with Gymnasium 1.1 (autoreset_mode) and 1.4 (semaphore).
 NUM_WORKER_ARGUMENTS = len(inspect.signature(_async_worker).parameters)
 
@@ -837,16 +839,23 @@ def _with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 def _without_conflicts(defaults: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults that do not conflict with given options, which have precedence."""
     left_out: Iterable[str] = ()
+    limits = [name for name in _LIMITS if getattr(given.get("faults"), name, None) is not None]
     if given.get("num_workers") == 0:
         left_out = [name for name, option in OPTIONS.items() if option.needs_workers]
+    elif given.get("caller_steps"):
+        left_out = _NO_CALLER
+    elif limits or any(name in given for name in _NO_CALLER):
+        left_out = (*(_LIMITS if "faults" in given else ()), "caller_steps")
     elif "faults" in given:
         left_out = _LIMITS
     kept = {name: value for name, value in defaults.items() if name not in left_out}
     policy = kept.get("faults")
     if isinstance(policy, FaultPolicy):
         doubled = [name for name in _LIMITS if getattr(policy, name) is not None]
-        limits = {name: given[name] for name in doubled if name in given}
-        kept["faults"] = replace(policy, **limits) if limits else policy
+        anew = {name: given[name] for name in doubled if name in given}
+        if given.get("caller_steps"):
+            anew = dict.fromkeys(doubled)
+        kept["faults"] = replace(policy, **anew) if anew else policy
     return kept
 
 

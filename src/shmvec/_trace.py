@@ -69,8 +69,11 @@ class Tracing:
 
     def pids(self) -> list[int]:
         """The process of each worker; this one where there are none."""
-        pids = [process.pid for process in self.workers.processes]
-        return pids or [os.getpid()]
+        here = os.getpid()
+        return [
+            here if self.workers.is_here(index) else self.workers.processes[index].pid
+            for index in range(len(self.workers.ranges))
+        ]
 
 
 class Trace:

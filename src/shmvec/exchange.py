@@ -268,7 +268,7 @@ class Exchange(OwnsProcesses, BatchSteps):
 
     @property
     def processes(self) -> list[Any]:
-        """The worker processes, one for each worker; empty if ``num_workers`` is 0."""
+        """The worker processes, one for each worker that is not the caller."""
         return self._workers.processes if self._workers is not None else []
 
     # ---- asking ------------------------------------------------------------------------------
@@ -646,6 +646,8 @@ class Exchange(OwnsProcesses, BatchSteps):
             self._returned(envs, timeout)
         except multiprocessing.TimeoutError:  # no later call may wait for these
             for index, owned in enumerate(workers.ranges):
+                if workers.is_here(index):  # its envs have closed: the caller has called them
+                    continue
                 if self._left.issuperset(owned):
                     workers.end(index)
                     ledger.retire(index)

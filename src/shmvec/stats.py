@@ -585,6 +585,8 @@ def _if_it_hangs(stats: Stats) -> tuple[str, str]:
     """What to do about an env that may hang, and by which option."""
     if stats.num_workers == 0:
         return f"If it hangs: num_workers=1, as {_IF_IT_HANGS}", "num_workers=1"
+    if stats.caller_steps:  # which refuses time limits
+        return f"If it hangs: caller_steps=False, as {_IF_IT_HANGS}", "caller_steps=False"
     return f"If it hangs: {_IF_IT_HANGS}", "step_timeout="
 
 
@@ -650,8 +652,8 @@ def _resets(stats: Stats, busy: float, used: float) -> Verdict | None:
         option = f"num_workers={min(stats.cores, len(stats.envs))}"
         advice += f"; or reset several envs at a time: {option}"
     elif len(stats.envs) > 1 and stats.num_workers > 1 and _in_lockstep(stats):
-        option = _half(stats)
-        advice += f"; or do not wait for envs that reset: {option} with send and recv"
+        how, option = _half(stats)
+        advice += f"; or do not wait for envs that reset: {how}"
     return Verdict(
         "reset-bound",
         f"{resets:.0%} of the workers' time went into {stats.reset.count:,} resets, of "
@@ -671,17 +673,20 @@ def _in_lockstep(stats: Stats) -> bool:
     return False
 
 
-def _half(stats: Stats) -> str:
-    """The option with which a batch does not wait for all envs."""
-    return f"batch_size={max(1, len(stats.envs) // 2)}"
+def _half(stats: Stats) -> tuple[str, str]:
+    """What to do so that a batch does not wait for all envs, and by which option."""
+    half = f"batch_size={max(1, len(stats.envs) // 2)}"
+    if stats.caller_steps:  # which refuses batches
+        return f"caller_steps=False and {half} with send and recv", "caller_steps=False"
+    return f"{half} with send and recv", half
 
 
 def _straggler(stats: Stats, busy: list[float], used: float) -> Verdict | None:
     """The verdict where all envs wait for the same slow one, or for another one in each batch."""
     if stats.num_workers < 2 or used >= _IDLE or not _in_lockstep(stats):
         return None
-    half = _half(stats)
-    others = f"Do not wait for it: {half} with send and recv"
+    how, half = _half(stats)
+    others = f"Do not wait for it: {how}"
     means = [env.step.mean_s for env in stats.envs]
     for now in stats.doing:  # a step that is not over may be what all wait for
         if now is not None and now.operation == "step":

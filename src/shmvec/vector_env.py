@@ -62,8 +62,8 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     Attributes:
         num_envs: Number of envs.
-        num_workers: Number of worker processes; 0 if the envs live in this process.
-        processes: The worker processes, one for each worker.
+        num_workers: Number of workers; 0 if the envs live in this process.
+        processes: The worker processes, one for each worker that is not the caller.
         single_observation_space: Observation space of one env.
         observation_space: Observation space of the batch.
         single_action_space: Action space of one env.
@@ -221,7 +221,7 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
 
     @property
     def processes(self) -> list[Any]:
-        """The worker processes, one for each worker; empty if ``num_workers`` is 0."""
+        """The worker processes, one for each worker that is not the caller."""
         return self._exchange.processes if self._exchange is not None else []
 
     @property  # type: ignore[misc]

@@ -123,6 +123,8 @@ class Seen:
         """
         insight = self._view.insight()
         pids = [self._worker_pid(inside) for inside in insight.processes]
+        if insight.caller_steps:
+            pids[-1] = None  # the caller, which is shown as such
         return Stats.of(
             insight,
             list(map(time_on_cores, pids)),

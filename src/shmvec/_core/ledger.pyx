@@ -582,6 +582,9 @@ cdef class Ledger:
         cdef int64_t deadline = -1
         if timeout is not None and timeout < FOR_EVER_S:
             deadline = sv_now_ns() + <int64_t>(timeout * 1e9)
+        if self.links.inline is not None and self.num_unanswered:
+            # First: else the caller would step its envs only when the others were not enough.
+            self.links.serve_here()
         while True:
             self.pop()
             if self.num_unfinished > 0 or self.failures:

@@ -69,6 +69,7 @@ cdef class Links:
     cdef bint sleep_for(self, uint32_t target, timeout, int64_t begun) except -1
     cdef int publish(self) except -1
     cdef bint wait_until(self, uint32_t target, timeout) except -1
+    cdef int serve_here(self) except -1
     cdef int check_open(self) except -1
     cpdef int look_if_due(self) except -1
     cpdef int look_around(self) except -1

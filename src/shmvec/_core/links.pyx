@@ -337,19 +337,12 @@ cdef class Links:
         The count of completions says when to read the rings; the rings say which requests are done.
         """
         if self.inline is not None:
-            self.enter(SV_TRACE_HERE)
-            self.waiting = True
-            try:
-                self.inline()
-            finally:
-                self.waiting = False
-            self.check_open()
+            self.serve_here()
             if self.num_processes == 0:
                 if not sv_completion_reached(self.answered(), target):
                     raise RuntimeError("the segment is damaged: a request or its answer is lost")
                 self.publish()
                 return True
-            self.enter(SV_TRACE_TAKE)
         if (sv_completion_check(self.completion, target)
                 and sv_completion_reached(self.answered(), target)):
             return True
@@ -360,6 +353,18 @@ cdef class Links:
         finally:
             sv_notice_go_on(self.notice)
             self.publish()
+
+    cdef int serve_here(self) except -1:
+        """Serves the requests to envs in this process."""
+        self.enter(SV_TRACE_HERE)
+        self.waiting = True
+        try:
+            self.inline()
+        finally:
+            self.waiting = False
+        self.check_open()
+        self.enter(SV_TRACE_TAKE)
+        return 0
 
     cdef bint sleep_for(self, uint32_t target, timeout, int64_t begun) except -1:
         """Waits, from this time on, for requests that are not done yet."""

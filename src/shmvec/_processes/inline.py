@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -43,6 +43,18 @@ class _Given:
     def open(self) -> Any:
         """The result itself."""
         return self.result
+
+
+@dataclass
+class _Packed:
+    """A result that is pickled, with a parcel's interface."""
+
+    content: Any
+    unpack: Callable[[Any], Any]
+
+    def open(self) -> Any:
+        """A copy of the result."""
+        return self.unpack(self.content)
 
 
 def _itself(message: Any) -> Any:
@@ -101,9 +113,11 @@ class _InlineChannel:
                 os.close(descriptor)
         self._to_worker.clear()
 
-    def packer(self, lent: bool) -> Callable[[Any], _Given]:
-        """A function that packs a result; there is no depot."""
-        return _Given
+    def packer(self, lent: bool) -> Callable[[Any], _Given | _Packed]:
+        """A function that packs a result, each on its own, as some cannot be pickled."""
+        if self.pack is _itself:
+            return _Given
+        return lambda result: _Packed(self.pack(result), self.unpack)
 
     def _from(self, queue: deque[_Message], sequence: int) -> _Message | None:
         while queue and queue[0].sequence != sequence:
@@ -293,10 +307,9 @@ class WorkersAndCaller(Supervisor):
         super().start()
         self.channels += self._own.channels
 
-    def reports(self) -> list[Report | Failure]:
+    def reports(self, own: Mapping[int, Report | Failure] | None = None) -> list[Report | Failure]:
         """Builds the caller's envs while the processes build theirs; one report a worker."""
-        own = self._own.reports()
-        return super().reports() + own
+        return super().reports({self._here: self._own.reports()[0]})
 
     def attach(self, attachment: Attachment, descriptor: int, segment: Segment) -> None:
         """Hands the segment to all workers and waits until they have attached."""
@@ -346,14 +359,12 @@ class WorkersAndCaller(Supervisor):
     def stop(
         self, timeout: float | None, remind: Callable[[], object] | None = None
     ) -> list[Failure]:
-        """Closes the caller's envs, and ends all processes, which were asked to close before."""
-        if self._own.ended:
-            return super().stop(timeout, remind)
+        """Ends all processes, which were asked to close before, and closes the caller's envs."""
         failures: list[Failure] = []
         try:
-            failures = self._own.stop(timeout)
+            failures += super().stop(timeout, remind)
         finally:
-            failures = super().stop(timeout, remind) + failures
+            failures += self._own.stop(timeout)
         return failures
 
     def disown(self) -> None:

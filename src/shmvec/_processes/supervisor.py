@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import process as mp_process
 from pickle import loads
@@ -146,8 +146,11 @@ class Supervisor:
             channel.take(0)
             self._launcher.learn(content.modules)
 
-    def reports(self) -> list[Report | Failure]:
+    def reports(self, own: Mapping[int, Report | Failure] | None = None) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker.
+
+        Args:
+            own: Reports that are known already, of workers that are no processes.
 
         Once a worker has failed, the others get a few seconds to report their failures, too; they
         may be waiting for the failed one. Workers that have not reported by then, or when this wait
@@ -156,10 +159,14 @@ class Supervisor:
         Raises:
             WorkerCrashError: Workers have died instead; it names what the envs of others raised.
         """
-        reports: dict[int, Report | Failure] = {}
+        reports: dict[int, Report | Failure] = dict(own or {})
         dead: list[int] = []
         waiting = list(self._indices)
         end = math.inf
+        for failure in reports.values():
+            if isinstance(failure, Failure):
+                broken_off = failure.type in ("KeyboardInterrupt", "SystemExit")
+                end = time.monotonic() + (0.0 if broken_off else _OTHERS_FAIL_S)
         building = Watch(self._hangs, "has been building its envs")
         try:
             while waiting and time.monotonic() < end:
