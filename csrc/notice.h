@@ -19,7 +19,7 @@ typedef struct {
     sv_counters parent; /* the parent's waits, and when the present one began */
     alignas(SV_CACHE_LINE) _Atomic uint64_t state;
     _Atomic uint64_t began;       /* when it was ready for use: sv_now_ns */
-    _Atomic uint64_t num_processes; /* workers that are processes; the parent is the last one, or none */
+    _Atomic uint64_t num_processes; /* workers that are processes: all, or all but the last */
     _Atomic uint64_t cores;       /* number of cores that the parent and its workers may use */
     _Atomic uint64_t number;      /* its number among the process's vector envs, from 1 */
     SV_FAULTS(SV_COUNTER)

@@ -101,7 +101,7 @@ class Exchange(OwnsProcesses, BatchSteps):
 
     Attributes:
         num_envs: Number of envs.
-        num_workers: Number of worker processes; 0 if the envs live in this process.
+        num_workers: Number of workers; 0 if the envs live in this process.
         policy: How faults are handled.
         autoreset_mode: When an env is reset after its episode's end.
         autoreset: What that mode means for steps and their results.

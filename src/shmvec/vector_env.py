@@ -623,10 +623,11 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         exchange = self._exchange
         assert exchange is not None
         if self._replay is not None:
-            return self._recv_again(self._replay, timeout)
-        if self._batch_timeout is not None and min_envs is None:
-            min_envs, timeout = self._least, self._waited_for_most(count, timeout)
-        results, envs, failures = exchange.take_batch(count, self, min_envs, timeout)
+            results, envs, failures = self._taken_again(self._replay, timeout)
+        else:
+            if self._batch_timeout is not None and min_envs is None:
+                min_envs, timeout = self._least, self._waited_for_most(count, timeout)
+            results, envs, failures = exchange.take_batch(count, self, min_envs, timeout)
         if failures:
             exchange.raise_failures(failures)
         if self._record is not None:
@@ -642,20 +643,15 @@ class ShmVectorEnv(OwnsProcesses, VectorEnv[Any, Any, npt.NDArray[Any]]):
         self.exchange.wait_for(count, limit)
         return None if timeout is None else max(0.0, timeout - (time.monotonic() - begin))
 
-    def _recv_again(self, replay: Replay, timeout: float | None) -> StepResults:
-        """The next batch of a recorded order."""
+    def _taken_again(self, replay: Replay, timeout: float | None) -> tuple[StepResults, Any, Any]:
+        """The next batch of a recorded order, as ``Exchange.take_batch`` returns one."""
         exchange = self.exchange
         exchange.check_pending("recv")
         exchange.recycle()
         answers = exchange.take(replay.batch(exchange), timeout=timeout, gather=self)
         replay.batches += 1
-        if answers.failures:
-            exchange.raise_failures(answers.failures)
-        if self._record is not None:
-            self._record.append(answers.envs.copy())
-        answers.infos["env_id"] = answers.envs
-        flags = answers.terminations, answers.truncations
-        return answers.observations, answers.rewards, *flags, answers.infos
+        arrays = answers.observations, answers.rewards, answers.terminations, answers.truncations
+        return (*arrays, answers.infos), answers.envs, answers.failures
 
     def release(self, array: npt.NDArray[Any]) -> None:
         """Ends the lease of a batch that :meth:`recv` returned as views: workers may write to it.

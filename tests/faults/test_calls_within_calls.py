@@ -261,8 +261,11 @@ def test_at_any_line_of_a_call_another_is_refused_or_comes_before_or_after_it(ou
             assert made == list(range(count + 1, count + 1 + len(made))), (becames, result)
             assert result == [result[0]] * 2
             count += len(made)
-        # ShmVectorEnv's step has no line of Python between its request and its results.
-        assert ("refused" in becames) == ((outer, kind) != ("step", ShmVectorEnv))
+        if (outer, kind) == ("step", ShmVectorEnv):
+            # It has no line of Python between its request and its results.
+            assert "refused" not in becames
+        else:
+            assert len(becames) > 10 and "refused" in becames
 
 
 @pytest.mark.parametrize("masked", [False, True])

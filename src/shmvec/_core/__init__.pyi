@@ -895,7 +895,7 @@ class BatchSteps:
         gather: Any = None,
         least: int | None = None,
         timeout: float | None = None,
-    ) -> tuple[tuple[Any, ...], Envs, list[Failure]]:
+    ) -> tuple[Any, Envs, list[Failure]]:
         """Takes the envs that have been ready for longest."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -4,8 +4,6 @@ No Python code runs in them unless something is unusual: a fault, a message that
 abandoned call. That is left to the subclass.
 """
 
-from libc.stdint cimport uint64_t
-
 from shmvec._core.arrays cimport has_dtype, is_contiguous, ndim_of, size_of
 from shmvec._core.guard cimport Guard
 from shmvec._core.ledger cimport Ledger
@@ -55,17 +53,12 @@ cdef class BatchSteps:
             Exception: As :meth:`ask` and :meth:`take`, and whatever envs raise.
         """
         cdef Guard guard = self.guard
-        cdef uint64_t asked
-        cdef object pending
-        guard.enter()
-        asked = guard.asked
-        pending = guard.pending
-        guard.claimed = False
+        guard.enter_whole()
         try:
             return self.whole_step(
                 guard, actions, gather, envs, frame, last, arrays, meanwhile, within)
         except BaseException:
-            guard.abandon_all_of(asked, pending)
+            guard.abandon_all()
             raise
         finally:
             guard.leave()

@@ -16,11 +16,14 @@ cdef class Guard:
     cdef uint64_t asker            # the thread that has asked last
     cdef bint untaken                # no answer was taken since the last request
     cdef bint claimed              # the call that is under way has claimed the pending one
+    cdef uint64_t asked_before     # `asked` and `pending` as the call that is under way began
+    cdef object pending_before
     cdef int enter(self) except -1
     cdef void leave(self) noexcept
     cdef void note_asked(self) noexcept
     cdef int abandon_own(self, uint64_t asked, pending) except -1
-    cdef int abandon_all_of(self, uint64_t asked, pending) except -1
+    cdef int enter_whole(self) except -1
+    cdef int abandon_all(self) except -1
 
 
 cdef class Loan:

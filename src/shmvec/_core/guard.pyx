@@ -77,11 +77,19 @@ cdef class Guard:
             self.abandoned = True
         return 0
 
-    cdef int abandon_all_of(self, uint64_t asked, pending) except -1:
-        """Abandons what a call that raises has claimed, begun or asked, and not taken."""
+    cdef int enter_whole(self) except -1:
+        """Begins a call that abandons what it asked if it raises; calls do not nest."""
+        self.enter()
+        self.asked_before = self.asked
+        self.pending_before = self.pending
+        self.claimed = False
+        return 0
+
+    cdef int abandon_all(self) except -1:
+        """Abandons what such a call has claimed, begun or asked, and not taken."""
         if self.claimed and self.untaken:
             self.abandoned = True
-        return self.abandon_own(asked, pending)
+        return self.abandon_own(self.asked_before, self.pending_before)
 
     def leave_pending(self, pending, held=None):
         self.beginner = PyThread_get_thread_ident()
@@ -134,16 +142,11 @@ def whole(method):
     @wraps(method)
     def call(self, *args, **kwargs):
         cdef Guard guard = self.guard
-        cdef uint64_t asked
-        cdef object pending
-        guard.enter()
-        asked = guard.asked
-        pending = guard.pending
-        guard.claimed = False
+        guard.enter_whole()
         try:
             return method(self, *args, **kwargs) if kwargs else method(self, *args)
         except BaseException:
-            guard.abandon_all_of(asked, pending)
+            guard.abandon_all()
             raise
         finally:
             guard.leave()

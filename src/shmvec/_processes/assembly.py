@@ -74,7 +74,7 @@ class Assembly:
 
 def workers_for(env_fns: Sequence[EnvFn], settings: Settings, name: str) -> Workers:
     """The workers that step the envs: processes, not started yet, or this process."""
-    if settings.num_workers == settings.caller_steps:
+    if settings.num_workers == 0:
         return InlineWorker(env_fns)
     ranges = split_evenly(len(env_fns), settings.num_workers, settings.pin_workers)
     launcher = Launcher(env_fns, ranges, settings, name)

@@ -106,8 +106,8 @@ def read_late(workers: Workers, index: int, content: Any) -> Late:
         if error is not None:  # a class of the user's has raised it
             failures.append(Failure.of(error, env, index, "info"))
             continue
-        # Without a process the message is the env's own object, and must be copied.
-        messages.append((kind, env, deepcopy(message) if workers.is_here(index) else message))
+        # Without processes the message is the env's own object, and must be copied.
+        messages.append((kind, env, message if workers.processes else deepcopy(message)))
     return Late(messages, failures, results)
 
 

@@ -149,12 +149,12 @@ class Supervisor:
     def reports(self, own: Mapping[int, Report | Failure] | None = None) -> list[Report | Failure]:
         """Waits until every worker has built its envs; one report a worker.
 
-        Args:
-            own: Reports that are known already, of workers that are no processes.
-
         Once a worker has failed, the others get a few seconds to report their failures, too; they
         may be waiting for the failed one. Workers that have not reported by then, or when this wait
         is interrupted, are ended.
+
+        Args:
+            own: Reports that are known already, of workers that are no processes.
 
         Raises:
             WorkerCrashError: Workers have died instead; it names what the envs of others raised.
