@@ -248,7 +248,8 @@ class WorkerStderr:
         if reader >= 0:
             os.close(reader)
 
-    __del__ = drop
+    def __del__(self) -> None:
+        self.drop()
 
 
 @dataclass
